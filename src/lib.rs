@@ -24,79 +24,89 @@
 //!
 //!   the request path, in src/gateway:
 //!
-//!   client -> proxy -> flow: estimate -> classify -> assign -> admit -> forward -> meter -> record -> telemetry
-//!                             |           |           |          |        |
-//!                         estimate/  RoutingTable  experiment/  pool/   proxy -> vLLM
+//!   client -> proxy -> flow:
+//!     estimate -> classify -> assign -> admit -> forward -> meter -> record -> telemetry
+//!
+//!     estimate: estimate/   classify: RoutingTable   assign: experiment/
+//!     admit: pool/          forward: proxy -> vLLM
 //! ```
 //!
-//! A crate uses only crates below it, so the compiler enforces the layers and a change rebuilds only what is above it.
-//! `bench` and `sim` check the gateway from outside, so they use `core` only. `lab` runs the gateway's request path, the load
-//! generator and simulated engines in one process on virtual time; `tune` searches for settings with it, or with real engines of
-//! `fleet`. `online` moves the gateway's own limits by what finished requests experienced; `serve` and `lab` run it. Within a crate (except `fleet` and `sim`) modules are declared lowest layer first, and a file uses only modules
-//! that are declared above its own. `tests/tidy` checks what the compiler does not.
+//! A crate uses only crates below it, so the compiler enforces the layers, and a change rebuilds
+//! only the crates above. `bench` and `sim` check the gateway from outside, so they use only
+//! `core`. `lab` runs the request path, the load generator and simulated engines in one process on
+//! virtual time; `tune` searches for settings with `lab`, or with real engines of `fleet`. `online`
+//! moves the gateway's limits by the results of finished requests; `serve` and `lab` run it. Within
+//! a crate (except `fleet` and `sim`) modules are declared lowest layer first, and a file uses only
+//! modules that are declared above the file's module. `tests/tidy` checks the rest.
 //!
 //! # Words
 //!
 //! | word | meaning |
 //! |---|---|
 //! | downstream, upstream | towards the client, towards vLLM |
-//! | backend | one vLLM server, by its address; *external* when another program runs it |
-//! | engine | the vLLM process or script behind a backend; one that the gateway runs has an *engine task* |
-//! | driver | how an engine is started and stopped: a process, an operator's commands, or not at all (external) |
+//! | backend | one vLLM server, by address; *external* if another program runs it |
+//! | engine | the vLLM process or script behind a backend; the gateway's *engine task* runs it |
+//! | driver | the way to start and stop an engine: process, operator's commands, none (external) |
 //! | pool | backends that serve the same requests, with one bounded queue |
 //! | estimate | predicted tokens of a request, and how they were obtained |
 //! | class | kind of request after classification, by prompt length |
 //! | routing table | snapshot of keys, models and pools that a request uses from start to end |
-//! | admission | the decision to forward, queue or shed a request, together with the choice of a backend (placement) |
+//! | admission | the decision to forward, queue or shed a request, with the choice of a backend |
 //! | slot, permit | room for one sequence on a backend; room for one long prompt in prefill |
-//! | lease | the right to use a backend: slot, tokens and prefill tokens, returned by drop |
-//! | owner | the key, the user within a key, or the header value whose share of a fair pool a request uses |
-//! | work, level | seconds of an engine that an owner was charged; the sum of an owner's work divided by the owner's weight |
+//! | lease | the right to use slots, tokens and prefill tokens of a backend, returned by drop |
+//! | grant | capacity taken on a backend for one request; a lease wraps it and returns it |
+//! | owner | key, user within a key, or header value whose share of a fair pool a request uses |
+//! | work, level | engine seconds charged to an owner; the sum of an owner's work over the weight |
 //! | virtual time (V) | the level at which a newcomer of a fair pool starts |
-//! | overtake | to be granted room in which a request that entered earlier would have fit |
-//! | wide request | one that needs more sequences or tokens than a backend has free; a backend is reserved for it |
-//! | overtaking limit | how many requests may overtake a waiter, and for how long; then it goes before all that entered later |
-//! | ledger, share | which gateway may use which part of each backend's limits, for several gateways; that part |
-//! | beat, lease of a share | the number that a gateway raises when it renews its shares; how long a renewal is good for |
-//! | grant | capacity already taken on a backend for one request; a lease wraps it and returns it |
-//! | foreign use, share | what other gateways use of a backend, or may begin to use; what this one may use where another one divides the limits |
-//! | claim, concede | to say what one uses and needs of a backend, after lowering one's share to it; to count that as foreign use and say how much of it fits |
-//! | spill | send a request to another pool, because its own has no room |
+//! | overtake | to get room in which a request that entered earlier would have fit |
+//! | overtaking limit | requests and time after which a waiter goes before all later requests |
+//! | wide request | needs more room than any backend has free; one backend is reserved for it |
+//! | ledger, share | division of each backend's limits among gateways; one gateway's part of them |
+//! | beat, lease of a share | number that a gateway raises to renew shares; validity of a renewal |
+//! | foreign use | the part of a backend that other gateways use or may begin to use |
+//! | claim | a gateway's statement of use and need on a backend, to which it lowered the share |
+//! | concede | another gateway's answer: the part of a claim that fits, counted as foreign use |
+//! | spill | send a request to another pool, because the first one has no room |
 //! | shed | refuse a request early, with a reason and `Retry-After` |
 //! | eject, readmit | take a failing backend out of rotation, and put it back |
-//! | mark | a value in the environment of an engine's processes that identifies them; it holds a secret of the state folder |
-//! | priority | the number that orders requests, here and on engines that schedule by priority; lower is earlier |
-//! | origin | the client to which the outcome of a request counts: its API key, or without keys the client's network |
-//! | suspect, trial of a suspect | a body that was on an engine when it died; the next delivery of such a body |
-//! | cordon | take a backend out of rotation while its engine changes |
+//! | mark | variable that identifies an engine's processes; holds a secret of the state folder |
+//! | priority | orders requests, also on engines that schedule by priority; lower is earlier |
+//! | origin | the client that an outcome counts for: the API key, or without keys the network |
+//! | suspect, trial of a suspect | a body that was on an engine when it died; its next delivery |
+//! | cordon | take a backend out of rotation while the engine changes |
 //! | drain | send no new requests, let running ones finish |
-//! | probe, scrape | check an engine's health; read its metrics page |
-//! | variant, arm | a named vLLM configuration; a variant or model in an experiment, with a share of the traffic |
-//! | unit, layer | what stays in one arm (a user, a session, a request); experiments that divide the units among themselves |
-//! | confidence sequence | an interval that contains the truth at all times together with the stated confidence |
-//! | scenario, its variants | input of `sluice lab`: configuration, engines and traffic; changes to them that are compared |
-//! | setting, space | keys and values that differ from the defaults; the settings that a tuner may try |
-//! | online tuner, controller | what moves the gateway's limits while requests run; its part for pools that serve the same models |
-//! | window, loss | requests that arrived since a moment; by how much a request missed its objectives |
-//! | trial | one setting, or one load of a search for a rate, and what came of it |
-//! | outcome | how a request ended: completed, client_gone, shed, refused, upstream_error, timeout |
-//! | record | what is kept of a request: exactly one each |
-//! | trace, span | what tracing systems keep of a request over several programs; a part of that with a beginning and an end |
-//! | preamble, first token | events of a stream before its first output: comments, roles, lifecycle events; the first event with output or a finish reason |
-//! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per output token, end to end; defined in [`meter`] |
-//! | goodput, attainment | requests per second, and share of requests, that met all their objectives |
+//! | probe, scrape | check an engine's health; read the engine's metrics page |
+//! | variant, arm | a named vLLM configuration; a variant or model with a share of an experiment |
+//! | unit, layer | stays in one arm (user, session, request); experiments that divide the units |
+//! | confidence sequence | interval that holds at all times together with the given confidence |
+//! | scenario | input of `sluice lab`: configuration, engines and traffic; *variants* change it |
+//! | setting, space | keys and values that differ from the defaults; settings a tuner may try |
+//! | online tuner | moves the limits of a running gateway |
+//! | controller | the part of the online tuner for pools that serve the same models |
+//! | window, loss | requests since a moment; distance by which a request missed objectives |
+//! | trial | one setting, or one load of a search for a rate, and the result |
+//! | outcome | end of a request: completed, client_gone, shed, refused, upstream_error, timeout |
+//! | record | the data kept of a request; exactly one for each request |
+//! | trace, span | data of a request across programs; one part of it with a beginning and an end |
+//! | preamble | events of a stream before the first token: comments, roles, lifecycle events |
+//! | first token | the first event of a stream with output or a finish reason |
+//! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per token, in all ([`meter`]) |
+//! | goodput, attainment | requests per second, and share of requests, that met all objectives |
 //!
 //! # Invariants
 //!
-//! 1. Response bytes are never changed, except that usage events which the gateway requested are removed and event streams with
-//!    gzip are decompressed. They are never delayed, except that the head and the preamble of a stream (roles, lifecycle events)
-//!    leave together with its first token.
+//! 1. Response bytes are never changed, except that usage events which the gateway requested are
+//!    removed and event streams with gzip are decompressed. They are never delayed, except that the
+//!    head and the preamble of a stream leave together with the first token.
 //! 2. Every queue, map, buffer, label set and retry has a bound with a name.
-//! 3. No request is retried after the first token of a stream, or the first byte of another response, has reached the client.
-//! 4. `config`, `estimate`, `pool`, `experiment` and `flow` use no metrics library, socket, child process or
-//!    wall clock.
-//! 5. Every request ends with exactly one record. Leases are returned by drop. No counter is repaired by a reset.
-//! 6. There is no `dyn`, lock or allocation per chunk of a stream. The request path uses dense ids, not strings.
+//! 3. No request is retried after the first token of a stream, or the first byte of another
+//!    response, has reached the client.
+//! 4. `config`, `estimate`, `pool`, `experiment` and `flow` use no metrics library, socket, child
+//!    process or wall clock.
+//! 5. Every request ends with exactly one record. Leases are returned by drop. No counter is
+//!    repaired by a reset.
+//! 6. There is no `dyn`, lock or allocation per chunk of a stream. The request path uses dense ids,
+//!    not strings.
 
 pub use sluice_bench as bench;
 pub use sluice_core::{base, meter, openai, stats, vllm};

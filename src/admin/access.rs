@@ -1,14 +1,15 @@
-//! Who may use the admin port: the checks before a request is served, and the flags that a restart may change.
+//! Who may use the admin port, and which flags a restart may change.
 //!
-//! The threat, besides clients that reach the port, is a page of another site in the operator's browser. It can send a
-//! request to any address, and it can make a name of its own resolve to this machine (DNS rebinding), so that its requests
-//! look like those of our own page. Therefore, in this order:
-//! 1. `Host` must be a name or an address that only this port has ([`Admin::accepts_host`]). `/health` is exempt: probes
-//!    use many host names, and the response reveals nothing.
+//! Besides clients that reach the port, the threat is another site's page in the operator's
+//! browser. It can send requests to any address, and make a name that it owns resolve to this
+//! machine (DNS rebinding), as if they came from our page. Therefore, in this order:
+//! 1. `Host` must be a name or address of this port ([`Admin::accepts_host`]). `/health` is exempt,
+//!    because probes use many host names and the response reveals nothing.
 //! 2. A change, or a stream of events, that a browser marks as cross-origin is refused.
-//! 3. A change, and whatever shows more than metrics do, need the token if there is one. Tokens are compared by their digests in constant
-//!    time, so that not even their length leaks.
-//! 4. Without a token a change needs the header `x-sluice-admin`, which a page cannot send to another origin.
+//! 3. A change, or a route that shows more than metrics do, needs the token, if there is one.
+//!    Comparing digests in constant time hides even the length.
+//! 4. Without a token, a change needs the header `x-sluice-admin`, which a page cannot send across
+//!    origins.
 //! 5. A restart changes only flags that are tunable, or listed in `admin.flags`.
 
 use std::net::SocketAddr;
@@ -23,70 +24,70 @@ use crate::config::{Admin, Secret};
 use crate::fleet::driver::dashed;
 use crate::vllm::flag_effect::FlagEffect;
 
-/// The header that sluice's own clients send with every change; its value is ignored.
+/// The header that sluice's own clients send with every change; the value is ignored.
 pub const ADMIN_HEADER: HeaderName = HeaderName::from_static("x-sluice-admin");
-/// Characters of a client's text that a message repeats, at most.
+/// Most characters of a client's text that a message repeats.
 const SHOWN_MAX: usize = 80;
 
-/// The rules of the configuration in force.
+/// The access rules of the configuration in force.
 #[derive(Clone, Debug)]
 pub struct Access {
     /// The token; `None`: changes need only the header.
     pub token: Option<Secret>,
-    /// Names of the port, and flags that may be changed.
+    /// Names of the port, and further flags that may be changed.
     pub admin: Admin,
     /// The address of the port.
     pub listen: SocketAddr,
 }
 
-/// What a route requires.
+/// The requirements of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protection {
     /// Nothing.
     None,
     /// A host of this port.
     Host,
-    /// A host of this port, and the token.
+    /// A host of this port, and the token if there is one.
     Token,
-    /// The same, and that the request is not cross-origin: what a page of another site could hold open.
+    /// As `Token`, and not cross-origin, because a page of another site could hold the stream open.
     Stream,
-    /// The same (where no token is set: the header `x-sluice-admin`), and that the request is not cross-origin.
+    /// As `Token`, and not cross-origin. Without a token: the header `x-sluice-admin`.
     Change,
 }
 
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Denied {
-    /// No `Host`, or several.
+    /// There is no `Host` header, or several.
     #[error("the request must have one Host header")]
     NoHost,
-    /// A host that is not known as a name of this port.
+    /// The host is not a name of this port.
     #[error(
         "'{0}' is not a name of this admin port; use localhost or its address, or add the name to the configuration: \
          [admin] hosts = [\"{0}\"]"
     )]
     Host(String),
-    /// Sent by a page of another site.
+    /// A page of another site sent the request.
     #[error("requests from pages of another origin are refused; use the live page, curl or sluice")]
     CrossOrigin,
-    /// No token, or a wrong one.
+    /// The token is missing or wrong.
     #[error("send the admin token as Authorization: Bearer TOKEN (auth.admin_token in the configuration)")]
     Token,
-    /// A change without the header, where no token is set.
+    /// A change lacks the header, and no token is set.
     #[error(
         "a change needs the header x-sluice-admin: 1, which no page of another site can send; with curl: \
          -H 'x-sluice-admin: 1'"
     )]
     Header,
-    /// A flag that may not be changed.
+    /// The flag may not be changed.
     #[error(
         "--{flag} {does}, so it may not be changed through the admin API; set it in the configuration file and reload, or \
          allow it there: [admin] flags = [\"{flag}\"]"
     )]
     Flag {
-        /// As the client wrote it.
+        /// The flag as the client wrote it.
         flag: String,
-        /// What it affects.
+        /// The effect of the flag.
         does: &'static str,
     },
 }
@@ -124,7 +125,7 @@ impl Access {
         }
     }
 
-    /// Whether a restart may change this flag, which is written without its leading dashes.
+    /// Whether a restart may change this flag, without leading dashes.
     pub(super) fn check_flag(&self, flag: &str) -> Result<(), Denied> {
         let flag = dashed(flag);
         let effect = FlagEffect::of(&flag);
@@ -140,7 +141,7 @@ impl Access {
         let mut sent = request.headers().get_all(HOST).iter();
         let host = match (sent.next(), sent.next()) {
             (Some(host), None) => Some(host.as_bytes()),
-            // HTTP/1.0 without Host: not a browser, because every browser sends it.
+            // HTTP/1.0 without Host is no browser, because every browser sends Host.
             (None, _) if request.version() < Version::HTTP_11 => None,
             _ => return Err(Denied::NoHost),
         };

@@ -1,7 +1,8 @@
-//! The bodies of responses: a text that is known when the response begins, or a stream of events that goes on until the client leaves.
+//! The bodies of responses: a complete text, or a stream of events that lasts until the client
+//! leaves.
 //!
-//! One enum, so that hyper serves both the same way. Bounds: a text is what the route made; a stream holds what
-//! [`events`](super::events) says.
+//! One enum, so that hyper serves both in the same way. Bounds: the route bounds a text, and
+//! [`events`](super::events) bounds a stream.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -16,14 +17,14 @@ use super::events::EventStream;
 /// The body of a response.
 #[derive(Debug)]
 pub enum AdminBody {
-    /// All of it; `None` once it was taken.
+    /// A text; `None` once it was taken.
     Text(Option<Bytes>),
-    /// Events, one after another.
+    /// A stream of events.
     Events(EventStream),
 }
 
 impl AdminBody {
-    /// Lets a stream of events know the progress of its connection.
+    /// Gives a stream of events the progress of its connection.
     pub(super) fn watch(mut self, progress: Arc<Progress>) -> Self {
         if let Self::Events(stream) = &mut self {
             stream.watch(progress);

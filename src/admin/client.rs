@@ -1,7 +1,8 @@
 //! A client of the admin port, for subcommands.
 //!
-//! One connection per request, HTTP/1.1 without TLS. Bounds: [`TIMEOUT`] for a whole exchange ([`RESTART_TIMEOUT`] for a
-//! restart), [`RESPONSE_MAX`] bytes of response. Errors say what to do next; the gateway's own messages are passed on.
+//! HTTP/1.1 without TLS, one connection per request. Bounds: [`TIMEOUT`] for an exchange
+//! ([`RESTART_TIMEOUT`] for a restart), [`RESPONSE_MAX`] bytes of response. Errors say how to
+//! proceed; messages of the gateway are passed on.
 
 use std::time::Duration;
 
@@ -15,11 +16,11 @@ use tokio::net::TcpStream;
 
 use super::access::ADMIN_HEADER;
 
-/// For a whole exchange: most take milliseconds, a reload a second.
+/// Time limit of an exchange: most take milliseconds, a reload a second.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The same for a restart: the gateway may first run vLLM to list its flags, with a limit of 300 s.
+/// Time limit of a restart: the gateway may first run vLLM to list the flags, for at most 300 s.
 pub const RESTART_TIMEOUT: Duration = Duration::from_secs(330);
-/// Largest response that is read: the status of the largest configuration has about 1 MiB.
+/// Largest response in bytes: the status of the largest configuration has about 1 MiB.
 const RESPONSE_MAX: usize = 16 << 20;
 
 /// Why a request to the admin port failed.
@@ -39,7 +40,7 @@ pub enum AdminClientError {
         /// The cause.
         reason: String,
     },
-    /// The address is that of the client port.
+    /// The address is the client port.
     #[error("{url} is the client port of a gateway; give its admin port, server.admin in its configuration")]
     ClientPort {
         /// The address.
@@ -59,19 +60,19 @@ pub enum AdminClientError {
     Refused {
         /// The status of the response.
         status: StatusCode,
-        /// The gateway's word for the reason.
+        /// The gateway's error code.
         code: String,
-        /// The message of the gateway.
+        /// The gateway's message.
         message: String,
         /// The problems of a configuration, one line each.
         problems: Vec<String>,
     },
-    /// The response is not that of an admin port, or of another version.
+    /// The server is not an admin port, or has another version.
     #[error("{url} responds, but is not the admin port of a sluice of this version: {reason}; check the address")]
     Unexpected {
         /// The address.
         url: String,
-        /// What was unexpected.
+        /// The difference from a valid response.
         reason: String,
     },
 }
@@ -81,13 +82,14 @@ pub enum AdminClientError {
 pub struct AdminClient {
     url: String,
     authority: String,
-    /// With the port, for connecting.
+    /// Host and port to connect to.
     target: (String, u16),
     token: Option<String>,
 }
 
 impl AdminClient {
-    /// A client of the admin port at `url` (`http://host:port`, `host:port`, or `:port` of this machine).
+    /// A client of the admin port at `url` (`http://host:port`, `host:port`, or `:port` of this
+    /// machine).
     pub fn new(url: &str, token: Option<&str>) -> Result<Self, AdminClientError> {
         let wrong = || AdminClientError::Url(url.to_owned());
         let whole = match url.strip_prefix(':') {
@@ -120,7 +122,7 @@ impl AdminClient {
         self.post_within(path, TIMEOUT).await
     }
 
-    /// The same with another time limit.
+    /// As [`AdminClient::post`], with another time limit.
     pub async fn post_within<T: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<T, AdminClientError> {
         self.parse(&self.request(Method::POST, path, Bytes::new(), limit).await?)
     }
@@ -187,7 +189,8 @@ impl AdminClient {
         let mut response = std::pin::pin!(response);
         tokio::select! {
             received = &mut response => received,
-            // A connection that closes with its response may end before the response is taken from it.
+            // A connection that closes with the response may end before the response is taken from
+            // it.
             ended = connection => match response.await {
                 Ok(received) => Ok(received),
                 Err(error) => Err(ended.err().map_or(error, Into::into)),

@@ -1,11 +1,12 @@
-//! The open connections of the admin port: how many, how long each may stay in a phase, and which one is closed when there
-//! are too many.
+//! The open connections of the admin port: their number, deadlines, and the one that is closed when
+//! there are too many.
 //!
-//! A connection is idle, sends a head, is served, or is written to. Each phase that waits for the client has a deadline;
-//! the phase in which the gateway works has none. A stream of events is written to while the client has not taken the last event, and
-//! idle in between. When [`CONNECTIONS_MAX`] are open and a client opens another, the connection
-//! that has waited longest for its client is closed. So connections that are held open cannot block probes of `/health` or
-//! scrapes.
+//! A connection is idle, sends a head, is served, or is written to. Each phase that waits for the
+//! client has a deadline; the phase in which the gateway works has none. A stream of events is
+//! written to while the client has not taken the last event, and idle in between. If a client
+//! connects while [`CONNECTIONS_MAX`] connections are open, the one that has waited longest for a
+//! client is closed. So clients that hold connections open cannot block scrapes or probes of
+//! `/health`.
 
 use std::io;
 use std::pin::Pin;
@@ -19,25 +20,27 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Connections at once: enough for a few scrapers and a few browsers with six connections each.
+/// Most connections at once: enough for a few scrapers and a few browsers with six connections
+/// each.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// How long a connection may be idle. Above common scrape intervals (15 to 60 s), so that scrapers keep their connection.
+/// Longest idle time. Above common scrape intervals (15 to 60 s), so that scrapers keep their
+/// connections.
 const IDLE_MAX: Duration = Duration::from_secs(75);
-/// How long a client may take to send a request head, from its first byte.
+/// Longest time for a request head, from the first byte.
 const HEADER_MAX: Duration = Duration::from_secs(10);
-/// How long a client may take to read a response: as long as Prometheus waits for one by default.
+/// Longest time for reading a response: Prometheus' default scrape timeout.
 const WRITE_MAX: Duration = Duration::from_secs(10);
 
-/// What a connection waits for.
+/// The event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// A request.
     Idle,
-    /// The rest of its head.
+    /// The rest of a head.
     Head,
     /// The gateway.
     Serving,
-    /// The client, to take the response.
+    /// The client, which must take the response.
     Writing,
 }
 
@@ -82,20 +85,21 @@ impl Progress {
         phase.limit().is_some_and(|limit| now.saturating_duration_since(since) >= limit)
     }
 
-    /// The order in which connections are closed to make room, lowest first: those that wait for their client, the longest
-    /// wait first, then those that wait for the gateway.
+    /// The order in which connections are closed to make room, lowest first. Connections that wait
+    /// for the client come first, the longest wait first; then connections that wait for the
+    /// gateway.
     fn rank(&self) -> (bool, Instant) {
         let (phase, since) = *self.0.lock();
         (phase == Phase::Serving, since)
     }
 }
 
-/// Every open connection, at most [`CONNECTIONS_MAX`].
+/// All open connections, at most [`CONNECTIONS_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Connections(Vec<(Arc<Progress>, JoinHandle<()>)>);
 
 impl Connections {
-    /// Makes room for one more: returns once fewer than [`CONNECTIONS_MAX`] are open.
+    /// Returns once fewer than [`CONNECTIONS_MAX`] are open.
     pub(super) async fn make_room(&mut self) {
         self.0.retain(|(_, task)| !task.is_finished());
         while self.0.len() >= CONNECTIONS_MAX {
@@ -110,13 +114,13 @@ impl Connections {
         self.0.push((progress, task));
     }
 
-    /// Closes those that have exceeded the limit of their phase.
+    /// Closes connections that have exceeded the limit of their phase.
     pub(super) fn close_late(&mut self, now: Instant) {
         self.0.retain(|(_, task)| !task.is_finished());
         self.0.iter().filter(|(progress, _)| progress.is_late(now)).for_each(|(_, task)| task.abort());
     }
 
-    /// Waits until all have ended, at most `limit`, and closes the rest.
+    /// Waits at most `limit` until all have ended, and closes the rest.
     pub(super) async fn finish(mut self, limit: Duration) {
         let all = async {
             for (_, task) in &mut self.0 {
@@ -169,7 +173,7 @@ impl AsyncWrite for WatchedSocket {
         self.socket.is_write_vectored()
     }
 
-    /// Called when all bytes of a response are written.
+    /// Flushed: all bytes of a response are written.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
         self.progress.enter_from(Phase::Writing, Phase::Idle);
@@ -217,7 +221,8 @@ mod tests {
                 }),
             );
         }
-        // The oldest waits for the gateway and the second oldest has just begun to wait, so the third is closed.
+        // The oldest waits for the gateway and the second oldest has just begun to wait, so the
+        // third is closed.
         all[0].upgrade().unwrap().enter(Phase::Serving);
         all[1].upgrade().unwrap().enter(Phase::Writing);
         open.make_room().await;

@@ -1,27 +1,27 @@
-//! `GET /admin/backends/{pool}/{backend}/log`: lines of the log of an engine that the gateway runs.
+//! `GET /admin/backends/{pool}/{backend}/log`: log lines of an engine that the gateway runs.
 //!
-//! The query has `lines`, the most lines to return (default [`LOG_LINES_DEFAULT`], at most [`LOG_LINES_MAX`]), and `after`: the
-//! `next` of an earlier response, to follow the log. Secrets of the engine are masked as in every message about it; what vLLM
-//! logs of its requests is not, so the route needs the token where there is one. Bounds: a response has at most
-//! [`LOG_LINES_MAX`] lines, each of at most 4 KiB.
+//! Query: `lines` limits the lines (default [`LOG_LINES_DEFAULT`], at most [`LOG_LINES_MAX`]);
+//! `after` follows the log, from the `next` of an earlier response. The engine's secrets are
+//! masked, but not the text that vLLM logs about requests, so the route needs the token if there is
+//! one. Bounds: [`LOG_LINES_MAX`] lines, each of at most 4 KiB.
 
 use http::StatusCode;
 
 use super::error::BackendLogError;
 
-/// Lines without `lines`.
+/// Lines without a `lines` option.
 const LOG_LINES_DEFAULT: usize = 100;
-/// The most lines of a response: as many as the gateway keeps in memory.
+/// Most lines in a response: as many as the gateway keeps in memory.
 pub const LOG_LINES_MAX: usize = 1_000;
 
-/// Which lines.
+/// The lines to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LogQuery {
     pub(super) after: Option<u64>,
     pub(super) most: usize,
 }
 
-/// What is wrong with a query.
+/// Why a query is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LogQueryError {
     #[error("'{0}' is not an option of a log; use lines=1..{LOG_LINES_MAX} or after=NUMBER")]
@@ -33,7 +33,6 @@ pub(super) enum LogQueryError {
 }
 
 impl LogQuery {
-    /// Parses a query.
     pub(super) fn parse(query: &str) -> Result<Self, LogQueryError> {
         let mut parsed = Self { after: None, most: LOG_LINES_DEFAULT };
         for part in query.split('&').filter(|part| !part.is_empty()) {

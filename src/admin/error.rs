@@ -1,10 +1,11 @@
 //! Why an operation of the admin API is refused.
 //!
-//! The operator reads these messages unchanged, so each names what is wrong and, where that is not obvious, what to do.
+//! Operators read these messages unchanged. So each names the problem and, where that is not
+//! obvious, the remedy. The types are public, because the gateway returns them from `Control`.
 
 use crate::fleet::{LogError, RestartError};
 
-/// Why a reload failed. Nothing was changed.
+/// Why a reload failed. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadError {
     /// The new configuration is not valid.
@@ -35,7 +36,7 @@ pub enum BackendLogError {
     /// There is no such backend.
     #[error(transparent)]
     Unknown(#[from] NoSuchBackend),
-    /// The gateway has no log of it.
+    /// The gateway has no log of the engine.
     #[error(transparent)]
     Cannot(#[from] LogError),
 }
@@ -43,7 +44,7 @@ pub enum BackendLogError {
 /// There is no such backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoSuchBackend {
-    /// No pool of that name.
+    /// No pool has that name.
     #[error("there is no pool '{pool}'; pools are: {known}")]
     Pool {
         /// The requested name.
@@ -51,10 +52,10 @@ pub enum NoSuchBackend {
         /// The names that exist.
         known: String,
     },
-    /// No backend of that name in the pool.
+    /// No backend of the pool has that name.
     #[error("there is no backend '{backend}' in pool '{pool}'; its backends are: {known}")]
     Backend {
-        /// Its pool.
+        /// The pool's name.
         pool: String,
         /// The requested name.
         backend: String,

@@ -1,6 +1,7 @@
-//! The stream of events over loopback: what it sends, who gets it, and what bounds it.
+//! The stream of events over loopback: content, access and bounds.
 //!
-//! Time is paused where a test waits for many turns; sockets are real.
+//! Sockets are real. Time is paused in tests that wait for many turns. A stream is read as a client
+//! sees it, with the chunked encoding.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,7 +41,7 @@ impl Listener {
         line
     }
 
-    /// The next event: its name and its data. Lines of the chunked encoding are skipped.
+    /// The next event: name and data. Skips lines of the chunked encoding.
     async fn event(&mut self) -> (String, Value) {
         loop {
             let line = self.line().await;
@@ -66,7 +67,7 @@ fn request(served: &Served) -> String {
     format!("GET /admin/events HTTP/1.1\r\nHost: {}\r\n\r\n", served.address)
 }
 
-/// The status of a response to a request for events.
+/// The status of the response to a request for events.
 async fn status(served: &Served, headers: &str) -> u16 {
     let mut socket = TcpStream::connect(&served.address).await.unwrap();
     let text = request(served).replace("\r\n\r\n", &format!("\r\n{headers}\r\n"));
@@ -76,7 +77,7 @@ async fn status(served: &Served, headers: &str) -> u16 {
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
-/// Pools with `backends` backends in all, twenty each.
+/// Creates pools with `backends` backends in all, twenty in each.
 fn many_backends(served: &Served, backends: usize) {
     let rules = HealthRules {
         probe_failures: 1,
@@ -143,7 +144,7 @@ async fn a_change_of_the_token_ends_the_streams() {
     listener.named("status").await;
     *served.control.token.lock() = Some(Secret::new(TOKEN.to_owned(), None));
     let ended = async {
-        // The last chunk of the encoding.
+        // Reads up to the last chunk.
         while listener.line().await != "0\r\n" {}
     };
     timeout(DEADLINE, ended).await.expect("the stream goes on");
@@ -160,7 +161,7 @@ async fn there_are_not_more_streams_than_the_bound() {
     let (refused, head, body) = send_bare(&served, "GET /admin/events", "").await;
     assert_eq!((refused, code(&body).as_str()), (503, "too_many_streams"));
     assert!(head.contains("retry-after: 10"), "{head}");
-    // The others go on, and other routes have room.
+    // The other streams go on, and other routes have room.
     open[0].named("status").await;
     assert_eq!(send(&served, "GET /admin/status", "").await.0, 200);
     open.pop();
@@ -186,7 +187,8 @@ async fn clients_that_never_read_are_dropped() {
         stuck.push(socket);
     }
     assert_eq!(status(&served, "").await, 503);
-    // Each holds one turn of events besides what fits into the buffers of its socket, and is closed ten seconds after those are full.
+    // Each stream holds one turn of events besides the buffers of its socket, and is closed ten
+    // seconds after the buffers are full.
     tokio::time::pause();
     let mut turns = 0;
     while status(&served, "").await != 200 {
@@ -258,7 +260,8 @@ async fn a_request_is_found_by_its_id_with_the_token() {
     assert_eq!(history["hour"]["classes"][0]["completed"], 1, "{body}");
 }
 
-/// Prints what the events of a large gateway take: `cargo test --release --lib a_turn_with_200_backends -- --nocapture`.
+/// Prints the size and cost of events of a large gateway: `cargo test --release --lib
+/// a_turn_with_200_backends -- --nocapture`.
 #[tokio::test]
 async fn a_turn_with_200_backends_is_small_enough() {
     let served = served(None, no_changes).await;

@@ -1,11 +1,13 @@
 //! `GET /admin/events`: the state of the gateway as server-sent events, once a second.
 //!
-//! One task makes the events ([`snapshot`](super::snapshot)) for all listeners, and only while there are any: every listener is sent
-//! the same bytes. A listener gets the latest events at once, and then each new one. One that reads too slowly misses events: a
-//! new one is sent only when the client has taken all before it.
+//! While there are listeners, one task makes the events ([`snapshot`](super::snapshot)), and all
+//! listeners get the same bytes. A listener gets the latest events at once, and then each new one.
+//! A slow listener misses events: a new one is sent only when the client has taken all earlier
+//! ones. When the token changes, all streams end.
 //!
-//! Bounds: [`STREAMS_MAX`] streams; each holds at most the latest event of every kind, shared with the others. A client that takes
-//! nothing for ten seconds is disconnected ([`connections`](super::connections)). When the token changes, all streams end.
+//! Bounds: [`STREAMS_MAX`] streams, each with at most the latest event of every kind, shared with
+//! the other streams. A client that takes nothing for ten seconds is disconnected
+//! ([`connections`](super::connections)).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,16 +25,16 @@ use super::connections::{Phase, Progress};
 use super::control::Control;
 use super::snapshot::Frames;
 
-/// Streams at once: a quarter of the connections, so that scrapes and changes find room.
+/// Most streams: a quarter of the connections, so that scrapes and changes find room.
 pub(super) const STREAMS_MAX: usize = 16;
-/// Between two turns.
+/// Time between turns.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The events of one gateway.
 pub(super) struct Events {
     control: Arc<dyn Control>,
     room: Arc<Semaphore>,
-    /// Where events are published, while there are listeners.
+    /// The channel of events, while there are listeners.
     current: Mutex<Option<watch::Sender<Frames>>>,
 }
 
@@ -41,7 +43,7 @@ impl Events {
         Arc::new(Self { control, room: Arc::new(Semaphore::new(STREAMS_MAX)), current: Mutex::default() })
     }
 
-    /// A new listener; `None`: there are too many.
+    /// Adds a listener; `None` if there are too many.
     pub(super) fn listen(self: &Arc<Self>) -> Option<EventStream> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
         let mut current = self.current.lock();
@@ -65,7 +67,7 @@ impl Events {
         for turn in 1.. {
             clock.tick().await;
             {
-                // Under the lock, so that no listener joins a task that ends.
+                // Under the lock, so that no listener joins a task that is ending.
                 let mut current = self.current.lock();
                 if sender.receiver_count() == 0 || self.control.access().token != token {
                     *current = None;
@@ -73,7 +75,7 @@ impl Events {
                 }
             }
             let (control, last) = (Arc::clone(&self.control), sender.borrow().clone());
-            // The status takes locks that requests use.
+            // Blocking, because the status takes locks that requests use.
             match tokio::task::spawn_blocking(move || last.next(&*control, turn)).await {
                 Ok(frames) => {
                     sender.send_replace(frames);
@@ -89,9 +91,9 @@ type Next = Pin<Box<dyn Future<Output = Option<watch::Receiver<Frames>>> + Send 
 /// The events for one listener.
 pub struct EventStream {
     next: Next,
-    /// The turn of the last event of each kind that was sent.
+    /// The turn of the last event sent, for each kind.
     sent: [u64; 3],
-    /// Events that are sent next: at most one of each kind.
+    /// The next events: at most one of each kind.
     pending: VecDeque<Bytes>,
     progress: Option<Arc<Progress>>,
     /// Whether an event was sent.
@@ -116,7 +118,7 @@ impl EventStream {
         self.progress = Some(progress);
     }
 
-    /// The next event; `None` when there will be none.
+    /// The next event; `None` at the end of the stream.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -127,7 +129,7 @@ impl EventStream {
                 return Poll::Ready(Some(event));
             }
             let Some(mut frames) = ready!(self.next.as_mut().poll(cx)) else { return Poll::Ready(None) };
-            // An event that the client has not taken yet is not followed by another.
+            // A client that has not taken the last event gets no further one.
             let is_behind = self.began && self.progress.as_ref().is_some_and(|own| own.phase() == Phase::Writing);
             if !is_behind {
                 let frames = frames.borrow_and_update();
@@ -143,7 +145,7 @@ impl EventStream {
     }
 }
 
-/// Waits for events that were not seen.
+/// Waits for new events.
 fn next(mut frames: watch::Receiver<Frames>) -> Next {
     Box::pin(async move {
         frames.changed().await.ok()?;

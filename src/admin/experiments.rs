@@ -1,13 +1,16 @@
 //! The routes of experiments: list, show, create, remove, start, stop, promote.
 //!
-//! | method and path | response |
+//! | method and path below `/admin/experiments` | response |
 //! |---|---|
-//! | GET `/admin/experiments` | all experiments ([`ExperimentReport`]), without quantiles and history |
-//! | GET `/admin/experiments/{name}` | one of them, whole |
-//! | PUT `/admin/experiments/{name}` | creates the experiment, or replaces one that was created so; the body is a JSON object with the keys of `[[experiment]]` |
-//! | DELETE `/admin/experiments/{name}` | removes an experiment that was created so |
-//! | POST `/admin/experiments/{name}/start`, `/stop` | its phase; requests that are in flight finish in their arm |
-//! | POST `/admin/experiments/{name}/promote/{arm}` | the same: all units of the experiment are in that arm |
+//! | GET | all experiments ([`ExperimentReport`]), without quantiles and history |
+//! | GET `/{name}` | the experiment with quantiles and history |
+//! | PUT `/{name}` | the experiment, created or replaced |
+//! | DELETE `/{name}` | the name of the removed experiment |
+//! | POST `/{name}/start`, `/stop` | the report; requests in flight finish in their arm |
+//! | POST `/{name}/promote/{arm}` | the report; all units of the experiment are in that arm |
+//!
+//! The body of PUT is a JSON object with the keys of `[[experiment]]`. PUT and DELETE work only on
+//! experiments that were created by PUT, not on experiments of the configuration file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,12 +22,12 @@ use super::restart_query::decode;
 use super::unsaved::UnsavedOrder;
 use crate::experiment::{ExperimentReport, RATEABLE};
 
-/// What an operator wants of an experiment.
+/// An operator's order about an experiment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Let requests take part; arms that were stopped begin again.
+    /// Let requests take part. Arms that were stopped begin again.
     Start,
-    /// Let none take part.
+    /// Let no requests take part.
     Stop,
     /// Put all units into this arm.
     Promote(String),
@@ -63,7 +66,7 @@ impl ExperimentRoute {
         !matches!(self, Self::List | Self::Show(_))
     }
 
-    /// The methods of its path.
+    /// The methods of the path.
     pub(super) fn methods(&self) -> &'static [Method] {
         match self {
             Self::List => &[Method::GET, Method::HEAD],
@@ -91,10 +94,10 @@ pub enum ExperimentError {
         name: String,
         /// The requested arm.
         arm: String,
-        /// Its arms.
+        /// The arms that exist.
         known: String,
     },
-    /// It is one of the configuration file.
+    /// The experiment is in the configuration file.
     #[error(
         "experiment '{name}' is declared in the configuration file; change it there and reload (sluice experiment start and stop work)"
     )]
@@ -102,23 +105,23 @@ pub enum ExperimentError {
         /// The experiment.
         name: String,
     },
-    /// It is not valid.
+    /// The experiment is not valid.
     #[error("the experiment has problems; nothing was changed")]
     Invalid {
-        /// One line each, with the key in the experiment.
+        /// The problems, one line each, with the key in the experiment.
         problems: Vec<String>,
     },
-    /// It was saved by an earlier gateway and does not fit the configuration.
+    /// An earlier gateway saved the experiment, and it does not fit the configuration.
     #[error(
         "experiment '{name}' is not active: {why}; change or remove it, or change the configuration and restart the gateway"
     )]
     NotActive {
         /// The experiment.
         name: String,
-        /// What does not fit.
+        /// The conflict with the configuration.
         why: String,
     },
-    /// It would be lost at the next restart.
+    /// The change cannot be saved, and would be lost at the next restart.
     #[error("experiments cannot be saved in {} (fleet.state): {reason}; nothing was changed", folder.display())]
     NotSaved {
         /// The folder.
@@ -134,13 +137,13 @@ pub enum ExperimentError {
         "the gateway was started without a configuration file, which experiments are checked with; start it with --config"
     )]
     NoFile,
-    /// No answer to that request can be rated.
+    /// There is no answer to this request that can be rated.
     #[error(
         "no answer to a request with the id '{0}' can be rated: it is the x-request-id of the response to a request in an \
          experiment that runs, and of the latest {RATEABLE} of each experiment"
     )]
     UnknownRequest(String),
-    /// An arm could not serve a request now.
+    /// No backend of an arm can serve a request now.
     #[error(
         "experiment.{name}.arm.{arm}: none of its backends is ready; start one of them first (sluice backend list)"
     )]
@@ -175,19 +178,19 @@ impl ExperimentError {
 
 /// The experiments of a running gateway, for the admin API. Calls may block.
 pub trait ExperimentControl {
-    /// All experiments, short.
+    /// Short reports of all experiments.
     fn experiments(&self) -> Vec<ExperimentReport>;
 
-    /// One experiment, whole.
+    /// The full report of an experiment.
     fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError>;
 
-    /// Adds a user's rating of the answer to a request. Returns the label of the arm that gave it.
+    /// Adds a user's rating of an answer. Returns the label of the arm that gave the answer.
     fn rate(&self, request_id: &str, good: bool) -> Result<Arc<str>, ExperimentError>;
 
-    /// Creates an experiment, or replaces one that was created so.
+    /// Creates an experiment, or replaces one that was created here.
     fn put_experiment(&self, name: &str, keys: Map<String, Value>) -> Result<ExperimentReport, ExperimentError>;
 
-    /// Removes an experiment that was created so.
+    /// Removes an experiment that `put_experiment` created.
     fn remove_experiment(&self, name: &str) -> Result<(), ExperimentError>;
 
     /// Carries out an order.

@@ -1,32 +1,36 @@
-//! The admin port: metrics, status, reload, drain, and the live page. Never on the client port.
+//! The admin port: metrics, status, reload, drain and the live page. None of it is on the client
+//! port.
 //!
 //! | method and path | response | token |
 //! |---|---|---|
-//! | GET `/`, `/ui/{file}` | the live page; its numbers come from `/admin/events` | no |
+//! | GET `/`, `/ui/{file}` | the live page, fed by `/admin/events` | no |
 //! | GET `/metrics` | Prometheus' text format | no |
 //! | GET `/health` | 200 while the process serves | no |
 //! | GET `/admin/status` | pools, backends, the last five minutes ([`Status`]) | yes |
-//! | GET `/admin/events` | server-sent events for the live page, once a second, see [`snapshot`] | yes |
-//! | GET `/admin/history` | the last five minutes and the last hour by class and pool | yes |
-//! | GET `/admin/requests` | the slowest of the last finished requests, and the last that were shed or failed | yes |
-//! | GET `/admin/requests/{id}` | the last finished requests with this id, with their times | yes |
+//! | GET `/admin/events` | server-sent events once a second, see [`snapshot`] | yes |
+//! | GET `/admin/history` | the last five minutes and hour by class and pool | yes |
+//! | GET `/admin/requests` | the slowest, shed and failed of the last requests | yes |
+//! | GET `/admin/requests/{id}` | the last finished requests with this id | yes |
 //! | POST `/admin/reload` | the list of changes, or the problems | yes |
-//! | POST `/admin/backends/{pool}/{backend}/drain`, `/enable` | the backend's new state | yes |
-//! | POST `/admin/backends/{pool}/{backend}/restart` | 202 and the number of the change; `/admin/status` shows its progress | yes |
-//! | GET `/admin/backends/{pool}/{backend}/log` | lines of its engine's log, see [`engine_log`] | yes |
-//! | POST `/admin/feedback/{request id}` | a user's rating of an answer, `{"good": true}` or false; the arm that gave it | yes |
-//! | GET, POST, PUT, DELETE `/admin/experiments/..` | experiments, see [`experiments`] | yes |
+//! | POST `/admin/backends/{pool}/{backend}/drain`, `/enable` | the new state | yes |
+//! | POST `/admin/backends/{pool}/{backend}/restart` | 202, number of the change | yes |
+//! | GET `/admin/backends/{pool}/{backend}/log` | engine's log, see [`engine_log`] | yes |
+//! | POST `/admin/feedback/{request id}` | rates an answer: `{"good": true}` or false | yes |
+//! | GET, POST, PUT, DELETE `/admin/experiments/..` | see [`experiments`] | yes |
 //! | GET, POST `/admin/tuner/..` | the online tuner, see [`tuner`] | yes |
 //!
-//! The options of a restart are in the query: `set=FLAG=VALUE` (encoded, repeatable), `reset`, `hold`, `cut`.
+//! A restart has options in the query: `set=FLAG=VALUE` (encoded, repeatable), `reset`, `hold`,
+//! `cut`.
 //!
-//! The token is `auth.admin_token` of the configuration in force. Without one the API is open to every client that reaches
-//! the port (loopback by default) and sends the header `x-sluice-admin`; pages in a browser cannot. `/health` is open for
-//! probes, which carry no credentials. `/metrics` is open as on vLLM with an API key: it has names and counts, no keys and
-//! no text. To hide it, bind the port to a private address.
+//! The token is `auth.admin_token` of the configuration in force. Without one, the API is open to
+//! every client that reaches the port (loopback by default) and sends the header `x-sluice-admin`;
+//! pages of other sites cannot. `/health` is open for probes, which carry no credentials.
+//! `/metrics` is open as on vLLM with an API key: it has names and counts, no keys and no text. To
+//! hide it, bind the port to a private address.
 //!
-//! [`access`] decides who may do what · [`routes`] dispatches requests to [`Control`] · [`status`] has the types of
-//! `/admin/status` · [`events`] sends what [`snapshot`] makes · [`ui`] has the files of the live page · [`server`] listens, [`connections`] bounds what is open · [`client`] is for subcommands.
+//! [`access`] checks requests · [`routes`] dispatches them to [`Control`] · [`status`] has types ·
+//! [`events`] sends [`snapshot`] · [`ui`] is the live page · [`server`] listens · [`connections`]
+//! bounds · [`client`] is for subcommands.
 
 pub mod access;
 pub mod client;

@@ -1,7 +1,7 @@
 //! The options of a restart as a URL query: written by the CLI, read by the admin port.
 //!
-//! They are in the query, because the admin port reads no bodies. `set=FLAG=VALUE` changes one flag: `true`, `false` and numbers
-//! become booleans and numbers, everything else is text. An unknown key is an error, because a misspelt `hold` must not be
+//! `set=FLAG=VALUE` changes one flag: `true`, `false` and numbers become booleans and numbers;
+//! other values are text. An unknown key is an error, because a misspelt `hold` must not be
 //! ignored.
 
 use std::fmt::Write as _;
@@ -10,16 +10,16 @@ use crate::config::ArgValue;
 use crate::fleet::RestartRequest;
 use crate::fleet::driver::dashed;
 
-/// What is wrong with a query.
+/// Why a query is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestartQueryError {
-    /// An unknown key.
+    /// The key is unknown.
     #[error("'{0}' is not an option of a restart; use set=FLAG=VALUE, reset, hold or cut")]
     Unknown(String),
-    /// Not `FLAG=VALUE`.
+    /// The text is not `FLAG=VALUE`.
     #[error("'{0}' is not FLAG=VALUE, such as max-num-seqs=32")]
     NotAFlag(String),
-    /// A broken percent encoding.
+    /// The percent encoding is broken.
     #[error("'{0}' is not valid in a query; percent-encode it")]
     Encoding(String),
 }
@@ -70,7 +70,8 @@ pub(super) fn parse(query: &str) -> Result<RestartRequest, RestartQueryError> {
     Ok(request)
 }
 
-/// Writes a query with its question mark, from `FLAG=VALUE` texts and switches such as `hold`; empty without any.
+/// Writes a query with the question mark, from `FLAG=VALUE` texts and switches such as `hold`;
+/// empty if there are none.
 pub fn query(sets: &[String], switches: &[&str]) -> String {
     let sets = sets.iter().map(|set| format!("set={}", encode(set)));
     let parts: Vec<String> = sets.chain(switches.iter().map(|&switch| switch.to_owned())).collect();
@@ -90,7 +91,7 @@ pub(crate) fn encode(text: &str) -> String {
     out
 }
 
-/// Decodes percent encoding; `None` when it is broken, empty or not UTF-8.
+/// Decodes percent encoding; `None` if it is broken, empty or not UTF-8.
 pub(super) fn decode(part: &str) -> Option<String> {
     let mut bytes = part.bytes();
     let mut decoded = Vec::with_capacity(part.len());

@@ -1,7 +1,7 @@
-//! The paths of the admin port, with their methods and what protects them.
+//! The paths of the admin port, with their methods and protection.
 //!
-//! Names in paths are percent-decoded; one that contains a slash comes encoded. What a path does is in
-//! [`routes`](super::routes).
+//! Names in paths are percent-decoded; a slash in a name must be encoded. [`routes`](super::routes)
+//! has the actions. Bounds: a fixed list of paths.
 
 use http::Method;
 
@@ -11,7 +11,7 @@ use super::restart_query::decode;
 use super::tuner::TunerRoute;
 use super::ui;
 
-/// A path, and with experiments its method.
+/// A path; for experiments with the method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Page,
@@ -21,7 +21,7 @@ pub(super) enum Route {
     Status,
     Events,
     History,
-    /// One, by its id, or the lists.
+    /// One request by id, or the lists.
     Requests(Option<String>),
     Reload,
     SetDraining {
@@ -43,7 +43,7 @@ pub(super) enum Route {
 }
 
 impl Route {
-    /// The route of a path; `None`: there is none.
+    /// The route of a path, if there is one.
     pub(super) fn of(path: &str, method: &Method) -> Option<Self> {
         Some(match path {
             "/" => Self::Page,
@@ -62,7 +62,7 @@ impl Route {
             _ if path.starts_with("/admin/tuner") => Self::Tuner(TunerRoute::of(path)?),
             _ if path.starts_with("/admin/experiments") => Self::Experiments(ExperimentRoute::of(path, method)?),
             _ => {
-                // Names may contain a slash, which then comes encoded.
+                // A slash in a name is encoded.
                 let mut parts = path.strip_prefix("/admin/backends/")?.split('/');
                 let (pool, backend, action) = (decode(parts.next()?)?, decode(parts.next()?)?, parts.next()?);
                 if parts.next().is_some() {
@@ -79,7 +79,7 @@ impl Route {
         })
     }
 
-    /// The methods of its path.
+    /// The methods of the path.
     pub(super) fn methods(&self) -> &'static [Method] {
         match self {
             Self::Page | Self::File(_) | Self::Metrics | Self::Health => &[Method::GET, Method::HEAD],
@@ -91,12 +91,13 @@ impl Route {
         }
     }
 
-    /// Whether it changes something.
+    /// Whether the route changes something.
     pub(super) fn is_change(&self) -> bool {
         matches!(self.protection(), Protection::Change)
     }
 
-    /// Whether only the gateway that leads may answer it, of several of which one does: what it changes is saved, or done to engines.
+    /// Whether only the leader may answer, if one of several gateways leads: the change is saved,
+    /// or applied to engines.
     pub(super) fn is_for_the_leader(&self) -> bool {
         let reads = |route: &ExperimentRoute| matches!(route, ExperimentRoute::List | ExperimentRoute::Show(_));
         match self {
@@ -106,12 +107,11 @@ impl Route {
         }
     }
 
-    /// Whether its body is read.
     pub(super) fn takes_body(&self) -> bool {
         matches!(self, Self::Experiments(ExperimentRoute::Put(_)) | Self::Feedback(_))
     }
 
-    /// What a request must show to be answered.
+    /// The requirements on a request.
     pub(super) fn protection(&self) -> Protection {
         match self {
             Self::Health => Protection::None,

@@ -1,9 +1,10 @@
-//! The routes of the admin port: what each does, and errors. Paths and methods are in [`route`](super::route).
+//! The actions of the admin port's routes, and errors. [`route`](super::route) has the paths and
+//! methods.
 //!
-//! Only a route that needs a body reads it: JSON, at most [`BODY_MAX`] bytes within [`BODY_TIME`]. Errors are JSON:
-//! `{"error":{"code":..,"message":..}}`, with `problems` when a configuration or an experiment was refused.
-//!
-//! Every request but `/health` passes [`access`](super::access) first.
+//! A body is read only if the route needs one: JSON, at most [`BODY_MAX`] bytes within
+//! [`BODY_TIME`]. Errors are JSON: `{"error":{"code":..,"message":..}}`, with `problems` if a
+//! configuration or an experiment was refused. Every request but `/health` passes
+//! [`access`](super::access) first.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,11 +38,11 @@ const TEXT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// OpenMetrics.
 const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Largest request body: an experiment with many keys has a few KiB.
+/// Largest request body in bytes: an experiment with many keys has a few KiB.
 const BODY_MAX: usize = 64 << 10;
-/// How long a client may take to send it.
+/// Time limit for sending the body.
 const BODY_TIME: Duration = Duration::from_secs(10);
-/// Handlers of one kind that run at once; further requests wait on their connection.
+/// Most handlers of one kind at once; further requests wait on their connections.
 const HANDLERS_MAX: usize = 16;
 
 /// The admin API of one gateway.
@@ -49,9 +50,9 @@ const HANDLERS_MAX: usize = 16;
 pub struct Admin {
     control: Arc<dyn Control>,
     events: Arc<Events>,
-    /// Room for handlers that read; those of clients that have left count until they end.
+    /// Limits handlers that read. Handlers whose clients have left count until they end.
     reading: Arc<Semaphore>,
-    /// The same for handlers that change something, of which a restart may take minutes.
+    /// Limits handlers that change something. A restart may take minutes.
     changing: Arc<Semaphore>,
 }
 
@@ -61,7 +62,7 @@ impl std::fmt::Debug for Admin {
     }
 }
 
-/// A response.
+/// The response to an admin request.
 pub type AdminResponse = Response<AdminBody>;
 
 impl Admin {
@@ -98,13 +99,13 @@ impl Admin {
         if let Err(reason) = self.control.access().check(&request, route.protection()) {
             return denied(&reason);
         }
-        // Without a thread of its own, so that a probe is answered however busy the others are.
+        // On the connection's thread, so that probes are answered while many handlers run.
         match route {
             Route::Health => return health(),
             Route::Events => return self.listen(),
             _ => {}
         }
-        // Reloads read files, and the status takes locks that requests use: not on the threads of connections.
+        // Other handlers block: reloads read files, and the status takes locks that requests use.
         let (admin, query) = (self.clone(), request.uri().query().unwrap_or_default().to_owned());
         let open_metrics = wants_open_metrics(request.headers());
         let body = match route.takes_body() {
@@ -291,7 +292,7 @@ impl Admin {
             tracing::warn!(pool, backend, "restart refused: {reason}");
             return denied(&reason);
         }
-        // Without the values: they may be secrets.
+        // Without the values, which may be secrets.
         let flags = request.set.keys().map(String::as_str).collect::<Vec<_>>().join(" ");
         tracing::info!(pool, backend, flags, "restart requested through the admin api");
         let refused = match self.control.restart(pool, backend, request) {
@@ -353,7 +354,7 @@ impl BodyError {
     }
 }
 
-/// The body of a request, which must be a JSON object.
+/// Reads a body, which must be a JSON object.
 async fn read_object<B>(body: B) -> Result<Map<String, Value>, BodyError>
 where
     B: Body<Data = Bytes>,
@@ -396,7 +397,7 @@ fn json(status: StatusCode, body: &impl serde::Serialize) -> AdminResponse {
     text(status, "application/json", body + "\n")
 }
 
-/// Whether a client names OpenMetrics among what it takes, as Prometheus does, and does not prefer plain text.
+/// Whether the client accepts OpenMetrics, as Prometheus does, and does not prefer plain text.
 fn wants_open_metrics(headers: &HeaderMap) -> bool {
     let all = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
     let (mut open, mut plain) = (0.0_f32, 0.0_f32);

@@ -1,9 +1,10 @@
-//! The admin port's listener: HTTP/1.1 on its own socket, with limits on connections and on time.
+//! The listener of the admin port: HTTP/1.1 on a separate socket.
 //!
 //! [`connections`](super::connections) limits the number of connections and the time in each phase.
-//! The port runs beside the data plane and shares only the state behind [`Control`] with it, so a slow reader here delays no
-//! request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients have not taken. After a hand-over of the port to
-//! another process, a connection that is open has as long to send a request; it is closed with the response.
+//! The port shares only the state behind [`Control`] with the data plane, so a slow reader here
+//! delays no request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients
+//! have not taken. After a hand-over of the port to another process, an open connection has the
+//! same time to send one more request, and is closed with the response.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,11 +25,11 @@ use super::control::Control;
 use super::routes::Admin;
 use crate::proxy::{Ending, Ends, ListenError};
 
-/// How long a shutdown waits for the responses of requests that are being served.
+/// Longest wait of a shutdown for responses that are under way.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
-/// Time between two checks of the deadlines.
+/// Pause between checks of the deadlines.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// Pause after a failed accept, whose usual cause is that no file descriptor is left.
+/// Pause after a failed accept, usually caused by a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound admin socket.
@@ -47,7 +48,7 @@ pub async fn bind(address: SocketAddr) -> Result<Socket, ListenError> {
 }
 
 impl Socket {
-    /// A socket that listens already: another process has opened it.
+    /// A socket that another process has opened and that listens already.
     pub fn inherited(socket: std::net::TcpListener) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;
         let listener = TcpListener::from_std(socket)?;
@@ -55,7 +56,7 @@ impl Socket {
         Ok(Self { listener, address })
     }
 
-    /// Another descriptor of the socket, for another process.
+    /// Duplicates the socket's descriptor, for another process.
     pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
         self.listener.as_fd().try_clone_to_owned()
     }
@@ -65,7 +66,8 @@ impl Socket {
         self.address
     }
 
-    /// Serves until `ending` says so, then lets requests that are being served finish, at most [`SHUTDOWN_MAX`].
+    /// Serves until `ending`, then lets requests that are being served finish, for at most
+    /// [`SHUTDOWN_MAX`].
     pub async fn serve(self, control: Arc<dyn Control>, ending: Ending) {
         let mut ends = ending.watch();
         let admin = Admin::new(control);
@@ -115,7 +117,7 @@ async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mu
         }
     });
     let socket = WatchedSocket { socket, progress: Arc::clone(&progress) };
-    // hyper gets no timer: `connections` enforces the deadlines.
+    // hyper gets no timer, because `connections` enforces the deadlines.
     let mut served = std::pin::pin!(http1::Builder::new().serve_connection(TokioIo::new(socket), service));
     let early = tokio::select! {
         ended = served.as_mut() => Some(ended),
@@ -124,7 +126,8 @@ async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mu
     let has_request = !matches!(progress.phase(), Phase::Idle | Phase::Head);
     let ended = match early {
         Some(ended) => ended,
-        // A connection without a request has nothing to finish. After a hand-over, a request may be on its way.
+        // A connection without a request has nothing to finish. After a hand-over, a request may be
+        // on the way.
         None if !has_request => tokio::select! {
             ended = served.as_mut() => ended,
             () = ends.stopped() => return,

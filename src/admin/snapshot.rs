@@ -1,15 +1,18 @@
-//! What the live page is sent: the state of the gateway every second, and what changes slowly less often.
+//! The events of the live page: the state of the gateway every second, and slower changes less
+//! often.
 //!
-//! | event | every | what |
+//! | event | seconds | content |
 //! |---|---|---|
-//! | `status` | second | `/admin/status`, with the time |
-//! | `report` | [`REPORT_TURNS`] s | the last five minutes by class and pool, failures, slowest requests, models, experiments, the tuner |
-//! | `hour` | [`HOUR_TURNS`] s | the last hour by class and pool |
+//! | `status` | 1 | `/admin/status`, with the time |
+//! | `report` | [`REPORT_TURNS`] | a [`Report`] |
+//! | `hour` | [`HOUR_TURNS`] | the last hour by class and pool |
 //!
-//! Each is a JSON object. All are made once, whatever the number of listeners, and an event of a kind replaces the one before.
+//! Each event is a JSON object that replaces the previous one of its kind, and is made once for all
+//! listeners.
 //!
-//! Bounds: as many backends, pools, models and experiments as the configuration has; the rest has bounds of its own. With 200
-//! backends in ten pools a `status` has about 100 KiB (see the test below).
+//! Bounds: the backends, pools, models and experiments of the configuration; other parts are
+//! bounded separately. With 200 backends in ten pools, a `status` has about 100 KiB
+//! (`event_tests.rs`).
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -21,43 +24,42 @@ use crate::experiment::ExperimentReport;
 use crate::online::TunerReport;
 use crate::telemetry::{HistoryReport, RequestView, Resolution};
 
-/// Seconds between two events `report`.
+/// Seconds between `report` events.
 pub(super) const REPORT_TURNS: u64 = 2;
-/// Seconds between two events `hour`.
+/// Seconds between `hour` events.
 pub(super) const HOUR_TURNS: u64 = 15;
-/// Requests in each list of a `report`.
+/// Most requests in each list of a `report`.
 pub(super) const LISTED: usize = 20;
 
 /// The event `report`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The last five minutes.
+    /// The last five minutes by class and pool.
     pub recent: HistoryReport,
-    /// The last requests that were shed or failed.
+    /// Failures and slowest requests.
     pub requests: RequestLists,
-    /// What clients may ask for.
+    /// The models that clients may ask for.
     pub models: Vec<ModelStatus>,
     /// Experiments, without quantiles and history.
     pub experiments: Vec<ExperimentReport>,
-    /// The tuner.
+    /// The online tuner.
     pub tuner: TunerReport,
 }
 
 /// The response to `/admin/requests`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RequestLists {
-    /// How many finished requests can be looked up.
+    /// Number of finished requests that can be looked up.
     pub kept: usize,
     /// When the oldest of them was over.
     pub since: Option<String>,
-    /// The last that were shed or failed, the latest first.
+    /// The last requests that were shed or failed, latest first.
     pub failures: Vec<RequestView>,
-    /// The slowest of those that are kept.
+    /// The slowest generating requests that are kept, slowest first.
     pub slowest: Vec<RequestView>,
 }
 
 impl RequestLists {
-    /// The lists now.
     pub(super) fn of(control: &dyn Control) -> Self {
         let telemetry = control.telemetry();
         let (kept, since) = telemetry.finished();
@@ -70,14 +72,15 @@ impl RequestLists {
     }
 }
 
-/// The latest event of each kind, as it is sent, with the turn in which it was made. A clone shares the bytes.
+/// The latest event of each kind as bytes, with the turn in which it was made. A clone shares the
+/// bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Frames {
     pub(super) events: [(u64, Bytes); 3],
 }
 
 impl Frames {
-    /// The events after this turn, the first of which is 1; those that are not due stay.
+    /// The events after `turn`, which counts from 1. Events that are not due stay.
     pub(super) fn next(mut self, control: &dyn Control, turn: u64) -> Self {
         let [status, report, hour] = &mut self.events;
         let due = |every: u64| (turn - 1).is_multiple_of(every);
@@ -113,7 +116,7 @@ fn report_event(control: &dyn Control) -> Bytes {
     event("report", &report)
 }
 
-/// An event of an event stream. JSON has no line feeds, so it is one line.
+/// A server-sent event. JSON has no line feeds, so the data is one line.
 fn event(name: &str, data: &impl Serialize) -> Bytes {
     // Cannot fail: all keys are strings.
     let data = serde_json::to_string(data).unwrap_or_default();

@@ -1,7 +1,8 @@
 //! The types of `/admin/status`: written by the gateway, read by `sluice status` and the live page.
 //!
-//! Limits that are not set are absent. Times of day are RFC 3339 in UTC; the names of durations have their unit. Fields are
-//! only ever added. A field that an older gateway does not send has its default.
+//! Limits that are not set are absent. Times of day are RFC 3339 in UTC. Names of durations include
+//! the unit. Fields are only added, never removed. A field that an older gateway does not send gets
+//! a default.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,29 +26,29 @@ pub struct Status {
     pub about: About,
     /// Pools in the order of the configuration.
     pub pools: Vec<PoolStatus>,
-    /// The pods of the pools that have a kubernetes table.
+    /// The pods of pools with a `kubernetes` table.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kubernetes: Vec<PodsView>,
-    /// This gateway's part in the ledger of several gateways; absent without [cluster].
+    /// This gateway's part in the ledger; absent without `[cluster]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
-    /// Tokens that API keys have used here of their token limits, keys nearest to a limit first; at
-    /// most 256 keys.
+    /// Use of API keys with token limits at this gateway, nearest to a limit first; at most 256
+    /// keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyStatus>,
 }
 
-/// Tokens that one API key has used of its token limits.
+/// Tokens that one API key has used of token limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KeyStatus {
-    /// Name of the key.
+    /// The key's name.
     pub name: String,
-    /// Tokens that the key's rate has not paid off yet, and `tokens_per_minute`. The tokens exceed
-    /// the limit while the key owes.
+    /// Tokens that the key's rate has not paid off yet, and `tokens_per_minute`. While the key
+    /// owes, the tokens exceed the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minute: Option<Used>,
-    /// Tokens that the key has used within the last 24 hours, and `tokens_per_day`.
+    /// Tokens used within the last 24 hours, and `tokens_per_day`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub day: Option<Used>,
 }
@@ -63,45 +64,45 @@ impl From<KeyTokens> for KeyStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClusterStatus {
-    /// The name of this gateway.
+    /// This gateway's name.
     pub name: String,
-    /// Its identity in the ledger: the name, and a number that is new with every start.
+    /// Identity in the ledger: the name, and a number that is new at every start.
     pub id: String,
-    /// keep or strict.
+    /// `keep` or `strict`.
     pub mode: String,
-    /// Where the ledger is.
+    /// The place of the ledger.
     pub store: String,
-    /// joining, holding, keeping, stopped or standing_back.
+    /// `joining`, `holding`, `keeping`, `stopped` or `standing_back`.
     pub standing: String,
-    /// `/ready` does not say 503 because of the ledger.
+    /// Whether `/ready` may be 200 as far as the ledger decides.
     pub ready: bool,
-    /// Why it may use less than it could, or nothing, and what the store last failed with.
+    /// Why the gateway uses less than it could, or nothing, with the last failure of the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Time since the last confirmed renewal was sent.
+    /// Seconds since the last confirmed renewal was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renewed_seconds: Option<f64>,
-    /// The names of the gateways in the ledger, this one included.
+    /// The names of all gateways in the ledger.
     pub gateways: Vec<String>,
-    /// Which gateway leads; absent where none is elected (cluster.leader).
+    /// The leader; absent if none is elected (`cluster.leader`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leader: Option<LeaderStatus>,
 }
 
-/// Which of several gateways leads.
+/// The leader as this gateway sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LeaderStatus {
-    /// This one leads.
+    /// Whether this gateway leads.
     pub leads: bool,
-    /// The name of the one that leads, as last seen.
+    /// The leader's name, as last seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Since when that is the one, or since when none leads.
+    /// Seconds since the leader changed, or since there is none.
     pub seconds: f64,
-    /// The others are not ready.
+    /// Whether only the leader is ready.
     pub only_it_serves: bool,
-    /// What the store last failed with, or what this one waits for to manage engines.
+    /// The last failure of the store, or the reason why this leader does not manage engines yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -112,20 +113,20 @@ pub struct LeaderStatus {
 pub struct About {
     /// The gateway's version.
     pub version: String,
-    /// Time since the gateway was started.
+    /// Seconds since the start of the gateway.
     pub uptime_seconds: f64,
     /// The address of the client port.
     pub listen: String,
-    /// The configuration file; absent when the gateway was started with flags only.
+    /// The configuration file; absent if there is none.
     pub config: Option<String>,
-    /// It will shut down: `/ready` is 503, and requests are served as before.
+    /// Whether the gateway will shut down: `/ready` is 503, and requests are served as before.
     #[serde(default)]
     pub leaving: bool,
-    /// New requests are shed; running ones finish.
+    /// Whether new requests are shed, while running ones finish.
     pub shutting_down: bool,
     /// The last reload, if there was one.
     pub last_reload: Option<LastReload>,
-    /// When the configuration was replaced while the process ran, oldest first.
+    /// Replacements of the configuration since the start, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub applied: Vec<Applied>,
 }
@@ -134,9 +135,9 @@ pub struct About {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Applied {
-    /// How long ago.
+    /// Seconds since the replacement.
     pub seconds_ago: f64,
-    /// The name of the configuration, where the program that applied it gave one; a reload of a file gives none.
+    /// The name of the configuration; absent for a reload of a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
 }
@@ -144,7 +145,7 @@ pub struct Applied {
 /// The last reload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LastReload {
-    /// When it ended.
+    /// The time at the end of the reload.
     pub time: String,
     /// Whether the configuration was applied.
     pub ok: bool,
@@ -156,25 +157,28 @@ pub struct LastReload {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PoolStatus {
-    /// Its name.
+    /// The pool's name.
     pub name: String,
-    /// In what its engines differ: models that one lacks and another has, and context limits.
+    /// Differences between the pool's engines: models that one lacks and another has, and context
+    /// limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engines_differ: Option<String>,
     /// Requests waiting.
     pub queue: Used,
-    /// The last minute of the requests that belong to this pool, including those that spilled to another.
+    /// The last minute of requests that belong to this pool, including requests that spilled to
+    /// another pool.
     pub last_minute: WindowStats,
-    /// The same of the last five minutes: the window of every number that the page, `sluice status` and `sluice top` show.
+    /// As `last_minute`, for five minutes: the window of every number on the page, in `sluice
+    /// status` and in `sluice top`.
     pub last_5_minutes: WindowStats,
-    /// Its backends.
+    /// The pool's backends.
     pub backends: Vec<BackendStatus>,
 }
 
 /// How much of a limit is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Used {
-    /// How much is used now.
+    /// The amount in use.
     pub used: u64,
     /// The limit; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -185,55 +189,57 @@ pub struct Used {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BackendStatus {
-    /// Its name.
+    /// The backend's name.
     pub name: String,
-    /// The address of its engine.
+    /// The engine's address.
     pub url: String,
-    /// starting, ready, probation, ejected, down, draining, idle (autoscaling wants fewer engines) or removed.
+    /// `starting`, `ready`, `probation`, `ejected`, `down`, `draining`, `idle` (autoscaling wants
+    /// fewer engines) or `removed`.
     pub state: String,
-    /// Why it is out of rotation or failing, where that is known.
+    /// Why the backend is out of rotation or failing, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Most of its last answers failed, whether it was ejected for that or not.
+    /// Whether most of the last answers failed, even if the backend was not ejected.
     pub failing: bool,
     /// Share of new work.
     pub weight: f64,
     /// Requests that hold a lease.
     pub in_flight: u64,
-    /// Sequences.
+    /// Sequences in flight.
     pub slots: Used,
-    /// Outstanding prompt and output tokens, estimated.
+    /// Outstanding tokens of prompts and outputs, estimated.
     pub tokens: Used,
-    /// Prompt tokens whose first output token has not been seen, estimated.
+    /// Prompt tokens whose first output token was not seen yet, estimated.
     pub prefill_tokens: Used,
     /// Long prompts in prefill, each with a permit.
     pub long_prefills: Used,
-    /// What this gateway may use by the ledger of several gateways, by unit (slots, tokens, prefill_tokens, permits); empty without
-    /// [cluster].
+    /// This gateway's share by the ledger, by unit (`slots`, `tokens`, `prefill_tokens`,
+    /// `permits`); empty without `[cluster]`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub share: BTreeMap<String, u64>,
-    /// Prompts over this many tokens need a permit.
+    /// Prompts with more tokens need a permit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub long_threshold: Option<u64>,
-    /// Time per output token as observed.
+    /// Observed milliseconds per output token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
-    /// Prompt tokens per second until the first token, waiting in the engine included, as observed (a guess before the first
-    /// long enough prompt).
+    /// Observed prompt tokens per second until the first token, including the wait in the engine. A
+    /// guess before the first prompt of sufficient length.
     pub prefill_tokens_per_second: f64,
-    /// How long ago that was last observed; absent: it is the guess.
+    /// Seconds since the last observation; absent for the guess.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_seen_seconds: Option<f64>,
-    /// Requests are in flight, and its engine has sent no byte for this long.
+    /// Seconds for which the engine has sent no byte although requests are in flight.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silent_seconds: Option<f64>,
-    /// The engine's context limit, once it has reported it.
+    /// The engine's context limit, once reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
-    /// Why it is not known which models it serves: it gets requests for every model of its pool.
+    /// Why the models of the backend are unknown. It then gets requests for every model of the
+    /// pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models_unknown: Option<String>,
-    /// The engine behind it, when the gateway runs it.
+    /// The backend's engine, if the gateway runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineView>,
 }
@@ -242,18 +248,19 @@ pub struct BackendStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelStatus {
-    /// Its name.
+    /// The model's name.
     pub name: String,
-    /// Other names for it.
+    /// Other names of the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
-    /// It is a LoRA adapter.
+    /// Whether the model is a LoRA adapter.
     pub adapter: bool,
-    /// It is in the configuration; otherwise engines have reported it.
+    /// Whether the configuration has the model; otherwise engines have reported it.
     pub declared: bool,
-    /// The pools that serve it.
+    /// The pools that serve the model.
     pub pools: Vec<String>,
-    /// Backends of these pools in rotation that report it, and all that are in rotation.
+    /// Number of backends in rotation in these pools that report the model, and of all that are in
+    /// rotation.
     pub serving: (usize, usize),
 }
 
@@ -284,7 +291,7 @@ impl Status {
 }
 
 impl BackendStatus {
-    /// Its state for people: one that drains, and has nothing left in flight, is drained.
+    /// The state for people: a draining backend without requests in flight is "drained".
     pub fn shown_state(&self) -> &str {
         match self.state.as_str() {
             "draining" if self.in_flight == 0 => "drained",
@@ -299,7 +306,7 @@ impl BackendStatus {
             name: backend.name.to_string(),
             url: backend.address.endpoint.to_string(),
             state: backend.state().to_owned(),
-            // While its engine is cordoned, failed probes are expected.
+            // While the engine is cordoned, failed probes are expected.
             reason: reason(backend, now).filter(|_| backend.cordon == Cordon::Open),
             failing: backend.recent.is_failing(),
             weight: backend.weight,
@@ -349,8 +356,8 @@ fn reason(backend: &BackendView, now: Instant) -> Option<String> {
     Some(reason)
 }
 
-/// The backend of these names, for implementations of [`Control`](super::Control). A backend that is being removed is not
-/// found.
+/// The backend with these names, for implementations of [`Control`](super::Control). Backends that
+/// are being removed are not found.
 pub fn find(pools: &[PoolView], pool: &str, backend: &str) -> Result<BackendId, NoSuchBackend> {
     let Some(found) = pools.iter().find(|view| &*view.name == pool) else {
         let known = names(pools.iter().map(|view| &*view.name));

@@ -1,4 +1,6 @@
 //! The admin port over loopback: authorization, responses, refusals.
+//!
+//! A fake gateway implements `Control`. Sockets are real; some tests pause time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,7 +34,7 @@ pub(super) struct Fake {
     pub(super) token: Mutex<Option<Secret>>,
     reload: fn() -> Result<Vec<String>, ReloadError>,
     panics: AtomicBool,
-    /// How often the status was read.
+    /// Number of reads of the status.
     pub(super) looks: AtomicUsize,
 }
 
@@ -164,12 +166,13 @@ pub(super) async fn served(token: Option<&str>, reload: fn() -> Result<Vec<Strin
     Served { address, control, end, serving }
 }
 
-/// Sends a request with `x-sluice-admin`, as `sluice` does, and more header lines. Returns status, head and body.
+/// Sends a request with `x-sluice-admin`, as `sluice` does, and more header lines. Returns status,
+/// head and body.
 pub(super) async fn send(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
     send_bare(served, request, &format!("x-sluice-admin: 1\r\n{headers}")).await
 }
 
-/// The same without `x-sluice-admin`.
+/// As [`send`], without `x-sluice-admin`.
 pub(super) async fn send_bare(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
     let mut socket = TcpStream::connect(&served.address).await.unwrap();
     let text = format!("{request} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}\r\n", served.address);
@@ -211,7 +214,7 @@ async fn a_client_that_never_reads_does_not_hold_up_a_stop() {
     let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", served.address);
     socket.write_all(request.replace("GET /", "GET /ui/overview.js").repeat(1_000).as_bytes()).await.unwrap();
     tokio::time::pause();
-    // Paused time advances only when every task waits: the 12 MB of the responses fill the buffers.
+    // Paused time advances only when every task waits: the 12 MB of responses fill the buffers.
     tokio::time::sleep(Duration::from_secs(1)).await;
     served.end.stop();
     timeout(Duration::from_secs(5), served.serving).await.expect("the stop waits for the client").unwrap();

@@ -1,12 +1,13 @@
-//! The routes of the online tuner.
+//! The routes of the online tuner. Every response is a [`TunerReport`]: the state of the tuner, and
+//! reasons.
 //!
-//! | method and path | response |
+//! | method and path | effect |
 //! |---|---|
-//! | GET `/admin/tuner` | what it does and why ([`TunerReport`]) |
-//! | POST `/admin/tuner/freeze` | the same: it makes no changes, and the one that it is trying is undone |
-//! | POST `/admin/tuner/resume` | the same: it goes on |
-//! | POST `/admin/tuner/reset` | the same: the limits of the configuration file are in force again |
-//! | POST `/admin/tuner/approve/{id}` | the same: it makes the change that it proposed |
+//! | GET `/admin/tuner` | none |
+//! | POST `/admin/tuner/freeze` | no more changes; the change under trial is undone |
+//! | POST `/admin/tuner/resume` | the tuner goes on |
+//! | POST `/admin/tuner/reset` | the limits of the configuration file are in force again |
+//! | POST `/admin/tuner/approve/{id}` | the tuner makes the proposed change |
 
 use http::{Method, StatusCode};
 
@@ -14,7 +15,7 @@ use super::restart_query::decode;
 use super::unsaved::UnsavedOrder;
 use crate::online::TunerReport;
 
-/// What an operator wants of the tuner.
+/// An operator's order to the tuner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TunerOrder {
     /// Make no changes.
@@ -59,16 +60,16 @@ impl TunerRoute {
 /// Why an order is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TunerError {
-    /// Nothing waits for an approval.
+    /// The tuner does not wait for approvals.
     #[error("the tuner does not wait for approvals: tuner.mode is \"{mode}\"; \"approve\" makes it wait")]
     NotWaiting {
         /// The mode in force.
         mode: String,
     },
-    /// It makes no changes now.
+    /// The tuner is frozen.
     #[error("the tuner makes no changes now: it is frozen, {why}; approve again once it goes on")]
     Frozen {
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// The order is in force, but the gateway loses it at the next restart.
@@ -77,9 +78,9 @@ pub enum TunerError {
     /// There is no such proposal.
     #[error("there is no proposal {id} (now there are: {}); see `sluice tuner show`", if known.is_empty() { "none" } else { known })]
     UnknownProposal {
-        /// What was asked for.
+        /// The requested proposal.
         id: String,
-        /// Those that there are.
+        /// The proposals that exist.
         known: String,
     },
 }
@@ -96,7 +97,7 @@ impl TunerError {
 
 /// The operations on the tuner. Called on a thread that may block.
 pub trait TunerControl {
-    /// What it does and why.
+    /// The state of the tuner, and reasons.
     fn tuner(&self) -> TunerReport;
 
     /// Carries out an order.

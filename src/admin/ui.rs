@@ -1,26 +1,26 @@
 //! The files of the live page, which are in the binary.
 //!
-//! No build step and nothing from elsewhere, so that the page works without a network. The policy lets it run only these scripts and
-//! styles and send requests only to this server; it has no inline script or style.
-//!
-//! Paths are relative, so that the page works behind a proxy that adds a prefix. Bounds: a fixed list.
+//! There is no build step and no external file, so the page works without a network. The policy
+//! lets the page run only these scripts and styles, none of them inline, and send requests only to
+//! this server. Paths are relative, so that the page works behind a proxy that adds a prefix.
+//! Bounds: a fixed list.
 
 use http::header::{CONTENT_SECURITY_POLICY, HeaderMap, HeaderName, HeaderValue, REFERRER_POLICY};
 
-/// What the page may do.
+/// The content security policy of the page.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// One file: its name, its type, its text.
+/// Name, content type and text of a file.
 pub(super) type File = (&'static str, &'static str, &'static str);
 
 const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
-/// The page itself.
+/// The page.
 pub(super) const PAGE: File = ("index.html", "text/html; charset=utf-8", include_str!("ui/index.html"));
 
-/// Every other file.
+/// All other files.
 const FILES: &[File] = &[
     ("page.css", CSS, include_str!("ui/page.css")),
     ("parts.css", CSS, include_str!("ui/parts.css")),
@@ -39,12 +39,11 @@ const FILES: &[File] = &[
     ("requests.js", JS, include_str!("ui/requests.js")),
 ];
 
-/// The file with this name.
 pub(super) fn file(name: &str) -> Option<&'static File> {
     FILES.iter().find(|(own, ..)| *own == name)
 }
 
-/// Adds the headers that restrict what the page may do.
+/// Adds the headers that restrict the page.
 pub(super) fn restrict(headers: &mut HeaderMap) {
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));

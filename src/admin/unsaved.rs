@@ -1,11 +1,12 @@
-//! An order that is in force and could not be saved.
+//! An order that is in force but could not be saved.
 //!
-//! It is no success, since the next start of the gateway does not know of it, and no refusal. The
-//! answer says both, with status 500.
+//! It is no success, because the next start of the gateway does not know of it, and no refusal
+//! either. The answer says both, with status 500. The operator should make the folder writable and
+//! repeat the order.
 
 use std::path::PathBuf;
 
-/// The order is carried out, and would be lost at the next restart.
+/// The order is carried out, and will be lost at the next restart.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the order is carried out, but cannot be saved in {} (fleet.state): {reason}; the next start of the gateway does not \

@@ -1,30 +1,30 @@
 //! Invalid settings of a load.
 //!
-//! Settings are checked before a run sends its first request. A request that fails is not an error: its record says why.
-//! There is no I/O here.
+//! They are found before the first request. A request that fails is not an error here: the record
+//! has the reason.
 
-/// An invalid setting, found before the first request.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum BenchError {
     /// A workload without classes.
     #[error("the workload has no classes; give at least one")]
     NoClasses,
-    /// A class whose weight is not a positive number.
+    /// A weight that is not a positive number.
     #[error("class '{0}' has the weight {1}; give a number above 0")]
     BadWeight(String, f64),
-    /// A length of 0, or a range whose end is before its start.
+    /// A length of 0, or a range that ends before the start.
     #[error("class '{0}' has an impossible {1} length; give 1 or more, the smaller bound first")]
     BadLength(String, &'static str),
     /// An empty vocabulary.
     #[error("the vocabulary {0}..{1} is empty; give the first token id and the one after the last")]
     EmptyVocabulary(u32, u32),
-    /// A rate, concurrency or burst size of 0 or less.
+    /// A rate, duration, burstiness, concurrency or burst size that is not above 0.
     #[error("an arrival needs {0} above 0")]
     BadArrival(&'static str),
     /// More requests than one run may hold.
     #[error("this would send {0} requests, and the limit is {1}; shorten the run or lower the rate")]
     TooManyRequests(u64, u64),
-    /// A request that would be due too long after the start: when, and the limit; both in seconds.
+    /// A request that is due too late: due time and limit, seconds from the start.
     #[error(
         "a request would be due {0:.3e} s after the start, and the limit is {1:.0e} s; raise the rate or the trace's speed"
     )]

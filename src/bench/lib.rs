@@ -1,24 +1,22 @@
-//! The load generator: sends requests on a schedule and measures what a client sees.
+//! The load generator: sends requests on a schedule and measures the latencies that a client sees.
 //!
-//! It is an independent check of the gateway: it shares no code with the gateway's request path, parses responses itself,
-//! and decides before the run when each request is due. The result includes the load that was really delivered and how
-//! late the load generator itself was.
+//! It checks the gateway independently: it shares no code with the gateway's request path, parses
+//! responses itself, and fixes the due time of each request before the run. The result includes the
+//! load that was really delivered, and how late the load generator was.
 //!
-//! | folder | question |
+//! | folder | content |
 //! |---|---|
-//! | `load` | what is sent, and when: workload, prompts, datasets, conversations, arrivals |
-//! | `client` | how one request is sent, and how its response is measured |
-//! | `run` | how a whole run is executed: requests, progress, metrics of the servers |
-//! | `result` | the records of a run, their statistics, the files on disk |
+//! | `load` | requests and due times: workload, datasets, conversations, arrivals |
+//! | `client` | sends one request and measures the response |
+//! | `run` | executes a whole run, with progress and metrics of the servers |
+//! | `result` | records of a run, statistics, files on disk |
 //! | `report` | tables, HTML pages with plots, the knee of a sweep, comparisons |
-//! | `records` | what a day of the gateway's own records shows |
+//! | `records` | reports on one day of the gateway's request records |
 //! | `search` | the highest rate at which the objectives hold |
 //!
-//! Definitions are those of `vllm bench serve`, with two exceptions: a response stream with an error in it, and one that
-//! is cut off, count as failures.
-//!
-//! All randomness follows from one seed: two runs of the same plan send the same bytes at the same due times. HTTP/2 is not
-//! supported.
+//! Definitions follow `vllm bench serve`, except that a response stream with an error in it, or one
+//! that is cut off, counts as a failure. All randomness follows from one seed: two runs of the same
+//! plan send the same bytes at the same due times. HTTP/2 is not supported.
 
 pub mod error;
 mod seed;

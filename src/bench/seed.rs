@@ -1,22 +1,23 @@
-//! Random number generators for each purpose, all derived from the seed of a run.
+//! Random number generators, one for each purpose, all derived from the seed of a run.
 //!
-//! Each purpose has a generator of its own, so drawing more numbers for one purpose changes no other: two runs stay
+//! Drawing more numbers for one purpose does not change the numbers for another, so two runs stay
 //! comparable. The numbers are not cryptographic.
 
 use sluice_core::base::Rng;
 
-/// How far apart the seeds of several runs are: more than the number of purposes.
+/// Distance between the seeds of several runs: more than the number of purposes.
 const STRIDE: u64 = 16;
 
-/// The seed of run number `nth` (from 0) of several runs that begin with the seed `first`.
+/// The seed of run number `nth` (from 0) of several runs; `first` is the seed of run 0.
 ///
-/// They are 16 apart, because the purpose is added to the seed: the next number has the numbers of this seed for another
-/// purpose, and the runs of neighbouring numbers are not independent, as intervals over runs suppose.
+/// Seeds are 16 apart because the purpose is added to the seed: with adjacent seeds, different
+/// purposes of two runs would get the same numbers, and the runs would not be independent, as
+/// intervals over runs assume.
 pub const fn nth_seed(first: u64, nth: u64) -> u64 {
     first.wrapping_add(nth.wrapping_mul(STRIDE))
 }
 
-/// What random numbers are for. Each is less than [`STRIDE`].
+/// A use of random numbers. Values are less than [`STRIDE`].
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Arrival = 1,
@@ -36,8 +37,8 @@ pub(crate) enum Purpose {
 
 /// The generator for `purpose` and request (or other item) number `ordinal`.
 ///
-/// Seeds that differ by one give neighbouring SplitMix64 states. One output of the generator mixes all 64 bits, so each step
-/// of the derivation uses an output instead of the seed itself.
+/// Seeds that differ by one give neighbouring SplitMix64 states. One output mixes all 64 bits, so
+/// each step of the derivation uses an output instead of the seed.
 pub(crate) fn rng_for(seed: u64, purpose: Purpose, ordinal: u64) -> Rng {
     let for_purpose = Rng::new(seed.wrapping_add(purpose as u64)).next_u64();
     Rng::new(Rng::new(for_purpose ^ ordinal).next_u64())

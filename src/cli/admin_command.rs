@@ -1,7 +1,7 @@
-//! What the subcommands that use the admin API share: a client, a runtime, an exit code.
+//! Shared parts of the subcommands that use the admin API: a client, a runtime, an exit code.
 //!
-//! Exit codes: 2 when address or token cannot be used, 1 when no runtime can be built or the command fails, else the command's
-//! own.
+//! Exit codes: 2 if the address or the token cannot be used, 1 if no runtime can be built or the
+//! command fails, else the command's code.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use crate::admin::AdminClient;
 use crate::config;
 
-/// The flags that say which gateway.
+/// The flags that name the gateway.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AdminPort {
     /// The admin port
@@ -36,13 +36,13 @@ pub(super) fn with_client(port: &AdminPort, command: impl AsyncFnOnce(&AdminClie
     runtime.block_on(command(&client))
 }
 
-/// Reports wrong usage.
+/// Reports wrong usage on stderr.
 pub(super) fn usage(error: &impl Display) -> ExitCode {
     eprintln!("{error}");
     ExitCode::from(2)
 }
 
-/// The exit code of a result; an error is written to stderr.
+/// The exit code of a result; writes an error to stderr.
 pub(super) fn exit_code(result: Result<(), impl Display>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,9 +1,13 @@
-//! `sluice backend list|drain|restart|logs|enable`: the backends of a running gateway, and the engines that it runs.
+//! `sluice backend list|drain|restart|logs|enable`: the backends of a running gateway, and its
+//! engines.
 //!
-//! A backend is named as in the configuration, `gpu0`, or `short/gpu0` where two pools have a backend of that name. With
-//! `--wait` a command shows progress on stderr and waits: `drain` until nothing is in flight, `enable` until the backend is
-//! in rotation, `restart` until the change has an outcome.
-//! Exit codes: 0 done; 1 refused, failed, or rolled back (the message says why and what to do); 2 wrong usage.
+//! A backend is named as in the configuration, `gpu0`, or `short/gpu0` if two pools have a backend
+//! of that name. With `--wait` a command shows progress on stderr and waits: `drain` until no
+//! request is in flight, `enable` until the backend is in rotation, `restart` until the change has
+//! an outcome.
+//!
+//! Exit codes: 0 done; 1 refused, failed, or rolled back (the message says why, and the remedy); 2
+//! wrong usage.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -18,9 +22,9 @@ use super::backend_logs::{self, LogsArgs};
 use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
 
-/// Between two polls with `--wait`.
+/// Time between two polls with `--wait`.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Failed polls until `--wait` gives up: enough for a gateway to be restarted meanwhile.
+/// Failed polls after which `--wait` gives up; enough time (30 s) to restart a gateway.
 const FAILED_POLLS_MAX: u32 = 150;
 
 /// Backends of a running gateway, and the engines it runs.
@@ -51,17 +55,19 @@ enum Command {
         #[arg(long)]
         wait: bool,
     },
-    /// Restart an engine that the gateway runs, optionally with other flags, without losing requests
+    /// Restart an engine that the gateway runs, optionally with other flags, without losing
+    /// requests
     ///
-    /// Flags with which the engine does not start, or dies or hangs before it has served for fleet.settle, are taken back:
-    /// the engine starts with the flags before them, and `sluice backend list` says why.
+    /// If the engine does not start with the new flags, or dies or hangs before it has served for
+    /// fleet.settle, it starts again with the flags before them, and `sluice backend list` says
+    /// why.
     Restart {
         /// The backend, such as gpu0 or short/gpu0
         name: String,
         /// Change a flag of the engine, such as max-num-seqs=32 or --max-num-seqs=32 (repeatable)
         #[arg(long = "set", value_name = "FLAG=VALUE", allow_hyphen_values = true)]
         set: Vec<String>,
-        /// Drop flags changed earlier: start from the configuration
+        /// Drop flags that were changed earlier: start from the configuration
         #[arg(long)]
         reset: bool,
         /// Restart even if no other backend can serve its models: requests wait in the queue
@@ -74,7 +80,7 @@ enum Command {
         #[arg(long)]
         wait: bool,
     },
-    /// Print the log of an engine that the gateway runs, or what its commands (control) print
+    /// Print the log of an engine that the gateway runs, or the output of its commands (control)
     Logs(LogsArgs),
     /// Put a backend back into rotation; an engine on hold is started again
     Enable {
@@ -86,7 +92,6 @@ enum Command {
     },
 }
 
-/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::cli) enum Failed {
     #[error(transparent)]
@@ -175,7 +180,7 @@ fn is_last(status: &Status, path: &Path) -> bool {
     !others.into_iter().any(|backend| matches!(backend.state.as_str(), "ready" | "probation"))
 }
 
-/// How change `id` ended, if it has.
+/// The result of change `id`, if the change has ended.
 pub(in crate::cli) fn outcome(backend: &BackendStatus, id: u64) -> Option<Result<(), String>> {
     let Some(engine) = &backend.engine else { return Some(Err("the gateway no longer runs this engine".to_owned())) };
     let last = engine.last_change.as_ref().filter(|last| last.id >= id)?;
@@ -199,7 +204,7 @@ fn why(backend: &BackendStatus) -> String {
     backend.engine.as_ref().and_then(|engine| engine.why.clone()).unwrap_or_else(|| "the engine is on hold".to_owned())
 }
 
-/// A backend by its names, without encoding.
+/// The names of a backend, not encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cli) struct Path {
     pub(in crate::cli) pool: String,
@@ -212,7 +217,7 @@ impl std::fmt::Display for Path {
     }
 }
 
-/// Finds the backend by `backend` or `pool/backend`.
+/// Finds a backend by `backend` or `pool/backend`.
 pub(in crate::cli) fn path(status: &Status, name: &str) -> Result<Path, Failed> {
     let all = status.pools.iter().flat_map(|pool| {
         let backends = pool.backends.iter().filter(|backend| backend.state != "removed");
@@ -230,7 +235,7 @@ pub(in crate::cli) fn path(status: &Status, name: &str) -> Result<Path, Failed> 
 
 pub(in crate::cli) async fn post(client: &AdminClient, path: &Path, action: &str) -> Result<Value, AdminClientError> {
     let path = format!("/admin/backends/{}/{}{action}", encode(&path.pool), encode(&path.backend));
-    // Before a restart the gateway may run vLLM to list its flags.
+    // A restart may run vLLM to list the flags, which takes time.
     client.post_within(&path, RESTART_TIMEOUT).await
 }
 
@@ -264,7 +269,7 @@ async fn follow(
     }
 }
 
-/// Progress on stderr: one line that is redrawn on a terminal, elsewhere a line for each phase.
+/// Progress on stderr: one line that is redrawn on a terminal, otherwise a line for each phase.
 #[derive(Default)]
 struct ProgressLine {
     last: String,

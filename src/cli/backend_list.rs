@@ -1,7 +1,8 @@
 //! `sluice backend list`: the backends of a running gateway as a table.
 //!
-//! The table fits [`WIDTH`] columns. Below it there is a line for each engine that does not serve, with the cause and what to
-//! do. Past failures are shown only with `--wide`, with their age, in a table with every column.
+//! The table fits [`WIDTH`] columns. Below it is a line for each engine that does not serve, with
+//! the cause and the remedy. Past failures and their age appear only with `--wide`, in a table with
+//! every column.
 
 use comfy_table::presets::{NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};
@@ -12,18 +13,17 @@ use crate::fleet::{EngineView, LastChange};
 
 /// Columns of a usual terminal window.
 const WIDTH: u16 = 100;
-/// Columns beside names and addresses that are enough for most engines: state, requests, step, restarts, last change.
+/// Columns that the other cells need for most engines: state, requests, step, restarts, last
+/// change.
 const OTHER_COLUMNS: usize = 62;
-/// The most columns for a name in the lines below the table.
+/// Most columns of a name in the lines below the table.
 const NAME_WIDTH: u16 = 40;
 
-/// Every backend as JSON.
 pub(super) fn json(status: &Status) -> String {
     let backends = all(status).map(|(pool, backend)| json!({ "pool": pool, "backend": backend }));
     Value::Array(backends.collect()).to_string()
 }
 
-/// Every backend as a table.
 pub(super) fn table(status: &Status, wide: bool) -> String {
     if wide { wide_table(status) } else { narrow_table(status) }
 }
@@ -32,7 +32,7 @@ fn all(status: &Status) -> impl Iterator<Item = (&str, &BackendStatus)> {
     status.pools.iter().flat_map(|pool| pool.backends.iter().map(|backend| (pool.name.as_str(), backend)))
 }
 
-/// Without addresses where these would break names in two.
+/// The table without addresses, if these would break names in two.
 fn narrow_table(status: &Status) -> String {
     let longest = |length: fn(&str, &BackendStatus) -> usize| {
         all(status).map(|(pool, backend)| length(pool, backend)).max().unwrap_or(0)
@@ -128,7 +128,7 @@ fn in_flight(backend: &BackendStatus) -> String {
     }
 }
 
-/// How a change ended. The number is marked, so that it does not read as a count.
+/// The outcome of a change. The number is marked with #, so that it does not read as a count.
 fn outcome(change: &LastChange) -> String {
     format!("#{} {}", change.id, change.outcome.replace('_', " "))
 }
@@ -138,7 +138,7 @@ fn is_over(engine: &EngineView) -> bool {
     matches!(engine.step.as_str(), "ramp" | "serve")
 }
 
-/// The step of an engine, with its progress while it is not serving.
+/// The step of an engine, with progress while it does not serve.
 fn doing(engine: &EngineView) -> String {
     match engine.detail.as_str() {
         detail if !detail.is_empty() && !is_over(engine) => format!("{}: {detail}", engine.step),
@@ -146,10 +146,10 @@ fn doing(engine: &EngineView) -> String {
     }
 }
 
-/// What an operator should know beyond the table.
+/// A line below the table, if the operator should know more.
 fn note(engine: &EngineView) -> Option<String> {
     match (engine.step.as_str(), engine.detail.as_str(), &engine.why, &engine.waits) {
-        // The command on a line of its own, so that it can be copied.
+        // The command is on a separate line, so that it can be copied.
         ("hold", ..) => Some(format!("hold: {}\nwhen the cause is fixed: {}", why(engine), enable(engine))),
         ("ramp" | "serve", "", _, None) => None,
         ("ramp" | "serve", "", _, Some(_)) => Some(activity(engine)),
@@ -160,7 +160,7 @@ fn note(engine: &EngineView) -> Option<String> {
     }
 }
 
-/// What an engine is doing, such as `start: loading weights, 12 s (20 s in all)`.
+/// The activity of an engine, such as `start: loading weights, 12 s (20 s in all)`.
 pub(super) fn activity(engine: &EngineView) -> String {
     let step = &engine.step;
     match (engine.detail.as_str(), &engine.why, &engine.waits) {
@@ -181,7 +181,7 @@ fn enable(engine: &EngineView) -> String {
     format!("sluice backend enable {}", engine.backend)
 }
 
-/// A time span in its largest unit.
+/// A time span in its largest unit: s, min or h.
 fn age(seconds: f64) -> String {
     match seconds as u64 {
         whole @ 0..60 => format!("{whole} s"),

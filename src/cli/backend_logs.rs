@@ -1,8 +1,9 @@
 //! `sluice backend logs NAME`: the log of an engine that the gateway runs.
 //!
-//! Prints the last lines, and with `--follow` those that come, over restarts of the engine too. The gateway masks the secrets of
-//! the engine. Colours and other control characters are left out, because an engine may log what its clients have sent.
-//! While the gateway does not respond, `--follow` tries again, for at most [`FAILED_POLLS_MAX`] polls.
+//! Prints the last lines, and with `--follow` new lines as they come, also after restarts of the
+//! engine. The gateway masks the engine's secrets. Colours and other control characters are left
+//! out, because an engine may log text from its clients. While the gateway does not respond,
+//! `--follow` retries, for at most [`FAILED_POLLS_MAX`] polls.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -10,9 +11,9 @@ use std::time::Duration;
 use crate::admin::{AdminClient, AdminClientError, LOG_LINES_MAX, encode};
 use crate::fleet::LogLines;
 
-/// Between two polls.
+/// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Failed polls until `--follow` gives up: enough for a gateway to be restarted meanwhile.
+/// Failed polls after which `--follow` gives up; enough time (30 s) to restart a gateway.
 const FAILED_POLLS_MAX: u32 = 60;
 
 /// The flags of `sluice backend logs`.
@@ -29,7 +30,6 @@ pub(super) struct LogsArgs {
     lines: u16,
 }
 
-/// Prints the log of the engine of a backend.
 pub(super) async fn run(
     client: &AdminClient,
     (pool, backend): (&str, &str),
@@ -42,11 +42,11 @@ pub(super) async fn run(
     }
     let mut failures = 0;
     loop {
-        // A reader that left, such as head, ends it.
+        // A reader that left, such as head, ends the command.
         if print(&read.lines).is_err() || !args.follow {
             return Ok(());
         }
-        // More lines may be waiting than one response holds.
+        // More lines may be waiting than fit one response.
         if read.lines.len() < LOG_LINES_MAX {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -74,12 +74,12 @@ fn print(lines: &[String]) -> std::io::Result<()> {
     out.flush()
 }
 
-/// The text without control sequences of terminals and control characters.
+/// The text without terminal control sequences and control characters.
 fn plain(line: &str) -> String {
     let (mut out, mut letters) = (String::with_capacity(line.len()), line.chars().peekable());
     while let Some(letter) = letters.next() {
         if letter == '\x1b' && letters.next_if_eq(&'[').is_some() {
-            // Its parameters, and the letter that ends it.
+            // Skips the parameters of the sequence, and the letter that ends it.
             while letters.next().is_some_and(|letter| !('@'..='~').contains(&letter)) {}
         } else if letter == '\t' || !letter.is_control() {
             out.push(letter);

@@ -1,13 +1,14 @@
 //! `sluice check`: validates a configuration and prints it with all defaults.
 //!
-//! A valid configuration is printed to stdout as TOML that can be used as it is. A comment at each key names its origin: a
-//! line of the file, `--set`, or a default. Secrets are shown as their references or masked. Warnings go to stderr. An
-//! invalid configuration prints all its errors to stderr and nothing to stdout. The checks are those of a start and of a reload
-//! ([`checks`]). Nothing is bound, and no engine is started: a program of `launch` is run with `--help=all` only. Nothing is
-//! contacted unless `--probe` is given: then every backend is asked instead (`check/probe.rs`). A
-//! program that lists no flags for 20 s is named on stderr, since the command waits for the
-//! program.
-//! Exit codes: 0 valid; 1 a backend is not as configured (`--probe`); 78 not valid.
+//! A valid configuration is printed to stdout as TOML that can be used unchanged. A comment at each
+//! key names the origin: a line of the file, `--set`, or a default. Secrets are shown as references
+//! or masked. Warnings go to stderr. An invalid configuration prints all errors to stderr, nothing
+//! to stdout. The checks are the same as for a start and a reload ([`checks`]).
+//!
+//! No socket is bound and no engine started; a program of `launch` runs only with `--help=all`, and
+//! is named on stderr after 20 s without flags. Only `--probe` contacts backends
+//! (`check/probe.rs`), instead of printing. Exit codes: 0 valid; 1 a backend is not as configured
+//! (`--probe`); 2 wrong usage; 78 not valid.
 
 mod probe;
 
@@ -21,7 +22,7 @@ use crate::telemetry::log;
 
 /// Exit code of a configuration error (`EX_CONFIG` of sysexits.h).
 pub const EXIT_CONFIG: u8 = 78;
-/// Exit code of wrong usage, as clap's own.
+/// Exit code of wrong usage, as in clap.
 const EXIT_USAGE: u8 = 2;
 
 /// Validate a configuration and print it with all defaults.
@@ -34,8 +35,8 @@ pub struct CheckArgs {
     /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Ask every backend instead of printing the configuration: whether it responds, its version, and whether it serves the
-    /// models of its pool
+    /// Ask every backend instead of printing the configuration: whether it responds, its version,
+    /// and whether it serves the models of its pool
     #[arg(long)]
     pub probe: bool,
     /// Print errors only
@@ -43,7 +44,7 @@ pub struct CheckArgs {
     pub quiet: bool,
 }
 
-/// Runs the command on the process's own stdout and stderr.
+/// Runs the command on the process's stdout and stderr.
 pub fn run(args: &CheckArgs) -> ExitCode {
     if !args.quiet
         && let Err(error) = log::init_warnings("sluice_fleet")
@@ -53,7 +54,7 @@ pub fn run(args: &CheckArgs) -> ExitCode {
     ExitCode::from(check(args, &mut std::io::stdout().lock(), &mut std::io::stderr().lock()))
 }
 
-/// Runs the command. Returns the exit code. A reader that leaves early (`| head`) is no failure.
+/// Runs the command and returns the exit code. A reader that leaves early (`| head`) is no failure.
 fn check(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let Some(file) = args.file.path() else {
         let _ = writeln!(err, "{}", NoFile { instead: "" });
@@ -91,7 +92,7 @@ fn checked(loaded: &Loaded) -> Result<Vec<String>, Problems> {
     }
 }
 
-/// Warnings, the configuration unless the backends are asked instead, and that it is valid.
+/// Writes warnings, the configuration unless the backends are queried instead, and "ok".
 fn report(args: &CheckArgs, loaded: &Loaded, out: &mut dyn Write, err: &mut dyn Write) {
     let mut warnings = String::new();
     let _ = Problems::write_warnings(&mut warnings, &loaded.source, &loaded.warnings);

@@ -1,10 +1,12 @@
-//! Which configuration file a subcommand reads: `FILE`, `--config FILE`, or `./sluice.toml` when neither is given.
+//! The configuration file that a subcommand reads: `FILE`, `--config FILE`, or else
+//! `./sluice.toml`.
 //!
-//! `serve` and `check` read the same file for the same words, so that a check is of the file that is used.
+//! `serve` and `check` read the same file for the same words, so that `check` checks the file that
+//! `serve` uses.
 
 use std::path::{Path, PathBuf};
 
-/// The file that is read when none is named and it exists.
+/// The file that is read if none is named and it exists.
 const DEFAULT_FILE: &str = "sluice.toml";
 
 /// The flags that name the configuration file.
@@ -14,21 +16,21 @@ pub(super) struct ConfigFile {
     /// The configuration file [default: ./sluice.toml, if it exists]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// The same as FILE
+    /// Same as FILE
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// No file is named, and there is none to take instead.
+/// No file is named, and there is no default file.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no ./{DEFAULT_FILE}; name a configuration file{instead} (--help says more)")]
 pub(super) struct NoFile {
-    /// What else can be given.
+    /// Another way to name engines, for the message.
     pub(super) instead: &'static str,
 }
 
 impl ConfigFile {
-    /// The file; `None`: none is named, and there is no default one.
+    /// The file; `None` if none is named and there is no default file.
     pub(super) fn path(&self) -> Option<PathBuf> {
         let named = self.file.clone().or_else(|| self.config.clone());
         named.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| Path::is_file(path)))

@@ -1,14 +1,14 @@
 //! The examples at the end of every `--help`.
 //!
-//! They are in one table, so that a test can parse each of them with the command line's own definitions: an example that does
-//! not work is worse than none. `sluice sim` has a text of its own, because it takes the flags of `vllm serve`.
+//! One table holds them, so that a test can parse each with the definitions of the command line: an
+//! example that does not work is worse than none. `sluice sim` has a separate text, because it
+//! takes the flags of `vllm serve`.
 
 use clap::Command;
 
-/// A subcommand by its names, and its examples.
+/// The words that name a subcommand, and examples.
 type Examples = (&'static [&'static str], &'static [&'static str]);
 
-/// The examples of each subcommand.
 const EXAMPLES: &[Examples] = &[
     (
         &["serve"],
@@ -117,7 +117,7 @@ pub(super) fn add(mut command: Command) -> Command {
     for (path, examples) in EXAMPLES {
         let text = format!("Examples:\n  {}", examples.join("\n  "));
         command = at(command, path, &|found| {
-            // What a subcommand says itself, such as the signals of `serve`, comes first.
+            // A subcommand's own text, such as the signals of `serve`, comes first.
             let text = found.get_after_help().map_or(text.clone(), |own| format!("{own}\n\n{text}"));
             found.after_help(text)
         });
@@ -125,7 +125,6 @@ pub(super) fn add(mut command: Command) -> Command {
     command
 }
 
-/// Changes the subcommand at `path`.
 fn at(command: Command, path: &[&'static str], change: &dyn Fn(Command) -> Command) -> Command {
     match path {
         [] => change(command),
@@ -138,7 +137,7 @@ mod tests {
     use super::*;
     use crate::cli::command;
 
-    /// Every subcommand, by its names.
+    /// Every subcommand, by the words that name it.
     fn paths(command: &Command, path: &[String], all: &mut Vec<Vec<String>>) {
         for found in command.get_subcommands().filter(|found| found.get_name() != "help") {
             let path = [path, &[found.get_name().to_owned()]].concat();
@@ -156,7 +155,7 @@ mod tests {
             let path: Vec<&str> = path.iter().map(String::as_str).collect();
             let (_, examples) = EXAMPLES.iter().find(|(other, _)| *other == path).unwrap_or_else(|| panic!("{path:?}"));
             for example in *examples {
-                // What a shell takes away.
+                // The words before a redirection or pipe, which the shell would take away.
                 let words = example.split_whitespace().take_while(|word| !["<", ">", "|"].contains(word));
                 let words: Vec<&str> = words.collect();
                 assert!(words[1..].starts_with(&path), "{example} is not of {path:?}");

@@ -1,8 +1,9 @@
-//! `sluice explain [CODE]...`: what an error means and what to do, without a network.
+//! `sluice explain [CODE]...`: the meaning of an error and the remedy, without a network.
 //!
-//! The text is that of `.github/docs/errors.md`, which is part of the program: a heading `### code` begins a section, and the
-//! next heading ends it. Without a code, every code is listed with the first line of its section. `tests/docs` checks that
-//! every code that the program uses has a section, and that there is no other one.
+//! The text is `.github/docs/errors.md`, which is compiled in: a heading `### code` begins a
+//! section, and the next heading ends it. Without a code, every code is listed with the first line
+//! of the section. `tests/docs` checks that exactly the codes that the program uses have a section.
+//!
 //! Exit codes: 0 explained; 2 a code that does not exist.
 
 use std::io::Write as _;
@@ -10,13 +11,12 @@ use std::process::ExitCode;
 
 use crate::config::Suggestion;
 
-/// The page about errors.
 const PAGE: &str = include_str!("../../.github/docs/errors.md");
 
 /// Explain an error by its code, or list all codes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExplainArgs {
-    /// Codes, as an error body, its header x-sluice-error or a message of sluice names them
+    /// Codes from an error body, the header x-sluice-error or a message of sluice
     #[arg(value_name = "CODE")]
     pub codes: Vec<String>,
 }
@@ -36,12 +36,12 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
     }
 }
 
-/// Every code of the page with its section, in the order of the page.
+/// The codes and sections of the page, in order.
 pub fn sections() -> impl Iterator<Item = (&'static str, &'static str)> {
     let parts = PAGE.split("\n### ").skip(1);
     parts.map(|part| {
         let (code, text) = part.split_once('\n').unwrap_or((part, ""));
-        // The heading of the next chapter ends the last section of this one.
+        // The heading of the next chapter ends the last section of this chapter.
         (code.trim(), text.split("\n## ").next().unwrap_or("").trim())
     })
 }
@@ -65,7 +65,7 @@ fn section(wanted: &str) -> Result<String, String> {
     }
 }
 
-/// `[text](target)` as text, since a terminal cannot follow links.
+/// `[text](target)` becomes text, since a terminal cannot follow links.
 fn without_links(text: &str) -> String {
     let mut parts = text.split("](");
     let first = parts.next().unwrap_or("").to_owned();

@@ -1,7 +1,8 @@
-//! `sluice completions SHELL`, `sluice man DIR` and `sluice version`: what a package prints or installs of the command line.
+//! `sluice completions SHELL`, `sluice man DIR` and `sluice version`: output for packages.
 //!
-//! The first two are made from the same definitions as `--help`, so they cannot be out of date. Hidden subcommands are left out.
-//! Exit codes: 0 written; 1 a page could not be written; 2 wrong usage.
+//! Completions and manual pages are made from the same definitions as `--help`, so they cannot be
+//! out of date. Hidden subcommands are left out. Exit codes: 0 written; 1 a page could not be
+//! written; 2 wrong usage.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// `sluice`, `sluice-backend`, `sluice-backend-list` and so on, without hidden ones.
+    /// `sluice`, `sluice-backend`, `sluice-backend-list` and so on, without hidden subcommands.
     fn names(command: &clap::Command, name: &str, into: &mut Vec<String>) {
         into.push(name.to_owned());
         for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {

@@ -1,8 +1,9 @@
-//! The progress of a load generator on the terminal; nothing when stderr is not a terminal.
+//! The progress of a load generator on the terminal; nothing if stderr is not a terminal.
 //!
-//! A bar; how many requests were sent, are in flight and failed; and of the last ten seconds the completed requests per second
-//! and a histogram of TTFT. All of it is drawn in place every [`REFRESH`] and cleared at the end, so that only the result stays
-//! on the screen. On a screen of few rows there is no histogram.
+//! Shows a bar; counts of sent, open and failed requests; and from the last ten seconds the
+//! completed requests per second and a histogram of TTFT. The lines are redrawn in place every
+//! [`REFRESH`] and cleared at the end, so that only the result stays on the screen. A screen of few
+//! rows has no histogram.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Stderr};
@@ -17,18 +18,18 @@ use tokio::time::Instant;
 use super::terminal::{LiveLines, size};
 use crate::bench::{Distribution, Extent, Progress};
 
-/// How often the lines are drawn.
+/// Time between two drawings.
 const REFRESH: Duration = Duration::from_millis(200);
 /// Columns of the bar.
 const BAR: usize = 20;
 /// Rows of the histogram.
 const BINS: usize = 8;
-/// The histogram is shown on screens of at least this many rows.
+/// Least rows of a screen with a histogram.
 const ROWS_MIN: usize = 16;
-/// Columns of the histogram besides its bars: bounds and counts.
+/// Columns of the histogram besides the bars: bounds and counts.
 const BESIDE_BARS: usize = 28;
 
-/// What is drawn on; `None` once it has ended.
+/// The lines on the terminal; `None` once they have ended.
 type Live = Arc<Mutex<Option<LiveLines<Stderr>>>>;
 
 /// The lines; cleared when ended or dropped.
@@ -59,7 +60,6 @@ impl Line {
         Self { live, task: Some(task) }
     }
 
-    /// Clears the lines.
     pub(super) fn end(self) {
         drop(self);
     }
@@ -67,7 +67,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        // Cleared here and not by the task, which may end only after the next text is printed.
+        // Cleared here and not by the task, which might end only after the next text is printed.
         drop(self.live.lock().take());
         if let Some(task) = self.task.take() {
             task.abort();
@@ -94,7 +94,7 @@ fn lines(
     lines
 }
 
-/// Which share of the run is done.
+/// The share of the run that is done.
 fn done(extent: Extent, elapsed: Duration, progress: &Progress) -> f64 {
     let share = match extent {
         Extent::Lasting(length) => elapsed.as_secs_f64() / length.as_secs_f64().max(f64::MIN_POSITIVE),
@@ -132,8 +132,8 @@ fn ms(seconds: f64) -> String {
     if seconds < 10.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
 }
 
-/// A histogram of times in seconds, with bars of at most `width` columns. Bins have equal ratios, so that a tail has rows of its
-/// own; empty without times.
+/// A histogram of times in seconds, with bars of at most `width` columns; empty without times. Bins
+/// have equal ratios, so that a tail has separate rows.
 fn histogram(times: Vec<f64>, width: usize) -> Vec<String> {
     let times = Distribution::of(times);
     if times.count() == 0 || width == 0 {
@@ -152,7 +152,7 @@ fn histogram(times: Vec<f64>, width: usize) -> Vec<String> {
     let mut lines = vec![format!("  TTFT of the last 10 s: P50 {}, {} requests", ms(median), times.count())];
     for (bin, count) in counts.into_iter().enumerate() {
         let bound = low * ratio.powi(i32::try_from(bin + 1).unwrap_or(i32::MAX));
-        // What is not empty can be seen.
+        // Rounded up, so that a bin with any value has a bar.
         let bar = "■".repeat((count * width).div_ceil(most));
         lines.push(format!("  {:>10} |{bar} {count}", format!("{:.1} ms", bound * 1e3)));
     }

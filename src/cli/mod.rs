@@ -1,7 +1,8 @@
 //! The command line: one file per subcommand.
 //!
-//! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while running,
-//! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
+//! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while
+//! running, 2 wrong usage (as in clap), 78 configuration error. Results go to stdout, everything
+//! else to stderr.
 
 mod admin_command;
 mod config_file;
@@ -63,7 +64,7 @@ enum Command {
     Top(top::TopArgs),
     /// Show, start, stop and promote experiments of a running gateway
     Experiment(experiment::ExperimentArgs),
-    /// Show, freeze and approve what the online tuner of a running gateway does
+    /// Show, freeze and approve the changes of a running gateway's online tuner
     Tuner(tuner::TunerArgs),
     /// Drain, restart and enable backends of a running gateway
     Backend(backend::BackendArgs),
@@ -82,7 +83,7 @@ enum Command {
     Man(generate::ManArgs),
 }
 
-/// The version, with the commit where the build names one in the variable `SLUICE_COMMIT`.
+/// The version, with the commit if the build names one in the variable `SLUICE_COMMIT`.
 static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("SLUICE_COMMIT") {
     Some(commit) if !commit.is_empty() => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
     _ => env!("CARGO_PKG_VERSION").to_owned(),

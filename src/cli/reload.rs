@@ -1,7 +1,7 @@
-//! `sluice reload`: a running gateway reads its configuration file again.
+//! `sluice reload`: a running gateway reads the configuration file again.
 //!
-//! Prints what changed, one line each. A file that is refused changes nothing, and all its problems are printed.
-//! Exit codes: 0 reloaded; 1 refused, or no gateway responds; 2 wrong usage.
+//! Prints the changes, one per line. A file that is refused changes nothing, and all problems are
+//! printed. Exit codes: 0 reloaded; 1 refused, or no gateway responds; 2 wrong usage.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -19,7 +19,6 @@ pub struct ReloadArgs {
     port: AdminPort,
 }
 
-/// The response of the gateway.
 #[derive(Debug, Deserialize)]
 struct Reloaded {
     changes: Vec<String>,
@@ -35,9 +34,9 @@ pub fn run(args: &ReloadArgs) -> ExitCode {
     })
 }
 
-/// Returns the exit code, and what is written to stdout and to stderr.
+/// Returns the exit code, and the texts for stdout and stderr.
 async fn reload(client: &AdminClient) -> (ExitCode, String, String) {
-    // Before a reload of engines the gateway may run vLLM to list its flags.
+    // A reload of engines may run vLLM to list the flags, which takes time.
     match client.post_within::<Reloaded>("/admin/reload", RESTART_TIMEOUT).await {
         Ok(Reloaded { changes }) if changes.is_empty() => {
             (ExitCode::SUCCESS, "reloaded: nothing changed\n".to_owned(), String::new())

@@ -1,15 +1,17 @@
 //! `sluice serve`: runs the gateway until a signal stops it.
 //!
-//! SIGTERM and SIGINT stop it in order. A second one cuts that short, if it is not a SIGTERM within a second of the first: requests that run get an error event, and engines have
-//! two seconds to end before they are killed. A third one ends the gateway at once, and it says which engines it leaves.
-//! SIGHUP reloads the configuration file. SIGUSR1 opens the access log and the records anew, as after a rotation. SIGUSR2 starts
-//! the program file anew with `--upgrade`: it takes over, and this process ends with its last request.
-//! The gateway handles a signal that comes during the start once it serves. During the checks of
-//! the configuration, which may wait for programs of engines, SIGTERM and SIGINT end the start;
-//! with `--upgrade`, the running gateway then stays in its place.
-//! Exit codes: 0 stopped in order or handed over, 1 a socket could not be opened, the running gateway did not hand over, or requests were
-//! cut at the end, 78 the configuration is not valid, or the gateway cannot use a file, folder or
-//! port range that the configuration names.
+//! - SIGTERM, SIGINT: stop in order. A second one (a SIGTERM only if a second or more after the
+//!   first) ends running requests with an error event and gives engines two seconds before they are
+//!   killed. A third one ends the gateway at once; it names the engines that it leaves.
+//! - SIGHUP: reload the configuration file. SIGUSR1: reopen the access log and the records.
+//! - SIGUSR2: start the program file with `--upgrade`. The new process takes over, and this one
+//!   ends with its last request.
+//!
+//! Signals during the start are handled once the gateway serves. But during the checks of the
+//! configuration, SIGTERM and SIGINT end the start; with `--upgrade` they end it until the
+//! takeover, and the running gateway stays. Exit codes: 0 stopped or handed over; 1 a socket could
+//! not be opened, no takeover, or requests were cut; 2 wrong usage; 78 the configuration is not
+//! valid, or names a file, folder or port range that cannot be used.
 
 mod until_stop;
 
@@ -48,7 +50,8 @@ Metrics are at /metrics on the admin port.")]
 pub struct ServeArgs {
     #[command(flatten)]
     file: ConfigFile,
-    /// A vLLM server, such as http://127.0.0.1:8000 (repeatable; instead of a file). Each prefills one long prompt at a time
+    /// A vLLM server, such as http://127.0.0.1:8000 (repeatable; instead of a file). Each prefills
+    /// one long prompt at a time
     #[arg(long, value_name = "URL", conflicts_with = "the file")]
     pub backend: Vec<String>,
     /// A vLLM server for long prompts (repeatable): makes a short and a long pool
@@ -63,7 +66,8 @@ pub struct ServeArgs {
     /// Address for metrics and the admin API, with --backend [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS", requires = "backend")]
     pub admin: Option<String>,
-    /// Take the place of the gateway that runs with this file: no connection is refused, no stream cut
+    /// Take the place of the gateway that runs with this file: no connection is refused, no stream
+    /// cut
     #[arg(long, conflicts_with = "backend")]
     pub upgrade: bool,
     /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)
@@ -73,7 +77,7 @@ pub struct ServeArgs {
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> ExitCode {
-    // Before the file is replaced.
+    // Read before an upgrade replaces the file.
     let program = std::env::current_exe();
     if let Err(error) = survive_signals() {
         eprintln!("cannot handle signals: {error}");
@@ -118,8 +122,8 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     }
 }
 
-/// From here on SIGUSR1 and SIGUSR2 do not end the process, as they would by default: tokio's handler stays when this runtime has
-/// gone. Blocking the signals instead would block them in engines, too.
+/// Keeps SIGUSR1 and SIGUSR2 from ending the process, their default: tokio's handler stays after
+/// this runtime is gone. Blocked signals would stay blocked in engines, too.
 fn survive_signals() -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _context = runtime.enter();
@@ -127,7 +131,8 @@ fn survive_signals() -> std::io::Result<()> {
     signal(SignalKind::user_defined2()).map(drop)
 }
 
-/// The configuration for the log: a file with its whole path, because a relative one does not say which folder is meant.
+/// The configuration's name for the log: a file has a whole path, because a relative one does not
+/// name the folder.
 fn whole_path(name: &str, source: &Source) -> String {
     match source {
         Source::File { path, .. } => std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string(),
@@ -154,8 +159,8 @@ fn load(args: &ServeArgs, file: Option<PathBuf>) -> Result<(Loaded, Source), Pro
 
 /// Checks the configuration, and serves with it until the gateway stops.
 async fn check_and_serve(loaded: Loaded, source: Source, upgrade: bool, program: Option<PathBuf>) -> ExitCode {
-    // This comes first: a signal during the start must not kill the process. SIGHUP and similar
-    // signals are handled once the gateway runs.
+    // This comes first, because a signal during the start must not kill the process. SIGHUP and
+    // similar signals are handled once the gateway runs.
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
@@ -190,11 +195,12 @@ async fn serve(
     mut signals: Signals,
 ) -> ExitCode {
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
-    // Without a file there is nothing that a newer gateway could start with.
+    // Without a file, a newer gateway would have no configuration to start with.
     let folder = matches!(source, Source::File { .. }).then(|| upgrade::folder(&config));
     let stopped = Arc::new(AtomicBool::new(false));
     let mut beginning = std::pin::pin!(begin(config, source, folder, upgrade, Arc::clone(&stopped)));
-    // A signal before this gateway serves leaves the running one in its place. Any other is handled below, also if it came meanwhile.
+    // A stop signal before this gateway serves leaves the running gateway in place. All other
+    // signals, also earlier ones, are handled below.
     let begun = match Signals::new() {
         Ok(mut early) if upgrade => tokio::select! {
             begun = &mut beginning => begun,
@@ -218,7 +224,7 @@ async fn serve(
     until_stop::serve(running, door, &mut signals, program).await
 }
 
-/// Starts the gateway, in the place of the running one if `upgrade`.
+/// Starts the gateway, in place of the running one if `upgrade`.
 async fn begin(
     config: Config,
     source: Source,
@@ -230,10 +236,11 @@ async fn begin(
         true => take_over(&config, stopped).await?,
         false => (Sockets::activated(&config).into(), None),
     };
-    // The running gateway says itself to systemd which process it has started.
+    // The running gateway itself reports the process that it started to systemd.
     let is_announced = opened.predecessor_pid().is_some_and(was_started_by);
     let running = serve::start_with(config, source, opened).await?;
-    // Before it is called ready: an upgrade may be asked for from then on.
+    // Opened before the gateway is reported as ready, because upgrades may be requested from then
+    // on.
     let door = door.or_else(|| folder.and_then(|folder| open_door(&folder)));
     if !is_announced {
         systemd::notify("READY=1");
@@ -241,12 +248,12 @@ async fn begin(
     Ok((running, door))
 }
 
-/// Whether the running gateway has started this process, at SIGUSR2.
+/// Whether the running gateway started this process, at SIGUSR2.
 fn was_started_by(pid: u32) -> bool {
     std::env::var(STARTED_BY).is_ok_and(|by| by == pid.to_string())
 }
 
-/// Where a newer gateway finds this one.
+/// Opens the socket on which a newer gateway finds this one.
 fn open_door(folder: &Path) -> Option<Door> {
     match Door::open(folder) {
         Ok(door) => Some(door),
@@ -257,7 +264,8 @@ fn open_door(folder: &Path) -> Option<Door> {
     }
 }
 
-/// Raises the limit on open files to the most that is allowed: every connection takes a descriptor.
+/// Raises the limit on open files to the allowed maximum, since every connection takes a
+/// descriptor.
 pub(super) fn raise_file_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)

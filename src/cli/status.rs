@@ -1,10 +1,11 @@
 //! `sluice status`: the pools and backends of a running gateway.
 //!
-//! Reads `/admin/status` and prints a line for each pool, one table of all backends, and why those that are not ready are not;
-//! or with `--json` the JSON as received; with `--watch` again every
-//! second until Ctrl-C. Rates, latencies and counts are of the last five minutes, of requests that belong to the pool.
-//! Exit codes: 0 printed; 1 no valid response (the message says what to do); 2 wrong usage.
-//! `--watch` continues while the gateway does not respond: it may be restarting.
+//! Reads `/admin/status` and prints a line for each pool, a table of all backends, and the reasons
+//! of backends that are not ready. `--json` prints the JSON as received. `--watch` repeats every
+//! second until Ctrl-C, also while the gateway does not respond, since it may be restarting. Rates,
+//! latencies and counts are of the last five minutes, of requests that belong to the pool.
+//!
+//! Exit codes: 0 printed; 1 no valid response (the message gives the remedy); 2 wrong usage.
 
 mod keys;
 
@@ -24,7 +25,7 @@ use crate::admin::status::{BackendStatus, ClusterStatus, PoolStatus, Status, Use
 use crate::admin::{AdminClient, AdminClientError};
 use crate::telemetry::Quantiles;
 
-/// Between two polls with `--watch`.
+/// Time between two polls with `--watch`.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Moves the cursor home and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
@@ -83,12 +84,12 @@ async fn fetch(client: &AdminClient, json: bool, style: Style) -> Result<String,
     Ok(render(&client.get("/admin/status").await?, style))
 }
 
-/// What the terminal supports.
+/// Abilities of the terminal.
 #[derive(Clone, Copy, Default)]
 struct Style {
-    /// States are coloured.
+    /// Whether states are coloured.
     colours: bool,
-    /// Columns of the terminal, where there is one.
+    /// Columns of the terminal, if there is one.
     width: Option<usize>,
 }
 
@@ -99,13 +100,12 @@ impl Style {
     }
 }
 
-/// Prints to stdout. Returns false once it is closed.
+/// Prints to stdout. Returns false once stdout is closed.
 fn print(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }
 
-/// The status as text.
 fn render(status: &Status, style: Style) -> String {
     let about = &status.about;
     let mut text = format!(
@@ -187,7 +187,7 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
     )
 }
 
-/// One line about which gateway leads, where one is elected.
+/// One line about the leading gateway, if one is elected.
 fn leader_line(cluster: &ClusterStatus) -> String {
     let Some(leader) = &cluster.leader else { return String::new() };
     let others = if leader.only_it_serves { "stands by" } else { "serves, and changes no engines or experiments" };
@@ -200,7 +200,7 @@ fn leader_line(cluster: &ClusterStatus) -> String {
     format!("leader: {who}, for {:.0} s{why}\n", leader.seconds)
 }
 
-/// What this gateway may use of a backend, where that is less than the limit.
+/// The parts of a backend's limits that this gateway may use, if they are less than the limits.
 fn share(backend: &BackendStatus) -> Option<String> {
     let limits = [
         ("slots", "slots", backend.slots),
@@ -216,10 +216,11 @@ fn share(backend: &BackendStatus) -> Option<String> {
     (!smaller.is_empty()).then(|| smaller.join(", "))
 }
 
-/// Silence of an engine with requests in flight that is worth a line, seconds: a long prefill is over by then.
+/// Silence of an engine with requests in flight that is worth a line, seconds; longer than a long
+/// prefill.
 const SILENCE_SHOWN: f64 = 10.0;
 
-/// Why a backend is not ready, or what its engine is doing.
+/// Why a backend is not ready, or the activity of its engine.
 pub(super) fn why(backend: &BackendStatus) -> Option<String> {
     let busy = backend.engine.as_ref().filter(|engine| engine.step != "serve").map(activity);
     let silence = backend.silent_seconds.filter(|seconds| *seconds >= SILENCE_SHOWN);
@@ -253,9 +254,10 @@ fn headline(pool: &PoolStatus) -> String {
     text
 }
 
-/// The table of all backends. Where it does not fit, it has no addresses: `sluice backend list` shows them.
+/// The table of all backends. If it does not fit the terminal, it has no addresses;
+/// `sluice backend list` shows them.
 fn table(status: &Status, style: Style) -> Table {
-    // Colours are characters, too.
+    // Colours are characters, too, so the plain table is measured.
     let plain = table_with(status, Style { colours: false, ..style }, true);
     let wide = plain.lines().map(|line| line.chars().count()).max().unwrap_or(0);
     table_with(status, style, style.width.is_none_or(|width| wide <= width))

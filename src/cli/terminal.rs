@@ -1,9 +1,10 @@
-//! The terminal: its width, and a few lines of it that are drawn again and again.
+//! The terminal: the width, and a few lines that are redrawn in place.
 //!
-//! Results on stdout are fitted to its terminal. Without a terminal, text has whatever width it needs, so that a line can be
-//! searched for; tables of measurements, which are divided without loss, fit `COLUMNS`, or 80 columns. Progress is drawn on
-//! stderr, in place: [`LiveLines`] moves the cursor up to where it began and clears from there, so nothing scrolls, whatever the
-//! width. Bounds: at most as many lines as the screen has, each cut at its width.
+//! Results on stdout are fitted to the terminal there. Without a terminal, text has any width, so
+//! that a line can be searched for; tables of measurements, which can be divided without loss, fit
+//! `COLUMNS`, or 80 columns. Progress is drawn on stderr: [`LiveLines`] moves the cursor up to the
+//! first line and clears from there, so nothing scrolls. Bounds: at most as many lines as the
+//! screen has, each cut at the screen's width.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -11,10 +12,10 @@ use crossterm::cursor::MoveToPreviousLine;
 use crossterm::terminal::{Clear, ClearType};
 use crossterm::{queue, terminal};
 
-/// Columns and rows of a terminal that does not say how many it has.
+/// Columns and rows of a terminal that does not report them.
 const USUAL: (usize, usize) = (80, 24);
 
-/// The columns of the terminal that stdout is; `None` when it is none.
+/// The columns of stdout's terminal; `None` if stdout is no terminal.
 pub(super) fn stdout_width() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| size().0)
 }
@@ -28,7 +29,8 @@ pub(super) fn print_to_stdout(text: &str) -> std::io::Result<()> {
     }
 }
 
-/// The columns for a table that is divided where it is too wide: those of the terminal, else `COLUMNS`, else 80.
+/// The columns for a table that is divided if it is too wide: of the terminal, else `COLUMNS`,
+/// else 80.
 pub(super) fn table_width() -> usize {
     stdout_width().unwrap_or_else(|| columns_of(std::env::var("COLUMNS").ok().as_deref()))
 }
@@ -37,7 +39,6 @@ fn columns_of(asked: Option<&str>) -> usize {
     asked.and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0).unwrap_or(USUAL.0)
 }
 
-/// Columns and rows of the terminal.
 pub(super) fn size() -> (usize, usize) {
     let or = |size: u16, usual| if size == 0 { usual } else { usize::from(size) };
     let (columns, rows) = terminal::size().unwrap_or_default();
@@ -52,16 +53,17 @@ pub(super) struct LiveLines<W: Write> {
 }
 
 impl<W: Write> LiveLines<W> {
-    /// Nothing is drawn yet.
+    /// Starts without lines.
     pub(super) fn on(out: W) -> Self {
         Self { out, drawn: 0 }
     }
 
-    /// Draws these lines in place of those before, on a screen of `columns` and `rows`. A terminal that cannot be written to
-    /// is no failure: it shows progress only.
+    /// Draws these lines in place of the previous ones, on a screen of `columns` and `rows`. A
+    /// failed write is ignored, since only progress is lost.
     pub(super) fn draw(&mut self, lines: &[String], (columns, rows): (usize, usize)) {
         self.clear();
-        // One row is left for the cursor, and one column, because some terminals begin a new row at the last one.
+        // One row is left for the cursor, and one column, because some terminals begin a new row at
+        // the last one.
         for line in lines.iter().take(rows.saturating_sub(1)) {
             let _ = writeln!(self.out, "{}", cut(line, columns.saturating_sub(1)));
             self.drawn += 1;
@@ -84,12 +86,14 @@ impl<W: Write> Drop for LiveLines<W> {
     }
 }
 
-/// The text for stdout, wrapped where it is a terminal. Colours are not for it: they count as characters.
+/// The text for stdout, wrapped if that is a terminal. The text must have no colours, which would
+/// count as characters.
 pub(super) fn fitted(text: &str) -> String {
     stdout_width().map_or_else(|| text.to_owned(), |width| wrapped(text, width))
 }
 
-/// The text with line feeds in place of blanks, so that no line is longer than `width` unless one word is.
+/// The text with line feeds in place of blanks, so that no line is longer than `width` unless one
+/// word is.
 pub(super) fn wrapped(text: &str, width: usize) -> String {
     let wrap = |line: &str| {
         let (mut out, mut used) = (String::new(), 0);

@@ -1,6 +1,8 @@
 //! `sluice tuner show|approve|freeze|resume|reset`: the online tuner of a running gateway.
 //!
-//! Exit codes: 0 done; 1 refused or failed (the message says why and what to do); 2 wrong usage.
+//! Each subcommand is one or two calls of the admin API.
+//!
+//! Exit codes: 0 done; 1 refused or failed (the message says why, and the remedy); 2 wrong usage.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -25,7 +27,7 @@ pub struct TunerArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Show what it does, what it would change and why, and what it has done
+    /// Show the tuner's activity, the changes that it would make and why, and past changes
     Show {
         /// Print JSON
         #[arg(long)]
@@ -34,20 +36,19 @@ enum Command {
         #[arg(long, default_value_t = 10, value_name = "N")]
         events: usize,
     },
-    /// Let it make a change that it proposed (tuner.mode = "approve")
+    /// Let the tuner make a change that it proposed (tuner.mode = "approve")
     Approve {
         /// The number of the proposal
         id: String,
     },
-    /// Let it make no changes; the one that it is trying is undone
+    /// Let the tuner make no changes; a change on trial is undone
     Freeze,
-    /// Let it go on
+    /// Let the tuner go on
     Resume,
     /// Put the limits of the configuration file in force again
     Reset,
 }
 
-/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error(transparent)]
@@ -80,7 +81,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     };
     let report: TunerReport = client.post(&path).await?;
     let Command::Approve { id } = command else { return print(&text(&report, events)) };
-    // The report is that of before the change, which the tuner makes at its next look.
+    // The report is from before the change, which the tuner makes within seconds.
     let proposal = asked.proposals().find(|proposal| proposal.id == *id);
     let what = proposal.map_or_else(String::new, |one| format!(": {} = {} (is {})", one.key, one.to, one.from));
     print(&format!("proposal {id} is approved{what}; the change is made within seconds, sluice tuner show says when"))
@@ -149,7 +150,7 @@ fn of_proposal(proposal: &ProposalReport) -> String {
     format!("  proposal {id}{state}: {key} = {to} (is {from}): {why}\n")
 }
 
-/// A change of engines that was measured, with what was forecast.
+/// A measured change of engines, and the forecast.
 fn of_change(change: &Realised) -> String {
     let (from, to) = (change.flag.show(change.values.0), change.flag.show(change.values.1));
     let forecast = change.forecast.map_or_else(|| "none".to_owned(), |gain| format!("{gain:.3}"));

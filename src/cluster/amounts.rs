@@ -1,7 +1,7 @@
-//! What is divided: the four units that a backend limits, and amounts of them.
+//! The four units that a backend limits, and amounts of them.
 //!
-//! A share is an [`Amounts`]; a [`Limit`] has no number for a unit that the configuration does not limit, and such a unit is
-//! not divided. On the wire both are arrays in the order of [`Unit::ALL`].
+//! Shares are [`Amounts`]. A [`Limit`] has no number for an unlimited unit, and such a unit is not
+//! divided. Both are JSON arrays in the order of [`Unit::ALL`].
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub enum Unit {
     /// Sequences in flight.
     Slots,
-    /// Outstanding prompt and output tokens.
+    /// Outstanding tokens of prompts and outputs.
     Tokens,
     /// Prompt tokens in prefill.
     PrefillTokens,
@@ -19,10 +19,10 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// All of them, in the order of the wire.
+    /// All units, in the order of the arrays.
     pub const ALL: [Self; 4] = [Self::Slots, Self::Tokens, Self::PrefillTokens, Self::Permits];
 
-    /// Its name in messages and labels.
+    /// The name in messages and labels.
     pub fn label(self) -> &'static str {
         match self {
             Self::Slots => "slots",
@@ -33,7 +33,7 @@ impl Unit {
     }
 }
 
-/// So many of each unit.
+/// An amount of each unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Amounts([u64; 4]);
@@ -54,7 +54,7 @@ impl Amounts {
         self.0[unit as usize] = amount;
     }
 
-    /// Unit by unit.
+    /// Calls `amount` for each unit.
     pub fn each(amount: impl FnMut(Unit) -> u64) -> Self {
         Self(Unit::ALL.map(amount))
     }
@@ -69,13 +69,13 @@ impl Amounts {
         Self::each(|unit| self.get(unit).max(other.get(unit)))
     }
 
-    /// Whether there is none of any unit.
+    /// Whether every amount is 0.
     pub fn is_none(&self) -> bool {
         self.0 == [0; 4]
     }
 }
 
-/// The limit of each unit; `None`: not limited.
+/// The limit of each unit; `None`: unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Limit([Option<u64>; 4]);

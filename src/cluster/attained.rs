@@ -1,24 +1,24 @@
-//! Work that the owners of requests have had at one gateway. Fair queues of several gateways share
-//! one record of this work.
+//! The work that owners of requests have had at each gateway, which fair queues of several gateways
+//! share.
 //!
-//! Each gateway writes sums, and the other gateways count the growth of each sum. So a renewal that
-//! fails loses no work, and a late renewal only delays the count. Bounds: the records of all
-//! gateways take an eighth of an object. A gateway leaves out the smallest sums: all gateways serve
-//! an owner with little work early anyway.
+//! Each gateway writes sums, and the others count the growth of each sum. So a renewal that fails
+//! loses no work, and a late one only delays the count. Bounds: the sums of all gateways take an
+//! eighth of an object. A gateway leaves out the smallest sums: all gateways serve an owner with
+//! little work early anyway.
 
 use std::collections::BTreeMap;
 
 use crate::ledger::BYTES_MAX;
 
-/// Milliseconds of engine work, by pool and by the hash of the owner.
+/// Milliseconds of engine work, by pool and hash of the owner.
 pub type Attained = BTreeMap<String, BTreeMap<u64, u64>>;
 
-/// Bytes of one sum on the wire: two numbers of up to 20 digits, quotes, a colon and a comma.
+/// JSON bytes of one sum: two numbers of up to 20 digits, quotes, a colon and a comma.
 const SUM: usize = 44;
-/// Bytes of a pool on the wire, without the pool's name.
+/// JSON bytes of a pool, without the name.
 const POOL: usize = 6;
 
-/// The largest sums that a gateway may write if there are this many gateways.
+/// The largest sums, as many as one gateway may write if there are `gateways` gateways.
 pub(crate) fn bounded(attained: &Attained, gateways: usize) -> Attained {
     let mut left = BYTES_MAX / 8 / gateways.max(1);
     let sums = attained.iter().flat_map(|(pool, owners)| owners.iter().map(move |(owner, sum)| (*sum, pool, *owner)));

@@ -1,24 +1,21 @@
-//! What gateways that no longer renew may still have running on an engine: at most what the others do not explain.
+//! Bounds the requests that silent gateways (lease over) may still have running on an engine.
 //!
 //! ```text
-//!   left(t) = running(t) - the sum over the others of what the engine had of them for sure at t
+//!   left(t) = running(t) - the sum over the other gateways of the sequences
+//!                          that the engine had for sure at t
 //! ```
 //!
-//! `running(t)` is what the engine says; `t` is at most [`PAGE_AGE`] before it was asked, and the ends of requests are seen at
-//! most [`END_AGE`] after `t`. What the engine had of another gateway at that moment is not known, but bounded from
-//! below: each publishes, window by window, the fewest of its sequences that the engine had for sure. So a sample is judged
-//! later, when every other has written after this member's own write, sent [`END_AGE`] after `t` or later: a compare-and-swap
-//! succeeds only over the state before it, so that plan was made later still, and the windows that were published meanwhile
-//! contain `t` and `t + END_AGE`. If more windows passed than are published, nothing of that gateway counts.
+//! The engine reports `running(t)` on a page, with `t` at most [`PAGE_AGE`] before the request for
+//! the page. The other terms are bounded from below: each gateway publishes, window by window, the
+//! fewest of its sequences that the engine had for sure. A sample is judged once this member has
+//! written, at least [`END_AGE`] after `t`, and then every other gateway has: compare-and-swap
+//! orders these writes, so the published windows contain `t` and `t + END_AGE`. A gateway that
+//! wrote more windows than it publishes counts as 0.
 //!
-//! At `t + END_AGE` a gateway counts no sequence that had ended at `t`, and none that had not begun at `t`, since a sequence counts
-//! only [`SURE_AGE`] after its first token. Were it counted at its first token, one that began after `t` would stand for
-//! one that had ended before `t` unseen, and hide a request of a gateway that is silent.
-//!
-//! What gateways whose lease is over had is one entry of the ledger, [`UNEXPLAINED`], whose beat moves when another is added. They
-//! start nothing new, so what they have left only falls: a bound that held once holds for as long as that beat stands still. A
-//! sample counts only if the beat was the same before it. What the others have just started is
-//! not known to be at the engine, so that under load a few requests may stay unexplained until there is a calm moment.
+//! Silent gateways share one entry, [`UNEXPLAINED`]. They start nothing, so a bound holds while the
+//! entry's beat stands still; it moves when a gateway is added. A sample counts only if the beat
+//! was the same before it. Sequences that just started are unexplained, so under load a few
+//! requests may stay unexplained until a calm moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -29,17 +26,16 @@ use crate::silence::END_AGE;
 use crate::silence::SURE_AGE;
 use crate::usage::{LocalUse, Page};
 
-/// A page is at most so old when it is asked for: vLLM renews it with each step of its engine.
+/// Greatest age of a page when asked for: vLLM renews it with each engine step.
 pub(crate) const PAGE_AGE: Duration = Duration::from_secs(1);
-/// A member that has not planned for so long has not asked either.
+/// After a longer time without a plan, the member has not asked the engines either.
 const GAP: Duration = Duration::from_secs(2);
 /// Plans that are remembered.
 const LOOKS_MAX: usize = 16;
 
-/// Beats by gateway.
 type Beats = BTreeMap<String, u64>;
 
-/// What was so at one plan.
+/// The state at one plan.
 #[derive(Clone, Debug)]
 struct Look {
     at: Duration,
@@ -48,29 +44,29 @@ struct Look {
     settled: BTreeMap<String, u64>,
 }
 
-/// What all engines said at one moment.
+/// Pages of the engines.
 #[derive(Clone, Debug)]
 struct Sample {
     at: Duration,
-    /// The plan before that moment.
+    /// The latest plan before the pages.
     before: Look,
-    /// The beats in this member's first write after it.
+    /// The beats in this member's first write sent at least [`END_AGE`] later.
     after: Option<Beats>,
-    /// What each engine said that it runs.
+    /// The sequences that each engine reported.
     running: BTreeMap<String, u64>,
-    /// What it had of this member for sure.
+    /// The fewest sequences of this member that each engine had for sure.
     own: BTreeMap<String, u64>,
 }
 
-/// What is known of those whose lease is over.
+/// Bounds on the requests of silent gateways.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Census {
     sample: Option<Sample>,
-    /// What may be left on each backend, for one beat of the entry.
+    /// The beat of [`UNEXPLAINED`] and the most sequences left at that beat, by backend.
     bounds: BTreeMap<String, (u64, u64)>,
-    /// When an engine last said what it runs, or since when it has been asked.
+    /// When an engine last sent a page, or since when it has been asked.
     pages: BTreeMap<String, Duration>,
-    /// The last plans, the latest first.
+    /// The last plans, latest first.
     looks: VecDeque<Look>,
 }
 
@@ -79,7 +75,8 @@ fn beats(ledger: &Ledger) -> Beats {
 }
 
 impl Census {
-    /// Takes a sample, or judges the last one. `over` are the gateways whose lease is over now.
+    /// Judges the current sample if it is complete, or takes a new one if there is none. `over`:
+    /// the silent gateways.
     pub(crate) fn observe(
         &mut self,
         now: Duration,
@@ -121,7 +118,7 @@ impl Census {
         self.bounds.retain(|_, (known, _)| beat == Some(*known));
     }
 
-    /// A sample of these pages, if there is a plan before them at which the lease of a gateway was over.
+    /// A sample of these pages, if an earlier plan saw the entry of silent gateways.
     fn sample(&self, at: Duration, pages: BTreeMap<String, Page>) -> Option<Sample> {
         let first = pages.values().map(|page| page.asked).min()?.saturating_sub(PAGE_AGE);
         let place = self.looks.iter().position(|look| look.at <= first)?;
@@ -135,7 +132,7 @@ impl Census {
         before.beats.contains_key(UNEXPLAINED).then_some(Sample { at, before, after: None, running, own })
     }
 
-    /// Notes a bound, unless there is a smaller one for the same beat.
+    /// Notes a bound, unless a smaller one is known for the beat.
     fn bound(&mut self, backend: &str, beat: u64, left: u64) {
         match self.bounds.get_mut(backend) {
             Some((known, least)) if *known == beat => *least = left.min(*least),
@@ -143,32 +140,37 @@ impl Census {
         }
     }
 
-    /// This ledger was sent by this member at that time, and written.
+    /// This member's write, sent at `sent`, was confirmed.
     pub(crate) fn wrote(&mut self, sent: Duration, ledger: &Ledger) {
         if let Some(sample) = self.sample.as_mut().filter(|sample| sent >= sample.at + END_AGE) {
             sample.after.get_or_insert_with(|| beats(ledger));
         }
     }
 
-    /// When an engine last said what it runs, or since when it has been asked.
+    /// When the engine last sent a page, or since when it has been asked.
     pub(crate) fn page(&self, backend: &str) -> Option<Duration> {
         self.pages.get(backend).copied()
     }
 
-    /// What may be left on a backend, for this beat of the entry; `None`: not known yet.
+    /// The most sequences of silent gateways on a backend, for this beat of the entry; `None`: not
+    /// known yet.
     pub(crate) fn left(&self, backend: &str, beat: u64) -> Option<u64> {
         self.bounds.get(backend).filter(|(known, _)| *known == beat).map(|(_, left)| *left)
     }
 }
 
 impl Sample {
-    /// Whether every gateway that renews has written since this member's write.
+    /// Whether every other gateway that renews has written since this member did.
     fn is_complete(&self, own: &str, ledger: &Ledger, over: &BTreeSet<String>) -> bool {
         let Some(after) = &self.after else { return false };
         others(own, ledger, over).all(|(id, entry)| after.get(id).is_none_or(|beat| entry.beat > *beat))
     }
 
-    /// Sequences on a backend that were those of gateways which renew, at least.
+    /// The fewest sequences on a backend that belonged to gateways which renew.
+    ///
+    /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise one that began after
+    /// the moment of the page could stand for one whose earlier end was not seen yet, and hide a
+    /// silent gateway's request.
     fn explained(&self, own: &str, backend: &str, ledger: &Ledger, over: &BTreeSet<String>) -> u64 {
         let settled = others(own, ledger, over).filter_map(|(id, entry)| {
             let windows = usize::try_from(entry.beat.checked_sub(*self.before.beats.get(id)?)?).ok()?;
@@ -179,7 +181,7 @@ impl Sample {
     }
 }
 
-/// The other gateways, less those whose lease is over.
+/// The other gateways that are not silent.
 fn others<'l>(
     own: &'l str,
     ledger: &'l Ledger,

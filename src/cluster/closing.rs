@@ -1,36 +1,38 @@
-//! Backends to which no gateway shall send requests, because the one that runs their engines drains or restarts them.
+//! Backends to which no gateway may send requests, because one gateway drains or restarts their
+//! engines.
 //!
-//! A gateway writes them with its renewal. Another one that reads them sends nothing more there before it writes its next renewal,
-//! and it can only write over the state that it has read. So when a gateway's beat is larger than in the state that closed the
-//! backend, that gateway sends nothing more there; and its requests there have ended when its entry shows no slots in use. What
-//! gateways had that were taken for gone is in [`UNEXPLAINED`](crate::UNEXPLAINED) as far as the engine may still run it.
+//! That gateway writes the closed backends with each renewal. A gateway that reads them sends
+//! nothing there before it writes next, and a write replaces only a state that was read. So a
+//! gateway whose beat exceeds the beat at the closing sends nothing more there, and has no request
+//! left there when its entry shows no slots in use. For silent gateways (lease over),
+//! [`UNEXPLAINED`](crate::UNEXPLAINED) shows the slots that the engine may still run.
 //!
-//! A closing can get lost: with the object, or when a program that does not know of it writes. Then it is written anew, and all that
-//! was known of the others is forgotten.
+//! A closing is lost with the object, or when a program that does not know the field writes. Then
+//! it is written again, and nothing is known of the other gateways.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::amounts::Unit;
 use crate::ledger::{Entry, Ledger, is_gateway};
 
-/// What one gateway has closed, and who may still send requests there.
+/// Backends that this gateway closed, and who may still send requests there.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closing {
-    /// By backend; `None`: it is not written yet.
+    /// The other gateways, by backend; `None`: the closing is not written yet.
     backends: BTreeMap<String, Option<Others>>,
 }
 
-/// The other gateways, as far as a closed backend is concerned.
+/// The other gateways, in view of one closed backend.
 #[derive(Clone, Debug)]
 struct Others {
-    /// Those that may not have read that it is closed, with their beats when that was written.
+    /// Gateways that may not know of the closing, with their beats at that write.
     unaware: BTreeMap<String, u64>,
-    /// Whether one of them, or one that is gone, had requests there when the ledger was last read.
+    /// Whether any other entry showed requests there at the last read.
     run: bool,
 }
 
 impl Closing {
-    /// From the next write on exactly these are closed.
+    /// Closes exactly these backends from the next write on.
     pub(crate) fn set(&mut self, closed: &BTreeSet<String>) {
         self.backends.retain(|backend, _| closed.contains(backend));
         for backend in closed {
@@ -38,12 +40,11 @@ impl Closing {
         }
     }
 
-    /// What to write.
     pub(crate) fn names(&self) -> BTreeSet<String> {
         self.backends.keys().cloned().collect()
     }
 
-    /// This was written.
+    /// `ledger` was written.
     pub(crate) fn written(&mut self, own: &str, ledger: &Ledger) {
         let Some(entry) = ledger.gateways.get(own) else { return };
         let others = || ledger.gateways.iter().filter(|(id, _)| **id != own && is_gateway(id));
@@ -55,7 +56,7 @@ impl Closing {
         }
     }
 
-    /// This was read; `None`: there was no object.
+    /// `ledger` was read; `None`: there was no object.
     pub(crate) fn read(&mut self, own: &str, ledger: Option<&Ledger>) {
         let entries = || ledger.iter().flat_map(|ledger| &ledger.gateways);
         for (backend, known) in &mut self.backends {
@@ -71,7 +72,7 @@ impl Closing {
         }
     }
 
-    /// The closed backends to which no other gateway sends requests, and of which none has one running.
+    /// The closed backends to which no other gateway sends requests and where no other has any.
     pub(crate) fn left(&self) -> BTreeSet<String> {
         let has_left = |others: &Others| others.unaware.is_empty() && !others.run;
         let left = self.backends.iter().filter(|(_, others)| others.as_ref().is_some_and(has_left));
@@ -116,7 +117,7 @@ mod tests {
         assert_eq!(left_after(true, &all), 0, "neither has seen it");
         assert_eq!(left_after(false, &all), 0, "neither has seen it");
         assert_eq!(left_after(false, &[own, ("b", 8, 0, &[]), ("c", 3, 1, &[])]), 0, "c has a request there");
-        // c was taken for gone. d came later: it knew it before it sent anything.
+        // c is silent. d joined later and knew of the closing.
         let mut gone = vec![own, ("b", 8, 0, &[][..]), ("d", 1, 0, &[][..])];
         assert_eq!(
             left_after(false, &[&gone[..], &[("#unexplained", 1, 1, &[])]].concat()),

@@ -1,30 +1,34 @@
-//! How a limit is divided among gateways: by demand, in whole units.
+//! Divides a limit among gateways by demand, in whole units (max-min fairness with a floor).
 //!
-//! - Each gets what it wants and an eighth more; what is left over is divided evenly. If that is more than there is, all get the
-//!   same, except those that want less.
-//! - A gateway that wants nothing gets an eighth of an even share, at least one unit: it can admit a first request at once.
-//! - A request larger than its gateway's share gets a share of its size: one gateway at a time, the first in the line.
-//! - With fewer units than gateways that want one, the first in the line get one each, and the others none.
+//! - Each gateway gets the demanded amount and an eighth more. The rest is divided evenly. If that
+//!   exceeds the limit, all get the same, except gateways that want less.
+//! - A gateway without demand gets an eighth of an even share, and at least one unit if there are
+//!   enough for all: it can admit a first request at once.
+//! - A larger request gets an amount of its size: one gateway at a time, the first in the line.
+//! - If more gateways want a unit than there are units, the first in the line get one each, the
+//!   others none.
 //!
-//! All gateways compute the same division of the same ledger, so they move towards it and not past it. Pure arithmetic.
+//! Pure arithmetic. All gateways divide the same ledger alike, so their shares converge without
+//! overshooting.
 
-/// What one gateway asks of one unit of one backend.
+/// One gateway's demand for one unit of one backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// In use and waiting.
+    /// In use or waiting.
     pub wanted: u64,
     /// The largest request that waits.
     pub need: u64,
-    /// Its place in the line: the smallest is first.
+    /// Place in the line: the smallest is first.
     pub since: u64,
 }
 
-/// A gateway that wants nothing gets an even share over this.
+/// The floor is an even share divided by this.
 const FLOOR: u64 = 8;
-/// Beyond what a gateway wants it gets this part of it.
+/// The headroom is the demand divided by this.
 const HEADROOM: u64 = 8;
 
-/// The division of `capacity`, claim by claim. The sum is `capacity`, or less where only few get a unit.
+/// Divides `capacity`: one amount for each claim. They sum to `capacity`, unless there are no
+/// claims.
 pub fn divide(capacity: u64, claims: &[Claim]) -> Vec<u64> {
     let asking = claims.iter().filter(|claim| claim.wanted > 0).count() as u64;
     if capacity < asking {
@@ -47,7 +51,6 @@ pub fn divide(capacity: u64, claims: &[Claim]) -> Vec<u64> {
     divided
 }
 
-/// One unit each for the first in the line.
 fn one_each(capacity: u64, claims: &[Claim]) -> Vec<u64> {
     let mut line: Vec<usize> = (0..claims.len()).filter(|index| claims[*index].wanted > 0).collect();
     line.sort_by_key(|index| (claims[*index].since, *index));
@@ -56,13 +59,14 @@ fn one_each(capacity: u64, claims: &[Claim]) -> Vec<u64> {
     divided
 }
 
-/// Fills all evenly up to what each wants, and what is left over evenly again. `None` gets nothing.
+/// Raises all amounts evenly up to the wanted ones, then adds the rest evenly. A claim of `None`
+/// gets nothing.
 fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     let mut open: Vec<usize> = (0..wants.len()).filter(|index| wants[*index].is_some()).collect();
     let mut divided = vec![0; wants.len()];
     let mut left = capacity;
     let want = |index: usize| wants[index].unwrap_or(0);
-    // Each round settles those that want no more than an even share of what is left.
+    // Each round settles claims that want at most an even share of the rest.
     while let Some(level) = left.checked_div(open.len() as u64) {
         let (settled, rest): (Vec<usize>, Vec<usize>) = open.iter().partition(|index| want(**index) <= level);
         if settled.is_empty() {
@@ -80,7 +84,7 @@ fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     divided
 }
 
-/// Adds the same to each; what does not divide goes to the first ones.
+/// The first ones get one more each if the amount does not divide.
 fn evenly(amount: u64, to: &[usize], divided: &mut [u64]) {
     let Some(each) = amount.checked_div(to.len() as u64) else { return };
     let more = amount % to.len() as u64;
@@ -123,7 +127,7 @@ mod tests {
         assert_eq!(divide(64, &[claim(99, 3), claim(1, 1)]), [64, 0], "all of it");
     }
 
-    /// No division exceeds the capacity, and what requests want is divided before what they do not.
+    /// Amounts sum to the capacity. Each is at most one if units are too few for all that ask.
     #[test]
     fn a_division_neither_exceeds_the_capacity_nor_leaves_any() {
         let mut rng = sluice_core::base::Rng::new(7);

@@ -1,67 +1,68 @@
-//! One of several gateways leads: it alone changes engines, limits and experiments.
+//! Elects one of several gateways as leader, which alone changes engines, limits and experiments.
 //!
-//! Who leads is in one object of the store, a [`Record`] with the fields of a `coordination.k8s.io` Lease. The rules, and why no two
-//! candidates lead at the same time:
+//! One object of the store, a [`Record`], names the leader. By these rules, no two candidates lead
+//! at once:
 //!
-//! - A candidate leads only after the store has confirmed its write of a record with its own identity, which was written only over the
-//!   state that it had read. It leads for [`TERM`] of the lease, counted on its own clock from when that write was *sent*.
-//! - Another one takes the lead only after it has seen the same version of the object for longer than the lease, on its own clock
-//!   from when it first saw it. Times of day in the record are for people: none is compared.
-//! - So between the end of one term and the next leader is a tenth of the lease at least, also if one clock runs a tenth too slow and the
-//!   other a tenth too fast. In it the one that led ends what it had begun.
-//! - An object that is not there may have been lost, and absence has no version. So a candidate first makes a record without a holder,
-//!   and waits for a lease as with any other. Only a record that its leader has given up in order ([`RELEASED`]) is taken at once.
-//! - The one that leads and finds another one's record stops at once.
+//! - A candidate leads only after the store has confirmed a write with its identity over the state
+//!   that it read. The term lasts [`TERM`] of the lease, on the candidate's clock from when that
+//!   write was *sent*.
+//! - Others take the lead only after they saw the same version for longer than the lease, on their
+//!   own clocks. So at least a tenth of the lease passes between two terms, even if one clock is a
+//!   tenth too slow and the other a tenth too fast.
+//! - A leader that finds another candidate's record stops at once.
 //!
-//! Pure: no clock, no I/O, no randomness. Times are durations on the candidate's own monotonic clock.
-//! Bounds: one version is remembered. Errors: an object that is not such a record.
+//! Pure: no clock, I/O or randomness. Times are durations on the candidate's monotonic clock.
+//! Bounds: one version.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Of the lease, for which a confirmed renewal lets a candidate lead: numerator and denominator.
+/// Fraction of the lease for which a confirmed renewal lets a candidate lead: numerator,
+/// denominator.
 pub const TERM: (u32, u32) = (2, 3);
-/// The duration, in seconds, of a record that its leader has given up, without a holder. Other programs write the same.
+/// Lease duration in seconds of a record that the leader gave up, without a holder. Other programs
+/// write the same.
 pub const RELEASED: u32 = 1;
 
-/// Who leads. Names and forms are those of the `spec` of a Lease, so that kubectl and other tools understand it.
+/// Who leads. Names and forms follow the `spec` of a `coordination.k8s.io` Lease, so that kubectl
+/// and other tools understand it. Times of day are for people and never compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// The identity of the one that leads; absent: no gateway does.
+    /// The leader's identity; absent: no gateway leads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder_identity: Option<String>,
-    /// How long others wait without a renewal, s.
+    /// Seconds that other candidates wait without a renewal.
     pub lease_duration_seconds: u32,
-    /// Since when it leads, RFC 3339.
+    /// Start of the lead, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acquire_time: Option<String>,
-    /// When it renewed last, RFC 3339.
+    /// Last renewal, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renew_time: Option<String>,
-    /// How often the lead has gone to another one.
+    /// How often the lead has passed to another candidate.
     #[serde(default)]
     pub lease_transitions: u32,
 }
 
-/// Why an object cannot be used.
+/// An object that is not a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the object is no record of who leads ({0}): remove it, or give the gateways another key (cluster.key)")]
 pub struct NotARecord(String);
 
 impl Record {
-    /// Reads an object.
+    /// Parses an object.
     pub fn parse(bytes: &[u8]) -> Result<Self, NotARecord> {
         serde_json::from_slice(bytes).map_err(|error| NotARecord(error.to_string()))
     }
 
-    /// The object.
+    /// The JSON text of the object.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers and text have a JSON form")
     }
 
-    /// Its leader, if it has one.
+    /// The leader, if there is one. An empty identity is none.
     pub fn holder(&self) -> Option<&str> {
         self.holder_identity.as_deref().filter(|holder| !holder.is_empty())
     }
@@ -71,7 +72,7 @@ impl Record {
     }
 }
 
-/// What a candidate has seen of the object.
+/// The version last seen, and since when.
 #[derive(Clone, Debug)]
 struct Seen {
     /// `None`: there was no object.
@@ -79,32 +80,37 @@ struct Seen {
     since: Duration,
 }
 
-/// A gateway that leads, or would.
+/// A gateway that leads or wants to lead.
 #[derive(Debug)]
 pub struct Candidate {
     id: String,
     lease: Duration,
     seen: Option<Seen>,
-    /// When the write was sent whose outcome is not known yet.
+    /// When the pending write was sent.
     sent: Option<Duration>,
-    /// It leads until then.
+    /// End of the term.
     until: Option<Duration>,
     resigned: bool,
 }
 
 impl Candidate {
-    /// `id`: no other process has, or had, the same.
+    /// `id` must be unique among all processes, earlier ones too.
     pub fn new(id: String, lease: Duration) -> Self {
         Self { id, lease, seen: None, sent: None, until: None, resigned: false }
     }
 
-    /// Its identity in the record.
+    /// The identity in the record.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The object was read with this version, and the answer arrived at `now`; `None`: there is none. Returns what to write over that
-    /// version, if anything. `time`: the time of day.
+    /// Notes the record and version that were read (`None`: there is no object). The answer arrived
+    /// at `now`, and `time` is the time of day. Returns the record to write over that version, if
+    /// any.
+    ///
+    /// A missing object may have been lost, and absence has no version to watch. So a candidate
+    /// first makes a record without a holder and waits for a lease. Only a released record
+    /// ([`RELEASED`]) is taken at once.
     pub fn found(&mut self, now: Duration, found: Option<(&Record, &str)>, time: &str) -> Option<Record> {
         let version = found.map(|(_, version)| version.to_owned());
         let since = match &self.seen {
@@ -113,7 +119,7 @@ impl Candidate {
         };
         self.seen = Some(Seen { version, since });
         let Some((record, _)) = found else {
-            // The one that leads has lost its record.
+            // Only the record was lost: the leader goes on.
             let holder = self.leads(now).then(|| self.id.clone());
             return (!self.resigned).then(|| self.new_record(holder, time));
         };
@@ -129,38 +135,39 @@ impl Candidate {
         (is_own || is_over || self.leads(now)).then(|| self.own(record, time))
     }
 
-    /// The write of what [`Candidate::found`] returned is sent at `now`. One of the next three follows.
+    /// The returned record is sent at `now`. [`Candidate::confirmed`] or [`Candidate::failed`] must
+    /// follow.
     pub fn sends(&mut self, now: Duration) {
         self.sent = Some(now);
     }
 
-    /// The store has confirmed it: `written` is the record now.
+    /// The store confirmed the write.
     pub fn confirmed(&mut self, written: &Record) {
         let leads = !self.resigned && written.holder() == Some(&*self.id);
         self.until = self.sent.take().filter(|_| leads).map(|sent| sent + self.lease * TERM.0 / TERM.1);
     }
 
-    /// Another candidate wrote first, or it is not known what became of it.
+    /// Another candidate wrote first, or the outcome is unknown.
     pub fn failed(&mut self) {
         self.sent = None;
     }
 
-    /// It no longer leads, nor will it; the next write says so.
+    /// Gives up the lead for good; the next write releases the record.
     pub fn resign(&mut self) {
         (self.resigned, self.until) = (true, None);
     }
 
-    /// Whether it leads.
+    /// Whether the candidate leads.
     pub fn leads(&self, now: Duration) -> bool {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Until when it leads, if it does.
+    /// The end of the last confirmed term, which may be over; `None`: there is none.
     pub fn until(&self) -> Option<Duration> {
         self.until
     }
 
-    /// The first record, of this or of no candidate.
+    /// A new record, held by this candidate or by none.
     fn new_record(&self, holder: Option<String>, time: &str) -> Record {
         Record {
             acquire_time: holder.is_some().then(|| time.to_owned()),
@@ -171,10 +178,10 @@ impl Candidate {
         }
     }
 
-    /// A record in which this one leads.
+    /// A record in which this candidate leads.
     fn own(&self, before: &Record, time: &str) -> Record {
         let (new, stays) = (self.new_record(Some(self.id.clone()), time), before.holder() == Some(&*self.id));
-        // No candidate had the one that was made without a holder.
+        // A record made without a holder: no candidate led before.
         let is_first = before.acquire_time.is_none() && before.holder().is_none();
         Record {
             acquire_time: if stays { before.acquire_time.clone() } else { new.acquire_time },
@@ -192,7 +199,7 @@ impl Candidate {
         }
     }
 
-    /// The lease in whole seconds, at least as long. More than a released record has.
+    /// The lease in seconds, rounded up, and longer than a released record's.
     fn seconds(&self) -> u32 {
         let whole = self.lease.as_secs() + u64::from(self.lease.subsec_nanos() > 0);
         u32::try_from(whole).unwrap_or(u32::MAX).max(RELEASED + 1)

@@ -1,19 +1,19 @@
-//! What a gateway wants of the limits of an API key, as it stands in the ledger.
+//! A gateway's claim to the limits of an API key, as the ledger stores it.
 //!
-//! Plain data; how limits are divided by it: `keys.rs`. The meaning of the units is the caller's, and must be the same at all
-//! gateways. The last unit is a separate member on the wire, absent if it is 0: gateways of earlier
-//! versions read the other units.
+//! `keys.rs` divides the limits. The caller defines the units, which must have the same meaning at
+//! all gateways. The last unit is a separate JSON member, absent if it is 0, so that gateways of
+//! earlier versions can read the other units.
 
 use serde::{Deserialize, Serialize};
 
-/// Limits of a key.
+/// Number of limits of a key.
 pub const UNITS: usize = 6;
 
-/// What a gateway wants of the limits of a key.
+/// A gateway's demand for the limits of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Wire", into = "Wire")]
 pub struct KeyClaim {
-    /// In use, and asked for.
+    /// In use or asked for.
     pub wanted: [u64; UNITS],
     /// The largest request.
     pub largest: [u64; UNITS],
@@ -21,7 +21,7 @@ pub struct KeyClaim {
     pub used: [u64; UNITS],
 }
 
-/// Number of units that every version knows.
+/// Units that every version knows.
 const FIRST: usize = UNITS - 1;
 
 #[derive(Serialize, Deserialize)]
@@ -57,12 +57,12 @@ impl From<KeyClaim> for Wire {
 }
 
 impl KeyClaim {
-    /// About how many bytes it takes in the ledger, with the name of its key.
+    /// Approximate size in the ledger.
     pub(crate) fn bytes(name: &str) -> usize {
         name.len() + 120
     }
 
-    /// Whether it wants nothing, which need not be written.
+    /// Whether the claim wants nothing, so that it need not be written.
     pub fn is_none(&self) -> bool {
         self.wanted == [0; UNITS]
     }

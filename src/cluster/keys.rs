@@ -1,16 +1,15 @@
-//! How the limits of API keys are divided among gateways: by what each says that it wants of them.
+//! Divides the limits of API keys among gateways, by stated demand.
 //!
-//! Each gateway writes what it wants with its renewal, and uses its part of the [division](crate::division) as soon as that is
-//! written, less what others have in use above theirs. All compute the same division of the same ledger, so the parts sum to the
-//! limit. No part is taken back from a gateway before another uses it: while demand moves, more may begin for as long as one
-//! renewal takes, at most what the gateways had before and after, and counts until it ends. What a gateway has in flight that no
-//! longer renews is not counted after its lease; in mode `keep` it goes on with its last part while the others divide all of it.
-//! A gateway that is not in the ledger has no part.
+//! Each renewal contains a gateway's claims. Once it is written, the gateway uses a part of the
+//! [division](crate::division), less amounts that others use above their parts. All divide the same
+//! ledger alike, so the parts sum to the limit. A part grows without waiting for another to shrink.
+//! So while demand moves, too much may begin during one renewal: at most the parts before and
+//! after, and it counts until it ends. Requests of a gateway that no longer renews are not counted
+//! after the lease; in mode `keep` it uses the last part while others divide the whole limit.
+//! Gateways outside the ledger have no part. Gateways take turns at units that are too few.
 //!
-//! Bounds: the claims of all gateways take a quarter of an object; those with the smallest demand are left out, and get what
-//! gateways get that want nothing.
-//!
-//! Where there are fewer units than gateways that want one, each has its turn for some writes of the ledger.
+//! Bounds: all claims take a quarter of an object. Claims with the smallest demand are left out,
+//! and count as no demand.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +17,10 @@ use crate::division::{Claim, divide};
 use crate::key_claim::{KeyClaim, UNITS};
 use crate::ledger::{BYTES_MAX, Entry, Ledger, is_gateway};
 
-/// Writes of each gateway for which the first of those that want a unit that is too rare stays the first.
+/// Writes of each gateway during which the first in line for a scarce unit stays first.
 const TURN: u64 = 4;
 
-/// The claims that one of so many gateways may write.
+/// The largest claims, as many as each of this number of gateways may write.
 pub(crate) fn bounded(claims: &BTreeMap<String, KeyClaim>, gateways: usize) -> BTreeMap<String, KeyClaim> {
     let mut left = BYTES_MAX / 4 / gateways.max(1);
     let mut by_demand: Vec<(&String, &KeyClaim)> = claims.iter().collect();
@@ -35,7 +34,7 @@ pub(crate) fn bounded(claims: &BTreeMap<String, KeyClaim>, gateways: usize) -> B
     by_demand.into_iter().take_while(fits).map(|(name, claim)| (name.clone(), *claim)).collect()
 }
 
-/// The parts of a gateway of the limits of a key; a unit without a limit is not divided.
+/// A gateway's part of each limit of a key; `u64::MAX` for a unit without a limit.
 pub fn parts(ledger: &Ledger, id: &str, key: &str, limits: &[Option<u64>; UNITS]) -> [u64; UNITS] {
     let gateways: Vec<_> = ledger.gateways.iter().filter(|(id, _)| is_gateway(id)).collect();
     let Some(own) = gateways.iter().position(|(other, _)| *other == id) else { return [0; UNITS] };

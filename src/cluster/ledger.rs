@@ -1,10 +1,11 @@
-//! The ledger: one object in a store, which all gateways read and replace as a whole.
+//! The ledger: one JSON object in a store, which all gateways read and replace as a whole.
 //!
-//! JSON. A gateway is an entry; what it holds of a backend is a [`Holding`]. Entries are keyed by the gateway's name and a number
-//! that is new with every start, so that two processes with one name are two gateways. `writes` grows by one with each write and
-//! is the clock by which gateways take turns.
+//! Each gateway has an [`Entry`], with a [`Holding`] for each backend. The key is the gateway's
+//! name and a number that is new at every start, so two processes with one name are two gateways.
+//! Gateways take turns by `writes`, which grows by one with each write.
 //!
-//! Bounds: [`GATEWAYS_MAX`] entries, [`BYTES_MAX`] bytes. Errors: an object of a newer version, and one that is not a ledger.
+//! Bounds: [`GATEWAYS_MAX`] entries, [`BYTES_MAX`] bytes. Errors: a newer version, and text that is
+//! not a ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,100 +17,109 @@ use crate::pool_load::PoolLoad;
 
 /// The version that this program writes.
 pub const VERSION: u32 = 1;
-/// Gateways in one ledger at most.
+/// Most gateways in one ledger.
 pub const GATEWAYS_MAX: usize = 64;
-/// The largest object that is written; etcd refuses requests above 1.5 MiB.
+/// Largest object in bytes that may be written; etcd refuses requests above 1.5 MiB.
 pub const BYTES_MAX: usize = 1 << 20;
-/// The entry of gateways that an earlier object may have had: they hold what no entry holds, until it is taken back.
+/// The entry for gateways that an earlier, lost object may have had.
+///
+/// A missing object may have been lost. So the member that makes a new one puts the limit, less the
+/// member's own share, into this entry, which is taken back like the shares of a silent gateway.
+/// Other members move their last shares from here to themselves, but only during their lease, in
+/// mode `keep` too: later, others may have received those shares in the lost object. Members
+/// without a share admit nothing new until this entry is free: after an outage longer than the
+/// lease, in 1.25 leases and some seconds.
 pub const EARLIER: &str = "#earlier";
-/// The entry of what gateways held whose lease is over: as much as their requests may still use.
+/// The entry for capacity that requests of gateways whose lease is over may still use.
 pub const UNEXPLAINED: &str = "#unexplained";
-/// Windows of which a holding says how many requests its engine had from the gateway for sure; see `census.rs`.
+/// Time windows in a holding; see `census.rs`.
 pub const WINDOWS: usize = 12;
-/// Backends in a ledger at most. One that it does not know is taken for one of an object that was lost, which costs a wait.
+/// Most backends in a ledger. Beyond this, the first by name is dropped and counts as one of a lost
+/// object, so gateways that join have to wait for it.
 pub const BACKENDS_MAX: usize = 1_024;
 
-/// Whether an entry is a gateway's.
+/// Whether an entry belongs to a gateway.
 pub fn is_gateway(id: &str) -> bool {
     id != EARLIER && id != UNEXPLAINED
 }
 
-/// Who holds what.
+/// Shares, claims and loads of all gateways.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
-    /// The version of the program that wrote it.
+    /// Version of the program that wrote the object.
     pub version: u32,
-    /// Which object it is: another one if the store lost the one before.
+    /// Name of this object, to tell it from a lost one.
     pub begun: String,
-    /// Writes so far.
+    /// Writes of this object so far.
     pub writes: u64,
-    /// The backends of which all that was ever shared is in this object.
+    /// Backends whose shares are all in this object. Others may have shares from a lost object.
     pub known: BTreeSet<String>,
-    /// Entries by the gateway's identity.
+    /// Entries, by identity.
     pub gateways: BTreeMap<String, Entry>,
 }
 
-/// One gateway.
+/// The entry of one gateway.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// Grows with every renewal.
     pub beat: u64,
-    /// How long a renewal is good for, on the gateway's clock from when it was sent.
+    /// Milliseconds for which a renewal is valid, on the gateway's clock from when it was sent.
     pub lease_ms: u64,
-    /// It goes on with its last share when it cannot renew it.
+    /// Whether the gateway keeps using the last shares after the lease.
     pub keeps: bool,
-    /// What it holds, by backend.
+    /// Holdings, by backend.
     pub backends: BTreeMap<String, Holding>,
-    /// What it wants of the limits of API keys, by their name.
+    /// Claims to the limits of API keys, by name of the key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub keys: BTreeMap<String, KeyClaim>,
-    /// Backends to which no gateway shall send requests: this one drains or restarts their engines.
+    /// Backends to which no gateway may send requests, because this one drains or restarts their
+    /// engines.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub closed: BTreeSet<String>,
-    /// Its load of the pools that are scaled, by their name.
+    /// Load of each scaled pool, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pools: BTreeMap<String, PoolLoad>,
-    /// Milliseconds of engine work that the owners of requests have had through this gateway, by
-    /// pool; see `attained.rs`.
+    /// Milliseconds of engine work given to each owner of requests, by pool and owner; see
+    /// `attained.rs`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attained: BTreeMap<String, BTreeMap<u64, u64>>,
 }
 
-/// What one gateway holds of one backend.
+/// A gateway's share and use of one backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
-    /// The limit as the gateway has it in its configuration.
+    /// The limit in the gateway's configuration.
     pub limit: Limit,
-    /// Its share of the limit.
+    /// The gateway's share of the limit.
     pub share: Amounts,
-    /// In use when it wrote.
+    /// In use when the gateway wrote.
     pub used: Amounts,
-    /// In use and waiting for room when it wrote.
+    /// In use or waiting for room when the gateway wrote.
     pub wanted: Amounts,
-    /// The largest request that waited.
+    /// The largest request that waited, by unit.
     pub need: Amounts,
-    /// Since which write it has been in the line for more; 0: it wants nothing.
+    /// The write at which the gateway joined the line for more, by unit; 0: it wants nothing.
     pub since: [u64; 4],
-    /// Sequences of it that the engine had for sure during the last windows, the latest first.
+    /// The fewest sequences that the engine had for sure, by window, latest first.
     pub settled: [u64; WINDOWS],
 }
 
-/// Why an object cannot be used.
+/// Why an object cannot be used as a ledger.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// A newer program writes it.
+    /// A newer program wrote the object.
     #[error(
         "the ledger has version {found}, and this gateway reads up to {VERSION}: update this gateway, or give it another \
          key (cluster.key)"
     )]
     Newer {
-        /// Its version.
+        /// The version.
         found: u32,
     },
-    /// Not a ledger.
+    /// The object is not a ledger.
     #[error("the object is not a ledger ({why}): remove it, or give the gateways another key (cluster.key)")]
     NotALedger {
-        /// What the parser says.
+        /// The message of the parser.
         why: String,
     },
 }
@@ -120,12 +130,12 @@ struct Version {
 }
 
 impl Ledger {
-    /// One without gateways, with a name that no other has.
+    /// A ledger without gateways. No other object may have the name `begun`.
     pub(crate) fn new(begun: String) -> Self {
         Self { version: VERSION, begun, writes: 0, known: BTreeSet::new(), gateways: BTreeMap::new() }
     }
 
-    /// Reads an object.
+    /// Parses an object.
     pub fn parse(bytes: &[u8]) -> Result<Self, Unreadable> {
         let not_a_ledger = |error: serde_json::Error| Unreadable::NotALedger { why: error.to_string() };
         let Version { version } = serde_json::from_slice(bytes).map_err(not_a_ledger)?;
@@ -135,12 +145,12 @@ impl Ledger {
         serde_json::from_slice(bytes).map_err(not_a_ledger)
     }
 
-    /// The object.
+    /// The JSON text of the object.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers and text have a JSON form")
     }
 
-    /// The smallest limit of a backend that a gateway has in its configuration.
+    /// The smallest limit of a backend in any gateway's configuration, by unit.
     pub fn limit(&self, backend: &str) -> Limit {
         self.holdings(backend).fold(Limit::default(), |least, (_, holding)| least.min(&holding.limit))
     }
@@ -151,7 +161,7 @@ impl Ledger {
         others.flat_map(|(_, entry)| entry.closed.iter().map(String::as_str)).collect()
     }
 
-    /// What all hold of a backend.
+    /// The holdings of all entries on a backend.
     pub fn holdings<'l>(&'l self, backend: &'l str) -> impl Iterator<Item = (&'l str, &'l Holding)> {
         self.gateways.iter().filter_map(move |(id, entry)| Some((id.as_str(), entry.backends.get(backend)?)))
     }
@@ -163,7 +173,7 @@ impl Ledger {
 }
 
 impl Holding {
-    /// What it takes of the limit: its share, or what it uses if that is more.
+    /// Capacity taken from the limit: the share, or the use if that is more.
     pub(crate) fn held(&self, unit: Unit) -> u64 {
         self.share.get(unit).max(self.used.get(unit))
     }

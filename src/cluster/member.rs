@@ -1,12 +1,14 @@
-//! One gateway's part in the ledger: what it writes next, and what it may use meanwhile.
+//! One gateway's part in the ledger: the next write, and the room to use meanwhile.
 //!
-//! The caller reads the object, asks for a [`Plan`], writes it over exactly what it read, and reports the outcome:
-//! [`confirmed`](Member::confirmed), [`refused`](Member::refused) (another wrote first) or [`unknown`](Member::unknown).
-//! [`room`](Member::room) may be used at any time. The rules are in the crate's documentation.
+//! The caller reads the object, asks for a [`Plan`], writes it over exactly the state that it read,
+//! and reports the outcome: [`confirmed`](Member::confirmed), [`refused`](Member::refused) (another
+//! gateway wrote first) or [`unknown`](Member::unknown). [`room`](Member::room) may be called at
+//! any time.
 //!
-//! Shares move like this: a member computes the [division](crate::division) of each limit among those that renew. It raises
-//! its share towards its part as far as the limit is free. It lowers its share only if another lacks something, and at once uses
-//! no more than its part; the share follows as its requests end.
+//! A member computes the [division](crate::division) of each limit among the gateways that renew.
+//! The share rises towards that part as far as the limit is free. It falls only if another gateway
+//! lacks something: then the member uses at once no more than the part, and the share follows as
+//! requests end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,59 +28,65 @@ use crate::silence::Silence;
 use crate::usage::{LocalUse, Usage};
 use crate::windows::Windows;
 
-/// In mode `keep`, what is unexplained is taken back nevertheless after so many leases.
+/// In mode `keep`, unexplained capacity is freed after this many leases without a new beat.
 const KEEP_LEASES: u32 = 12;
-/// In mode `keep`, an engine that has said nothing for so many leases does not hold up taking back.
+/// In mode `keep`, an engine without pages for this many leases does not delay freeing.
 const PAGE_LEASES: u32 = 2;
 
-/// What identifies a gateway in the ledger.
+/// Identity of a gateway in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Its name.
+    /// The configured name.
     pub name: String,
     /// Different at every start.
     pub incarnation: u64,
 }
 
 impl Identity {
-    /// Its key in the ledger, and in the record of which gateway leads.
+    /// The key in the ledger, and in the record of the leader.
     pub fn id(&self) -> String {
         format!("{}#{:016x}", self.name, self.incarnation)
     }
 }
 
-/// How a member behaves.
+/// Behaviour of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// How long a renewal is good for.
+    /// How long a renewal is valid.
     pub lease: Duration,
-    /// Whether it goes on with its last shares after that.
+    /// Whether the last shares stay in use after the lease (mode `keep`). Otherwise nothing new is
+    /// admitted (`strict`).
+    ///
+    /// In mode `keep`, an engine's limit may be exceeded by requests that gateways admit after the
+    /// lease, at most the last share of each. Requests of gateways whose share was given up
+    /// unexplained may also exceed it: after twelve leases of silence, or because the engine
+    /// reports nothing.
     pub keep: bool,
 }
 
-/// What to do with the object that was read.
+/// The caller's next step with the object that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
-    /// Replace it by this, if it is still what was read.
+    /// Replace the object by this, if it is still the one that was read.
     Write(Ledger),
     /// Write nothing this time.
     Wait,
 }
 
-/// A write whose outcome is not reported yet.
+/// A write without a reported outcome.
 #[derive(Clone, Debug)]
 struct Pending {
     ledger: Ledger,
     sent: Duration,
     rooms: BTreeMap<String, Amounts>,
-    /// What is so once it is written.
+    /// Notices that hold once it is written.
     notices: Vec<Notice>,
 }
 
-/// What a member remembers of one backend.
+/// Memory of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 struct Own {
-    /// What may be used.
+    /// The amounts that may be used.
     room: Amounts,
     windows: Windows,
     line: Line,
@@ -96,18 +104,16 @@ pub struct Member {
     beat: u64,
     silence: Silence,
     census: Census,
-    /// The object that it wrote last, and its number of writes; since when it has seen fewer.
+    /// The last written object and number of writes, and since when reads have shown fewer.
     begun: String,
     writes: u64,
     behind: Option<Duration>,
-    /// What it wants of the limits of API keys.
     keys: BTreeMap<String, KeyClaim>,
     closing: Closing,
     pools: BTreeMap<String, PoolLoad>,
     attained: Attained,
     leaving: bool,
     has_left: bool,
-    /// It must not write this object.
     barred: bool,
     standing: Standing,
     notices: Vec<Notice>,
@@ -142,52 +148,52 @@ impl Member {
         }
     }
 
-    /// Its key in the ledger.
+    /// The key in the ledger.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// From now on it gives back what it does not use, and takes nothing.
+    /// From now on, gives back unused capacity and takes none.
     pub fn leave(&mut self) {
         self.leaving = true;
     }
 
-    /// What it wants of the limits of API keys, from the next plan on.
+    /// Sets the claims to the limits of API keys for the next plans.
     pub fn set_keys(&mut self, keys: BTreeMap<String, KeyClaim>) {
         self.keys = keys;
     }
 
-    /// Its load of pools, which the next plan has.
+    /// Sets the load of pools for the next plans.
     pub fn set_pools(&mut self, pools: BTreeMap<String, PoolLoad>) {
         self.pools = pools;
     }
 
-    /// Sets the work that owners of requests have had through this gateway, from the next plan on.
+    /// Sets the work that owners of requests have had through this gateway, for the next plans.
     pub fn set_attained(&mut self, attained: Attained) {
         self.attained = attained;
     }
 
-    /// From the next plan on no gateway shall send requests to these backends.
+    /// Closes backends: from the next plan on, no gateway may send requests to them.
     pub fn set_closed(&mut self, closed: &BTreeSet<String>) {
         self.closing.set(closed);
     }
 
-    /// Those of them to which no other gateway sends requests any more, and on which none has one.
+    /// The closed backends to which no other gateway sends requests and where none has any.
     pub fn left_by_others(&self) -> BTreeSet<String> {
         self.closing.left()
     }
 
-    /// Whether another gateway may still send requests to a backend that is closed.
+    /// Whether another gateway may still have requests on a closed backend.
     pub fn is_closing(&self) -> bool {
         self.closing.left().len() < self.closing.names().len()
     }
 
-    /// Whether it has given back everything and is no longer in the ledger.
+    /// Whether the member has given back everything and left the ledger.
     pub fn has_left(&self) -> bool {
         self.has_left
     }
 
-    /// When what may be used ends if no renewal is confirmed; `None`: it does not end.
+    /// When the room ends without a renewal; `None`: never.
     pub fn ends(&self) -> Option<Duration> {
         if self.rules.keep { None } else { Some(self.renewed.map_or(Duration::ZERO, |sent| sent + self.rules.lease)) }
     }
@@ -202,27 +208,27 @@ impl Member {
         self.renewed
     }
 
-    /// What may be used of a backend at this time. Units that its limit does not have are 0.
+    /// The room on a backend at this time. Units without a limit are 0.
     pub fn room(&self, now: Duration, backend: &str) -> Amounts {
         let ended = self.ends().is_some_and(|end| now >= end);
         let own = self.own.get(backend).filter(|_| !ended && self.renewed.is_some());
         own.map_or(Amounts::default(), |own| own.room)
     }
 
-    /// The object that was read cannot be used.
+    /// The object cannot be used.
     pub fn stand_back(&mut self, why: Unreadable) {
         self.barred = true;
         let key = why.to_string();
         self.notice_once(&key, Notice::Unreadable(why));
     }
 
-    /// What to write over the object that was read; `None`: there is none. `now` is when it will be sent.
+    /// The ledger to write over `found` (`None`: there is no object). It will be sent at `now`.
     pub fn plan(&mut self, now: Duration, found: Option<&Ledger>, local: &LocalUse) -> Plan {
         self.pending = None;
         self.barred = false;
         let found = match found {
             Some(found) if found.begun == self.begun && found.writes < self.writes => {
-                // Old, or the store has lost writes. A write over an old state is refused.
+                // The read is stale, and a write would be refused; or the store lost writes.
                 let behind = *self.behind.get_or_insert(now);
                 if now.saturating_sub(behind) <= crate::silence::still_after(self.rules.lease) {
                     return Plan::Wait;
@@ -235,7 +241,7 @@ impl Member {
         self.closing.read(&self.id, found);
         let mut ledger = found.cloned().unwrap_or_else(|| Ledger::new(format!("{}/{}", self.id, self.beat + 1)));
         if self.silence.observe(now, &ledger) {
-            // What was known concerns another object.
+            // Samples concern the other object.
             self.census = Census::default();
         }
         if !self.may_write(&ledger) {
@@ -275,19 +281,19 @@ impl Member {
         pending.notices.into_iter().for_each(|notice| self.notice(notice));
     }
 
-    /// Another gateway had written first: read again.
+    /// Another gateway wrote first: read again.
     pub fn refused(&mut self) {
         self.pending = None;
     }
 
-    /// The plan may have been written or not, or may still be.
+    /// The plan may be written already, later or never.
     pub fn unknown(&mut self) {
         if self.pending.take().is_some() {
             self.beat += 1;
         }
     }
 
-    /// How it stands; a change is noticed.
+    /// The standing now; a change gives a notice.
     pub fn standing(&mut self, now: Duration) -> Standing {
         let ended = self.renewed.is_some() && self.is_over(now);
         let standing = match self.renewed {
@@ -304,7 +310,7 @@ impl Member {
         standing
     }
 
-    /// Takes what was noticed since the last call.
+    /// Takes the notices since the last call.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
@@ -315,14 +321,14 @@ impl Member {
         }
     }
 
-    /// Notices it the first time.
+    /// Gives a notice once for each key.
     fn notice_once(&mut self, key: &str, notice: Notice) {
         if self.noticed.len() < NOTICES_MAX && self.noticed.insert(key.to_owned()) {
             self.notice(notice);
         }
     }
 
-    /// Whether this ledger has a place for it, and no other process has that place.
+    /// Whether the ledger has room for this member, and no other process has this identity.
     fn may_write(&mut self, ledger: &Ledger) -> bool {
         self.barred = match ledger.gateways.get(&self.id) {
             Some(entry) => entry.beat > self.beat,
@@ -342,7 +348,7 @@ impl Member {
         others.filter(|(id, entry)| self.silence.is_over(now, id, entry)).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Frees what those whose lease is over held, as far as what the engines run is explained by the others.
+    /// Frees capacity of silent gateways, as far as others explain the load of the engines.
     fn take_back(&self, now: Duration, ledger: &mut Ledger, local: &LocalUse) {
         let given_up = self.rules.keep && self.silence.of(now, UNEXPLAINED) > self.rules.lease * KEEP_LEASES;
         let Some(entry) = ledger.gateways.get_mut(UNEXPLAINED) else { return };
@@ -360,12 +366,12 @@ impl Member {
         }
     }
 
-    /// Whether an engine does not say what it runs.
+    /// Whether an engine sends no pages.
     fn has_no_pages(&self, now: Duration, backend: &str) -> bool {
         self.census.page(backend).is_some_and(|at| now.saturating_sub(at) > self.rules.lease * PAGE_LEASES)
     }
 
-    /// Writes its own entry. Returns what it may use once that is confirmed.
+    /// Writes this member's entry. Returns the rooms that a confirmation allows.
     fn write_own(&mut self, now: Duration, ledger: &mut Ledger, local: &LocalUse) -> BTreeMap<String, Amounts> {
         let old = ledger.gateways.get(&self.id).cloned();
         let gone = self.own.iter_mut().filter(|(backend, _)| !local.contains_key(*backend));
@@ -399,11 +405,12 @@ impl Member {
         rooms
     }
 
-    /// What it says that it has of a backend for which it has no entry: what it was using by an object that was lost, as far as
-    /// that is kept for earlier gateways, and unless its lease is over. For those the whole limit of a backend is kept that the
-    /// ledger does not know.
+    /// The initial share of a backend: the room by a lost object, at most the share in [`EARLIER`],
+    /// and none after the lease. For a backend that the ledger does not know, the whole limit is
+    /// first put into [`EARLIER`].
     fn claim(&self, now: Duration, ledger: &mut Ledger, backend: &str, usage: &Usage) -> Amounts {
-        // In this object its share was taken back, or in the lost one it may have been: earlier gateways' is not its.
+        // If this object had the share, or the lease is over, others may have it: [`EARLIER`] holds
+        // other shares.
         let is_taken = ledger.begun == self.begun || self.is_over(now);
         let room = if is_taken { Amounts::default() } else { self.room(now, backend) };
         if !ledger.known.contains(backend) {
@@ -415,7 +422,7 @@ impl Member {
             let lease_ms = self.rules.lease.as_millis() as u64;
             let earlier =
                 ledger.gateways.entry(EARLIER.to_owned()).or_insert_with(|| Entry { lease_ms, ..Entry::default() });
-            // Its beat moves, so that all wait for the whole lease again.
+            // A new beat makes all members wait for the whole lease.
             earlier.beat += 1;
             earlier.lease_ms = earlier.lease_ms.max(lease_ms);
             earlier.backends.insert(backend.to_owned(), Holding { limit: usage.limit, share, ..Holding::default() });
@@ -427,7 +434,7 @@ impl Member {
         claimed
     }
 
-    /// Its holding of one backend, and the part towards which its share moves.
+    /// The holding of a backend, and the amounts to use.
     fn divide_backend(&mut self, ledger: &Ledger, backend: &str, usage: &Usage, had: &Amounts) -> (Holding, Amounts) {
         let limit = ledger.limit(backend).min(&usage.limit);
         let own = self.own.entry(backend.to_owned()).or_default();

@@ -1,35 +1,35 @@
-//! What a member notices that an operator should know: changes of its own state, and things that do not fit.
+//! Notices for an operator: changes of the member's state, and signs of a wrong configuration.
 //!
-//! Each is reported once when it begins. The message says what it means and what to do.
-//! Bounds: [`NOTICES_MAX`] are kept until they are taken.
+//! Each notice is reported once, when its cause begins. The message gives the meaning and the
+//! remedy. Bounds: [`NOTICES_MAX`] notices are kept until the caller takes them.
 
 use std::fmt;
 
 use crate::ledger::Unreadable;
 
-/// Notices kept at most until the caller takes them.
+/// Most notices kept until the caller takes them.
 pub(crate) const NOTICES_MAX: usize = 64;
 
-/// How a member stands.
+/// State of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It has no share yet.
+    /// The member has no share yet.
     Joining,
-    /// Its shares are confirmed.
+    /// The member's shares are confirmed.
     Holding,
-    /// The lease is over, and it goes on with its last shares (`keep`).
+    /// The lease is over, and the member keeps using the last shares (mode `keep`).
     Keeping,
-    /// The lease is over, and nothing new is admitted (`strict`).
+    /// The lease is over, and the member admits nothing new (mode `strict`).
     Stopped,
-    /// The object is not one that it may write.
+    /// The member must not write the object.
     StandingBack,
 }
 
 impl Standing {
-    /// All of them.
+    /// All standings.
     pub const ALL: [Self; 5] = [Self::Joining, Self::Holding, Self::Keeping, Self::Stopped, Self::StandingBack];
 
-    /// Its name in labels and in the admin API.
+    /// The name in labels and in the admin API.
     pub fn label(self) -> &'static str {
         match self {
             Self::Joining => "joining",
@@ -41,26 +41,26 @@ impl Standing {
     }
 }
 
-/// What was noticed.
+/// An event that an operator should know. Texts are identities of other gateways, unless stated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// Its standing changed.
+    /// The standing changed from the first to the second.
     Stands(Standing, Standing),
-    /// It took back what a gateway no longer renews, all of it.
+    /// This member took the shares of a gateway that no longer renews.
     TookBack(String),
-    /// Its own share was taken back while it did not renew.
+    /// This member did not renew, and others took the shares.
     WasTakenBack,
-    /// There was no object: it made one.
+    /// This member made an object, because there was none.
     Began,
-    /// Another process has this name and renews.
+    /// Another process with the same name renews shares.
     NameTwice(String),
-    /// Another process writes under this very identity.
+    /// Another process writes under the same identity.
     SameIdentity,
-    /// Another gateway has another limit for this backend.
+    /// For a backend (first field), another gateway (second field) has a different limit.
     LimitDiffers(String, String),
-    /// Another gateway has another mode.
+    /// Another gateway has a different mode.
     ModeDiffers(String),
-    /// It cannot join: there are as many gateways as a ledger may have.
+    /// The ledger is full, so the member cannot join.
     Crowded,
     /// The object cannot be used.
     Unreadable(Unreadable),
@@ -112,7 +112,7 @@ impl fmt::Display for Notice {
     }
 }
 
-/// The name in an identity.
+/// The name within an identity.
 pub fn name(id: &str) -> &str {
     id.rsplit_once('#').map_or(id, |(name, _)| if name.is_empty() { "an earlier gateway" } else { name })
 }

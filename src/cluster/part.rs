@@ -1,7 +1,8 @@
-//! The part of a limit towards which a gateway's share moves, and what becomes of the shares of gateways whose lease is over.
+//! The amount towards which a gateway's share moves, and the shares of silent gateways (lease
+//! over).
 //!
-//! Arithmetic on one ledger: who holds what, how much is free, what this gateway's next share is. No share is raised above what is
-//! free, and none is lowered below what it uses.
+//! Arithmetic on one ledger: holdings, free capacity, and the gateway's next share. A share never
+//! rises above the free amount, and never falls below the use.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,7 @@ use crate::amounts::{Amounts, Unit};
 use crate::division::{Claim, divide};
 use crate::ledger::{Entry, Holding, Ledger, UNEXPLAINED, is_gateway};
 
-/// One unit of one backend.
+/// One unit of one backend, as gateway `id` divides it.
 pub(crate) struct Division<'l> {
     pub(crate) ledger: &'l Ledger,
     pub(crate) id: &'l str,
@@ -20,11 +21,12 @@ pub(crate) struct Division<'l> {
 }
 
 impl Division<'_> {
-    /// The part towards which this gateway's share moves, and its next share.
+    /// The amount that the gateway may use, and the next share, which exceeds it while more is in
+    /// use.
     pub(crate) fn next(&self, own: &Holding) -> (u64, u64) {
         let unit = self.unit;
         let others = || self.ledger.holdings(self.backend).filter(|(id, _)| *id != self.id);
-        // What gateways hold whose lease is over or that an earlier object had.
+        // Held for silent gateways, or by an earlier object.
         let over: u64 = others().filter(|(id, _)| !is_gateway(id)).map(|(_, holding)| holding.held(unit)).sum();
         let renewing: Vec<(&str, &Holding)> = others().filter(|(id, _)| is_gateway(id)).collect();
         let held = over + renewing.iter().map(|(_, holding)| holding.held(unit)).sum::<u64>();
@@ -32,7 +34,7 @@ impl Division<'_> {
         let (had, used) = (own.share.get(unit), own.used.get(unit));
         let part = if self.leaving { 0 } else { self.part(own, &renewing, self.limit.saturating_sub(over), top) };
         let goal = if part > had { part.min(top.max(had)) } else { part };
-        // Never below its own use, and never more than is free.
+        // The share does not fall below the use.
         (goal, goal.max(used.min(had)))
     }
 
@@ -44,7 +46,7 @@ impl Division<'_> {
             need: holding.need.get(unit),
             since: holding.since[unit as usize],
         };
-        // In the order of their ids, this one at its place.
+        // In the order of the ids.
         let place = renewing.partition_point(|(id, _)| *id < self.id);
         let mut claims: Vec<Claim> = renewing.iter().map(|(_, holding)| claim(holding)).collect();
         claims.insert(place, claim(own));
@@ -53,7 +55,8 @@ impl Division<'_> {
         if part >= had || had > top {
             return part;
         }
-        // It has more than its part: that goes where something is lacking, and otherwise stays.
+        // A gateway that holds more than its part gives the surplus to gateways that need it; if
+        // none does, it keeps the surplus.
         let others = parts.iter().enumerate().filter(|(index, _)| *index != place).map(|(_, part)| *part);
         let lacks = |(part, (_, holding)): (u64, &(&str, &Holding))| {
             let (wanted, has) = (holding.wanted.get(unit).max(holding.need.get(unit)), holding.share.get(unit));
@@ -63,15 +66,15 @@ impl Division<'_> {
     }
 }
 
-/// Moves what gateways held whose lease is over to one entry. A gateway that returns does not get it back: it may be what another
-/// of them still uses.
+/// Moves the holdings of silent gateways to one entry. A gateway that returns does not get them
+/// back, because other silent gateways may still use them.
 pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
     let moved: Vec<Entry> = over.iter().filter_map(|id| ledger.gateways.remove(id)).collect();
     if moved.is_empty() {
         return;
     }
     let to = ledger.gateways.entry(UNEXPLAINED.to_owned()).or_default();
-    // What was known of the others does not hold for these.
+    // A new beat: earlier bounds do not include the gateways that are added.
     to.beat = ledger.writes + 1;
     for (backend, holding) in moved.into_iter().flat_map(|entry| entry.backends) {
         let held = Amounts::each(|unit| holding.held(unit));
@@ -81,13 +84,13 @@ pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
         let sum = to.backends.entry(backend).or_default();
         sum.limit = sum.limit.min(&holding.limit);
         sum.share = Amounts::each(|unit| sum.share.get(unit) + holding.share.get(unit));
-        // A gateway that had returned may have used more than its share.
+        // A gateway that returned may use more than the share.
         sum.used = Amounts::each(|unit| sum.used.get(unit) + held.get(unit));
     }
 }
 
 impl Holding {
-    /// Lowers the slots to those that may still run, and the other units in proportion, rounded up.
+    /// Lowers the slots to this number, and the other units in proportion, rounded up.
     pub(crate) fn shrink_to(&mut self, slots: u64) {
         self.share = shrunk(&self.share, slots);
         self.used = shrunk(&self.used, slots);

@@ -1,30 +1,35 @@
-//! Whose beat stands still.
+//! Finds gateways that no longer renew: their beats stand still.
 //!
-//! A gateway may use its share for its lease, counted from when it sent its renewal. Another sees the renewal later than it was
-//! sent; so when it has seen the same beat for the lease, times [`DRIFT`] for clocks that run at different speeds, the owner's
-//! lease is over. Time in which it did not look itself, such as while the store was gone, does not count: all of them come back at
-//! about the same time, and the first must not take back what the others are about to renew. [`TRANSIT`] is for requests that were admitted in time and are still on their way to the engine.
+//! A gateway may use a share for the lease, counted from when it sent the renewal; others see the
+//! renewal later. The lease is over for sure when a gateway has seen the same beat for the lease
+//! times [`DRIFT`] (clocks differ in speed), plus [`TRANSIT`] (requests admitted in time may be on
+//! their way to the engine).
+//!
+//! Time in which a member did not look does not count, such as an outage of the store: all return
+//! at about the same time, and the first must not take shares that others are about to renew.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::ledger::{Entry, Ledger, is_gateway};
 
-/// Two clocks that are wrong by a tenth in opposite directions differ by 11 / 9; this is more.
+/// Tolerated ratio of two clocks. It exceeds 11/9, the ratio of clocks that are a tenth too fast
+/// and a tenth too slow.
 pub(crate) const DRIFT: (u32, u32) = (5, 4);
-/// The longest time from a request's admission until its engine counts it.
+/// Longest time from a request's admission until the engine counts it.
 pub(crate) const TRANSIT: Duration = Duration::from_secs(1);
 
-/// A gateway sees the end of a request so long after its engine, at most, apart from requests that wait for their client.
-/// Pauses of its process are included, up to [`PAUSE`].
+/// Longest time from a request's end at the engine until the gateway sees it, including pauses of
+/// up to [`PAUSE`]. Requests that wait for their client may take longer.
 pub const END_AGE: Duration = Duration::from_millis(500);
-/// A process that did not run for longer may see ends later than [`END_AGE`].
+/// After a longer pause, a process may see ends later than [`END_AGE`].
 pub const PAUSE: Duration = Duration::from_millis(200);
-/// A sequence counts as known to be at its engine so long after its first token was seen. It is more than [`END_AGE`] and
-/// [`PAUSE`], on clocks that differ: a sequence that begins must not hide one whose end is not seen yet.
+/// Time from a sequence's first token until it counts as known to be at the engine. It exceeds
+/// [`END_AGE`] plus [`PAUSE`] on clocks that differ: a new sequence must not hide one whose end is
+/// not seen yet.
 pub const SURE_AGE: Duration = Duration::from_millis(800);
 
-/// For how long the beat of an entry must stand still until its lease is over for sure.
+/// How long a beat must stand still until the lease is over for sure.
 pub(crate) fn still_after(lease: Duration) -> Duration {
     lease * DRIFT.0 / DRIFT.1 + TRANSIT
 }
@@ -33,22 +38,22 @@ pub(crate) fn still_after(lease: Duration) -> Duration {
 struct Seen {
     beat: u64,
     since: Duration,
-    /// It was seen to change.
+    /// Whether the beat was seen to change.
     moved: bool,
 }
 
 /// The beats of all entries, as one member sees them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Silence {
-    /// The object that they are of.
+    /// Name of the object with the beats.
     begun: String,
     seen: BTreeMap<String, Seen>,
-    /// When it last looked.
+    /// When the member last looked.
     looked: Option<Duration>,
 }
 
 impl Silence {
-    /// Notes the beats of a ledger that was read. Returns whether it is another object than the one before.
+    /// Notes the beats of a ledger. Returns whether it is another object than the last.
     pub(crate) fn observe(&mut self, now: Duration, ledger: &Ledger) -> bool {
         let is_other = self.begun != ledger.begun;
         if is_other {
@@ -71,7 +76,7 @@ impl Silence {
         is_other
     }
 
-    /// For how long the beat of an entry has stood still.
+    /// How long the beat of an entry has stood still.
     pub(crate) fn of(&self, now: Duration, id: &str) -> Duration {
         self.seen.get(id).map_or(Duration::ZERO, |seen| now.saturating_sub(seen.since))
     }
@@ -81,7 +86,7 @@ impl Silence {
         self.of(now, id) > still_after(Duration::from_millis(entry.lease_ms))
     }
 
-    /// Whether its beat was seen to change: a process renews it.
+    /// Whether the beat of an entry was seen to change: a process renews it.
     pub(crate) fn is_renewed(&self, id: &str) -> bool {
         self.seen.get(id).is_some_and(|seen| seen.moved)
     }

@@ -1,5 +1,7 @@
-//! The ledger's rules on virtual time: single situations in `situations.rs`, seeded schedules of faults in `schedules.rs`, both
-//! in the world of `world.rs`.
+//! Tests of the ledger's rules on virtual time.
+//!
+//! `situations.rs` has single situations, `schedules.rs` has seeded schedules of faults, and both
+//! run in the world of `world.rs`. `election.rs` tests the election with a world of candidates.
 
 mod request;
 mod store;

@@ -1,6 +1,7 @@
-//! What a gateway knows of its own use when it writes: backend by backend, what runs, what waits, and what the engine says.
+//! A gateway's use of each backend when it writes.
 //!
-//! The caller measures it between two plans; see the fields for what each must include.
+//! The caller measures it between two plans: requests that run, requests that wait, and the
+//! engine's report. The fields define what each number includes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,33 +10,34 @@ use crate::amounts::{Amounts, Limit};
 #[cfg(doc)]
 use crate::silence::{END_AGE, PAUSE, SURE_AGE};
 
-/// By the name of the backend, which must be the same at all gateways.
+/// Use by backend, whose name must be the same at all gateways.
 pub type LocalUse = BTreeMap<String, Usage>;
 
-/// One backend.
+/// Use of one backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Its limit in this gateway's configuration.
+    /// The limit in this gateway's configuration.
     pub limit: Limit,
-    /// In use now: everything that the engine may have of this gateway.
+    /// In use now: everything that the engine may have from this gateway.
     pub used: Amounts,
-    /// In use, and waiting for room here.
+    /// In use or waiting for room here.
     pub wanted: Amounts,
-    /// The largest request that waits, unit by unit.
+    /// The largest request that waits, by unit.
     pub need: Amounts,
-    /// The fewest sequences at any time since the last plan of which the engine was known to have them: their first token was
-    /// seen at least [`SURE_AGE`] ago, not yet their end, and none of them waited for its client. 0 if this process did not run
-    /// for [`PAUSE`] at some time since then, and for [`END_AGE`] after that: it has not seen yet what ended meanwhile.
+    /// The fewest sequences at any time since the last plan that the engine had for sure. Such a
+    /// sequence had a first token at least [`SURE_AGE`] ago, has not been seen to end, and does not
+    /// wait for its client. 0 if this process paused for [`PAUSE`] since the last plan, or until
+    /// [`END_AGE`] before it: sequences may have ended unseen.
     pub settled: u64,
-    /// What the engine said since the last plan.
+    /// The latest report of the engine since the last plan.
     pub page: Option<Page>,
 }
 
-/// What an engine says of itself.
+/// An engine's report of its own load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// When it was asked, on the member's clock.
+    /// When the engine was asked, on the member's clock.
     pub asked: Duration,
-    /// Sequences that it has, running and waiting.
+    /// Sequences at the engine, running and waiting.
     pub running: u64,
 }

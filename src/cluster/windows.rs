@@ -1,20 +1,19 @@
-//! The windows of time of which a holding says how many of its requests the engine had for sure.
+//! The time windows for which a holding states the sequences that the engine had for sure.
 //!
-//! A window lasts from one confirmed plan to the next one that is made, so that they follow each other without a gap. A plan
-//! whose write failed or whose outcome is unknown ends none.
+//! Windows follow each other without a gap: each lasts from the making of one confirmed plan to the
+//! next. A failed or unknown write ends no window.
 
 use crate::ledger::WINDOWS;
 
-/// Of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Windows {
-    /// The least since the last confirmed plan was made.
+    /// The fewest sequences since the last confirmed plan was made.
     open: Option<u64>,
     closed: [u64; WINDOWS - 1],
 }
 
 impl Windows {
-    /// Adds the least since the last plan. All windows, the open one first.
+    /// Adds the fewest sequences since the last plan. Returns all windows, the open one first.
     pub(crate) fn extend(&mut self, least: u64) -> [u64; WINDOWS] {
         let open = self.open.map_or(least, |open| open.min(least));
         self.open = Some(open);
@@ -23,7 +22,7 @@ impl Windows {
         all
     }
 
-    /// The plan was confirmed.
+    /// The plan was confirmed, which closes the window.
     pub(crate) fn close(&mut self) {
         let Some(open) = self.open.take() else { return };
         self.closed.rotate_right(1);

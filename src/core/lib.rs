@@ -1,7 +1,8 @@
 //! The base of sluice: units, statistics, the wire formats of OpenAI and vLLM, and the meter.
 //!
-//! Nothing here reads a clock, a socket, a file or global randomness: time and chance are parameters. The load
-//! generator and the simulator use this crate and none of the gateway's state, so that they check it from outside.
+//! Nothing here reads a clock, a socket, a file or global randomness: time and chance are
+//! parameters. The load generator and the simulator use this crate and none of the gateway's state,
+//! so that they check the gateway from outside.
 
 pub mod base;
 pub mod stats;

@@ -1,7 +1,8 @@
-//! Starts a process that is no child of this one: a newer gateway that is to take over.
+//! Starts a newer gateway, which takes over, as a process that is not a child of this one.
 //!
-//! systemd waits for the end of its main process only if that is a child of its own. So a shell starts the process and ends, and
-//! the process becomes a child of the nearest reaper above this one. For that moment this process is no reaper of orphans itself.
+//! systemd waits for the end of a new main process only if that is a child of systemd. So a shell
+//! starts it and ends, and the nearest reaper above this process adopts it. Meanwhile this process
+//! is no reaper of orphans.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,10 +11,12 @@ use std::process::Command;
 
 use nix::sys::prctl;
 
-/// Starts `program` with a variable in its environment. Blocks for the milliseconds that a shell takes.
+/// Starts `program` with one more environment variable. Blocks for the milliseconds that a shell
+/// takes.
 ///
 /// # Errors
-/// There is no shell, or it failed. That the program cannot be started, the shell says on stderr.
+/// There is no shell, or it failed. A `program` that cannot be started shows only on the shell's
+/// stderr.
 pub fn start_detached(program: &Path, arguments: Vec<OsString>, (name, value): (&str, String)) -> io::Result<()> {
     let reaps = prctl::get_child_subreaper()?;
     prctl::set_child_subreaper(false)?;

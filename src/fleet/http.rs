@@ -1,7 +1,7 @@
-//! One request to an engine: bounded in time and in size, on a connection of its own.
+//! One request to an engine, on a new connection, with limits on time and size.
 //!
-//! Probes connect as requests do, and share no connection with them: a probe must fail when an engine no longer accepts
-//! connections, even while old ones still work.
+//! A probe must fail when an engine accepts no connections any more, even while old ones still
+//! work. So probes share no connection with requests, but connect in the same way.
 
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ pub enum FetchError {
     Request(#[from] http::Error),
 }
 
-/// Fetches `path` from an engine: status and body of at most `limit` bytes, within `time_limit` in all.
+/// Fetches `path` from an engine: the status and a body of at most `limit` bytes, within
+/// `time_limit` in all.
 pub async fn fetch(
     address: &Address,
     path: &str,
@@ -46,7 +47,7 @@ pub async fn fetch(
     timeout(time_limit, exchange).await.map_err(|_| FetchError::Timeout(time_limit))?
 }
 
-/// Sends JSON to `path` of an engine: status and body of at most `limit` bytes, within `time_limit` in all.
+/// Posts JSON to `path`, with limits as for [`fetch`].
 pub async fn post(
     address: &Address,
     path: &str,
@@ -72,7 +73,8 @@ async fn exchange(
     let (_, stream) = Connector::shared().connect(address, time_limit).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let driving = async {
-        // Ends when the response has been read; its error would repeat that of the request.
+        // Ends when the response has been read. An error here would repeat the error of the
+        // request.
         let _ = connection.await;
         std::future::pending::<()>().await
     };

@@ -1,8 +1,8 @@
-//! Whether this gateway may act on engines now. Of several gateways one leads, and only until a moment that it moves on as long as
-//! it can.
+//! Whether this gateway may act on engines now.
 //!
-//! A process that was stopped, or got no processor, goes on after that moment without having noticed. So everything that acts looks at
-//! the clock before it does.
+//! Of several gateways one leads, until the end of a lease that it keeps renewing. A process that
+//! was suspended or got no processor does not notice that the lease has ended. So all code that
+//! acts on engines first reads the clock.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -16,7 +16,7 @@ enum Term {
     /// No gateway is elected: each one runs its own engines.
     #[default]
     Always,
-    /// Until then; `None`: another gateway may lead.
+    /// This gateway leads until then; `None`: another one may lead.
     Elected(Option<Instant>),
 }
 
@@ -29,34 +29,34 @@ impl Term {
     }
 }
 
-/// See the header of this file.
+/// Says whether this gateway may act on engines. By default it always may.
 #[derive(Debug, Default)]
 pub struct Lead(watch::Sender<Term>);
 
 impl Lead {
-    /// It may act until then; `None`: not at all.
+    /// The gateway may act until then; `None`: not at all.
     pub fn set(&self, until: Option<Instant>) {
         self.0.send_replace(Term::Elected(until));
     }
 
-    /// Whether one of several gateways is elected.
+    /// Whether gateways elect a leader.
     pub fn is_elected(&self) -> bool {
         matches!(*self.0.borrow(), Term::Elected(_))
     }
 
-    /// Whether it may act.
+    /// Whether the gateway may act.
     pub fn is_held(&self) -> bool {
         self.0.borrow().is_held()
     }
 
-    /// Returns when it may act.
+    /// Returns when the gateway may act.
     pub async fn held(&self) {
         let mut terms = self.0.subscribe();
-        // The sender is this one.
+        // Cannot fail: `self` has the sender.
         let _ = terms.wait_for(|term| term.is_held()).await;
     }
 
-    /// Returns when it may no longer act. To be polled before what acts.
+    /// Returns when the gateway may no longer act. Poll it before the future that acts.
     pub async fn lost(&self) {
         let mut terms = self.0.subscribe();
         loop {
@@ -70,7 +70,7 @@ impl Lead {
                     _ => std::future::pending().await,
                 }
             });
-            // The timer may come late, after what this is polled before.
+            // The timer may come late, after the future that acts was polled.
             let over = poll_fn(|cx| if self.is_held() { end.as_mut().poll(cx) } else { Poll::Ready(()) });
             tokio::select! {
                 biased;
@@ -114,7 +114,7 @@ mod tests {
                 _ = woken => true,
             }
         };
-        // Time that passes without a turn of the timers, as for a process that is stopped.
+        // Time passes without a turn of the timers, as in a suspended process.
         let stopped = async {
             lead.set(None);
             let _ = wake.send(());

@@ -1,10 +1,10 @@
-//! Engines as processes: probes of every backend, and the engines that the gateway runs itself.
+//! Probes of all backends, and the engines that the gateway runs itself.
 //!
-//! The [prober](Prober) queries `/health` and `/v1/models`, and, when an engine with requests in flight has gone silent, its
-//! counters. A [`driver`] starts and stops engines; `engine` is the life cycle of one engine, each step written to the
-//! journal before it begins; `coordinator` is the [`Fleet`]: configuration changes and restarts over all engines. The
-//! [trial engines](TrialEngines) of a tuner have no life cycle. This is the only place that spawns an engine, or a gateway that
-//! is to take over.
+//! The [prober](Prober) reads `/health` and `/v1/models`, and the counters of an engine that is
+//! silent although it has requests. A [`driver`] starts and stops engines. `engine` is the life
+//! cycle of one engine; each step is written to the journal before it begins. `coordinator` is the
+//! [`Fleet`]: changes and restarts over all engines. A tuner's [trial engines](TrialEngines) have
+//! no life cycle. Only this crate spawns engines, and a newer gateway that takes over.
 
 #[cfg(test)]
 mod test_programs;

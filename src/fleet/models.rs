@@ -1,13 +1,13 @@
-//! What engines say that they serve: `GET /v1/models`, and the routes in `/openapi.json`.
+//! The models and routes that engines report: `GET /v1/models`, and the paths in `/openapi.json`.
 //!
-//! A list that cannot be read ([`Unreadable`]) restricts nothing: the engine gets requests for every model of its pool. So does one
-//! with more than [`CARDS_MAX`] models. `max_model_len` of an engine is the highest of its cards.
+//! An engine gets requests for every model of the pool if its list cannot be read ([`Unreadable`])
+//! or has more than [`CARDS_MAX`] models. An engine's `max_model_len` is the highest of its cards.
 //!
-//! FastAPI makes `/openapi.json` at the first request for it, which keeps an API server busy for a moment. It is read only after an
-//! engine of the pool has refused a request because it does not have the route. Engines without it (`--disable-fastapi-docs`, vLLM's
-//! Rust frontend) show their routes by what they refuse.
+//! FastAPI generates `/openapi.json` at the first request for it, which keeps an API server busy
+//! for a moment. So it is read only after an engine of the pool has refused a route. Engines
+//! without it (`--disable-fastapi-docs`, vLLM's Rust frontend) show their routes only by refusals.
 //!
-//! Bounds: [`BODY_BYTES`] of each response, [`CARDS_MAX`] models of an engine.
+//! Bounds: [`BODY_BYTES`] per response, [`CARDS_MAX`] models per engine.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -22,13 +22,13 @@ use sluice_core::base::BackendId;
 use sluice_core::openai::Route;
 use sluice_gateway::pool::{Address, RouteSet, Served};
 
-/// The most that is read of a list or of the routes: a card of vLLM has about 500 bytes.
+/// Largest body that is accepted, bytes; a card of vLLM has about 500.
 const BODY_BYTES: usize = 8 << 20;
-/// Models of one engine.
+/// Models kept per engine.
 const CARDS_MAX: usize = 8_192;
-/// Names of a backend in a message.
+/// Names per backend in a message.
 const NAMES_SHOWN: usize = 4;
-/// Backends in a message.
+/// Backends shown in a message.
 const BACKENDS_SHOWN: usize = 8;
 
 /// One entry of a backend's `/v1/models`, as it was sent.
@@ -38,9 +38,9 @@ pub struct ModelCard {
     pub id: String,
     /// Whether it is a LoRA adapter of another model.
     pub is_adapter: bool,
-    /// The context limit that the card gives.
+    /// The card's context limit, tokens.
     pub max_model_len: Option<u64>,
-    /// The whole card, JSON.
+    /// The whole card as JSON.
     pub json: Box<RawValue>,
 }
 
@@ -50,22 +50,22 @@ pub enum Unreadable {
     /// There was no response.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// Another status than success.
+    /// The status is not a success.
     #[error("/v1/models responds with status {0}")]
     Status(u16),
-    /// It is not a list of models.
+    /// The body is not a list of models.
     #[error("/v1/models is not a list of models: {0}")]
     NotAList(#[from] serde_json::Error),
-    /// It has no model.
+    /// It lists no model.
     #[error("/v1/models lists no model")]
     Empty,
-    /// It has more models than are kept.
+    /// The list has more models than are kept.
     #[error("/v1/models lists more than {} models", CARDS_MAX)]
     TooMany,
 }
 
 impl Unreadable {
-    /// Whether the next attempt may succeed, so that what was read before still counts.
+    /// Whether the next attempt may succeed, so that the models read before still count.
     fn is_passing(&self) -> bool {
         match self {
             Self::Fetch(FetchError::Body(_)) => false,
@@ -76,12 +76,12 @@ impl Unreadable {
     }
 }
 
-/// What one engine lists.
+/// The models that one engine lists.
 #[derive(Debug)]
 pub struct ModelList {
-    /// Its cards, [`CARDS_MAX`] at most.
+    /// At most [`CARDS_MAX`].
     pub cards: Vec<ModelCard>,
-    /// There are more.
+    /// Whether there are more.
     is_cut: bool,
 }
 
@@ -118,10 +118,10 @@ impl ModelList {
     }
 }
 
-/// Reads what an engine lists, within `limit`.
+/// Reads the models of an engine within `limit`.
 ///
 /// # Errors
-/// When there is no list that can be read.
+/// There is no readable list.
 pub async fn read_models(address: &Address, limit: Duration) -> Result<ModelList, Unreadable> {
     let (status, body) = fetch(address, "/v1/models", limit, BODY_BYTES).await?;
     if !status.is_success() {
@@ -130,7 +130,7 @@ pub async fn read_models(address: &Address, limit: Duration) -> Result<ModelList
     ModelList::parse(&body)
 }
 
-/// Reads which routes an engine has, within `limit`; `None` where it does not say.
+/// Reads the routes of an engine within `limit`; `None` if it does not describe them.
 pub(super) async fn read_routes(address: &Address, limit: Duration) -> Option<RouteSet> {
     match fetch(address, "/openapi.json", limit, BODY_BYTES).await {
         Ok((status, body)) if status.is_success() => routes_of(&body),
@@ -147,21 +147,21 @@ fn routes_of(body: &[u8]) -> Option<RouteSet> {
     let (mut routes, mut names_any) = (RouteSet::NONE, false);
     for (path, route) in paths.keys().filter_map(|path| Some((path, Route::from_path(path)?))) {
         names_any = true;
-        // A refusal of another spelling does not concern the path by which requests are judged.
+        // Refusals count by the canonical path only.
         if route.path() == Some(path) {
             routes.insert(route);
         }
     }
-    // A server that names none of them, or takes any path, is described by something else.
+    // Not the description of an engine: it names no route, or takes any path.
     let takes_any = paths.keys().any(|path| path.contains(":path}"));
     (names_any && !takes_any).then_some(routes)
 }
 
-/// What is known of one backend.
+/// The models of one backend.
 #[derive(Debug, Default)]
 struct Reported {
     cards: Vec<ModelCard>,
-    /// Why it is not known which models it serves.
+    /// Why the models are not known.
     unreadable: Option<String>,
 }
 
@@ -169,21 +169,21 @@ struct Reported {
 #[derive(Debug, Default)]
 pub struct ReportedModels(Mutex<HashMap<BackendId, Reported>>);
 
-/// What a reading changes.
+/// The changes that a reading causes.
 #[derive(Debug)]
 pub(super) struct Reading {
-    /// What the engine serves; `None`: as known before.
+    /// The models served; `None`: as before.
     pub(super) served: Option<Served>,
-    /// Its context limit, if it says that.
+    /// The context limit, if the engine gives one.
     pub(super) max_model_len: Option<u64>,
-    /// The names have changed.
     pub(super) names_changed: bool,
-    /// The list could not be read before and can be now, or the other way round, and why.
+    /// Set when the list becomes readable, or unreadable (with the reason).
     pub(super) readable: Option<Result<(), String>>,
 }
 
 impl ReportedModels {
-    /// Every card, one per name, in the order of backends. Of several cards the one with the highest context limit.
+    /// Every card, one per name, in the order of backends. Of equal names the card with the highest
+    /// context limit.
     pub fn cards(&self) -> Vec<ModelCard> {
         let by_backend = self.0.lock();
         let mut backends: Vec<_> = by_backend.keys().copied().collect();
@@ -202,35 +202,35 @@ impl ReportedModels {
         cards
     }
 
-    /// Whether a backend serves a model; `None`: it has not reported what it serves.
+    /// Whether a backend serves a model; `None`: the models are not known.
     pub fn serves(&self, backend: BackendId, model: &str) -> Option<bool> {
         let by_backend = self.0.lock();
         let reported = by_backend.get(&backend).filter(|reported| reported.unreadable.is_none())?;
         Some(reported.cards.iter().any(|card| card.id == model))
     }
 
-    /// The names that one backend serves.
+    /// The model names of one backend.
     pub fn of(&self, backend: BackendId) -> Vec<String> {
         let by_backend = self.0.lock();
         by_backend.get(&backend).into_iter().flat_map(|known| &known.cards).map(|card| card.id.clone()).collect()
     }
 
-    /// Why it is not known which models a backend serves.
+    /// Why the models of a backend are not known.
     pub fn unreadable(&self, backend: BackendId) -> Option<String> {
         self.0.lock().get(&backend)?.unreadable.clone()
     }
 
-    /// The names of LoRA adapters.
+    /// The names of all LoRA adapters.
     pub fn adapters(&self) -> Vec<String> {
         self.cards().into_iter().filter(|card| card.is_adapter).map(|card| card.id).collect()
     }
 
-    /// Every name.
+    /// The names of all models.
     pub fn names(&self) -> Vec<String> {
         self.cards().into_iter().map(|card| card.id).collect()
     }
 
-    /// In what these backends of one pool differ, as far as they say what they serve.
+    /// How the backends of a pool differ, as far as their models are known.
     pub fn differences<'a>(&self, backends: impl IntoIterator<Item = (&'a str, BackendId)>) -> Option<String> {
         let by_backend = self.0.lock();
         let known = backends.into_iter().filter_map(|(name, id)| {
@@ -240,7 +240,7 @@ impl ReportedModels {
         differences(known)
     }
 
-    /// Takes over what was read of a backend.
+    /// Records a reading of a backend.
     pub(super) fn read(&self, backend: BackendId, list: Result<ModelList, Unreadable>) -> Reading {
         let mut by_backend = self.0.lock();
         let is_new = !by_backend.contains_key(&backend);
@@ -268,7 +268,7 @@ impl ReportedModels {
         reading
     }
 
-    /// Removes all backends but these; returns whether any was removed.
+    /// Removes all other backends; returns whether there were any.
     pub(super) fn retain(&self, known: &[BackendId]) -> bool {
         let mut by_backend = self.0.lock();
         let before = by_backend.len();
@@ -277,7 +277,8 @@ impl ReportedModels {
     }
 }
 
-/// In what engines of one pool differ: models that one lacks and another has, and context limits. `None`: in nothing.
+/// How engines of one pool differ: models that only some have, and context limits. `None`: not at
+/// all.
 pub fn differences<'a>(engines: impl Iterator<Item = (&'a str, &'a [ModelCard])>) -> Option<String> {
     let engines: Vec<_> = engines.collect();
     let mut all: Vec<&str> = Vec::new();

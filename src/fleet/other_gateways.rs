@@ -1,9 +1,9 @@
-//! Other gateways before the same engines: an engine is stopped in order only when they have stopped sending requests to it.
+//! Other gateways before the same engines: they take part in a planned stop of an engine.
 //!
-//! An engine that this gateway drains is *closed* from then on until it serves again or is given up: also while it is stopped and starts.
-//! One that has crashed, or that a gateway takes over, is not: probes of each gateway say what it is good for.
-//!
-//! Where there are no other gateways, nothing waits for them.
+//! A gateway that drains an engine *closes* it for the others, and stops it only when they have
+//! left it. It stays closed while it is stopped and starts, until it serves again or is given up.
+//! An engine that crashed or was taken over is not closed: each gateway's probes show the state.
+//! Without other gateways, no stop waits.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use sluice_gateway::pool::Cordon;
 
-/// See the header of this file.
+/// Engines that are closed for other gateways, and closed engines that they have left.
 #[derive(Debug, Default)]
 pub struct OtherGateways(Mutex<State>);
 
@@ -19,25 +19,26 @@ pub struct OtherGateways(Mutex<State>);
 struct State {
     /// `pool/backend`.
     closed: BTreeSet<String>,
-    /// Those of them that the others have left; `None`: there are no other gateways.
+    /// The closed engines that the others have left; `None`: there are no other gateways.
     left: Option<BTreeSet<String>>,
 }
 
 impl OtherGateways {
-    /// An engine of this gateway has this cordon now.
+    /// Closes or opens an engine of this gateway after a change of the cordon.
     pub(crate) fn follow(&self, backend: &str, cordon: Cordon) {
         match cordon {
-            // One that rests may run until it is stopped: its pod goes when those with higher numbers are empty, too.
+            // A resting pod may run on, because a StatefulSet removes pods with higher numbers
+            // first.
             Cordon::Draining | Cordon::Idle => self.close(backend),
             Cordon::Starting => {}
             Cordon::Open | Cordon::Down => self.open(backend),
         }
     }
 
-    /// The other gateways shall send no requests to this backend.
+    /// Other gateways must not send requests to this backend.
     pub fn close(&self, backend: &str) {
         let mut state = self.0.lock();
-        // What was said of it before does not hold for this time.
+        // An earlier report that they left it does not count now.
         if state.closed.insert(backend.to_owned())
             && let Some(left) = &mut state.left
         {
@@ -45,12 +46,12 @@ impl OtherGateways {
         }
     }
 
-    /// They may send requests there again, as far as their probes say so.
+    /// Other gateways may send requests there again, if their probes succeed.
     pub fn open(&self, backend: &str) {
         self.0.lock().closed.remove(backend);
     }
 
-    /// This gateway does nothing more to engines.
+    /// Opens all: this gateway does nothing more to engines.
     pub fn open_all(&self) {
         self.0.lock().closed.clear();
     }
@@ -60,12 +61,12 @@ impl OtherGateways {
         self.0.lock().closed.clone()
     }
 
-    /// There are other gateways. To these of the closed backends they send nothing any more, and nothing of theirs runs there.
+    /// Records a report: on these closed backends other gateways have no requests, and start none.
     pub fn note(&self, left: BTreeSet<String>) {
         self.0.lock().left = Some(left);
     }
 
-    /// Whether no other gateway has a request on this backend, or will have while it is closed.
+    /// Whether no other gateway has a request on this backend, or sends one while it is closed.
     pub fn have_left(&self, backend: &str) -> bool {
         self.0.lock().left.as_ref().is_none_or(|left| left.contains(backend))
     }

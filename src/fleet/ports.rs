@@ -1,9 +1,9 @@
 //! Ports for engines that are configured without one.
 //!
-//! An engine keeps its port over reloads and restarts of the gateway, because an engine that outlived a gateway is searched
-//! for at its port: assigned ports are stored in `ports.json` beside the journal. A new name gets the lowest port of the
-//! range that is not configured, not assigned and free to listen on. An engine whose assigned port is held by another
-//! process gets another port.
+//! An engine that outlived a gateway is searched for at the old port. So it keeps the port over
+//! reloads and restarts of the gateway: assigned ports are stored in `ports.json`, next to the
+//! journal. A new engine gets the lowest port of the range that is not configured, not assigned and
+//! free to listen on. If another process holds the assigned port, the engine gets another one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -31,19 +31,19 @@ pub enum PortsError {
         /// The engine without a port.
         engine: String,
     },
-    /// A port moved from one engine to another while the first still runs there.
+    /// The port is now another engine's, but the first still runs there.
     #[error(
         "port {port} of {engine} is in use by {holder} until the gateway restarts; configure another port for {engine}"
     )]
     Held {
         /// The port.
         port: u16,
-        /// The engine that is to get it.
+        /// The engine that should get it.
         engine: String,
         /// The engine that has it.
         holder: String,
     },
-    /// The assigned ports cannot be stored.
+    /// The assigned ports cannot be read or stored.
     #[error("fleet.state: {path}: {source}; name a folder that the gateway may write to", path = path.display())]
     Unusable {
         /// The file.
@@ -53,11 +53,11 @@ pub enum PortsError {
     },
 }
 
-/// Assigns a port to each of `engines` (`pool/backend`, and the port where it runs now, if it runs), and stores them. `folder` is
-/// that of the journal; `taken` are the ports that the configuration uses.
+/// Assigns a port to each of `engines` (`pool/backend`, and the port if it runs) and stores them.
+/// `folder` holds the journal; `taken` are configured ports.
 ///
 /// # Errors
-/// The range is too small, or the file cannot be written. No port is assigned then.
+/// The range is too small, or the file cannot be read or written. Then no port is assigned.
 pub fn assign(
     folder: &Path,
     range: &RangeInclusive<u16>,
@@ -80,7 +80,7 @@ pub fn assign(
 /// Ports by engine.
 type Ports = BTreeMap<String, u16>;
 
-/// The ports of the file, and those that [`assign`] would store. Nothing is written.
+/// The ports in the file, and the ports that [`assign`] would store.
 ///
 /// # Errors
 /// The range is too small, or the file cannot be read.
@@ -93,7 +93,8 @@ pub fn choose(
     let path = folder.join(FILE);
     let unusable = |source| PortsError::Unusable { path: path.clone(), source };
     let before: BTreeMap<String, u16> = match std::fs::read(&path) {
-        // A file that is not valid JSON is begun anew; running engines are then found by their marks and moved.
+        // An invalid file counts as empty; running engines are then found by their marks, and
+        // moved.
         Ok(text) => serde_json::from_slice(&text).unwrap_or_default(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
         Err(error) => return Err(unusable(error)),
@@ -135,7 +136,7 @@ mod tests {
         names.iter().map(|name| ((*name).to_owned(), None)).collect()
     }
 
-    /// A range of this many free ports, another one at each call: tests run side by side.
+    /// A range of `length` free ports, another at each call, because tests run in parallel.
     fn range(length: u16) -> RangeInclusive<u16> {
         static NEXT: parking_lot::Mutex<u16> = parking_lot::Mutex::new(0);
         let mut next = NEXT.lock();
@@ -158,7 +159,7 @@ mod tests {
         assert_eq!((assigned["p/b"], assigned["p/c"]), (first + 1, first + 2));
         let assigned = assign(&["p/a", "p/b", "p/c"], &[]).unwrap();
         assert_eq!((assigned["p/a"], assigned["p/b"], assigned["p/c"]), (first, first + 1, first + 2));
-        // Its port is now configured for another engine.
+        // The port of `p/b` is now configured for another engine.
         assert_eq!(assign(&["p/b"], &[first + 1]).unwrap()["p/b"], first);
         let running = [("p/b".to_owned(), Some(first + 2)), ("p/new".to_owned(), None)];
         let assigned = super::assign(folder.path(), &range, &running, &HashSet::new()).unwrap();

@@ -1,26 +1,26 @@
-//! The prober: reports the health of every backend to admission.
+//! The prober reports the health of every backend to admission.
 //!
-//! Every `health.probe_interval`, for all backends at once:
-//! - `GET /health`: status 200 is a success, any other response a failure. vLLM's API server responds without asking its
-//!   engine, so a success only means that the API server runs;
-//! - after the first success, after each recovery and every [`MODELS_INTERVAL`]: `GET /v1/models`, for the names it serves
-//!   (LoRA adapters are loaded and unloaded at run time) and its context limit; at each probe while something waits for a model,
-//!   and when the engine has refused a request that it was thought to serve (`models.rs`);
-//! - after an engine of the pool has refused a route, at most every [`MODELS_INTERVAL`]:
-//!   `GET /openapi.json`, for the engine's routes;
-//! - after the first success and after each recovery, and with models that include LoRA adapters: `GET /metrics`, for the size
-//!   of its prefix cache and the number of its adapter slots.
+//! Every `health.probe_interval`, for all backends in parallel:
 //!
-//! **Progress**: a backend with requests in flight that has sent no token for `health.stall` is suspected; pings are no tokens. Its `/metrics` are
-//! read, and again at each later probe. If no counter of the engine's work changes for a third of `health.stall`, or there is
-//! no response, the backend is hung: it is ejected and its streams are closed, so that they are retried or end with an error.
-//! A long response that is not streamed sends no bytes either, but the counters change; a long prefill changes no counter,
-//! but uses KV blocks. An engine without vLLM's counters (`--disable-log-stats`) never counts as hung, since a long response
-//! cannot be distinguished from a hang; the time limits of requests still apply.
+//! | request | reads | when |
+//! |---|---|---|
+//! | `/health` | a 2xx status: the API server runs | always |
+//! | `/v1/models` | names, context limit | after a start or recovery; every [`MODELS_INTERVAL`] |
+//! | | | while a caller waits for a model; after an unexpected refusal |
+//! | `/openapi.json` | routes | after a refused route, at most every [`MODELS_INTERVAL`] |
+//! | `/metrics` | prefix cache, adapter slots | after a start or recovery; with LoRA adapters |
 //!
-//! A result belongs to the backend that was probed. It is dropped if a reload has given the id to another backend meanwhile.
+//! vLLM's API server answers `/health` without asking the engine core. A result is dropped if a
+//! reload has meanwhile given the id of the probed backend to another one.
 //!
-//! Bounds: bodies by [`HEALTH_BYTES`] and [`METRICS_BYTES`]; one probe per backend at a time.
+//! **Progress**: a backend with requests in flight that sent no token for `health.stall` is a
+//! suspect, whose `/metrics` each probe reads. If no work counter changes for a third of
+//! `health.stall`, or there is no response, it is *hung*: it is ejected, and the streams are
+//! closed. A long response that is not streamed changes counters, and a long prefill uses KV
+//! blocks. An engine without vLLM's counters (`--disable-log-stats`) never counts as hung; the time
+//! limits of requests still apply.
+//!
+//! Bounds: [`HEALTH_BYTES`], [`METRICS_BYTES`]; one probe per backend at a time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,36 +36,34 @@ use sluice_core::vllm::metrics;
 use sluice_gateway::config::Health;
 use sluice_gateway::pool::{Address, Admission, Cordon, Phase, RefusedGateway, RouteSet};
 
-/// Interval at which a backend's models are read while the backend stays up; the shortest interval
-/// for its routes.
+/// Time between readings of the models of a backend that is up; minimum time between readings of
+/// the routes.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
-/// The most that is read of `/health`.
+/// Largest body of `/health` that is accepted, bytes.
 const HEALTH_BYTES: usize = 1 << 20;
-/// The most that is read of `/metrics`.
+/// Largest body of `/metrics` that is accepted, bytes.
 const METRICS_BYTES: usize = 8 << 20;
 
-/// What is known about a backend between two rounds.
 #[derive(Debug, Default)]
 struct ProbeState {
     models_at: Option<Instant>,
-    /// The last probe failed.
     failed: bool,
-    /// Time of the last read of the backend's routes since the backend is up.
+    /// When the routes were read since the backend came up.
     routes_at: Option<Instant>,
-    /// Since when a suspect shows the same counters; `None` instead of counters: it did not respond.
+    /// Since when a suspect shows these counters, or does not respond (`None`).
     suspected: Option<(Instant, Option<WorkCounters>)>,
 }
 
-/// What changes while an engine works.
+/// Values that change while an engine works.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct WorkCounters {
-    /// The sum of the counters of its work.
+    /// The sum of the engine's work counters.
     progress: f64,
     /// The share of KV blocks in use.
     kv_usage: f64,
 }
 
-/// What the `/metrics` of a suspect show.
+/// The `/metrics` of a suspect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Activity {
     Counters(WorkCounters),
@@ -75,7 +73,7 @@ enum Activity {
 }
 
 impl ProbeState {
-    /// Records what a suspect shows; returns whether nothing has changed for at least `limit`.
+    /// Records the activity of a suspect; returns whether nothing has changed for at least `limit`.
     fn has_stalled(&mut self, activity: Activity, limit: Duration, now: Instant) -> bool {
         let shown = match activity {
             Activity::Counters(counters) => Some(counters),
@@ -97,23 +95,22 @@ impl ProbeState {
     }
 }
 
-/// The share of `health.stall` without any change: a step of the engine may take longer than a probe interval.
+/// A third of `health.stall`, not a probe interval: one step of the engine may take longer than
+/// that.
 const STALL_SHARE: u32 = 3;
 
-/// The result of one probe.
 struct ProbeResult {
     id: BackendId,
     name: Arc<str>,
     address: Arc<Address>,
-    /// Start of the probe.
     begun: Instant,
     up: Result<(), String>,
     models: Option<Result<ModelList, Unreadable>>,
-    /// `None`: not asked; or the engine does not say.
+    /// `Some(None)`: the engine does not describe routes.
     routes: Option<Option<RouteSet>>,
-    /// Tokens that its prefix cache holds.
+    /// The size of the prefix cache.
     cache_tokens: Option<u64>,
-    /// LoRA adapters that one step may use.
+    /// Different LoRA adapters that one step can use.
     adapter_slots: Option<u64>,
     activity: Option<Activity>,
 }
@@ -124,13 +121,15 @@ pub struct Prober {
     admission: Arc<Admission>,
     reported: Arc<ReportedModels>,
     states: HashMap<BackendId, ProbeState>,
-    /// Read the models of every backend in each round: something waits for one.
+    /// Read the models of every backend in each round: a caller waits for one.
     pub await_models: bool,
-    /// Clients send keys for the engines: a backend without an `api_key` that refuses a probe may serve them.
+    /// Whether clients send keys for the engines: then a backend without an `api_key` that refuses
+    /// a probe may still serve clients.
     pub forwards_keys: bool,
-    /// The set of model names has changed and no caller was informed yet; kept when a round is cancelled.
+    /// The set of model names has changed since the last completed round; kept when a round is
+    /// cancelled.
     changed: bool,
-    /// In what the backends of each pool differ, as it was logged.
+    /// The differences between the backends of each pool that were last logged.
     differences: HashMap<Arc<str>, String>,
 }
 
@@ -148,13 +147,13 @@ impl Prober {
         }
     }
 
-    /// Whether its engine is starting or being stopped.
     fn is_restarting(&self, backend: BackendId) -> bool {
         let mut backends = self.admission.view().into_iter().flat_map(|pool| pool.backends);
         backends.any(|view| view.id == backend && (view.cordon != Cordon::Open || view.closed))
     }
 
-    /// Probes all backends once. Returns whether the set of model names changed since the last completed round.
+    /// Probes all backends once. Returns whether the set of model names changed since the last
+    /// completed round.
     pub async fn probe_all(&mut self, rules: &Health) -> bool {
         let now = Instant::now();
         let silent = self.admission.silent_backends(rules.stall, now);
@@ -190,7 +189,6 @@ impl Prober {
         std::mem::take(&mut self.changed)
     }
 
-    /// Logs in what the backends of each pool differ, once for each change.
     fn log_differences(&mut self) {
         let pools = self.admission.view();
         self.differences.retain(|name, _| pools.iter().any(|pool| pool.name == *name));
@@ -218,7 +216,7 @@ impl Prober {
         if !self.admission.is_same_backend(result.id, &result.name, &result.address) {
             return false;
         }
-        // Before the probe counts: an engine that comes up may serve other models than the one before.
+        // Models count before health: an engine that comes up may serve other models than before.
         let is_read = matches!(result.models, Some(Ok(_)));
         let refused = match &result.models {
             Some(Err(Unreadable::Status(status @ (401 | 403)))) => Some(*status),
@@ -239,14 +237,14 @@ impl Prober {
         let Some(state) = self.states.get_mut(&result.id) else { return names_changed };
         if let Err(why) = &result.up {
             (state.models_at, state.routes_at) = (None, None);
-            // Logged once per series of failures; a change of state is logged above.
+            // Once per series of failures; a change of state is logged above.
             if !std::mem::replace(&mut state.failed, true) && moved.is_none() && !is_restarting {
                 tracing::warn!(backend = %result.name, why, "probe failed");
             }
         } else {
             state.failed = false;
         }
-        // After the probe has counted: counting forgets the routes of an engine that was away.
+        // Routes count after health, because a recovery clears the known routes.
         if let Some(routes) = result.routes {
             self.admission.set_routes(result.id, routes, result.begun);
             state.routes_at = Some(result.begun);
@@ -263,7 +261,7 @@ impl Prober {
         }
         let has_key = result.address.api_key.is_some();
         if let Some(status) = refused.filter(|_| has_key || !self.forwards_keys) {
-            // It is asked at each probe, until it accepts the gateway.
+            // The models are read at each probe until the engine accepts the gateway.
             state.models_at = None;
             let refused = RefusedGateway { status, by_probe: true };
             if self.admission.refused_gateway(result.id, refused, now) {
@@ -279,8 +277,7 @@ impl Prober {
         names_changed
     }
 
-    /// Takes over the models that an engine lists in a probe that began at `begun`; returns whether
-    /// the names changed.
+    /// Records the models of a probe that began at `begun`; returns whether the names changed.
     fn note_models(
         &mut self,
         (id, name): (BackendId, &str),
@@ -305,7 +302,7 @@ impl Prober {
     }
 }
 
-/// What else a probe reads.
+/// Reads besides `/health`.
 #[derive(Clone, Copy, Debug)]
 struct Due {
     models: bool,
@@ -354,12 +351,12 @@ async fn read_activity(address: &Address, limit: Duration) -> Activity {
     }
 }
 
-/// vLLM's metrics, read from an engine within `limit`; `None` where there are none.
+/// vLLM's metrics, read from an engine within `limit`; `None` if it shows none.
 pub async fn scrape(address: &Address, limit: Duration) -> Option<metrics::MetricsSnapshot> {
     read_metrics(address, limit).await.ok().flatten()
 }
 
-/// vLLM's metrics. `None`: the response is something else; an error: there is none.
+/// `None`: the page shows no metrics; an error: no response.
 async fn read_metrics(address: &Address, limit: Duration) -> Result<Option<metrics::MetricsSnapshot>, ()> {
     let (status, body) = fetch(address, "/metrics", limit, METRICS_BYTES).await.map_err(drop)?;
     let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&body).unwrap_or_default());

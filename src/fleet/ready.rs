@@ -1,12 +1,12 @@
-//! Waits until a started engine is ready, with any kind of driver.
+//! Waits until a started engine is ready, with any driver.
 //!
-//! Ready means three things at once: `/health` answers 200, `/v1/models` lists every expected model and adapter, and the
-//! server that responds is the one that was started. vLLM binds its port with SO_REUSEPORT, so an older server may still
-//! listen on the same port and respond in its place; it may even list the right models.
+//! Ready means: `/health` responds with a 2xx status, `/v1/models` lists every expected model and
+//! adapter, and the server is the one that was started. vLLM binds its port with SO_REUSEPORT, so
+//! an older server on the same port may respond instead, even with the right models.
 //!
-//! There is no fixed limit. The log shows the phases of the start, and each may show no progress for
-//! [`StartPhase::stall_limit`]; where there is no log, [`ReadyRules::blind`] applies. The end of the engine is reported at
-//! once, with its diagnosis; so is an engine that requires another API key than the backend has.
+//! Each phase of the start that the log shows may make no progress for [`StartPhase::stall_limit`].
+//! Without a log, [`ReadyRules::blind`] limits the start; [`ReadyRules::total`] always does. The
+//! end of the engine, with a diagnosis, and a wrong API key are reported at once.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::pool::Address;
 
-/// The most that is read of `/health` and `/v1/models`.
+/// Largest body that is accepted, bytes.
 const BODY_MAX: usize = 1 << 20;
 
 /// Time limits of a start.
@@ -30,18 +30,18 @@ const BODY_MAX: usize = 1 << 20;
 pub struct ReadyRules {
     /// Pause between two polls.
     pub poll: Duration,
-    /// For one response of the engine.
+    /// Limit for one response.
     pub answer: Duration,
-    /// Multiplies the time limit of every phase, and `blind`.
+    /// Multiplies the limits of phases and `blind`, not `total`.
     pub start_timeout_scale: f64,
-    /// The whole start where no log can be followed.
+    /// Limit of the start without a log.
     pub blind: Duration,
-    /// The whole start in any case.
+    /// Limit of any start.
     pub total: Duration,
 }
 
 impl Default for ReadyRules {
-    /// 200 ms, 2 s, 1, 15 min, 4 h: the longest start on record took 3 h 10 min.
+    /// 200 ms, 2 s, 1, 15 min, 4 h; the longest start on record took 3 h 10 min.
     fn default() -> Self {
         Self {
             poll: Duration::from_millis(200),
@@ -56,19 +56,19 @@ impl Default for ReadyRules {
 /// An engine that is ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// From the call until now.
+    /// Duration of the wait.
     pub took: Duration,
-    /// What it serves.
+    /// The served models.
     pub models: Vec<String>,
-    /// The longest context it serves, tokens, when it says so.
+    /// The longest served context, tokens, if known.
     pub max_model_len: Option<u64>,
 }
 
 /// Waits until the engine is ready and serves at least the models and adapters in `expected`.
 ///
 /// # Errors
-/// The engine ended or made no progress, another server responds in its place, or it serves other models. It is not
-/// stopped.
+/// The engine ended, made no progress, serves other models or requires another API key, or another
+/// server has the port. The engine is not stopped.
 pub async fn wait_until_ready(
     driver: &dyn Driver,
     address: &Address,
@@ -130,7 +130,8 @@ pub async fn wait_until_ready(
     }
 }
 
-/// Detects the end of a starting engine. Status commands run at intervals, and must report the end several times.
+/// Detects the end of a starting engine. Status commands run at intervals, and must report it
+/// several times in a row.
 #[derive(Debug, Default)]
 struct ExitWatch {
     polled_at: Option<Instant>,
@@ -158,7 +159,6 @@ impl ExitWatch {
     }
 }
 
-/// Why the start has exceeded a time limit, if it has.
 fn overdue(driver: &dyn Driver, started: Instant, rules: ReadyRules) -> Option<String> {
     let all = started.elapsed();
     if all > rules.total {
@@ -169,7 +169,7 @@ fn overdue(driver: &dyn Driver, started: Instant, rules: ReadyRules) -> Option<S
             .then(|| format!("not ready after {} s, and there is no log to follow", all.as_secs()));
     };
     let progress = progress.borrow();
-    // The log of an adopted engine may have shown its last progress before this wait began.
+    // In an adopted engine's log the last progress may be older than this wait.
     let stalled = progress.moved.max(started).elapsed();
     if stalled <= progress.phase.stall_limit().mul_f64(rules.start_timeout_scale) {
         return None;
@@ -183,7 +183,6 @@ fn at_phase(driver: &dyn Driver, class: FailureClass, cause: String) -> EngineFa
     EngineFailure::of(Diagnosis::plain(class, Some(cause)), None, phase)
 }
 
-/// `/v1/models`.
 #[derive(Debug, Deserialize)]
 struct ModelList {
     data: Vec<Model>,
@@ -207,18 +206,17 @@ impl ModelList {
     }
 }
 
-/// What `/health` and `/v1/models` show.
 #[derive(Debug)]
 enum Readiness {
-    /// The engine is not healthy yet, or its response cannot be parsed.
+    /// Not healthy, or the list cannot be read.
     NotReady,
-    /// The engine is healthy and requires another API key.
+    /// Healthy, but requires another API key.
     Unauthorized(StatusCode),
-    /// The engine is healthy and lists these models.
+    /// Healthy, with this list.
     Serves(ModelList),
 }
 
-/// Requests `/health` and `/v1/models`. vLLM requires its API key on `/v1` only.
+/// vLLM requires an API key on `/v1` only.
 async fn check_readiness(address: &Address, limit: Duration) -> Readiness {
     match fetch(address, "/health", limit, BODY_MAX).await {
         Ok((status, _)) if status.is_success() => {}

@@ -1,7 +1,8 @@
-//! Looks at the engines of silent streams: does the engine work, although a stream has no output?
+//! Reads the counters of engines whose streams are silent: does such an engine work?
 //!
-//! While a stream is silent, the `/metrics` of its engine are read every [`LOOK_INTERVAL`]; otherwise never, because a page of
-//! vLLM takes its API server milliseconds. What counts as work is in `pool/engine_work.rs`.
+//! The `/metrics` of an engine are read every [`LOOK_INTERVAL`] while it has a silent stream;
+//! otherwise never, because a page takes vLLM's API server milliseconds. `pool/engine_work.rs`
+//! defines work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +13,10 @@ use tokio::time::{Instant, sleep};
 use super::probe::scrape;
 use sluice_gateway::pool::{Admission, EngineLook};
 
-/// Time between two looks at an engine.
+/// Time between two readings of an engine.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks at engines for as long as the future is polled. `limit`: how long a page may take.
+/// Reads engines for as long as the future is polled. `limit`: how long a page may take.
 pub async fn watch_silent_streams(admission: Arc<Admission>, limit: impl Fn() -> Duration) {
     loop {
         let watched = admission.watched_backends();

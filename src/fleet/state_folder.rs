@@ -1,12 +1,13 @@
 //! The folder `fleet.state`: only the gateway's user can read its files.
 //!
-//! Logs of engines and the output of commands may contain secrets, and the journal determines which processes are stopped. So a
-//! new folder gets mode 0700 and every file 0600, whatever the umask. Modes of files from an earlier version are corrected when
-//! the folder is opened. A folder that also contains other files (such as `/tmp`) keeps its mode.
+//! Logs and command output may contain secrets, and the journal determines which processes are
+//! stopped. So a new folder gets mode 0700 and every file 0600. Modes of an earlier version's files
+//! are corrected when the folder is opened. A folder that also contains other files (such as
+//! `/tmp`) keeps its mode.
 //!
-//! Files that other users may write to are not corrected but refused ([`check`]): another user may
-//! have written to them already. The random [`key`] of the folder also identifies the gateway's
-//! engines: it is part of the mark in the environment of their processes.
+//! Files that other users may write to are refused ([`check`]), not corrected: they may have been
+//! changed already. The random [`key`] of the folder also identifies the gateway's engines: it is
+//! part of the mark in the environment of their processes.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -17,25 +18,23 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use sluice_gateway::owner::{self, Untrusted};
 
-/// Mode of every file.
 const FILE_MODE: u32 = 0o600;
-/// Mode of the folder.
 const FOLDER_MODE: u32 = 0o700;
-/// The socket at which the gateway can be taken over by a newer one.
+/// The socket at which a newer gateway takes over.
 pub const SOCKET: &str = "upgrade.sock";
-/// The random key of digests.
+/// The file with the random key of digests.
 const KEY: &str = "key";
-/// Bytes of that key.
+/// Bytes of the key.
 pub(crate) const KEY_BYTES: usize = 32;
 
-/// Checks that no other user commands the folder or a file of the gateway in the folder. A missing
-/// folder passes.
+/// Checks that no other user controls the folder or a file of the gateway in it. A missing folder
+/// passes.
 ///
 /// # Errors
-/// A folder or file that another user commands, with the command that mends the owner or mode.
+/// A folder or file that another user controls, with the command that corrects it.
 pub fn check(folder: &Path) -> Result<(), Untrusted> {
     owner::check_folder(folder)?;
-    // The code that uses the folder reports a folder that cannot be read.
+    // A folder that cannot be read is reported by the code that uses it.
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
@@ -46,7 +45,7 @@ pub fn check(folder: &Path) -> Result<(), Untrusted> {
     Ok(())
 }
 
-/// Creates the folder, unless it is there.
+/// Creates the folder, if it is missing.
 ///
 /// # Errors
 /// It cannot be created.
@@ -54,7 +53,7 @@ pub fn create(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
 }
 
-/// Creates the folder, or corrects the modes of files that an earlier version wrote.
+/// Creates the folder, or corrects the modes of files of an earlier version.
 ///
 /// # Errors
 /// It cannot be created or read.
@@ -78,7 +77,7 @@ pub(crate) fn open(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a file is one that the gateway writes there.
+/// Whether the gateway writes a file of this name.
 fn is_own(name: &str) -> bool {
     let is_log = || name.rsplit_once(".log").is_some_and(|(_, age)| age.is_empty() || age.starts_with('.'));
     let begins = ["journal.", "ports.json", "flags-", "experiments.", "added_experiments.", "tuner."]
@@ -87,7 +86,7 @@ fn is_own(name: &str) -> bool {
     name == "lock" || name == KEY || begins || is_log()
 }
 
-/// Removes all permissions beyond `mode`. A file of another user stays as it is.
+/// Removes permissions beyond `mode`. A file of another user stays as it is.
 fn restrict(path: &Path, mode: u32) {
     let wide = path.metadata().is_ok_and(|found| found.mode() & 0o777 & !mode != 0);
     if wide && let Err(error) = fs::set_permissions(path, Permissions::from_mode(mode)) {
@@ -95,7 +94,7 @@ fn restrict(path: &Path, mode: u32) {
     }
 }
 
-/// Options that create a file of the folder.
+/// Options for creating a file of the folder.
 pub(crate) fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.create(true).mode(FILE_MODE);
@@ -110,7 +109,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     options().write(true).truncate(true).open(path)?.write_all(bytes)
 }
 
-/// A file of the folder; `None` where there is none.
+/// A file of the folder; `None` if there is none.
 ///
 /// # Errors
 /// It cannot be read.
@@ -122,10 +121,11 @@ pub fn read(folder: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Held while a file is replaced or appended to: two threads would use the same draft, or rename the same full file.
+/// Held while a file is replaced or appended to: two threads would use the same draft, or rename
+/// the same full file.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// Replaces a file of the folder, or leaves it as it was. Creates the folder.
+/// Replaces a file atomically. Creates the folder.
 ///
 /// # Errors
 /// The folder or the file cannot be written.
@@ -139,7 +139,7 @@ pub fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     fs::rename(draft, folder.join(name))
 }
 
-/// Appends to a file of the folder, which is renamed to `NAME.1` first if it is larger than `max` bytes. Creates the folder.
+/// Appends to a file; one larger than `max` bytes is first renamed to `NAME.1`. Creates the folder.
 ///
 /// # Errors
 /// The folder or the file cannot be written.
@@ -153,8 +153,8 @@ pub fn append(folder: &Path, name: &str, bytes: &[u8], max: u64) -> io::Result<(
     options().append(true).open(path)?.write_all(bytes)
 }
 
-/// Renames a file of the folder to `NAME.unreadable-N`, with the lowest free number, so that it can be written anew and nothing in
-/// it is lost. Returns the new name.
+/// Renames a file to `NAME.unreadable-N`, with the lowest free N, so that it can be written anew
+/// without losing the content. Returns the new name.
 ///
 /// # Errors
 /// It cannot be renamed.
@@ -165,8 +165,8 @@ pub fn set_aside(folder: &Path, name: &str) -> io::Result<String> {
     Ok(free)
 }
 
-/// The random key of this folder, created at the first call. Digests of secrets are keyed with it, so that a weak secret cannot
-/// be guessed from a leaked digest.
+/// The random key of this folder, created at the first call. Digests of secrets are keyed with it,
+/// so that a leaked digest does not reveal a weak secret.
 ///
 /// # Errors
 /// It cannot be read or written.
@@ -174,7 +174,7 @@ pub(crate) fn key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let path = folder.join(KEY);
     match existing_key(folder) {
         Ok(key) => return Ok(key),
-        // A file that is too short was being written when the gateway crashed; its key was never used.
+        // Too short: the gateway crashed while it wrote the file, and the key was never used.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => {}
         Err(error) => return Err(error),
     }
@@ -187,14 +187,14 @@ pub(crate) fn key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
 /// The random key of this folder.
 ///
 /// # Errors
-/// The folder has no key, or the key cannot be read or is incomplete.
+/// There is no key, or it is incomplete or cannot be read.
 pub(crate) fn existing_key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let mut key = [0; KEY_BYTES];
     File::open(folder.join(KEY))?.read_exact(&mut key)?;
     Ok(key)
 }
 
-/// A digest of bytes that may contain secrets, by the `key` of the folder.
+/// A keyed digest of bytes that may contain secrets.
 pub(crate) fn digest(key: &[u8; KEY_BYTES], bytes: &[u8]) -> String {
     let inner = Sha256::new().chain_update(key).chain_update(bytes).finalize();
     let digest = Sha256::new().chain_update(key).chain_update(inner).finalize();
@@ -266,7 +266,7 @@ mod tests {
             assert!(text.contains(&format!("rm -r {}", path.display())), "{text}");
             fs::remove_file(&path).unwrap();
         }
-        // Files that do not belong to the gateway are not checked.
+        // Files of other programs are not checked.
         fs::write(folder.join("notes"), "x").unwrap();
         fs::set_permissions(folder.join("notes"), Permissions::from_mode(0o666)).unwrap();
         assert_eq!(check(&folder), Ok(()));

@@ -1,12 +1,14 @@
-//! Engines that are tried with one setting after another, without a gateway around them: for the tuner.
+//! Engines that a tuner tries with one setting after another, without a gateway.
 //!
-//! Started, found again and stopped as those of a gateway ([`ProcessDriver`], the journal, [`wait_until_ready`]), but without a
-//! life cycle: a failure is reported and nothing is repeated, because the settings are what is being tried.
+//! They are started, found again and stopped like a gateway's ([`ProcessDriver`], the journal,
+//! [`wait_until_ready`]), but have no life cycle: a failure is reported and not retried, since the
+//! settings are on trial.
 //!
-//! The journal has a line before each start and each stop, so a tuner that is killed leaves no engine that the next one, or a
-//! gateway with the same folder, does not find. The next one takes over an engine of the same description and stops
-//! every other ([`TrialEngines::adopt_leftovers`]). Only engines whose settings change are restarted, and all of these are stopped before
-//! the first is started, since they may share a device.
+//! The journal gets a line before each start and after each stop. So when a tuner is killed, the
+//! next one, or a gateway with the same folder, finds the engines. A tuner takes over an engine
+//! with the same description and stops all others ([`TrialEngines::adopt_leftovers`]). Only engines
+//! whose settings change are restarted; all of them stop before the first starts, since they may
+//! share a device.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,41 +25,41 @@ use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::{Launch, Target, Words};
 use sluice_gateway::pool::Address;
 
-/// For the response to a health check; a busy engine responds late.
+/// Limit of a health check; a busy engine responds late.
 const HEALTH_LIMIT: Duration = Duration::from_secs(10);
-/// The most that is read of it.
+/// Largest body of a health check that is accepted, bytes.
 const HEALTH_BYTES: usize = 1 << 16;
-/// From a failed health check until the engine has ended by itself.
+/// Time for an engine to end after a failed health check.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// An engine as it is configured.
+/// A configured engine.
 #[derive(Clone, Debug)]
 pub struct TrialSpec {
     /// `pool/backend`.
     pub name: String,
-    /// Where it is reached.
+    /// The address.
     pub address: Arc<Address>,
-    /// How it is started. Its flags are the settings, secret ones excepted.
+    /// How it is started. The flags come from the settings, except secret ones.
     pub launch: Launch,
-    /// Names that it must serve once it is ready.
+    /// Models that it must serve when ready.
     pub models: Vec<String>,
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
-    /// Multiplies how long a phase of its start may show no progress.
+    /// Multiplies how long a phase of the start may make no progress.
     pub start_timeout_scale: f64,
 }
 
-/// A failure of one of several engines.
+/// The failure of one engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{engine}: {failure}")]
 pub struct TrialFailure {
     /// `pool/backend`.
     pub engine: String,
-    /// What happened.
+    /// The failure.
     pub failure: EngineFailure,
 }
 
-/// Engines of one deployment. See the header of this file.
+/// The engines of one deployment.
 #[derive(Debug)]
 pub struct TrialEngines {
     journal: Journal,
@@ -68,15 +70,15 @@ pub struct TrialEngines {
 struct TrialEngine {
     spec: TrialSpec,
     driver: ProcessDriver,
-    /// Program, port, devices and environment, as a digest.
+    /// Digest of program, port, devices and environment.
     identity: String,
-    /// What it runs with, if it runs and is ready.
+    /// The settings, once it is ready.
     running: Option<EngineSettings>,
     models: Vec<String>,
 }
 
 impl TrialEngines {
-    /// Opens the journal in `folder`, which also gets the engines' logs. Starts nothing.
+    /// Opens the journal in `folder`, which also gets the logs. Starts nothing.
     ///
     /// # Errors
     /// The folder cannot be used, or a gateway or another tuner uses it.
@@ -94,8 +96,8 @@ impl TrialEngines {
         Ok(Self { journal, engines: specs.into_iter().map(engine).collect() })
     }
 
-    /// Finds what an earlier tuner or gateway left: an engine of the same description is taken over, every other one is stopped.
-    /// Returns a line about each that was found.
+    /// Finds engines of an earlier tuner or gateway. A ready one with the same description is taken
+    /// over, every other one stopped. Returns a line about each.
     ///
     /// # Errors
     /// An engine that does not stop.
@@ -143,12 +145,12 @@ impl TrialEngines {
         self.engines.iter().map(|engine| engine.spec.name.as_str())
     }
 
-    /// The names of the models that the engines serve.
+    /// The models that the engines serve.
     pub fn models(&self) -> Vec<String> {
         self.engines.iter().flat_map(|engine| engine.models.iter().cloned()).collect()
     }
 
-    /// The number of engines that do not run with these settings. One that has ended runs with none.
+    /// The number of engines that do not run with these settings, including ended ones.
     pub async fn changed(&mut self, settings: &[EngineSettings]) -> usize {
         for engine in &mut self.engines {
             if engine.driver.status().await != EngineStatus::Running {
@@ -158,10 +160,10 @@ impl TrialEngines {
         self.engines.iter().zip(settings).filter(|(engine, settings)| !engine.runs_with(settings)).count()
     }
 
-    /// Checks settings, one for each engine, without starting anything.
+    /// Checks settings, one for each engine. Starts nothing.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The first that cannot work.
     pub async fn check(&self, settings: &[EngineSettings]) -> Result<(), TrialFailure> {
         for (engine, settings) in self.engines.iter().zip(settings) {
             engine.driver.check(settings).await.map_err(|failure| engine.failure(failure))?;
@@ -169,10 +171,12 @@ impl TrialEngines {
         Ok(())
     }
 
-    /// Makes every engine run with its settings, ready to serve. Those that already do are left alone.
+    /// Makes every engine run with its settings, ready to serve. Engines that already do are not
+    /// touched.
     ///
     /// # Errors
-    /// The first that does not stop, or start; it is stopped then.
+    /// The first engine that does not stop, start or become ready. One that does not become ready
+    /// is stopped.
     pub async fn run(&mut self, settings: &[EngineSettings]) -> Result<(), TrialFailure> {
         let mut due = Vec::new();
         for (engine, settings) in self.engines.iter_mut().zip(settings) {
@@ -209,9 +213,9 @@ impl TrialEngines {
         first(ends.collect()).await
     }
 
-    /// What is wrong with an engine that should run: it has ended, or does not say that it is healthy. When the process that
-    /// computes dies, the server before it answers for a while, with errors; its end is waited for, because the reason is in
-    /// its log then.
+    /// An engine that should run, but has ended or fails the health check. When vLLM's engine
+    /// process dies, the API server responds with errors for a while. The end is awaited, because
+    /// then the log shows the reason.
     pub async fn ill(&self) -> Option<TrialFailure> {
         for engine in self.engines.iter().filter(|engine| engine.running.is_some()) {
             let health = fetch(&engine.spec.address, "/health", HEALTH_LIMIT, HEALTH_BYTES).await;
@@ -224,7 +228,7 @@ impl TrialEngines {
         None
     }
 
-    /// Stops every engine, the one whose start was given up included.
+    /// Stops every engine, even one whose start was cancelled.
     ///
     /// # Errors
     /// The first that does not stop; the others are stopped.
@@ -237,7 +241,7 @@ impl TrialEngines {
     }
 }
 
-/// The output of the first future that ends; pending without any.
+/// The output of the first future that ends; pending without futures.
 async fn first<T>(mut futures: Vec<std::pin::Pin<Box<impl Future<Output = T>>>>) -> T {
     std::future::poll_fn(|context| {
         let ready = futures.iter_mut().find_map(|future| match future.as_mut().poll(context) {
@@ -250,7 +254,7 @@ async fn first<T>(mut futures: Vec<std::pin::Pin<Box<impl Future<Output = T>>>>)
 }
 
 impl TrialEngine {
-    /// An engine of which only the name is known: it can be found and stopped.
+    /// An engine known by name only: it can be found and stopped.
     fn unknown(name: &str, folder: &Path) -> Self {
         let (command, gpu) = (Words::default(), Vec::new());
         let launch = Launch { command, port: 0, gpu, env: BTreeMap::new(), args: BTreeMap::new() };
@@ -276,7 +280,7 @@ impl TrialEngine {
         self.running.as_ref() == Some(settings)
     }
 
-    /// Takes control of a running engine of this name, whose trace may be known.
+    /// Takes control of a running engine of this name, by `trace` or by mark.
     async fn find(&self, trace: Option<&EngineIdentity>) -> Result<Option<EngineIdentity>, TrialFailure> {
         for trace in [trace.cloned(), self.driver.find_running().await].into_iter().flatten() {
             if self.driver.adopt(&trace).await.map_err(|failure| self.failure(failure))? {
@@ -292,7 +296,7 @@ impl TrialEngine {
         self.write(Step::Start, settings, Some(trace), journal)
     }
 
-    /// Waits until it is ready. There is no limit on the whole start, only on a phase without progress.
+    /// Waits until the engine is ready, within [`ReadyRules::total`].
     async fn ready(&mut self) -> Result<(), EngineFailure> {
         let rules = ReadyRules { start_timeout_scale: self.spec.start_timeout_scale, ..ReadyRules::default() };
         let ready = wait_until_ready(&self.driver, &self.spec.address, &self.spec.models, rules).await?;

@@ -1,9 +1,10 @@
 //! The request path: from the bytes of a client to a backend and back.
 //!
 //! ```text
-//!   client --> proxy --> flow: estimate -> classify -> assign -> admit -> forward -> meter -> record --> telemetry
-//!                               |            |           |         |         |
-//!                           estimate/   flow/classify  experiment/ pool/   proxy::upstream --> vLLM
+//!   client -> proxy -> flow: estimate -> classify -> assign -> admit -> forward -> meter -> record
+//!                                |           |          |        |         |                  |
+//!                           estimate/ flow/classify experiment/ pool/      |             telemetry
+//!                                                                 proxy::upstream -> vLLM
 //! ```
 //!
 //! Modules are declared lowest layer first; a file imports only from modules above its own line.

@@ -1,11 +1,11 @@
-//! The origin of a request, by which its outcome counts as evidence: one API key, or without keys
-//! one client network.
+//! The origin of a request, by which outcomes count as evidence: an API key, or a network of
+//! clients without keys.
 //!
 //! Outcomes of one origin say little about an engine or an arm, because the requests themselves may
-//! be the cause. Ejection, guardrails and estimates therefore count by distinct origins. An origin
-//! is a hash with a key that each process draws: no client can choose to look like another one, and
-//! no address or name is kept. Behind a NAT or a proxy many clients are one origin, unless a
-//! trusted proxy names them.
+//! be the cause. So ejection, guardrails and estimates count by distinct origins. An origin is a
+//! hash with a key that each process draws: no client can imitate another one, and no address or
+//! name is kept. Behind a NAT or a proxy many clients are one origin, unless a trusted proxy names
+//! them.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// The origin of a request. The default is an unknown origin, which counts as one.
+/// The origin of a request. The default is the unknown origin, which counts as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Origin(u64);
 
@@ -30,7 +30,7 @@ impl Origin {
         Self(HASHER.hash_one(("network", network)).max(1))
     }
 
-    /// Whether it is known.
+    /// Whether the origin is known.
     pub fn is_known(self) -> bool {
         self != Self::default()
     }

@@ -1,21 +1,21 @@
 //! Files that control the gateway must belong to its user, and no other user may write to them.
 //!
-//! The journal says which processes are stopped. Other files of `fleet.state` say which limits and
-//! experiments are in force. Records determine the content of a report. A user who can write to
-//! these files, or put other files in their place, commands the gateway. So the gateway refuses
-//! such a file, and names the command that mends it:
+//! The journal says which processes are stopped. Other files of `fleet.state` set limits and
+//! experiments. Records determine the content of a report. A user who can write to or replace these
+//! files commands the gateway. So the gateway refuses such a file, and names the command that
+//! repairs it:
 //!
 //! | file or folder | is refused if |
 //! |---|---|
-//! | a file or socket | another user owns it, or its group or others may write to it |
+//! | a file or socket | another user owns it, or group or others may write to it |
 //! | a link, or any other kind, in place of a file or socket | always |
-//! | the folder of the state | another user owns it, or its group or others may write to it |
-//! | a link to that folder | another user than root owns it |
-//! | the folder of a named file | all users may write to it |
+//! | the folder of the state | another user owns it, or group or others may write to it |
+//! | a link to that folder or a named file | a user other than root and the gateway's owns it |
+//! | the folder of a named file | all users may write to it, and it is not sticky |
 //!
-//! A sticky folder of root or of the own user, such as `/tmp`, passes: there others can neither
-//! replace nor remove files. The folders above the folder of the state are not checked: anything
-//! that another user puts in the place of the state belongs to that user, and is refused.
+//! As the folder of the state, a sticky folder of root or of the gateway's user, such as `/tmp`,
+//! passes: there others can neither replace nor remove files. Folders above it are not checked: a
+//! replaced state belongs to the user who replaced it, and is refused.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 
 /// The mode bits with which a group or others may write.
 const WRITABLE: u32 = 0o022;
-/// With which all may.
+/// The mode bit with which all users may write.
 const WRITABLE_BY_ALL: u32 = 0o002;
-/// With which only owners remove and rename the files in a folder.
+/// The mode bit with which only owners may remove and rename files in a folder.
 const STICKY: u32 = 0o1000;
 const ROOT: u32 = 0;
 
@@ -39,7 +39,7 @@ pub struct Untrusted {
 }
 
 impl Untrusted {
-    /// Whether it belongs to another user than the user of this process.
+    /// Whether another user than the user of this process owns the path.
     pub fn is_foreign(&self) -> bool {
         matches!(self.risk, Risk::Foreign { .. })
     }
@@ -74,7 +74,7 @@ impl fmt::Display for Risk {
 }
 
 impl Risk {
-    /// The command that mends it.
+    /// The command that repairs the risk.
     fn command(self, path: &Path) -> String {
         let path = quoted(path);
         match self {
@@ -96,16 +96,16 @@ fn quoted(path: &Path) -> String {
     }
 }
 
-/// Whether other users cannot replace the files in a folder that they may write to.
+/// Whether other users cannot replace files in a folder, although they may write to it.
 fn is_sticky(folder: &Metadata, own: u32) -> bool {
     folder.mode() & STICKY != 0 && [ROOT, own].contains(&folder.uid())
 }
 
-/// Checks a file or socket that the gateway reads or listens on. One that is missing, or that
-/// cannot be looked at, passes: to open it fails.
+/// Checks a file or socket that the gateway reads or listens on. A path that is missing or cannot
+/// be examined passes, because opening it fails.
 ///
 /// # Errors
-/// Another user commands it.
+/// Another user commands the file.
 pub fn check_file(path: &Path) -> Result<(), Untrusted> {
     let untrusted = |risk| Err(Untrusted { path: path.to_owned(), risk });
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
@@ -126,11 +126,11 @@ pub fn check_file(path: &Path) -> Result<(), Untrusted> {
     }
 }
 
-/// Checks a file whose path an operator chose, such as records: a link of root or of the own user
-/// is followed, and a device or a pipe passes.
+/// Checks a file whose path an operator chose, such as records. A link of root or of the gateway's
+/// user is followed; a device or a pipe passes.
 ///
 /// # Errors
-/// Another user commands it, or all users may replace it.
+/// Another user commands the file, or all users may replace it.
 pub fn check_named_file(path: &Path) -> Result<(), Untrusted> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     check_link(&path)?;
@@ -142,10 +142,10 @@ pub fn check_named_file(path: &Path) -> Result<(), Untrusted> {
     check_place(&target)
 }
 
-/// Checks a folder that holds such files. One that is missing passes.
+/// Checks a folder that holds such files. A missing folder passes.
 ///
 /// # Errors
-/// Another user commands it.
+/// Another user commands the folder.
 pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     check_link(&path)?;
@@ -164,7 +164,7 @@ pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
     Ok(())
 }
 
-/// Checks that a path is no link of another user.
+/// Checks that a path is not a link of another user.
 fn check_link(path: &Path) -> Result<(), Untrusted> {
     match path.symlink_metadata() {
         Ok(found) if found.file_type().is_symlink() && ![ROOT, own_user()].contains(&found.uid()) => {
@@ -174,7 +174,7 @@ fn check_link(path: &Path) -> Result<(), Untrusted> {
     }
 }
 
-/// Checks the first folder above a path that exists.
+/// Checks the first existing folder above a path.
 fn check_place(path: &Path) -> Result<(), Untrusted> {
     let above = path.ancestors().skip(1).find_map(|folder| Some((folder, folder.metadata().ok()?)));
     match above {

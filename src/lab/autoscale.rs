@@ -1,20 +1,21 @@
-//! Engines that come and go during a run, as an autoscaler decides: the gateway's own, or one of those that clusters have.
+//! Starts and stops engines during a run, as an autoscaler decides: the gateway's own, or one that
+//! clusters have.
 //!
-//! An engine that is ordered starts for [`Autoscale::cold_start`] and is paid from its order to its end. One that is to go gets no
-//! new requests and ends when those in flight have: the engine with the highest number goes first, as in a StatefulSet, and may take
-//! [`DRAIN`], after which its streams break.
+//! An ordered engine starts for [`Autoscale::cold_start`] and is paid from the order to the end. An
+//! engine that must go gets no new requests and ends with the last request in flight, at the latest
+//! after [`DRAIN`]. The engine with the highest number goes first, as in a StatefulSet.
 //!
-//! | policy | engines |
+//! | policy | number of engines |
 //! |---|---|
-//! | fixed | always as many |
-//! | queue, in_flight | HPA or KEDA with an average value: ceil(metric / target); every 15 s; changes within 10 % are left out |
-//! | busy | HPA with a utilization: ceil(ready * share of the time in which engines computed / target), otherwise the same |
+//! | fixed | constant |
+//! | queue, in_flight | HPA or KEDA with an average value: ceil(metric / target), every 15 s |
+//! | busy | HPA with a utilization: ceil(ready x share of time computing / target), every 15 s |
 //! | predicted | [`sluice_online::Scaler`] |
 //!
-//! Of the HPA also: it scales up to twice as many or by four at once, whichever is more, and down to the highest count that it wanted
-//! in the last [`Autoscale::down_after`] (`stabilizationWindowSeconds`, 300 s by default), as its documentation says.
-//!
-//! Bounds: one look per second. The engines of the scenario are the most that there can be.
+//! As documented, the HPA ignores changes within 10 %, scales up to twice the number or by four at
+//! once, whichever is more, and down only to the highest number that it wanted in the last
+//! [`Autoscale::down_after`] (`stabilizationWindowSeconds`, default 300 s). Bounds: one look per
+//! second; at most the engines of the scenario.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -31,31 +32,30 @@ use sluice_online::scaler::demand::DAY;
 use sluice_online::scaler::tally::OUTPUT_WORK;
 use sluice_online::{Look, Scaler, ScalerRules};
 
-/// The longest time for the requests of an engine that is to go; `terminationGracePeriodSeconds` in the chart.
+/// Maximum time for the requests of an engine that must go; `terminationGracePeriodSeconds` in the
+/// chart.
 const DRAIN: Duration = Duration::from_secs(330);
-/// Between two decisions of the HPA.
+/// Time between two decisions of the HPA.
 const SYNC: Duration = Duration::from_secs(15);
 /// A change of the metric within this share of the target changes nothing.
 const TOLERANCE: f64 = 0.1;
-/// The HPA adds so many at once, or doubles.
+/// Number of engines that the HPA may add at once, unless doubling adds more.
 const AT_ONCE: u32 = 4;
-/// The seed of the day before is this much after that of the run.
+/// Difference between the seed of the run and the seed of the day before.
 const DAY_BEFORE: u64 = 1 << 32;
-/// Requests whose lengths give the mean work of the day before.
+/// Number of requests whose lengths give the mean work of the day before.
 const SAMPLE: u64 = 2_000;
 
-/// What an engine is doing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
     Off,
-    /// Ready then.
+    /// Ready at this time.
     Starting(Duration),
     Ready,
-    /// Its requests may take until then.
+    /// The requests may take until this time.
     Draining(Duration),
 }
 
-/// The autoscaler of a run.
 #[derive(Debug)]
 pub(crate) struct LabScaler {
     rules: Autoscale,
@@ -68,7 +68,8 @@ pub(crate) struct LabScaler {
 }
 
 impl LabScaler {
-    /// The scaler of a run, if it has one. Engines that do not run at the start are stopped.
+    /// The autoscaler of a run, if the scenario has one. Stops the engines that do not run at the
+    /// start.
     pub(crate) fn new(
         lab: &Lab,
         seed: u64,
@@ -103,19 +104,20 @@ impl LabScaler {
         Some(own)
     }
 
-    /// While a pool may have no engine, requests may wait for its first one.
+    /// The cordon of an engine that is off. If a pool may have no engine, requests may wait for the
+    /// first one.
     fn cordon_when_off(&self, at: usize) -> Cordon {
         if at == 0 && self.rules.min == 0 { Cordon::Starting } else { Cordon::Down }
     }
 
-    /// Seconds for which engines were paid, until `now`, by the index of the backend.
+    /// Seconds for which each engine was paid until `now`, by index of the backend.
     pub(crate) fn paid(&self, now: Duration) -> Vec<f64> {
         let rest = now.saturating_sub(self.last).as_secs_f64();
         let count = |(paid, state): (&f64, &State)| paid + if *state == State::Off { 0.0 } else { rest };
         self.paid.iter().zip(&self.states).map(count).collect()
     }
 
-    /// Notes for how long each engine was paid; without a scaler, all the time.
+    /// Records the seconds for which each engine was paid; without an autoscaler, the whole run.
     pub(crate) fn count_paid(
         own: Option<&Self>,
         backends: &[(BackendId, usize)],
@@ -128,7 +130,7 @@ impl LabScaler {
         }
     }
 
-    /// One look.
+    /// One look at the pool, and the resulting changes.
     pub(crate) fn step(&mut self, around: &Surroundings<'_>) {
         self.paid = self.paid(around.now);
         self.last = around.now;
@@ -168,7 +170,7 @@ impl LabScaler {
         self.states[at] = State::Off;
     }
 
-    /// Engines whose start or whose drain is over.
+    /// Changes the state of engines whose start or drain is over.
     fn advance(&mut self, around: &Surroundings<'_>) {
         for at in 0..self.states.len() {
             let (backend, engine) = around.backends[at];
@@ -218,18 +220,17 @@ impl LabScaler {
     }
 }
 
-/// The horizontal pod autoscaler.
 #[derive(Debug, Default)]
 struct Hpa {
     due: Duration,
-    /// Seconds in which engines computed, and when that was read.
+    /// Seconds in which engines computed, and the time at which this was read.
     busy: (f64, Duration),
-    /// What it wanted, and when.
+    /// The wanted numbers, with their times.
     wanted: VecDeque<(Duration, u32)>,
 }
 
 impl Hpa {
-    /// `metric`: over its target.
+    /// `metric`: already divided by the target.
     fn step(&mut self, metric: f64, have: u32, down_after: Duration, now: Duration) -> u32 {
         if now < self.due {
             return have;
@@ -253,12 +254,13 @@ impl Hpa {
         let seconds = (now - self.busy.1).as_secs_f64().max(1.0);
         let share = ((busy - self.busy.0) / seconds / ready.max(1.0)).min(1.0);
         self.busy = (busy, now);
-        // Engines that start are left out of the mean, and count as if they used nothing when it is to scale up.
+        // An engine that starts is left out of the mean. In the comparison with the current number,
+        // it counts as unused.
         self.step(share * ready / target, have, down_after, now)
     }
 }
 
-/// Work per second of each minute of a day, of requests drawn with another seed.
+/// Work per second in each minute of a day, of requests drawn with another seed.
 fn day_before(traffic: &RunPlan, seed: u64) -> Vec<f64> {
     let mut plan = traffic.clone();
     plan.workload.seed = seed;

@@ -1,7 +1,7 @@
-//! `[autoscale]` of a scenario: who decides how many engines there are.
+//! `[autoscale]` of a scenario: the policy that decides the number of engines.
 //!
-//! The rules of each policy are in `autoscale`. Unknown keys are errors; bounds are checked with the number of engines that the scenario
-//! has.
+//! The rules of each policy are in `autoscale`. Unknown keys are errors. Bounds are checked against
+//! the number of engines in the scenario.
 
 use std::time::Duration;
 
@@ -14,25 +14,27 @@ use sluice_core::base::Period;
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Autoscale {
-    /// Who decides.
+    /// The policy that decides.
     pub policy: Policy,
     /// Engines at the start of the run. Default: `min`, at least one.
     pub start: Option<u32>,
-    /// The fewest engines. Default 1.
+    /// Minimum number of engines. Default 1.
     #[serde(default = "one")]
     pub min: u32,
-    /// The most engines. Default: those of the scenario.
+    /// Maximum number of engines. Default: all engines of the scenario.
     pub max: Option<u32>,
-    /// What the metric should be: requests for each engine (default 8) or, for `busy`, the share of the time in which it computes,
-    /// at most 1 (default 0.7).
+    /// Target of the metric: requests per engine (default 8) or, for `busy`, the share of time in
+    /// which an engine computes, at most 1 (default 0.7).
     pub target: Option<f64>,
-    /// From the order of an engine to its first request. Default 2 min.
+    /// Time from the order of an engine to the first request. Default 2 min.
     pub cold_start: Option<Period>,
-    /// How long fewer engines must suffice. Default 5 min.
+    /// Time for which fewer engines must suffice before one goes. Default 5 min.
     pub down_after: Option<Period>,
-    /// `predicted`: requests per second that an engine serves within the objectives; default: it is learned.
+    /// `predicted`: requests per second that an engine serves within the objectives. Default:
+    /// learned.
     pub rate: Option<f64>,
-    /// `predicted`: what arrived on the day before is known: the first traffic, drawn with another seed.
+    /// `predicted`: whether the arrivals of the day before are known. They are the first traffic,
+    /// drawn with another seed.
     #[serde(default)]
     pub day_before: bool,
 }
@@ -41,19 +43,19 @@ fn one() -> u32 {
     1
 }
 
-/// Who decides how many engines there are.
+/// The policy that decides the number of engines.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// No one decides: as many as at the start.
+    /// The number at the start.
     Fixed,
-    /// HPA or KEDA on the requests that wait.
+    /// HPA or KEDA on the number of waiting requests.
     Queue,
-    /// HPA or KEDA on the requests that wait or run.
+    /// HPA or KEDA on the number of waiting and running requests.
     InFlight,
     /// HPA on the utilization of the engines.
     Busy,
-    /// The gateway.
+    /// The gateway's own autoscaler.
     Predicted,
 }
 
@@ -71,17 +73,17 @@ impl Autoscale {
         }
     }
 
-    /// What the metric should be.
+    /// Target of the metric.
     pub(crate) fn target(&self) -> f64 {
         self.target.unwrap_or(if self.policy == Policy::Busy { 0.7 } else { 8.0 })
     }
 
-    /// From the order of an engine to its first request.
+    /// Time from the order of an engine to the first request.
     pub(crate) fn cold_start(&self) -> Duration {
         self.cold_start.map_or(Duration::from_secs(120), |period| period.0)
     }
 
-    /// How long fewer engines must suffice.
+    /// Time for which fewer engines must suffice before one goes.
     pub(crate) fn down_after(&self) -> Duration {
         self.down_after.map_or(Duration::from_secs(300), |period| period.0)
     }

@@ -1,7 +1,7 @@
 //! The client of one request: [`Downstream`] without a socket.
 //!
-//! It counts token events in the bytes that it receives, as `sluice bench` does, so it measures the gateway from outside. The
-//! network between gateway and client has no delay.
+//! It counts token events in the bytes that it receives, as `sluice bench` does, so it measures the
+//! gateway from outside. The network between gateway and client has no delay.
 
 use std::future::pending;
 use std::sync::{Arc, LazyLock};
@@ -18,7 +18,7 @@ use sluice_gateway::flow::record::{Outcome as GatewayOutcome, Record as GatewayR
 use sluice_gateway::flow::{ClientGone, Downstream, ResponseHead};
 use sluice_online::Observer;
 
-/// Text that occurs in each token event and in no other event, by API.
+/// Text that occurs in each token event and in no other event: for completions, and for chats.
 static TOKEN_EVENTS: LazyLock<[Finder<'static>; 2]> =
     LazyLock::new(|| ["\"text\":\"", "\"delta\":{\"content\":"].map(Finder::new));
 
@@ -42,8 +42,8 @@ pub(crate) struct LabClient {
 }
 
 impl LabClient {
-    /// A client that sends its request now and disconnects after `leave_after` token events, as it meant to, or gives up after the
-    /// time `timeout`. `events` is the expected number.
+    /// A client that sends its request now. It disconnects after `leave_after` token events, or
+    /// gives up after `timeout`. `events`: expected number of token events.
     pub(crate) fn new(api: Api, leave_after: Option<u32>, timeout: Option<Duration>, events: u32) -> Self {
         let sent = Instant::now();
         Self {
@@ -64,12 +64,13 @@ impl LabClient {
         }
     }
 
-    /// What the response said in `Retry-After`.
+    /// `Retry-After` of the response.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// Fills in the record of the request: what this client measured, and pool, backend and queue wait from the gateway.
+    /// Fills in the record of the request: the client's own measurements, and pool, backend and
+    /// queue wait from the gateway.
     pub(crate) fn complete(self, record: &mut Record, gateway: Option<&GatewayRecord>, output_tokens: u32) {
         let since = |at: Option<Instant>| at.map_or(0.0, |at| (at - self.sent).as_secs_f64());
         let routed = gateway.filter(|gateway| gateway.backend.is_some());
@@ -132,7 +133,8 @@ impl Downstream for LabClient {
 
     async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
         self.count(&bytes);
-        // As in the load generator, a client that leaves before the first token leaves when the first bytes arrive.
+        // As in the load generator, a client that leaves before the first token leaves when the
+        // first bytes arrive.
         if self.leave_after.is_some_and(|events| self.events >= events) && !more {
             self.left = true;
             return Err(ClientGone);
@@ -161,7 +163,7 @@ impl Downstream for LabClient {
     }
 }
 
-/// The gateway's record of the request that ended last, which the online tuner gets too.
+/// The gateway's record of the request that ended last. The online tuner gets each record too.
 #[derive(Clone, Debug)]
 pub(crate) struct LastRecord {
     last: Arc<parking_lot::Mutex<Option<Box<GatewayRecord>>>>,
@@ -175,7 +177,7 @@ impl LastRecord {
         Self { last: Arc::default(), observer: Arc::default(), start }
     }
 
-    /// What the online tuner sees.
+    /// The observer of the online tuner.
     pub(crate) fn observer(&self) -> &Arc<Observer> {
         &self.observer
     }
@@ -193,7 +195,7 @@ impl sluice_gateway::flow::Recorder for LastRecord {
     }
 }
 
-/// Converts a time from the start of the run to seconds, the unit of records.
+/// A time from the start of the run in seconds, the unit of records.
 pub(crate) fn seconds(at: Duration) -> f64 {
     at.as_secs_f64()
 }

@@ -1,6 +1,7 @@
 //! All engines of a run, with the requests in flight, behind one lock.
 //!
-//! The lock is never contended, because a run has one thread. It is there because the gateway's traits require `Sync`.
+//! A run has one thread, so the lock is never contended. It exists because the gateway's traits
+//! require `Sync`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use sluice_gateway::config::Endpoint;
 use sluice_gateway::experiment::EngineAdapters;
 use sluice_online::EngineSample;
 
-/// A request in flight, as an engine would parse it from the body.
+/// A request in flight, with the values that an engine would parse from the body.
 #[derive(Clone, Debug)]
 pub(crate) struct ParsedRequest {
     pub(crate) request: EngineRequest,
@@ -24,7 +25,6 @@ pub(crate) struct ParsedRequest {
     pub(crate) api: Api,
 }
 
-/// The data behind the lock.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterState {
     pub(crate) engines: Vec<Engine>,
@@ -34,18 +34,19 @@ pub(crate) struct ClusterState {
     pub(crate) now: Duration,
 }
 
-/// All engines. See the header of this file.
+/// All engines of a run.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     state: Mutex<ClusterState>,
     /// The engine at each address. There are few, so a linear search is as fast as a map.
     addresses: Vec<(Endpoint, usize)>,
-    /// Model names that arms of experiments send, with the number of the adapter where it is one.
+    /// Model names that arms of experiments send; for an adapter, with its number.
     arms: Vec<(Arc<str>, Option<u16>)>,
 }
 
 impl Cluster {
-    /// A cluster of these engines; `addresses` has the index of the engine at each address, `arms` the models of arms.
+    /// A cluster of these engines. `addresses`: the index of the engine at each address. `arms`:
+    /// the models of arms.
     pub(crate) fn new(
         engines: Vec<Engine>,
         addresses: Vec<(Endpoint, usize)>,
@@ -58,12 +59,11 @@ impl Cluster {
         self.state.lock()
     }
 
-    /// The engine at an address.
     pub(crate) fn at(&self, endpoint: &Endpoint) -> Option<usize> {
         self.addresses.iter().find(|(known, _)| known == endpoint).map(|(_, engine)| *engine)
     }
 
-    /// The model of an arm that a body names.
+    /// The model of an arm, if the body names one.
     pub(crate) fn arm_model(&self, api: Api, body: &EditedBody) -> Option<&(Arc<str>, Option<u16>)> {
         if self.arms.is_empty() {
             return None;
@@ -77,7 +77,8 @@ impl Cluster {
         self.arms.iter().find(|(name, _)| view.model.as_deref() == Some(&**name))
     }
 
-    /// What the engines show of the adapters of `traffic` and of arms.
+    /// The adapters of each engine as metrics show them. `traffic`: names of the traffic's
+    /// adapters, by number.
     pub(crate) fn adapters(&self, traffic: &[String]) -> Vec<EngineAdapters> {
         let name_of = |id: u16| {
             let of_arm = || self.arms.iter().find(|(_, number)| *number == Some(id)).map(|(name, _)| name.to_string());
@@ -91,7 +92,7 @@ impl Cluster {
         self.lock().engines.iter().filter_map(Engine::next_at).min()
     }
 
-    /// Processes all events up to `now`. Returns whether any of them is visible to a client.
+    /// Processes all events up to `now`. Returns whether a client sees any of them.
     pub(crate) fn run_due(&self, now: Duration) -> bool {
         let mut state = self.lock();
         state.now = now;
@@ -102,12 +103,12 @@ impl Cluster {
         self.lock().engines[engine].change(now, change);
     }
 
-    /// Starts an engine that was stopped as another one.
+    /// Starts a stopped engine as a new one with these settings.
     pub(crate) fn start_as(&self, now: Duration, engine: usize, setup: &EngineSetup) {
         self.lock().engines[engine].start_as(now, setup);
     }
 
-    /// Requests for which an engine generates tokens.
+    /// Number of requests for which an engine generates tokens.
     pub(crate) fn streams(&self, engine: usize) -> usize {
         self.lock().engines[engine].streams()
     }
@@ -125,13 +126,13 @@ impl Cluster {
         self.lock().engines[engine].is_hung()
     }
 
-    /// What an engine's metrics page would show; `None` while it is down.
+    /// The values that an engine's metrics page would show; `None` while the engine is down.
     pub(crate) fn sample(&self, engine: usize) -> Option<EngineSample> {
         let state = self.lock();
         Some(&state.engines[engine]).filter(|engine| engine.is_up()).map(Engine::sample)
     }
 
-    /// The statistics of each engine, in their order.
+    /// Takes the statistics of the engines, in order.
     pub(crate) fn take_stats(&self) -> Vec<EngineStats> {
         std::mem::take(&mut self.lock().engines).into_iter().map(Engine::into_stats).collect()
     }

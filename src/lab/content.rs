@@ -1,8 +1,10 @@
 //! The hashes of a request's blocks, by which the prefix cache finds shared prefixes.
 //!
-//! Prompts have no token ids here. A prompt is a list of shared segments, each an id with a number of tokens, followed by
-//! tokens of its own. The hash of a block covers everything up to its end, so two prompts share a block exactly if they agree
-//! up to there, as with real token ids. The response is a segment, too, because the next turn of a conversation repeats it.
+//! Prompts have no token ids in a simulation. A prompt is a list of shared segments, each an id
+//! with a number of tokens, followed by tokens that only this request has. The hash of a block
+//! covers everything up to the end of the block. So two prompts share a block exactly if they agree
+//! up to there, as with real token ids. The response is a segment too, because the next turn of a
+//! conversation repeats it.
 
 use std::sync::Arc;
 
@@ -10,8 +12,8 @@ use sluice_core::base::hash_two;
 use sluice_sim::Content;
 use sluice_sim::engine::BLOCK_TOKENS;
 
-/// The content of a request. Its prompt has `prompt` tokens: the segments `shared`, then tokens of its own, which `own`
-/// identifies. `response` is the segment of its response.
+/// The content of a request. The prompt has `prompt` tokens: the segments `shared`, then tokens
+/// that only the request `own` has. `response`: the segment of the response.
 pub(crate) fn content(shared: &[(u64, u32)], prompt: u32, own: u64, response: Option<(u64, u32)>) -> Content {
     let begins: u32 = shared.iter().map(|(_, tokens)| *tokens).sum();
     let rest = (own_segment(own), prompt.saturating_sub(begins));
@@ -35,7 +37,8 @@ pub(crate) fn content(shared: &[(u64, u32)], prompt: u32, own: u64, response: Op
     Content::Blocks { blocks: Arc::from(blocks), tail: own_segment(own) }
 }
 
-/// The id of the segment that belongs to one request only; hashed, so that it differs from the ids of shared segments.
+/// The id of the segment that belongs to one request only. It is hashed, so that it differs from
+/// the ids of shared segments.
 fn own_segment(own: u64) -> u64 {
     hash_two(0x0E17, own)
 }

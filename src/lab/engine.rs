@@ -1,10 +1,10 @@
 //! One simulated engine in a run, and its statistics.
 //!
-//! A [`VirtualServer`] has a clock of its own, which [`Clock`] maps to that of the run. At the usual speed they differ by a
-//! constant. An engine that is n times slower takes n times as long for everything, its API server included. An engine
-//! that starts again is a new virtual server, which has loaded the adapters of its flags and nothing else.
-//!
-//! Bounds: samples by [`MAX_SAMPLES`]; the number of requests is bounded only by the traffic.
+//! [`Clock`] maps the clock of the [`VirtualServer`] to the clock of the run. At the usual speed
+//! both differ by a constant. An engine that is n times slower takes n times as long for
+//! everything, including the API server. An engine that starts again is a new virtual server, which
+//! has loaded only the adapters named by flags. Bounds: at most [`MAX_SAMPLES`] samples; the
+//! traffic bounds the number of requests.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -21,31 +21,31 @@ use sluice_sim::engine::SequenceId;
 use sluice_sim::virtual_server::StepEnd;
 use sluice_sim::{Content, Request, SimConfig, VirtualServer};
 
-/// The most samples of one engine.
+/// Maximum number of samples of one engine.
 const MAX_SAMPLES: usize = 100_000;
-/// Time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Statistics of an engine over a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineStats {
-    /// The name of its backend.
+    /// Name of the backend.
     pub backend: String,
-    /// Requests that it received.
+    /// Requests that the engine received.
     pub requests: u64,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
     /// Seconds during which a step was running.
     pub busy: f64,
     /// Tokens that the model computed: prompts without their cached part, and outputs.
     pub computed_tokens: u64,
-    /// The most sequences that waited because other adapters had all slots (`--max-loras`).
+    /// Maximum number of sequences that waited because other adapters had all slots
+    /// (`--max-loras`).
     pub deferred_peak: u64,
-    /// Seconds of steps during which a sequence waited for that reason.
+    /// Seconds of steps during which a sequence waited for an adapter slot.
     pub deferred: f64,
-    /// What a load generator would have scraped from `/metrics`.
+    /// The values that a load generator would have scraped from `/metrics`.
     pub side: ServerSide,
-    /// Seconds from its order to its end, all together: for how long a GPU was taken.
+    /// Total seconds from order to end: the time for which a GPU was taken.
     pub paid: f64,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct EngineRequest {
     pub(crate) content: Content,
 }
 
-/// Maps the clock of a virtual server to that of the run.
+/// Maps the clock of a virtual server to the clock of the run.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     /// A moment on the clock of the run.
@@ -82,10 +82,10 @@ impl Clock {
     }
 }
 
-/// The hasher has no random seed: the order of iteration must be the same in each run.
+/// The hasher has no random seed, because the order of iteration must be the same in each run.
 type BySequence<T> = HashMap<SequenceId, T, BuildHasherDefault<DefaultHasher>>;
 
-/// One engine. Times are those of the run unless a comment says otherwise.
+/// One engine. Times are on the clock of the run unless a comment says otherwise.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) config: SimConfig,
@@ -95,22 +95,23 @@ pub(crate) struct Engine {
     clock: Clock,
     slower: f64,
     up: bool,
-    /// Its clock stands still.
+    /// Whether the engine hangs; the clock stands still.
     hung: bool,
     streams: BySequence<Arc<OutputCollector>>,
     next: SequenceId,
-    /// When the server's next event is due.
+    /// Time at which the server's next event is due.
     next_at: Option<Duration>,
     stats: EngineStats,
     /// Start and end of the last step, on the server's clock.
     last_step: Option<(Duration, Duration)>,
-    /// Whether a sequence waited for an adapter slot after that step.
+    /// Whether a sequence waited for an adapter slot after the last step.
     was_deferring: bool,
     next_sample: Duration,
     fault: Option<PlantedFault>,
 }
 
-/// The server after its start. The adapters that its flags name are loaded, also those that no request of the run names.
+/// The server after its start. All adapters in its flags are loaded, even adapters that no request
+/// of the run names.
 fn started(config: &SimConfig, adapters: &[String]) -> VirtualServer {
     let number = |(place, (name, _)): (usize, &(String, String))| {
         let known = adapters.iter().position(|known| known == name);
@@ -120,7 +121,8 @@ fn started(config: &SimConfig, adapters: &[String]) -> VirtualServer {
 }
 
 impl Engine {
-    /// An engine that has just started. `adapters`: the names of all adapters of the run, by number.
+    /// An engine that has just started. `adapters`: the names of all adapters of the run, by
+    /// number.
     pub(crate) fn new(setup: &EngineSetup, adapters: Vec<String>, seed: u64) -> Self {
         let config = SimConfig { seed: Rng::new(seed).next_u64(), ..setup.sim.clone() };
         let backend = setup.backend.as_str();
@@ -144,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// Starts again as another engine, which was stopped.
+    /// Starts a stopped engine as a new one with these settings.
     pub(crate) fn start_as(&mut self, now: Duration, setup: &EngineSetup) {
         let seed = Rng::new(self.config.seed).next_u64();
         self.config = SimConfig { seed, ..setup.sim.clone() };
@@ -155,32 +157,32 @@ impl Engine {
         self.update_next();
     }
 
-    /// Whether it accepts connections.
+    /// Whether the engine accepts connections.
     pub(crate) fn is_up(&self) -> bool {
         self.up
     }
 
-    /// Whether it has hung: it accepts requests and generates nothing.
+    /// Whether the engine hangs: it accepts requests and generates nothing.
     pub(crate) fn is_hung(&self) -> bool {
         self.hung
     }
 
-    /// Requests for which it generates tokens.
+    /// Number of requests for which the engine generates tokens.
     pub(crate) fn streams(&self) -> usize {
         self.streams.len()
     }
 
-    /// Seconds in which it computed, without the step under way.
+    /// Seconds in which the engine computed, without the current step.
     pub(crate) fn busy(&self) -> f64 {
         self.stats.busy
     }
 
-    /// When its next event is due.
+    /// Time at which the next event is due.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         self.next_at
     }
 
-    /// What its metrics show of its adapters, as they are called; `None` without adapters.
+    /// The adapters as metrics show them, with their names; `None` without LoRA.
     pub(crate) fn adapters(&self, name_of: impl Fn(u16) -> Option<String>) -> Option<EngineAdapters> {
         let (engine, flags) = (self.server.engine(), &self.config.engine);
         self.config.lora.then(|| EngineAdapters {
@@ -193,7 +195,7 @@ impl Engine {
         })
     }
 
-    /// What its metrics page would show.
+    /// The values that the engine's metrics page would show.
     pub(crate) fn sample(&self) -> EngineSample {
         let (engine, side) = (self.server.engine(), &self.stats.side);
         let adapters = self.config.lora.then(|| (u64::from(self.config.engine.max_loras), engine.adapters().len()));
@@ -242,7 +244,7 @@ impl Engine {
         id
     }
 
-    /// Aborts a sequence whose client disconnected. Does nothing if a restart has already ended it.
+    /// Aborts a sequence whose client disconnected. Does nothing if the sequence has already ended.
     pub(crate) fn abort(&mut self, id: SequenceId) {
         if self.streams.remove(&id).is_some() {
             self.server.abort(id);
@@ -254,7 +256,8 @@ impl Engine {
     pub(crate) fn run_due(&mut self, now: Duration) -> bool {
         let mut visible = false;
         while self.next_at.is_some_and(|at| at <= now) {
-            // With a slower clock, rounding may put `now` a nanosecond before the event that is due.
+            // With a slower clock, rounding may put `now` a nanosecond before the event that is
+            // due.
             let at = self.server.next_at().unwrap_or_default().max(self.clock.to_server(now));
             if let Some(end) = self.server.poll(at) {
                 visible |= self.deliver(&end);
@@ -265,7 +268,6 @@ impl Engine {
         visible
     }
 
-    /// Applies a change.
     pub(crate) fn change(&mut self, now: Duration, change: EngineChange) {
         match change {
             EngineChange::Slower(factor) => {
@@ -281,7 +283,7 @@ impl Engine {
                 self.hung = false;
             }
             EngineChange::Stall(time) => {
-                // During a stall, one more makes it longer.
+                // A stall during a stall makes it longer.
                 let clock = self.clock_at(now);
                 self.clock = Clock { run: clock.run + time, ..clock };
             }
@@ -295,7 +297,8 @@ impl Engine {
         self.update_next();
     }
 
-    /// The same clock, with `now` as the moment that both sides share. It stands still while the engine has hung.
+    /// The same clock, with `now` as the moment that both sides share. It stands still while the
+    /// engine hangs.
     fn clock_at(&self, now: Duration) -> Clock {
         let server = if self.hung { self.clock.server } else { self.clock.to_server(now) };
         Clock { run: now.max(self.clock.run), server, slower: self.slower }
@@ -366,7 +369,6 @@ impl Engine {
         self.stats.side.prefix_hits += prefix.hits as f64;
     }
 
-    /// The statistics at the end of a run.
     pub(crate) fn into_stats(mut self) -> EngineStats {
         self.count_caches();
         if let Some((started, seen)) = self.last_step {

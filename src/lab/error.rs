@@ -1,7 +1,7 @@
 //! Why a simulation cannot start.
 //!
-//! Everything is checked before virtual time starts; a run that has started always ends with a result. Every message says
-//! what to change.
+//! Everything is checked before virtual time starts; a run that has started always ends with a
+//! result. Every message says how to mend the input.
 
 use sluice_bench::BenchError;
 use sluice_core::vllm::args::ArgsError;
@@ -19,12 +19,12 @@ pub enum LabError {
     /// Two engines for one backend.
     #[error("backend \"{0}\" has two engines; describe one for each backend")]
     TwoEngines(String),
-    /// Several `[[engine]]` tables that are each for all other backends.
+    /// Several `[[engine]]` tables that each apply to all other backends.
     #[error(
         "{0} [[engine]] tables have no key 'backend', so each is for all backends that no other table names; give all but one of them backend = [\"NAME\"]"
     )]
     TwoDefaults(usize),
-    /// The number of engines is given, but each backend of the configuration has one.
+    /// The number of engines is given, but the backends of the configuration determine it.
     #[error(
         "count = {0} in [[engine]] is for files without a configuration of the gateway; remove it, or add backends to the configuration"
     )]
@@ -35,9 +35,9 @@ pub enum LabError {
     /// A file cannot be read or parsed.
     #[error("{path}: {reason}")]
     File {
-        /// Which file.
+        /// The path of the file.
         path: String,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
     /// The gateway's configuration is not valid.
@@ -49,18 +49,20 @@ pub enum LabError {
     /// Too few or too many engines.
     #[error("{0} engines; give between 1 and {1}")]
     EngineCount(usize, usize),
-    /// Its backends are pods, which only a running gateway finds.
+    /// A pool has no listed backends but only pods, which only a running gateway finds.
     #[error("pool '{0}' has no listed backends, only pods; list backends for a simulation")]
     OnlyPods(String),
-    /// The number of engines is varied, but there are several pools to add engines to.
+    /// The number of engines is varied, but there are several pools to which engines could be
+    /// added.
     #[error("the configuration has {0} pools; the number of engines can be varied only with one pool")]
     PoolCount(usize),
-    /// `[autoscale]` with other than one pool, with bounds that cross, or without engines at the start.
+    /// `[autoscale]` with more or fewer than one pool, with contradictory bounds, or with a target
+    /// or a rate out of range.
     #[error(
         "autoscale needs one pool, 0 < target (with busy also target <= 1), min <= max and min <= start <= max, at most the engines of the file: {0}"
     )]
     Autoscale(String),
-    /// A `change` with no action, or with several.
+    /// A `change` without an action, or with several.
     #[error(
         "a change of the engine of \"{0}\" needs exactly one of slower = FACTOR, stall = \"300ms\" and stop, start, hang or resume = true"
     )]
@@ -71,10 +73,10 @@ pub enum LabError {
     /// A sweep, or the name of a variant, is not valid.
     #[error("{0}")]
     Sweep(String),
-    /// `plan` or `rate` has no objectives to search for, or bad bounds.
+    /// `plan` or `rate` has no objectives to search for, or invalid bounds.
     #[error("{0}")]
     Plan(String),
-    /// No run of a plan has a request by which a class can be judged.
+    /// No run of a plan has a request that can be judged for this class.
     #[error("class '{0}' had no requests to judge; give a longer duration, more seeds or a higher rate")]
     Unjudged(String),
     /// The name of a measure is not valid.
@@ -86,7 +88,7 @@ pub enum LabError {
     /// There is no traffic.
     #[error("there is no traffic; add a [[traffic]] table")]
     NoTraffic,
-    /// The load generator's limit on requests in flight.
+    /// The traffic sets the load generator's limit on requests in flight.
     #[error("a limit on requests in flight at the client is not simulated; use concurrency")]
     Concurrency,
     /// The workload is not valid.
@@ -95,7 +97,7 @@ pub enum LabError {
     /// The flags of an engine cannot be parsed.
     #[error("the engine of \"{backend}\": {source}")]
     Flags {
-        /// Its backend.
+        /// Name of the backend.
         backend: String,
         /// The cause.
         source: ArgsError,
@@ -103,15 +105,15 @@ pub enum LabError {
     /// vLLM would refuse to start.
     #[error("the engine of \"{backend}\" would not start: {source}")]
     Engine {
-        /// Its backend.
+        /// Name of the backend.
         backend: String,
-        /// What vLLM says.
+        /// vLLM's error.
         source: Box<Refusal>,
     },
     /// The GPU or the model is not known.
     #[error("the engine of \"{backend}\": {source}")]
     Profile {
-        /// Its backend.
+        /// Name of the backend.
         backend: String,
         /// The cause.
         source: ProfileError,

@@ -1,9 +1,9 @@
-//! The event queue of the simulation: arrivals, later turns of conversations, changes of engines, probes, looks
-//! of the online tuner. The events of an
-//! engine are in its virtual server.
+//! The event queue of the simulation: arrivals, later turns of conversations, changes of engines,
+//! probes, looks of the online tuner and of the autoscaler.
 //!
-//! Arrivals are drawn before the run starts, as `sluice bench` draws them. Events with the same time are taken in the order
-//! in which they were added, so a run is deterministic.
+//! The events of an engine are in its virtual server. Arrivals are drawn before the run starts, as
+//! `sluice bench` draws them. Events with the same time are taken in the order in which they were
+//! added, so a run is deterministic.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,35 +12,29 @@ use std::time::Duration;
 use crate::setup::EngineChange;
 use sluice_bench::load::conversation::Conversation;
 
-/// An event.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A request, or the first turn of a conversation, of one kind of traffic.
+    /// A request, or the first turn of a conversation.
     Arrival {
         /// Index of the traffic.
         traffic: usize,
-        /// Number of the request or conversation in this traffic.
+        /// Number of the request or conversation within the traffic.
         ordinal: u64,
     },
-    /// The next turn of a conversation.
     Turn {
-        /// Index of the traffic.
         traffic: usize,
         /// The conversation so far.
         conversation: Box<Conversation>,
     },
-    /// A change of an engine.
     Change {
-        /// Index of the engine.
         engine: usize,
-        /// The change.
         change: EngineChange,
     },
     /// The gateway's health probes.
     Probe,
     /// The online tuner looks at the pools.
     Tune,
-    /// The autoscaler looks at its pool.
+    /// The autoscaler looks at the pool.
     Scale,
 }
 
@@ -55,14 +49,12 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// Adds an event.
     pub(crate) fn add(&mut self, at: Duration, event: Event) {
         self.requests += usize::from(is_request(&event));
         self.order.push(Reverse((at, self.events.len())));
         self.events.push(Some(event));
     }
 
-    /// The time of the next event.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         self.order.peek().map(|Reverse((at, _))| *at)
     }
@@ -76,7 +68,7 @@ impl EventQueue {
         event
     }
 
-    /// Whether requests are still to be sent.
+    /// Whether the queue has an event that sends a request.
     pub(crate) fn has_requests(&self) -> bool {
         self.requests > 0
     }

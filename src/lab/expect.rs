@@ -1,7 +1,7 @@
-//! Checks a study against the `[[expect]]` ranges of its file.
+//! Checks a study against the `[[expect]]` ranges of the scenario file.
 //!
-//! A range is for the mean over all seeds, or for the ratio to another variant. Choose ranges so that another seed stays
-//! inside and a change of behaviour does not.
+//! A range applies to the mean over all seeds, or to the ratio to another variant. Choose ranges so
+//! that another seed stays inside and a change of behaviour does not.
 
 use crate::error::LabError;
 use crate::file::Expectation;
@@ -17,10 +17,10 @@ pub fn measures(expectations: &[Expectation]) -> Result<Vec<Measure>, LabError> 
     expectations.iter().map(|expected| Ok(expected.measure.parse()?)).collect()
 }
 
-/// The expectations that a study does not meet, as messages.
+/// Messages for the expectations that a study does not meet.
 ///
 /// # Errors
-/// An expectation for a variant or a measure that the study does not have.
+/// An expectation names a variant or a measure that the study does not have.
 pub fn unmet(study: &Study, expectations: &[Expectation]) -> Result<Vec<String>, LabError> {
     let mut unmet = Vec::new();
     for expected in expectations {

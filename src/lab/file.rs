@@ -1,38 +1,43 @@
 //! The file format of scenarios.
 //!
 //! ```toml
-//! config = "../one-pool.toml"                 # the gateway's configuration; or `gateway`: inline; neither: one pool
-//! seeds = 5                                   # runs of each variant
-//! duration = "60s"                            # default for every [[traffic]]
-//! measures = ["short.ttft.p99"]               # what is compared; see `measure`
+//! config = "../one-pool.toml"       # the gateway's configuration, or inline as `gateway`;
+//!                                   # without both: one pool
+//! seeds = 5                         # runs of each variant
+//! duration = "60s"                  # default for every [[traffic]]
+//! measures = ["short.ttft.p99"]     # the numbers to compare; see `measure`
 //!
 //! [[engine]]
-//! backend = ["gpu0", "gpu1"]                  # without this key: all backends that no other [[engine]] names
-//! gpu = "h200"                                # a preset of the simulator, or the path of a profile; `model` too
-//! model = "llama-3.1-8b"
-//! args = { max-num-seqs = 256 }               # flags of vLLM; they replace those in the configuration
-//! change = [{ at = "20s", slower = 3.0 }]     # or stop, start, hang, resume = true, or stall = "300ms"
+//! backend = ["gpu0", "gpu1"]        # default: all backends that no other [[engine]] names
+//! gpu = "h200"                      # a preset of the simulator, or the path of a profile
+//! model = "llama-3.1-8b"            # also a preset or a path
+//! args = { max-num-seqs = 256 }     # flags of vLLM; they override flags in the configuration
+//! change = [{ at = "20s", slower = 3.0 }]   # or stop, start, hang, resume = true, stall = "300ms"
 //!
 //! [[traffic]]
-//! class = [{ name = "short", rate = 30, in = 200, out = 128 }, { name = "long", rate = 2, in = 16000, out = 64 }]
+//! class = [
+//!   { name = "short", rate = 30, in = 200, out = 128 },
+//!   { name = "long", rate = 2, in = 16000, out = 64 },
+//! ]
 //!
-//! [[variant]]                                 # variants are compared with the first one
+//! [[variant]]                       # variants are compared with the first one
 //! name = "round robin"
-//! set = ["pool.all.policy=round_robin"]       # like --set of `sluice serve`
+//! set = ["pool.all.policy=round_robin"]     # like --set of `sluice serve`
 //!
-//! [autoscale]                                 # engines come and go; also in a variant. See `autoscale`
-//! policy = "predicted"                        # or fixed, queue, in_flight, busy
+//! [autoscale]                       # starts and stops engines; also in a variant. See `autoscale`
+//! policy = "predicted"              # or fixed, queue, in_flight, busy
 //! min = 1
 //!
-//! [[expect]]                                  # a range that `sluice lab run` and tests check
+//! [[expect]]                        # a range that `sluice lab run` and tests check
 //! measure = "short.ttft.p99"
 //! max = 100
 //!
-//! [plan]                                      # for `sluice lab plan`
+//! [plan]                            # for `sluice lab plan`
 //! candidate = [{ name = "H200, fp8", gpu = "h200", args = { quantization = "fp8" } }]
 //! ```
 //!
-//! Unknown keys are errors. Paths are relative to the folder of the file. `scenario` turns a file into a [`Lab`](crate::Lab).
+//! Unknown keys are errors. Paths are relative to the folder of the file. `scenario` turns a file
+//! into a [`Lab`](crate::Lab).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -62,11 +67,12 @@ pub struct LabFile {
     /// Number of runs of each variant, at least 1.
     #[serde(default = "one")]
     pub seeds: u64,
-    /// Duration of each traffic that has none of its own.
+    /// Duration of each traffic that does not set one.
     pub duration: Option<Period>,
-    /// Time after which a client that has no complete response gives up; its request has failed. Default: it waits.
+    /// Time after which a client without a complete response gives up; the request has then failed.
+    /// Default: it waits.
     pub client_timeout: Option<Period>,
-    /// What is compared.
+    /// Names of the measures to compare.
     #[serde(default)]
     pub measures: Vec<String>,
     /// Engines.
@@ -74,7 +80,7 @@ pub struct LabFile {
     pub engine: Vec<EngineTable>,
     /// Kinds of traffic.
     pub traffic: Vec<TrafficTable>,
-    /// Variants; without any, only the file itself is run.
+    /// Variants. Without any, only the file itself is run.
     #[serde(default)]
     pub variant: Vec<Variant>,
     /// Ranges in which results must lie.
@@ -83,19 +89,21 @@ pub struct LabFile {
     /// Settings of `sluice lab plan`.
     #[serde(default)]
     pub plan: PlanTable,
-    /// Engines come and go. Default: all run all the time.
+    /// Starts and stops engines during a run. Default: all engines run all the time.
     pub autoscale: Option<Autoscale>,
 }
 
-/// What the planner searches: the fewest GPUs of each candidate with which all classes meet their objectives.
+/// Settings of the planner, which searches for the fewest GPUs of each candidate with which all
+/// classes meet their objectives.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlanTable {
-    /// Share of the requests of each class that must meet all their objectives, per cent. Default 99.
+    /// Share of the requests of each class that must meet all their objectives, per cent. Default
+    /// 99.
     pub attainment: f64,
     /// Factors by which the traffic is multiplied. Default 1 and 2.
     pub load: Vec<f64>,
-    /// The most engines that are tried. Default 256.
+    /// Maximum number of engines that are tried. Default 256.
     pub max_engines: u32,
     /// Kinds of engine to choose from. Default: the engines of the file.
     pub candidate: Vec<CandidateTable>,
@@ -111,9 +119,9 @@ impl Default for PlanTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CandidateTable {
-    /// Its name in tables.
+    /// Name in tables.
     pub name: String,
-    /// The GPU. Default: that of the file's engines.
+    /// The GPU. Default: the GPU of the file's engines.
     pub gpu: Option<String>,
     /// Flags of vLLM, such as `quantization` and `tensor-parallel-size`.
     #[serde(default)]
@@ -128,17 +136,18 @@ fn one() -> u64 {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineTable {
-    /// Names of their backends. Default: all backends that no other table names; with a configuration of the gateway, one
-    /// table at most.
+    /// Names of the backends. Default: all backends that no other table names. With a configuration
+    /// of the gateway, at most one table may use the default.
     #[serde(default)]
     pub backend: Vec<String>,
     /// Number of engines. Only in a file without a configuration of the gateway. Default 1.
     pub count: Option<u32>,
     /// The GPU: a preset of the simulator, or the path of a profile. Default `h200`.
     pub gpu: Option<String>,
-    /// The CPU of its machine: a preset of the simulator, or the path of a file of `sluice sim fit`. Default `busy`.
+    /// The CPU of the machine: a preset of the simulator, or the path of a file of `sluice sim
+    /// fit`. Default `busy`.
     pub host: Option<String>,
-    /// The model: a preset or a path, too. Default `llama-3.1-8b`.
+    /// The model: a preset or the path of a file. Default `llama-3.1-8b`.
     pub model: Option<String>,
     /// Flags of vLLM.
     #[serde(default)]
@@ -152,9 +161,9 @@ pub struct EngineTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeTable {
-    /// When, from the start of the run.
+    /// Time of the change, from the start of the run.
     pub at: Period,
-    /// From then on every operation takes this many times as long.
+    /// From now on every operation takes this many times as long.
     pub slower: Option<f64>,
     /// The engines stop.
     #[serde(default)]
@@ -162,13 +171,13 @@ pub struct ChangeTable {
     /// The engines start again.
     #[serde(default)]
     pub start: bool,
-    /// They accept requests and generate nothing.
+    /// The engines accept requests and generate nothing.
     #[serde(default)]
     pub hang: bool,
-    /// They go on after a hang.
+    /// The engines continue after a hang.
     #[serde(default)]
     pub resume: bool,
-    /// What they do next is so much later.
+    /// Everything that the engines do next is delayed by this time.
     pub stall: Option<Period>,
 }
 
@@ -191,24 +200,25 @@ pub struct TrafficTable {
     pub burstiness: Option<f64>,
     /// Requests arrive in bursts of this size.
     pub burst: Option<u32>,
-    /// Rates that follow one another, as pairs of a rate and its seconds: `[[32, 20], [320, 2], [32, 20]]`. They say how long requests
-    /// arrive.
+    /// Rates that follow one another, as pairs of a rate and its duration in seconds: `[[32, 20],
+    /// [320, 2], [32, 20]]`. The durations determine how long requests arrive.
     #[serde(default)]
     pub steps: Vec<(f64, f64)>,
     /// Closed loop: a fixed number of requests in flight instead of a rate.
     pub concurrency: Option<u32>,
     /// Number of requests (or conversations).
     pub requests: Option<u64>,
-    /// How long requests arrive; a trace with times is cut there. Default: that of the file, else the whole trace, or 60 s.
+    /// Time during which requests arrive; a trace with times is cut at the end of it. Default: the
+    /// duration of the file; without one, the whole trace, or 60 s.
     pub duration: Option<Period>,
     /// Conversations instead of single requests.
     pub conversation: Option<ConversationTable>,
     /// LoRA adapters.
     pub adapters: Option<AdaptersTable>,
-    /// The sender of the requests: the value of the header `x-tenant`, for `queue.fair = { header =
-    /// "x-tenant" }`.
+    /// The tenant that sends the requests: the value of the header `x-tenant`, for `queue.fair = {
+    /// header = "x-tenant" }`.
     pub tenant: Option<String>,
-    /// Share of clients that disconnect before the end of their response, 0 to 1.
+    /// Share of clients that disconnect before the end of the response, 0 to 1.
     #[serde(default)]
     pub leave: f64,
 }
@@ -217,9 +227,9 @@ pub struct TrafficTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClassTable {
-    /// Its name in reports. Classes of the same name are one in measures; `all` means all requests.
+    /// Name in reports. Measures treat classes of the same name as one; `all` means all requests.
     pub name: String,
-    /// Requests per second. Either all classes of a traffic have a rate, or none has.
+    /// Requests per second. Either all classes of a traffic have a rate, or none.
     pub rate: Option<f64>,
     /// Share of the requests, relative to the other classes. Default 1.
     pub weight: Option<f64>,
@@ -239,7 +249,7 @@ pub struct ClassTable {
     pub ttft: Option<Period>,
     /// Objective: time per output token.
     pub tpot: Option<Period>,
-    /// Objective: from the request to the last token.
+    /// Objective: time from the request to the last token.
     pub e2el: Option<Period>,
 }
 
@@ -249,13 +259,13 @@ pub struct ClassTable {
 pub struct ConversationTable {
     /// Turns of a conversation.
     pub turns: LengthText,
-    /// Tokens that the user adds from the second turn on. Default: the class's prompt length.
+    /// Tokens that the user adds from the second turn on. Default: the prompt length of the class.
     pub later: Option<LengthText>,
     /// Mean time between a response and the next turn. Default 0.
     pub think: Option<Period>,
 }
 
-/// A mix of LoRA adapters. Without weights, each is as likely as any other.
+/// A mix of LoRA adapters. Without `zipf` and weights, all are equally likely.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptersTable {
@@ -272,25 +282,26 @@ pub struct AdaptersTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceTable {
-    /// `access_log` or `records` (of this gateway), `azure`, `burstgpt`, `mooncake`, `sharegpt` or `custom`.
+    /// `access_log` or `records` (of this gateway), `azure`, `burstgpt`, `mooncake`, `sharegpt` or
+    /// `custom`.
     pub format: String,
     /// The file.
     pub path: PathBuf,
     /// Replays the trace this many times faster. Default 1.
     pub speed: Option<f64>,
-    /// The most requests that are read from the trace. Default: all.
+    /// Maximum number of requests read from the trace. Default: all.
     pub limit: Option<usize>,
 }
 
-/// A variant: a name and what it changes.
+/// A variant: a name and its changes to the file.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Variant {
-    /// Its name in tables.
+    /// Name in tables.
     pub name: String,
-    /// Another configuration of the gateway, for the same engines: its file, or its text as `gateway`.
+    /// Path of another configuration of the gateway, for the same engines.
     pub config: Option<PathBuf>,
-    /// See `config`.
+    /// The text of another configuration of the gateway, instead of `config`.
     pub gateway: Option<String>,
     /// Changes to the gateway's configuration.
     #[serde(default)]
@@ -303,11 +314,11 @@ pub struct Variant {
     pub engine: BTreeMap<String, BTreeMap<String, ArgValue>>,
     /// The GPU of all engines: a preset, or a path that is relative to the folder of the file.
     pub gpu: Option<String>,
-    /// Number of engines of the only pool; backends are removed, or copied in turn.
+    /// Number of engines of the only pool. Backends are removed, or copied in turn.
     pub count: Option<u32>,
     /// Factor by which rates and concurrency are multiplied.
     pub load: Option<f64>,
-    /// Instead of that of the file.
+    /// Replaces the autoscaler of the file.
     pub autoscale: Option<Autoscale>,
 }
 
@@ -315,11 +326,11 @@ pub struct Variant {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectation {
-    /// The variant. Default: the first.
+    /// Name of the variant. Default: the first.
     pub variant: Option<String>,
     /// The measure.
     pub measure: String,
-    /// If set, the range is for the ratio to this variant's value: 0.8 means 20 % less.
+    /// If set, the range applies to the ratio to this variant's value: 0.8 means 20 % less.
     pub relative_to: Option<String>,
     /// Lower bound.
     pub min: Option<f64>,
@@ -347,14 +358,14 @@ impl<'de> Deserialize<'de> for LengthText {
     }
 }
 
-/// The name of the file itself, where it has no variants.
+/// The name of the file itself if it has no variants.
 pub const AS_WRITTEN: &str = "as written";
 
 impl LabFile {
     /// Parses the text of a file called `name`.
     ///
     /// # Errors
-    /// What is not valid, with its line or key.
+    /// Invalid text or keys, with their line or key.
     pub fn parse(text: &str, name: &str) -> Result<Self, LabError> {
         let invalid = |reason: String| LabError::File { path: name.to_owned(), reason };
         let table =
@@ -362,15 +373,15 @@ impl LabFile {
         Self::read(table, name)
     }
 
-    /// The same for the tables that a file of another kind shares with this one.
+    /// As [`LabFile::parse`], for the tables that a file of another kind shares with this one.
     ///
     /// # Errors
-    /// What is not valid, with its key.
+    /// Invalid keys, with their names.
     pub fn of_table(table: toml::Table, name: &str) -> Result<Self, LabError> {
         Self::read(table, name)
     }
 
-    /// Also checks what holds for every use of a file.
+    /// Also checks the rules that hold for every use of a file.
     fn read<'de, D: serde::Deserializer<'de, Error = toml::de::Error>>(from: D, name: &str) -> Result<Self, LabError> {
         let invalid = |reason: String| LabError::File { path: name.to_owned(), reason };
         let file: Self = serde_path_to_error::deserialize(from).map_err(|error| {
@@ -383,7 +394,7 @@ impl LabFile {
         }
     }
 
-    /// The variants to run: those of the file, or the file alone.
+    /// The variants to run: the variants of the file, or the file itself.
     pub fn variants(&self) -> Vec<Variant> {
         match self.variant.is_empty() {
             true => vec![Variant { name: AS_WRITTEN.to_owned(), ..Variant::default() }],

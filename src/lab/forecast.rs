@@ -1,9 +1,10 @@
-//! Forecasts for the online tuner: the requests of the last minutes through the gateway's request path, with the settings in force
-//! and with each candidate.
+//! Forecasts for the online tuner: simulates the requests of the last minutes through the gateway's
+//! request path, with the present settings and with each candidate.
 //!
-//! What is not simulated: shared beginnings of prompts, because the gateway keeps no prompts; engines whose flags are not
-//! those of the configuration; requests in service when the simulation begins, and those that have not ended when it is asked
-//! for. All runs have the same requests at the same times, so the error of a difference is that of the differences of batches.
+//! Not simulated: shared beginnings of prompts, because the gateway keeps no prompts; engines with
+//! other flags than in the configuration; requests in service when the simulation begins or when
+//! the forecast is requested. All runs have the same requests at the same times, so the error of a
+//! difference is computed from the differences of batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,14 +19,15 @@ use sluice_online::limits::{Limits, PoolLimits};
 use sluice_online::recent::RecentRequest;
 use sluice_online::window::{BATCH, Batch};
 
-/// Requests that a forecast needs.
+/// Minimum number of requests for a forecast.
 const REQUESTS_MIN: usize = 100;
-/// After the last arrival, requests that have not ended count as late.
+/// Time after the last arrival at which requests that have not ended count as late.
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// The loss of a request that has not ended.
 const LOSS_UNFINISHED: f64 = 3.0;
 
-/// Simulates what `question` asks, with the configuration and the engines of `lab`. Empty where that cannot be simulated.
+/// Answers `question` by simulation, with the configuration and the engines of `lab`. The answer is
+/// empty if that cannot be simulated.
 pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
     let lab = &question.limits.iter().fold(lab.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits)));
     let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
@@ -50,7 +52,7 @@ pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
     };
     let unchanged = question.candidates.iter().map(unchanged).collect();
     let known = (0..).zip(&candidates).filter_map(|(at, found)| Some((at, found.as_ref()?.loss)));
-    // The last one of equals, as the tuner chooses.
+    // Of equal candidates the last one, as the tuner chooses.
     let best = known.max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
     let short = replay(lab, latest(&question.requests, question.absent));
     let before = short.as_ref().and_then(|lab| batches(lab, seed));
@@ -73,14 +75,14 @@ pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
     }
 }
 
-/// Simulates the limits that `question` asks for, with the configuration and the engines of `lab`. Empty where that cannot be
-/// simulated.
+/// Answers a question about limits by simulation, with the configuration and the engines of `lab`.
+/// The answer is empty if that cannot be simulated.
 pub fn forecast_limits(lab: &Lab, question: &LimitsQuestion, seed: u64) -> Answer {
     let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
     let with = |limits: &Limits| {
         let pools = question.pools.iter().zip(&limits.0);
         let lab = pools.fold(base.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits)));
-        // All that wait arrive in the first batch.
+        // All requests that already wait arrive in the first batch, which does not count.
         batches(&lab, seed).map(|found| found.into_iter().skip(usize::from(question.waiting > 0)).collect::<Vec<_>>())
     };
     let Some(now) = with(&question.now) else { return Answer::default() };
@@ -88,7 +90,7 @@ pub fn forecast_limits(lab: &Lab, question: &LimitsQuestion, seed: u64) -> Answe
     Answer { now: Some(beside(&now, &now)), candidates, ..Answer::default() }
 }
 
-/// The same with other limits of a pool.
+/// The same setup with other limits of a pool.
 fn with_limits(lab: &Lab, pool: &str, limits: Option<PoolLimits>) -> Lab {
     let Some(limits) = limits else { return lab.clone() };
     let mut config = Config::clone(&lab.config);
@@ -100,14 +102,14 @@ fn is_of(config: &Config, pool: &str, backend: &str) -> bool {
     config.pools.iter().filter(|own| own.name == pool).flat_map(|own| &own.backends).any(|own| own.name == backend)
 }
 
-/// The requests of the last `period`, and more if they are too few.
+/// The requests of the last `period`, or the last [`REQUESTS_MIN`] if these are more.
 fn latest(requests: &[RecentRequest], period: Duration) -> &[RecentRequest] {
     let Some(last) = requests.last() else { return requests };
     let from = requests.partition_point(|request| request.at + period < last.at);
     &requests[from.min(requests.len().saturating_sub(REQUESTS_MIN))..]
 }
 
-/// The same engines and limits with these requests.
+/// The same engines and limits with these requests as traffic.
 fn replay(lab: &Lab, requests: &[RecentRequest]) -> Option<Lab> {
     let first = requests.first().filter(|_| requests.len() >= REQUESTS_MIN)?.at;
     let own: Vec<&String> = lab.engines.iter().flat_map(|engine| &engine.sim.names).collect();
@@ -153,7 +155,7 @@ fn replay(lab: &Lab, requests: &[RecentRequest]) -> Option<Lab> {
     Some(Lab { give_up_after: GIVE_UP, launched: lab.launched, ..Lab::new(config, engines, traffic) })
 }
 
-/// The same with one backend of a pool less.
+/// The same setup without the last backend of a pool; `None` if the pool has only one.
 fn one_less(lab: &Lab, pool: &str) -> Option<Lab> {
     let mut config = Config::clone(&lab.config);
     let gone =
@@ -165,7 +167,7 @@ fn one_less(lab: &Lab, pool: &str) -> Option<Lab> {
     Some(Lab { config: Arc::new(config), engines, ..lab.clone() })
 }
 
-/// What all requests lost, by the time of their arrival.
+/// The losses of all requests, in batches by time of arrival.
 fn batches(lab: &Lab, seed: u64) -> Option<Vec<Batch>> {
     let run = run(lab, seed).ok()?;
     let mut sums: Vec<Batch> = Vec::new();
@@ -192,7 +194,8 @@ fn batches(lab: &Lab, seed: u64) -> Option<Vec<Batch>> {
     Some(sums)
 }
 
-/// The means of `found`, with the standard error of its mean loss minus that of `now`.
+/// The means of `found`, with the standard error of the difference between the mean losses of
+/// `found` and `now`.
 fn beside(now: &[Batch], found: &[Batch]) -> Forecast {
     let total = |batches: &[Batch], of: fn(&Batch) -> f64| batches.iter().map(of).sum::<f64>();
     let requests = total(found, |batch| batch.requests).max(1.0);

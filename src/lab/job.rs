@@ -1,6 +1,6 @@
-//! The task of one request: sends it through the gateway and records its result.
+//! The task of one request: sends it through the gateway and records the result.
 //!
-//! A task knows nothing of the event loop; what it leaves behind is in [`Ended`], from which the loop goes on.
+//! A task does not know the event loop. It leaves an [`Ended`], from which the loop continues.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub(crate) struct Ended {
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// The request as an engine parses it.
+/// The request with the values that an engine would parse from the body.
 pub(crate) fn parsed_request(
     plan: &RunPlan,
     request: &LoadRequest,
@@ -57,7 +57,7 @@ pub(crate) fn parsed_request(
     ParsedRequest { request, model: model.as_str().into(), api: plan.workload.api }
 }
 
-/// What the task of one request needs.
+/// The inputs of the task of one request.
 pub(crate) struct Job {
     pub(crate) flow: Arc<LabFlow>,
     pub(crate) cluster: Arc<Cluster>,
@@ -67,7 +67,7 @@ pub(crate) struct Job {
     pub(crate) tenant: Option<HeaderValue>,
     pub(crate) start: Instant,
     pub(crate) client_timeout: Option<Duration>,
-    /// Whether engines may serve copies of requests, too.
+    /// Whether engines may also serve copies of requests.
     pub(crate) has_copies: bool,
 }
 
@@ -105,7 +105,7 @@ impl Job {
         });
         let mut client = LabClient::new(self.api, request.leave_after, self.client_timeout, request.output_tokens);
         self.flow.run(incoming, &mut client).await;
-        // `run` wrote the record just before it returned; no other task has run since.
+        // `run` wrote the record just before it returned, and no other task has run since.
         let gateway = self.flow.recorder().take();
         let retry_after = client.retry_after();
         client.complete(&mut record, gateway.as_deref(), request.output_tokens);

@@ -1,19 +1,23 @@
-//! `sluice lab`: a discrete-event simulation of the gateway's request path in front of simulated engines, in one process.
+//! `sluice lab`: a discrete-event simulation of the gateway's request path in front of simulated
+//! engines, in one process.
 //!
 //! ```text
-//! event queue (arrivals, turns, changes) ─▶ client ─▶ sluice_gateway::flow ─▶ upstream ─▶ cluster: a sluice_sim::VirtualServer
-//!                                             ▲       estimate, admission,                for each backend
-//!                                             └────── pump, meter ◀───────── tokens ──────────┘
+//! event queue ─▶ client ─▶ sluice_gateway::flow ─▶ upstream ─▶ cluster: one
+//! (arrivals,       ▲       estimate, admission,                sluice_sim::VirtualServer
+//! turns, changes)  └────── pump, meter ◀───────── tokens ───── for each backend
 //! ```
 //!
-//! The gateway is not a model of itself: configuration, estimates, pools, retries and meters are the code of `sluice serve`.
-//! Requests and result files are those of `sluice bench`, byte for byte. Engines are those of `sluice sim`.
+//! The gateway is not modelled: configuration, estimates, pools, retries and meters are the code of
+//! `sluice serve`. Requests and result files are byte for byte as in `sluice bench`. Engines are as
+//! in `sluice sim`.
 //!
-//! Not simulated: sockets, HTTP parsing, TLS, API keys, exact token counts, the gateway's CPU time, responses that are not
-//! streamed; of vLLM, its limits on waiting requests and the `priority` of a request.
+//! Not simulated: sockets, HTTP parsing, TLS, API keys, exact token counts, the gateway's CPU time,
+//! responses that are not streamed, and vLLM's limits on waiting requests and `priority` of a
+//! request.
 //!
-//! The clock of a [`run`] is tokio's paused clock. It jumps from event to event, so times are exact to the nanosecond. All
-//! randomness follows from one seed: the same setup and seed give byte-identical records.
+//! The clock of a [`run`] is tokio's paused clock. It jumps from event to event, so times are exact
+//! to the nanosecond. All randomness follows from one seed: the same setup and seed give
+//! byte-identical records.
 
 pub mod error;
 pub mod autoscale_rules;

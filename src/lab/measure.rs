@@ -2,20 +2,21 @@
 //!
 //! | name | unit | meaning |
 //! |---|---|---|
-//! | `CLASS.ttft.STAT`, `tpot`, `itl`, `e2el`, `queue` | ms | latency of completed requests; `queue`: wait in the gateway |
-//! | `CLASS.attainment` | % | share of requests that met all objectives of their class; unfinished ones did not |
+//! | `CLASS.ttft.STAT`, `tpot`, `itl`, `e2el` | ms | latency of completed requests |
+//! | `CLASS.queue.STAT` | ms | wait of completed requests in the gateway |
+//! | `CLASS.attainment` | % | share of requests that met all objectives; unfinished ones did not |
 //! | `CLASS.failed` | % | share of requests without a complete response |
 //! | `CLASS.rate`, `CLASS.tokens` | 1/s | completed requests, and their output tokens |
 //! | `hit_rate` | % | share of prompt tokens that the engines found in their prefix caches |
-//! | `busy` | % | share of the time in which an engine was running a step, mean of all engines |
+//! | `busy` | % | share of time in which an engine was running a step, mean of all engines |
 //! | `imbalance` | | `busy` of the busiest engine divided by the mean |
-//! | `engine_hours` | h | time for which engines were there, all together, their starts included |
-//! | `engines` | | the same divided by the time: how many there were on average |
-//! | `preemptions` | | sequences that were preempted for lack of KV blocks |
+//! | `engine_hours` | h | total time for which engines existed, including their starts |
+//! | `engines` | | average number of engines |
+//! | `preemptions` | | sequences preempted for lack of KV blocks |
 //!
-//! CLASS is the name of a class, or `all`: all requests, also if a class has that name, as that of a trace does. Classes of the same name
-//! in several `[[traffic]]` are one. STAT is `mean`, `max` or a percentile such as `p99` or `p99.9`. Formulas are those of
-//! `sluice bench`.
+//! CLASS is the name of a class. `all` means all requests, even if a class has that name, as the
+//! class of a trace does. Classes of the same name in several `[[traffic]]` are one class. STAT is
+//! `mean`, `max` or a percentile such as `p99` or `p99.9`. Formulas are as in `sluice bench`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,13 +29,12 @@ use sluice_bench::result::record::ServerSide;
 use sluice_bench::result::slices::{SliceBy, slices};
 use sluice_core::stats::Sense;
 
-/// The name for the requests of all classes.
 const ALL: &str = "all";
 
 /// A measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measure {
-    /// The name of a class; `all` for all requests and for measures of engines.
+    /// Name of the class; `all` for all requests and for measures of engines.
     class: String,
     kind: Kind,
     /// Whether a percentile counts requests without a complete response as infinitely slow.
@@ -150,14 +150,15 @@ impl Measure {
         Self { class: class.to_owned(), kind, counts_lost: false }
     }
 
-    /// The same as what is optimised: requests without a complete response are infinitely slow in a percentile and in `max`.
-    /// Otherwise what sheds most requests is the fastest.
+    /// The measure for use as a goal: in a percentile and in `max`, requests without a complete
+    /// response are infinitely slow. Otherwise the setting that sheds most requests would seem
+    /// fastest.
     #[must_use]
     pub fn counting_lost(self) -> Self {
         Self { counts_lost: true, ..self }
     }
 
-    /// The measures that are compared by default: P99 of TTFT and E2EL of each class, and failures.
+    /// The default measures: P99 of TTFT and E2EL of each class, and failures.
     pub fn default_for(classes: &[String]) -> Vec<Self> {
         let latency = |class: &String, latency| Self::new(class, Kind::Latency(latency, Statistic::Percentile(99.0)));
         let each = classes.iter().flat_map(|class| [latency(class, Latency::Ttft), latency(class, Latency::E2el)]);
@@ -183,7 +184,7 @@ impl Measure {
         }
     }
 
-    /// Whether only simulated engines show it.
+    /// Whether only simulated engines have this measure.
     pub fn is_simulated(&self) -> bool {
         matches!(self.kind, Kind::Busy | Kind::Imbalance | Kind::EngineHours | Kind::Engines)
     }
@@ -198,9 +199,9 @@ impl Measure {
 #[derive(Debug)]
 pub struct Measured<'a> {
     seconds: f64,
-    /// Of each simulated engine; none of real ones.
+    /// Busy seconds of each simulated engine; empty for real engines.
     busy: Vec<f64>,
-    /// Seconds for which they were there, all together.
+    /// Seconds for which all engines together existed.
     paid: f64,
     servers: Vec<&'a ServerSide>,
     all: Metrics,
@@ -216,14 +217,14 @@ impl<'a> Measured<'a> {
         Self { busy, paid, servers, ..Self::of_real(&run.result) }
     }
 
-    /// The statistics of a run with real engines, whose `busy` and `imbalance` are not known.
+    /// The statistics of a run with real engines, whose busy and paid times are unknown.
     pub fn of_real(result: &'a RunResult) -> Self {
         let (all, classes) = (Metrics::of(result), slices(result, SliceBy::Class));
         let servers = result.servers.iter().collect();
         Self { seconds: result.duration, busy: Vec::new(), paid: f64::NAN, servers, all, classes }
     }
 
-    /// The value of a measure in its unit; NaN if the run has no data for it.
+    /// The value of a measure, in the measure's unit; NaN if the run has no data for it.
     pub fn value(&self, measure: &Measure) -> f64 {
         let of_class = || self.classes.iter().find(|(name, _)| *name == measure.class).map(|(_, metrics)| metrics);
         let metrics = if measure.class == ALL { Some(&self.all) } else { of_class() };
@@ -238,12 +239,13 @@ impl<'a> Measured<'a> {
                     Latency::Queue => &metrics.queue_wait,
                 };
                 let lost = if measure.counts_lost { metrics.failed + metrics.unfinished } else { 0 };
-                // As many values as a completed request has.
+                // A lost request has as many values as a completed one.
                 let each = distribution.count() as f64 / metrics.completed.max(1) as f64;
                 let lost = if metrics.completed == 0 { lost as f64 } else { lost as f64 * each };
                 statistic.of_all(distribution, lost) * 1e3
             }
-            // A setting under which requests do not end within the run must not gain by it.
+            // Unfinished requests count as missed, because a setting under which requests do not
+            // end within the run must not gain by it.
             Kind::Attainment => percent(metrics.good, metrics.judged() + metrics.unfinished),
             Kind::Failed => percent(metrics.failed + metrics.unfinished, metrics.sent),
             Kind::Rate => metrics.per_second(metrics.completed),
@@ -276,7 +278,8 @@ fn percent(count: u64, of: u64) -> f64 {
 }
 
 impl Statistic {
-    /// The statistic of these values and of `lost` ones that are infinite; a mean is that of these values alone.
+    /// The statistic of these values and of `lost` infinite ones. A mean ignores the infinite
+    /// values.
     fn of_all(self, distribution: &Distribution, lost: f64) -> f64 {
         let share = match self {
             Self::Percentile(percentile) if lost > 0.0 => percentile / 100.0,
@@ -325,7 +328,7 @@ mod tests {
         let result = RunResult { requests: requests.collect(), ..RunResult::default() };
         let value = |result: &RunResult, name: &str| Measured::of_real(result).value(&name.parse().unwrap());
         assert_eq!(value(&result, "all.attainment"), 25.0);
-        // What nothing says anything about is not 0.
+        // A measure without data is not 0.
         for name in ["all.attainment", "all.failed", "preemptions"] {
             assert!(value(&RunResult::default(), name).is_nan(), "{name}");
         }
@@ -361,7 +364,7 @@ mod tests {
             [measure.clone(), measure.counting_lost()].map(|measure| Measured::of_real(&result).value(&measure) / 1e3)
         };
         assert_eq!(value(0, "all.e2el.p50"), [5.0, 5.0]);
-        // The median of 17 is the ninth, of 19 the tenth, which never came.
+        // The median of 17 values is the ninth. The median of 19 is the tenth, which is infinite.
         assert_eq!(value(8, "all.e2el.p50"), [5.0, 9.0]);
         assert_eq!(value(10, "all.e2el.p50"), [5.0, f64::INFINITY]);
         assert_eq!(value(1, "all.e2el.max"), [9.0, f64::INFINITY]);

@@ -1,8 +1,8 @@
-//! Passes the progress of one sequence from its engine to the exchange that streams the response.
+//! Passes the progress of one sequence from the engine to the exchange that streams the response.
 //!
-//! Tokens that the exchange has not taken yet are counted, not queued, as vLLM's output collector merges outputs for a slow
-//! client. So memory does not grow. With `--stream-interval` n, tokens are delivered n at a time; the first and the last are
-//! delivered at once.
+//! Tokens that the exchange has not taken yet are counted, not queued, as vLLM's output collector
+//! does for a slow client, so memory does not grow. With `--stream-interval` n, tokens are
+//! delivered n at a time; the first and the last are delivered at once.
 
 use std::task::{Context, Poll};
 
@@ -12,7 +12,6 @@ use parking_lot::Mutex;
 /// Progress since it was last taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Tokens generated.
     pub(crate) tokens: u32,
     /// Whether the last token is among them.
     pub(crate) last: bool,
@@ -28,7 +27,7 @@ struct State {
     broken: bool,
 }
 
-/// See the header of this file.
+/// Counts the tokens of one sequence until the exchange takes them.
 #[derive(Debug)]
 pub(crate) struct OutputCollector {
     state: Mutex<State>,
@@ -41,12 +40,12 @@ impl OutputCollector {
         Self { state: Mutex::default(), reader: AtomicWaker::new(), interval }
     }
 
-    /// Records how much of the prompt was cached.
+    /// Records the number of prompt tokens that were cached.
     pub(crate) fn admit(&self, cached: u32) {
         self.state.lock().progress.cached = cached;
     }
 
-    /// Adds a token. Wakes the reader if the token is to be delivered now.
+    /// Adds a token. Wakes the reader if the tokens must be delivered now.
     pub(crate) fn push(&self, last: bool) {
         let mut state = self.state.lock();
         state.progress.tokens += 1;
@@ -64,7 +63,8 @@ impl OutputCollector {
         self.reader.wake();
     }
 
-    /// Takes the progress; without any, wakes the caller when there is some. `None` when the stream broke.
+    /// Takes the progress. If there is none, the caller is woken when there is some. `None` if the
+    /// stream broke.
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>) -> Poll<Option<Progress>> {
         self.reader.register(cx.waker());
         let mut state = self.state.lock();

@@ -1,13 +1,13 @@
 //! Spreads runs over threads.
 //!
-//! The results are in the order of the jobs and do not depend on the number of threads. Bounds: as many threads as asked for, at least
-//! one and at most one for each job.
+//! The results are in the order of the jobs and do not depend on the number of threads. Bounds: the
+//! requested number of threads, at least one and at most one for each job.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// The results of `job` for 0 to `count` - 1. A panic of a job is one of the caller.
+/// The results of `job` for 0 to `count` - 1. A panic of a job becomes a panic of the caller.
 pub(crate) fn each<T: Send>(count: usize, threads: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());

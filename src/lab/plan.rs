@@ -1,15 +1,15 @@
-//! `sluice lab plan`: how many GPUs of which kind this traffic needs, and what they cost.
+//! `sluice lab plan`: the number of GPUs of each kind that the traffic needs, and their cost.
 //!
-//! For each candidate and each load factor, the number of engines is doubled until the objectives are met. The smallest
-//! number that meets them is then found by bisection, which assumes that more engines are never worse.
+//! For each candidate and load factor, the number of engines is doubled until the objectives are
+//! met. Bisection then finds the smallest number that meets them, assuming that more engines are
+//! never worse.
 //!
 //! The objectives are met if, in every class with objectives, the share of requests that meet all
-//! of them reaches `plan.attainment`, both over the whole run and over its second half. The second
-//! half shows a queue that keeps growing. How much more traffic these engines would serve within
-//! the objectives, their headroom, is found by trials with up to twice the traffic ([`MORE`]).
-//! Shares are means over the seeds. A class without requests cannot be judged, and is named.
-//!
-//! Cost is that of the GPUs alone, each at the price of its kind, for the time during which requests arrive. Bounds: `plan.max_engines` engines.
+//! of them reaches `plan.attainment`, both over the whole run and over the second half, which shows
+//! a queue that keeps growing. Headroom is the additional traffic that these engines would serve
+//! within the objectives, found by trials with up to twice the traffic ([`MORE`]). Shares are means
+//! over the seeds. A class without requests is an error. The cost covers only the GPUs, for the
+//! time during which requests arrive. Bounds: `plan.max_engines` engines.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::setup::Lab;
 use sluice_bench::result::metrics::Metrics;
 use sluice_bench::{Arrival, Extent, Outcome, Record, RunPlan, RunResult};
 
-/// Factors of the traffic that the engines found are tried with for their headroom.
+/// Factors of the traffic with which the engines found are tried for their headroom.
 pub const MORE: [f64; 4] = [1.1, 1.25, 1.5, 2.0];
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
@@ -35,11 +35,11 @@ pub struct PlanResult {
     pub candidate: String,
     /// Factor by which the traffic was multiplied.
     pub load: f64,
-    /// What is needed, or why no number of engines suffices.
+    /// The requirement, or why no number of engines suffices.
     pub needs: Result<Requirement, String>,
 }
 
-/// The fewest engines that meet the objectives, and how they do.
+/// The fewest engines that meet the objectives, and the results with them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Requirement {
     /// Number of engines.
@@ -48,13 +48,14 @@ pub struct Requirement {
     pub gpus: u32,
     /// The lowest attainment of all classes, per cent, and the class.
     pub attainment: (f64, String),
-    /// The same with one engine less; `None` if there is only one.
+    /// The lowest attainment with one engine less, per cent, and the class; `None` if there is only
+    /// one engine.
     pub with_one_less: Option<(f64, String)>,
-    /// By how much the traffic may grow: 0.25 for the factor 1.25 of [`MORE`], 0 if not even the
-    /// first is met.
+    /// Share by which the traffic may grow: 0.25 for the factor 1.25 of [`MORE`]; 0 if not even the
+    /// first factor is met.
     pub headroom: f64,
     /// Share of the time in which an engine had a batch, mean of all engines, per cent. An engine
-    /// with one request has one, too, so this is nearly always near 100 and says nothing about
+    /// with a single request has a batch too, so this is nearly always near 100 and does not show
     /// headroom.
     pub with_a_batch: f64,
     /// The cost, if the prices of all GPUs are known.
@@ -85,11 +86,13 @@ struct Trial {
     traffic: Vec<RunPlan>,
 }
 
-/// Finds what every candidate needs at every load factor of the file, in that order. `on_trial` is called after each trial
-/// with candidate, load factor, engines, and the lowest attainment of all classes in per cent.
+/// Finds the requirement of every candidate at every load factor of the file, in that order.
+/// `on_trial` is called after each trial with candidate, load factor, engines, and the lowest
+/// attainment of all classes in per cent.
 ///
 /// # Errors
-/// There are no seeds, the traffic has no objectives, or the scenario is not valid with any candidate.
+/// There are no seeds, a setting of `[plan]` is out of range, the traffic has no objectives, or a
+/// scenario is not valid.
 pub fn plan(
     scenario: &Scenario,
     prices: &Prices,
@@ -121,7 +124,8 @@ pub fn plan(
                 },
             };
             let needs = match search.fewest() {
-                // vLLM would not start this model on this GPU: a result, not an error.
+                // If vLLM would not start this model on this GPU, that is a result and not an
+                // error.
                 Err(LabError::Engine { source, .. }) => Err(does_not_start(&source.to_string())),
                 Err(error @ LabError::Unjudged(_)) => Err(error.to_string()),
                 found => found?.map(|found| found.requirement(scenario, prices)),
@@ -146,7 +150,6 @@ struct Search<'a, F> {
     on_trial: F,
 }
 
-/// The result of a search.
 struct Found {
     engines: u32,
     enough: Trial,
@@ -187,7 +190,7 @@ impl<F: FnMut(f64, u32, f64)> Search<'_, F> {
         Ok(Ok(Found { engines: enough_at, enough, headroom, with_one_less: failed }))
     }
 
-    /// By how much the traffic may grow with these engines, by bisection of [`MORE`].
+    /// Share by which the traffic may grow with these engines, by bisection of [`MORE`].
     fn headroom(&mut self, engines: u32) -> Result<f64, LabError> {
         let target = self.scenario.file.plan.attainment;
         let (mut met, mut at_most) = (0, MORE.len());
@@ -199,7 +202,7 @@ impl<F: FnMut(f64, u32, f64)> Search<'_, F> {
         Ok(met.checked_sub(1).map_or(0.0, |place| MORE[place] - 1.0))
     }
 
-    /// Runs so many engines under this multiple of the traffic.
+    /// Runs this number of engines under a multiple of the traffic.
     fn trial(&mut self, engines: u32, factor: f64) -> Result<Trial, LabError> {
         let load = self.base.load.map(|load| load * factor);
         let lab = self.scenario.lab(&Variant { count: Some(engines), load, ..self.base.clone() })?;
@@ -215,18 +218,18 @@ impl<F: FnMut(f64, u32, f64)> Search<'_, F> {
     }
 }
 
-/// Runs every seed, as many at once as there are cores.
 fn run_all(lab: &Lab, seeds: &[u64]) -> Result<Vec<LabRun>, LabError> {
     parallel::each(seeds.len(), parallel::cores(), |at| run(lab, seeds[at])).into_iter().collect()
 }
 
-/// The lowest attainment of all classes, per cent, and the class. Of the whole run and its second half the lower one counts.
+/// The lowest attainment of all classes, per cent, and the class. For each class the lower share of
+/// the whole run and the second half counts.
 fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
     let config = &runs[0].result.config;
     let with_objectives = (0..).zip(&config.classes).filter(|(index, _)| !config.slo_of(*index).is_empty());
     let mut worst: Option<(f64, String)> = None;
     for (index, class) in with_objectives {
-        // Means over the runs that have such requests.
+        // Means over the runs that have requests of the class.
         let of_half = |late: bool| {
             let shares: Vec<f64> = runs.iter().filter_map(|run| share(&run.result, index, late)).collect();
             (!shares.is_empty()).then(|| 100.0 * shares.iter().sum::<f64>() / shares.len() as f64)
@@ -240,8 +243,8 @@ fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
     worst.ok_or_else(|| LabError::Plan("a plan needs objectives; set ttft, tpot or e2el of a class".to_owned()))
 }
 
-/// The share of requests of a class that met their objectives, without those that left on purpose; `None` if it has no requests.
-/// `late`: in the second half only.
+/// The share of requests of a class that met their objectives, without requests whose client left
+/// on purpose; `None` without requests. `late`: in the second half only.
 fn share(result: &RunResult, class: u32, late: bool) -> Option<f64> {
     let middle = last_sent(result) / 2.0;
     let of_class =
@@ -254,7 +257,8 @@ fn share(result: &RunResult, class: u32, late: bool) -> Option<f64> {
     (all > 0.0).then_some(met / all)
 }
 
-/// Seconds during which requests arrive: as configured, else until the last one; in a closed loop of so many requests, until the end.
+/// Seconds during which requests arrive: as configured; otherwise until the last request; in a
+/// closed loop with a number of requests, until the end of the run.
 fn arrival_seconds(traffic: &[RunPlan], result: &RunResult) -> f64 {
     let configured = traffic.iter().map(|plan| match (plan.extent, &plan.arrival) {
         (Extent::Lasting(length), _) => length.as_secs_f64(),
@@ -262,7 +266,7 @@ fn arrival_seconds(traffic: &[RunPlan], result: &RunResult) -> f64 {
         (Extent::Requests(_), _) => 0.0,
     });
     let seconds = configured.fold(last_sent(result), f64::max);
-    // All at once.
+    // If all requests were sent at the start, the whole run counts.
     if seconds > 0.0 { seconds } else { result.duration }
 }
 

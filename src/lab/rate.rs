@@ -1,9 +1,10 @@
 //! `sluice lab rate`: the highest rate at which the objectives are met.
 //!
-//! The search and its trials are those of `sluice bench --find-rate`; only the system under test is simulated. So results can
-//! be compared with measured ones. There must be exactly one `[[traffic]]`, with a rate; the search replaces that rate. Its requests
-//! must be single ones that run to their end: a later turn of a conversation is sent when its client is ready, whatever the
-//! rate, and a request that leaves early meets no objective.
+//! The search and its trials are the same as in `sluice bench --find-rate`, so the results can be
+//! compared with measured ones. There must be exactly one `[[traffic]]`, with a rate, which the
+//! search replaces. The requests must be single and run to the end: a later turn of a conversation
+//! is sent when the client is ready, whatever the rate, and a request that leaves early meets no
+//! objective.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -29,10 +30,10 @@ pub struct Simulated {
 /// The goal of a search: this share of requests meets the objectives of the traffic's classes.
 ///
 /// # Errors
-/// The share is not above 0 and below 1, or the traffic is not one kind with a rate and with objectives, or not of single requests
-/// that run to their end.
+/// The share is not above 0 and below 1. There is not exactly one traffic, or it has no rate, no
+/// objectives, conversations, or requests that leave early.
 pub fn goal(traffic: &[RunPlan], attainment: f64, seed: u64) -> Result<SearchGoal, LabError> {
-    // Without a share that may be missed, or met, there is no boundary to find.
+    // If no request may miss the objectives, or all may, there is no boundary to find.
     if !(attainment > 0.0 && attainment < 1.0) {
         let text = "plan.attainment must be above 0 and below 100 per cent for the highest rate";
         return Err(LabError::Plan(text.to_owned()));
@@ -68,7 +69,7 @@ pub fn highest_rate(
 ) -> Result<SearchResult, LabError> {
     let mut system = Simulated::new(lab, false);
     let search = pin!(find_rate(&mut system, goal, on_trial));
-    // The search never waits, since a simulated trial runs to its end in one call.
+    // The search never waits: a simulated trial ends within one call.
     match search.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
         Poll::Pending => Err(LabError::Plan("the search did not end".to_owned())),
@@ -85,7 +86,8 @@ impl SystemUnderTest for Simulated {
         let traffic = &mut lab.traffic[0];
         traffic.arrival = match trial.load {
             TrialLoad::Stream => Arrival::ClosedLoop { concurrency: 1 },
-            // More streams than slots would only wait, or be shed and count among the requests of the trial.
+            // More streams than slots would only wait, or be shed and count among the requests of
+            // the trial.
             TrialLoad::Saturated(streams) => {
                 Arrival::ClosedLoop { concurrency: slots.min(u32::try_from(streams).unwrap_or(u32::MAX)) }
             }
@@ -96,7 +98,8 @@ impl SystemUnderTest for Simulated {
         let is_open = matches!(trial.load, TrialLoad::Rate(_));
         let mut done = |progress: &Progress<'_>| {
             progress.ended.iter().for_each(|record| groups.record(judge, record));
-            // They are in the order due: the first that is not overdue by any bound ends the search for others.
+            // Requests are in the order of their due times. After the first that is not overdue by
+            // the shortest bound, no other can be overdue.
             let old = |request: &InFlight| progress.now - request.due > shortest;
             let overdue = |request: &InFlight| groups.is_overdue(request, progress.now, 0.0);
             for request in progress.in_flight.values().map(InFlight::from).take_while(old).filter(overdue) {
@@ -115,7 +118,8 @@ impl SystemUnderTest for Simulated {
 }
 
 impl Simulated {
-    /// The laboratory as a system. `by_group` is whether every class and adapter must meet its objectives for itself.
+    /// The laboratory as a system. `by_group`: whether every class and adapter must meet the
+    /// objectives separately.
     pub fn new(lab: &Lab, by_group: bool) -> Self {
         let classes: Vec<_> = lab.traffic.iter().flat_map(|traffic| traffic.workload.class_configs()).collect();
         let groups = match by_group {
@@ -128,7 +132,7 @@ impl Simulated {
         Self { lab: lab.clone(), groups, last: None }
     }
 
-    /// The name of a group of requests; empty if all are one.
+    /// The name of a group of requests; empty if all requests are one group.
     pub fn group(&self, group: usize) -> &str {
         self.groups.name(group)
     }

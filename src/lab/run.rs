@@ -1,12 +1,12 @@
 //! The event loop of a simulation, and its result.
 //!
-//! Each iteration finds the time of the next event of the engines or of the event queue, but looks at most [`TIMER_STEP`]
-//! ahead. It processes the events that are due, sets tokio's clock to their time, and runs all tasks until each is blocked.
-//! Events that no client can see (the end of a step, a request that reaches its engine) wake no task. The clock is then set
-//! only at the next event that does.
+//! Each iteration finds the time of the next event of the engines or of the event queue, but looks
+//! at most [`TIMER_STEP`] ahead. It processes the due events, sets tokio's clock to their time, and
+//! runs all tasks until each is blocked. Events that no client can see (the end of a step, a
+//! request that reaches an engine) wake no task and do not set the clock.
 //!
-//! The gateway's own timers (timeouts of queues and streams) have tokio's resolution of 1 ms and fire up to [`TIMER_STEP`]
-//! late. All other times are exact.
+//! The gateway's own timers (timeouts of queues and streams) have tokio's resolution of 1 ms and
+//! fire up to [`TIMER_STEP`] late. All other times are exact.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,15 +39,15 @@ use sluice_online::window::Window;
 use sluice_online::{Event as TunerEvent, TunerReport};
 use sluice_sim::engine::BLOCK_TOKENS;
 
-/// The longest jump of the clock while requests are in flight, because their timers may fire in between.
+/// Maximum jump of the clock while requests are in flight: timers may fire in between.
 const TIMER_STEP: Duration = Duration::from_millis(10);
-/// tokio checks its timers after this many tasks. It is more than can be ready at once, so all of them run at the same time.
+/// tokio checks its timers after this many tasks: more than can be ready at once.
 const EVENT_INTERVAL: u32 = 1 << 30;
 /// Time between two looks of the autoscaler.
 const SCALE_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two looks of the online tuner.
 const TUNER_INTERVAL: Duration = Duration::from_secs(1);
-/// In a closed loop, a client whose request failed sends the next one so much later, or as `Retry-After` says.
+/// Pause of a client in a closed loop after a failure, unless `Retry-After` is longer.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Requests of traffic number k (from 0) are numbered from k times this.
 const INDEX_STRIDE: u64 = 1 << 40;
@@ -55,21 +55,21 @@ const INDEX_STRIDE: u64 = 1 << 40;
 /// The result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LabRun {
-    /// What a load generator without any lag of its own would have measured.
+    /// The result as a load generator without any lag would have measured it.
     pub result: RunResult,
     /// Statistics of each engine, in the order of [`Lab::engines`].
     pub engines: Vec<EngineStats>,
     /// The experiments of the configuration at the end.
     pub experiments: Vec<ExperimentReport>,
-    /// What the online tuner did, if the configuration has one that acts.
+    /// Actions of the online tuner, if the configuration has one that acts.
     pub tuning: Vec<TunerEvent>,
-    /// What it believes at the end.
+    /// The tuner's estimates at the end.
     pub tuner: Option<TunerReport>,
-    /// What requests lost, pool by pool, as the tuner sees it; without a tuner from the start on.
+    /// Losses of requests by pool, as the tuner sees them; without a tuner, since the start.
     pub window: Window,
 }
 
-/// Runs a simulation with a seed. Must not be called inside an asynchronous runtime.
+/// Runs a simulation with a seed. Must not be called inside a single-threaded runtime.
 ///
 /// # Errors
 /// The setup is not valid. After virtual time has started there are no errors.
@@ -88,11 +88,11 @@ pub struct Progress<'a> {
     pub in_flight: &'a BTreeMap<u64, Record>,
 }
 
-/// Runs a simulation until `done` returns true; it is called whenever requests have ended. Requests in flight are unfinished then.
-/// It blocks the calling thread, which may be one of a multi-threaded runtime.
+/// Runs a simulation until `done` returns true; it is called whenever requests have ended.
+/// Requests in flight at the end are unfinished. Blocks the calling thread.
 ///
 /// # Errors
-/// Those of [`run`].
+/// As [`run`].
 pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
     let lab = checked(lab, seed)?;
     let simulate = || {
@@ -100,11 +100,11 @@ pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bo
         let runtime = builder.enable_time().start_paused(true).event_interval(EVENT_INTERVAL).build()?;
         runtime.block_on(async { Simulation::new(lab, seed)?.run(done).await })
     };
-    // A tuner of real engines calls this on a thread of its own runtime, which the thread has to leave meanwhile.
+    // A tuner of real engines calls this on a thread of its runtime, which the thread must leave.
     if tokio::runtime::Handle::try_current().is_ok() { tokio::task::block_in_place(simulate) } else { simulate() }
 }
 
-/// Checks the setup, and sets the seeds of its traffic.
+/// Checks the setup, and sets the seeds of the traffic.
 fn checked(lab: &Lab, seed: u64) -> Result<Lab, LabError> {
     let mut lab = lab.clone();
     if lab.traffic.is_empty() {
@@ -123,7 +123,6 @@ fn checked(lab: &Lab, seed: u64) -> Result<Lab, LabError> {
     Ok(lab)
 }
 
-/// The state of a running simulation.
 struct Simulation {
     lab: Lab,
     events: EventQueue,
@@ -133,11 +132,11 @@ struct Simulation {
     /// The gateway's backends, each with the index of its engine.
     backends: Vec<(BackendId, usize)>,
     start: Instant,
-    /// tokio's clock, from the start.
+    /// tokio's clock, since the start.
     clock: Duration,
-    /// Time of the last request that is known: sent, or in the event queue.
+    /// Time of the last request sent or queued; in a closed loop also of the last end of one.
     last_request: Duration,
-    /// Arrivals of each traffic that were added to the event queue.
+    /// Number of arrivals of each traffic that were added to the event queue.
     arrivals: Vec<u64>,
     records: Vec<Record>,
     in_flight: BTreeMap<u64, Record>,
@@ -177,7 +176,7 @@ impl Simulation {
         let recorder = LastRecord::new(start);
         let tuner = LabTuner::new(&lab, recorder.observer());
         if tuner.is_none() {
-            // For the window of the result.
+            // The result includes the observer's window.
             recorder.observer().configure(&lab.config, Duration::ZERO);
         }
         let scaler = LabScaler::new(&lab, seed, &cluster, &admission, &backends);
@@ -290,7 +289,8 @@ impl Simulation {
         for Ended { traffic, record, conversation, retry_after } in ended {
             self.in_flight.remove(&record.index);
             let completed = record.is_completed();
-            // Without a pause, what is refused at once would be repeated at the same time for ever.
+            // Without a pause, a request that is refused at once would be repeated at the same time
+            // for ever.
             let at_once = !record.is_failed() && record.ended > record.sent;
             let pause = if at_once { Duration::ZERO } else { retry_after.unwrap_or_default().max(RETRY_AFTER) };
             self.records.push(record);
@@ -314,7 +314,7 @@ impl Simulation {
             Extent::Requests(count) => self.arrivals[traffic] < count,
             Extent::Lasting(length) => at < length,
         };
-        // As long as requests end, the loop goes on.
+        // A closed loop continues as long as requests end.
         self.last_request = self.last_request.max(self.clock);
         if more {
             let ordinal = self.arrivals[traffic];
@@ -323,8 +323,8 @@ impl Simulation {
         }
     }
 
-    /// Advances the ramps of experiments, and probes the engines as the gateway's prober does, without a network: a running
-    /// engine answers, and a hung one shows no progress.
+    /// Advances the ramps of experiments, and probes the engines as the gateway's prober does, but
+    /// without a network: a running engine answers, and a hung one shows no progress.
     fn probe(&mut self, now: Duration) {
         let (admission, at) = (self.flow.admission(), self.start + now);
         self.learned.experiments.advance(Timestamp::UNIX_EPOCH + now);
@@ -343,7 +343,7 @@ impl Simulation {
         }
     }
 
-    /// Lets the online tuner look at the pools, and puts in force what it decides on.
+    /// Lets the online tuner look at the pools, and applies the decisions.
     fn tune(&mut self, now: Duration) {
         let Some(tuner) = &mut self.tuner else { return };
         let around = Surroundings {
@@ -365,7 +365,7 @@ impl Simulation {
         }
     }
 
-    /// Lets the autoscaler look at its pool.
+    /// Lets the autoscaler look at the pool.
     fn scale(&mut self, now: Duration) {
         let Some(scaler) = &mut self.scaler else { return };
         scaler.step(&Surroundings {
@@ -382,7 +382,7 @@ impl Simulation {
         }
     }
 
-    /// Puts a configuration with the same pools and backends in force, as a reload does.
+    /// Applies a configuration with the same pools and backends, as a reload does.
     fn apply(&mut self, config: Config, now: Duration) {
         let config = Arc::new(config);
         let (pools, rules) = (specs::pools(&config), specs::health_rules(&config.health));
@@ -479,7 +479,7 @@ impl Simulation {
     }
 }
 
-/// Checks, in every test, that a run which has ended holds nothing.
+/// Checks, in every test, that a run without requests in flight has released everything.
 #[cfg(test)]
 impl Simulation {
     fn check_released(&self) {

@@ -1,8 +1,9 @@
 //! Turns a scenario file and a variant into a [`Lab`]: configuration, engines, traffic.
 //!
-//! Flags of vLLM come from three places, of which a later one overrides an earlier one: `launch.args` or `control.args` of the
-//! backend in the gateway's configuration, `[[engine]]` of the file, the variant. Secrets are not used in a simulation, so
-//! an environment variable of a secret that is not set gets a placeholder.
+//! Flags of vLLM come from three places, of which a later one overrides an earlier one:
+//! `launch.args` or `control.args` of the backend in the gateway's configuration, `[[engine]]` of
+//! the file, the variant. A simulation does not use secrets: if the environment variable of a
+//! secret is not set, the secret gets a placeholder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,12 +20,12 @@ use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machin
 /// The default GPU and model.
 pub(crate) const GPU: &str = "h200";
 const MODEL: &str = "llama-3.1-8b";
-/// The first port of the placeholder addresses of engines in a file without a configuration.
+/// First port of the placeholder addresses of engines in a file without a configuration.
 const FIRST_PORT: usize = 8000;
-/// The most engines of one file.
+/// Maximum number of engines of one file.
 const MAX_ENGINES: usize = 4096;
 
-/// A scenario file and its folder.
+/// A scenario file and the folder that contains it.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The content of the file.
@@ -54,7 +55,7 @@ impl Scenario {
         let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(format!("lab-{name}")));
         let mut config = self.config(variant, &secret, Machine::with_cores(1))?;
         self.check_tables(&config, self.configured(variant) != (&None, &None))?;
-        // A backend may also be one that another number of engines adds, or leaves out.
+        // A backend may also be one that another number of engines adds or removes.
         let mut unknown: Vec<&String> = variant.engine.keys().filter(|name| !has_backend(&config, name)).collect();
         let copies = variant.count.map(|count| set_engines(&mut config, count as usize)).transpose()?;
         unknown.retain(|name| !has_backend(&config, name));
@@ -65,7 +66,7 @@ impl Scenario {
         let engines = self.engines(&config, &copies.unwrap_or_default(), variant)?;
         let traffic = self.traffic(&config, variant)?;
         let client_timeout = self.file.client_timeout.map(|period| period.0);
-        // The tuner may restart engines, so the gateway runs them.
+        // The tuner may restart engines only if the gateway runs them.
         let launched = config.tuner.mode == TunerMode::Apply;
         let autoscale = variant.autoscale.as_ref().or(self.file.autoscale.as_ref()).cloned();
         if let Some(rules) = &autoscale {
@@ -76,7 +77,8 @@ impl Scenario {
         Ok(Lab { tenants, client_timeout, launched, forecaster, autoscale, ..Lab::new(config, engines, traffic) })
     }
 
-    /// Configuration and traffic of one variant for real engines: with the secrets and the size of this machine.
+    /// Configuration and traffic of one variant for real engines, with the secrets and the size of
+    /// this machine.
     ///
     /// # Errors
     /// The configuration or the traffic is not valid.
@@ -98,7 +100,8 @@ impl Scenario {
         self.file.engine.iter().find_map(|engine| engine.model.clone()).unwrap_or_else(|| MODEL.to_owned())
     }
 
-    /// The file or the text of the gateway's configuration: the variant's own, or that of all.
+    /// The path and the text of the gateway's configuration: the variant's, or the file's if the
+    /// variant has none.
     fn configured<'a>(&'a self, variant: &'a Variant) -> (&'a Option<PathBuf>, &'a Option<String>) {
         match (&variant.config, &variant.gateway) {
             (None, None) => (&self.file.config, &self.file.gateway),
@@ -131,7 +134,7 @@ impl Scenario {
         loaded.map(|loaded| loaded.config).map_err(|problems| LabError::Config(problems.to_string()))
     }
 
-    /// A configuration with one pool of all engines and defaults for everything else.
+    /// A configuration with one pool of all engines, and defaults for everything else.
     fn one_pool(&self) -> Result<String, LabError> {
         let mut text = format!("[[model]]\nname = \"{0}\"\n[[pool]]\nname = \"all\"\nmodels = [\"*\"]\n", self.model());
         let engines = self.unconfigured();
@@ -165,7 +168,7 @@ impl Scenario {
         engines
     }
 
-    /// The engines of all backends. `copies` maps a backend that was copied to its original.
+    /// The engines of all backends. `copies` maps a copied backend to the original.
     fn engines(
         &self,
         config: &Config,
@@ -188,8 +191,9 @@ impl Scenario {
         backends.into_iter().map(setup).collect()
     }
 
-    /// Checks that every backend that the file names exists and has one `[[engine]]`. With a configuration of the gateway, one
-    /// table is for all others.
+    /// Checks that every backend that the file names exists and has one `[[engine]]`. With a
+    /// configuration of the gateway, also that at most one table names no backend and none has a
+    /// count.
     fn check_tables(&self, config: &Config, is_configured: bool) -> Result<(), LabError> {
         let mut named = BTreeSet::new();
         for name in self.file.engine.iter().flat_map(|table| &table.backend) {
@@ -213,8 +217,8 @@ impl Scenario {
     }
 }
 
-/// Gives the only pool of a configuration `count` backends: its own, then copies of them in turn. Returns the original of
-/// each copy.
+/// Gives the only pool of a configuration `count` backends: the given ones, then copies of them in
+/// turn. Returns the original of each copy.
 fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, String>, LabError> {
     let [pool] = &mut config.pools[..] else { return Err(LabError::PoolCount(config.pools.len())) };
     if count == 0 || count > MAX_ENGINES {
@@ -241,7 +245,7 @@ fn has_backend(config: &Config, name: &str) -> bool {
     config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name)
 }
 
-/// Gives each launched engine without a port a port of its own, so that its address is unique.
+/// Gives each launched engine without a port a unique one, so that the address is unique.
 fn assign_ports(config: &mut Config) {
     let backends = config.pools.iter_mut().flat_map(|pool| &mut pool.backends);
     for (port, backend) in (1..=u16::MAX).zip(backends) {
@@ -253,7 +257,7 @@ fn assign_ports(config: &mut Config) {
     }
 }
 
-/// The same engine at another address.
+/// The same target at another address.
 fn moved(target: &Target, endpoint: Endpoint) -> Target {
     match target {
         Target::Url(_) => Target::Url(endpoint),
@@ -263,13 +267,12 @@ fn moved(target: &Target, endpoint: Endpoint) -> Target {
     }
 }
 
-/// The name of a preset, or a path that is relative to the scenario's folder.
+/// The name of a preset, or a path with the scenario's folder in front.
 pub(crate) fn preset(name: &str, folder: &Path) -> String {
     let is_path = name.contains('/') || name.ends_with(".toml");
     if is_path { folder.join(name).display().to_string() } else { name.to_owned() }
 }
 
-/// The engine of one backend.
 fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Path) -> Result<EngineSetup, LabError> {
     let none = BTreeMap::new();
     let configured = match &backend.target {
@@ -308,7 +311,8 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
     Ok(setup)
 }
 
-/// A flag by its full name, so that each of its spellings (`no-`, `_`, abbreviations) overrides every other.
+/// A flag by its full name, so that each spelling (`no-`, `_`, abbreviations) overrides every
+/// other.
 fn full(name: &str, value: &ArgValue) -> (String, ArgValue) {
     let known = lookup(&format!("--{name}"));
     let value = match (known.map(|flag| flag.arity), value) {
@@ -325,7 +329,6 @@ pub fn argv<'a>(model: &str, flags: impl IntoIterator<Item = (&'a str, &'a ArgVa
     argv
 }
 
-/// Appends a flag in the syntax of `vllm serve`.
 fn push_flag(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
     match value {
         ArgValue::Flag(true) => argv.push(format!("--{name}")),
@@ -337,7 +340,7 @@ fn push_flag(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
             argv.push(format!("--{name}"));
             argv.extend(texts.iter().cloned());
         }
-        // No key is needed: there is no server.
+        // No key is needed, because there is no server.
         ArgValue::Secret(_) => {}
     }
 }

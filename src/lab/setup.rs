@@ -1,4 +1,4 @@
-//! The setup of a simulation: the gateway's configuration, an engine for each of its backends, traffic.
+//! The setup of a simulation: the gateway's configuration, an engine for each backend, traffic.
 //!
 //! This is plain data. One [`Lab`] can be run with many seeds, on several threads at once.
 
@@ -15,7 +15,8 @@ use sluice_gateway::config::{Config, Endpoint};
 use sluice_online::{Answer, EngineFlag, Flags, LimitsQuestion, Question};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
-/// Virtual time after the last request was sent at which a run ends, even if requests are still unfinished.
+/// Virtual time after the last request was sent at which a run ends, even if requests are
+/// unfinished.
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(3600);
 
 /// The setup of a simulation.
@@ -25,53 +26,56 @@ pub struct Lab {
     pub config: Arc<Config>,
     /// One engine for each backend of the configuration.
     pub engines: Vec<EngineSetup>,
-    /// Kinds of traffic, sent at the same time. Their seeds are derived from the seed of the run. The first one uses that
-    /// seed itself, so it sends the same requests as `sluice bench --seed`.
+    /// Kinds of traffic, sent at the same time. Their seeds are derived from the seed of the run.
+    /// The first traffic uses that seed itself, so it sends the same requests as `sluice bench
+    /// --seed`.
     pub traffic: Vec<RunPlan>,
     /// The tenant of each traffic. A traffic with `None`, or beyond the end of the list, names no
     /// tenant.
     pub tenants: Vec<Option<HeaderValue>>,
     /// Time after which a client that has no complete response leaves.
     pub client_timeout: Option<Duration>,
-    /// Virtual time after the last request was sent (in a closed loop also: after the last one ended) at which the run ends. Requests
-    /// that still wait or run are unfinished.
+    /// Virtual time after the last request was sent (in a closed loop also: after the last one
+    /// ended) at which the run ends. Requests that still wait or run are unfinished.
     pub give_up_after: Duration,
-    /// Whether the gateway runs the engines: then it gives an engine no more sequences than its `max-num-seqs`.
+    /// Whether the gateway runs the engines. If it does, it gives an engine no more sequences than
+    /// `max-num-seqs`.
     pub launched: bool,
-    /// Faults of engines with certain flags, of which the online tuner does not know.
+    /// Faults of engines with certain flags, which the online tuner does not know.
     pub plants: Vec<Plant>,
-    /// Simulates for the online tuner; `None`: it acts without forecasts.
+    /// Simulates for the online tuner; `None`: the tuner acts without forecasts.
     pub forecaster: Option<Forecaster>,
-    /// Engines come and go; `None`: all of them run from the start to the end. For one pool.
+    /// Starts and stops engines; `None`: all engines run from the start to the end. Only for one
+    /// pool.
     pub autoscale: Option<Autoscale>,
 }
 
-/// Simulates what a question asks, with the configuration and engines of a lab and a seed.
+/// Answers a question by simulation, with the configuration and engines of a lab and a seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Forecaster {
-    /// Of flags of engines.
+    /// Answers questions about flags of engines.
     pub flags: fn(&Lab, &Question, u64) -> Answer,
-    /// Of limits; `None`: they are tried without.
+    /// Answers questions about limits; `None`: limits are tried without a simulation.
     pub limits: Option<fn(&Lab, &LimitsQuestion, u64) -> Answer>,
 }
 
 /// The simulated engine of one backend.
 #[derive(Clone, Debug)]
 pub struct EngineSetup {
-    /// The backend's name in the configuration. Backends of that name in several pools share the engine only if they have
-    /// the same address.
+    /// Name of the backend in the configuration. Backends of that name in several pools share the
+    /// engine only if they have the same address.
     pub backend: String,
     /// Settings of the engine. The seed in them is replaced.
     pub sim: SimConfig,
-    /// Changes during the run, with their times from its start, in any order.
+    /// Changes during the run, with their times from the start, in any order.
     pub changes: Vec<(Duration, EngineChange)>,
-    /// What it was made from, if its flags can be changed.
+    /// The inputs from which it was made, if the flags can be changed.
     recipe: Option<Recipe>,
-    /// A fault that it has.
+    /// The fault of this engine.
     pub(crate) fault: Option<PlantedFault>,
 }
 
-/// What an engine is made from.
+/// The inputs from which an engine is made.
 #[derive(Clone, Debug, PartialEq)]
 struct Recipe {
     gpu: String,
@@ -85,22 +89,22 @@ struct Recipe {
 pub struct Plant {
     /// The flag.
     pub flag: EngineFlag,
-    /// Its value.
+    /// The value.
     pub value: f64,
-    /// What is wrong.
+    /// The fault.
     pub fault: PlantedFault,
 }
 
-/// What is wrong with an engine.
+/// A fault of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PlantedFault {
     /// Everything takes this many times as long.
     Slower(f64),
-    /// It crashes when it has so many requests at once.
+    /// It crashes when a request arrives while it has this many.
     CrashesAt(usize),
-    /// It hangs when it has so many requests at once.
+    /// It hangs when a request arrives while it has this many.
     HangsAt(usize),
-    /// Prompts of more tokens fail.
+    /// Prompts with more tokens than this fail.
     FailsAbove(u32),
     /// It does not start.
     RefusesToStart,
@@ -109,17 +113,19 @@ pub enum PlantedFault {
 /// A change of an engine during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EngineChange {
-    /// Every operation takes this many times as long from now on. Above 0; 1 restores the usual speed.
+    /// Every operation takes this many times as long from now on. Above 0; 1 restores the usual
+    /// speed.
     Slower(f64),
-    /// The engine stops at once: its streams break, connections are refused and probes fail.
+    /// The engine stops at once: streams break, connections are refused and probes fail.
     Stop,
     /// The engine starts again, with empty caches.
     Start,
-    /// No step ends from now on. The API server still answers: requests are accepted, and the probe of `/health` succeeds.
+    /// No step ends from now on. The API server still answers: it accepts requests, and the probe
+    /// of `/health` succeeds.
     Hang,
-    /// Steps go on after a hang.
+    /// Steps continue after a hang.
     Resume,
-    /// Everything that the engine does next is so much later.
+    /// Everything that the engine does next is delayed by this time.
     Stall(Duration),
 }
 
@@ -141,7 +147,7 @@ impl Lab {
     }
 }
 
-/// How the parts of a setup refer to each other.
+/// The references between the parts of a setup.
 impl Lab {
     /// Checks that every backend has an engine and every engine a backend.
     pub(crate) fn check_engines(&self) -> Result<(), LabError> {
@@ -207,7 +213,8 @@ impl Lab {
         names
     }
 
-    /// The models that arms of experiments send, each with its number as an adapter, unless an engine has it as its own.
+    /// The models that arms of experiments send, each with its number as an adapter; `None` if an
+    /// engine serves the model as its own.
     pub(crate) fn arm_models(&self) -> Vec<(Arc<str>, Option<u16>)> {
         let mut adapters = self.adapters();
         let mut models = Vec::new();
@@ -253,8 +260,8 @@ impl Lab {
 }
 
 impl EngineSetup {
-    /// vLLM with these flags (`MODEL --flag value ..`) serving `model` on `gpu` of a machine like `host` (default: `busy`). All are
-    /// names of presets or paths of files.
+    /// vLLM with these flags (`MODEL --flag value ..`), serving `model` on `gpu` of a machine like
+    /// `host` (default: `busy`). GPU, host and model are names of presets or paths of files.
     ///
     /// # Errors
     /// Flags that cannot be parsed or that vLLM would refuse; an unknown GPU, host or model.
@@ -279,12 +286,12 @@ impl EngineSetup {
         Ok(Self { backend: name(), sim, changes: Vec::new(), recipe: Some(recipe), fault: None })
     }
 
-    /// The name or the path of its GPU, if it was made from flags.
+    /// The name or the path of the GPU, if the engine was made from flags.
     pub fn gpu(&self) -> Option<&str> {
         self.recipe.as_ref().map(|recipe| recipe.gpu.as_str())
     }
 
-    /// Whether its flags can be changed: it was made from flags.
+    /// Whether the flags can be changed, because the engine was made from flags.
     pub fn can_change(&self) -> bool {
         self.recipe.is_some()
     }
@@ -292,7 +299,7 @@ impl EngineSetup {
     /// The same engine with another value of a flag.
     ///
     /// # Errors
-    /// vLLM would refuse it.
+    /// vLLM would refuse the value, or the engine was not made from flags.
     pub fn with_flag(&self, flag: EngineFlag, value: f64) -> Result<Self, LabError> {
         let Some(Recipe { gpu, host, model, flags }) = &self.recipe else {
             return Err(LabError::NoEngine(self.backend.clone()));
@@ -303,7 +310,7 @@ impl EngineSetup {
         Ok(Self { changes: self.changes.clone(), ..made })
     }
 
-    /// The values of the flags that the online tuner may change, defaults included.
+    /// The values of the flags that the online tuner may change, including defaults.
     pub fn flags(&self) -> Flags {
         let (engine, sim) = (&self.sim.engine, &self.sim);
         Flags::from([
@@ -315,7 +322,7 @@ impl EngineSetup {
         ])
     }
 
-    /// The same engine with the fault that engines with its flags have.
+    /// The same engine, with the fault that `plants` have for these flags.
     pub(crate) fn planted(&self, plants: &[Plant]) -> Self {
         let flags = self.flags();
         let found = plants.iter().find(|plant| flags.get(&plant.flag) == Some(&plant.value));

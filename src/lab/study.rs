@@ -1,10 +1,12 @@
 //! Runs the variants of a scenario with several seeds and compares them.
 //!
-//! Every variant is run with the same seeds, so it gets the same requests at the same times. This makes comparisons paired:
-//! the interval of a change is much narrower than those of the two values. Intervals are Student's t over the seeds, 95 %, for
-//! the mean of the measure over all possible seeds. Runs are spread over threads; the result does not depend on how many.
+//! Every variant is run with the same seeds, so it gets the same requests at the same times. This
+//! makes comparisons paired: the interval of a change is much narrower than the intervals of the
+//! two values. Intervals are Student's t over the seeds, 95 %, for the mean of the measure over all
+//! possible seeds. Runs are spread over threads without effect on the result.
 //!
-//! Bounds: at most [`MAX_RUNS`] runs. Only the measures of a run are kept and, for the first seed, its requests if asked for.
+//! Bounds: at most [`MAX_RUNS`] runs. Only the measures of a run are kept and, if requested, the
+//! runs of the first seed.
 
 use crate::error::LabError;
 use crate::file::Variant;
@@ -17,7 +19,7 @@ use sluice_bench::result::record::Outcome;
 use sluice_bench::{Record, nth_seed};
 use sluice_core::stats::{Change, Estimate, mean};
 
-/// The most runs of one study.
+/// Maximum number of runs of one study.
 pub const MAX_RUNS: usize = 100_000;
 /// Confidence of all intervals.
 const CONFIDENCE: f64 = 0.95;
@@ -25,7 +27,7 @@ const CONFIDENCE: f64 = 0.95;
 /// The options of a study.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The first seed; those of the other runs follow it, as [`nth_seed`] says.
+    /// The first seed; [`nth_seed`] derives the others from it.
     pub seed: u64,
     /// Number of seeds.
     pub seeds: u64,
@@ -44,7 +46,7 @@ pub struct VariantRuns {
     pub values: Vec<Vec<f64>>,
     /// The run of the first seed, with [`Options::keep`].
     pub first: Option<LabRun>,
-    /// Why the first request failed, if none of any run completed.
+    /// Why the first request failed, if no request of any run completed.
     pub failure: Option<String>,
 }
 
@@ -57,15 +59,15 @@ pub struct Study {
     pub seeds: Vec<u64>,
     /// The measures.
     pub measures: Vec<Measure>,
-    /// In the order of the file.
+    /// The variants, in the order of the file.
     pub variants: Vec<VariantRuns>,
 }
 
-/// What is kept of a run.
+/// The data that are kept of a run.
 struct RunValues {
     values: Vec<f64>,
     run: Option<LabRun>,
-    /// Why its first request failed, if none completed.
+    /// Why the first request failed, if none completed.
     failure: Option<String>,
 }
 
@@ -109,8 +111,9 @@ impl Study {
         mean::of_series(&self.variants[variant].values[measure], CONFIDENCE)
     }
 
-    /// The relative change of a measure from variant `base` to `variant`: 0.1 is 10 % more. It is the geometric mean of the
-    /// ratios of pairs, so halving and doubling cancel. If a value is not above 0, it is NaN with infinite bounds.
+    /// The relative change of a measure from variant `base` to `variant`: 0.1 is 10 % more. It is
+    /// the geometric mean of the ratios of pairs, so halving and doubling cancel. If a value is not
+    /// above 0, it is NaN with infinite bounds.
     pub fn change(&self, base: usize, variant: usize, measure: usize) -> Estimate {
         let (from, to) = (&self.variants[base].values[measure], &self.variants[variant].values[measure]);
         if from == to {
@@ -125,7 +128,7 @@ impl Study {
     }
 }
 
-/// The seeds of so many runs of each variant, from the first one on.
+/// The seeds of `each` runs of each variant, beginning with `first`.
 ///
 /// # Errors
 /// No run, or more than [`MAX_RUNS`] in all.

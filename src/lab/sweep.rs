@@ -1,24 +1,26 @@
 //! `--sweep KEY=VALUE,VALUE`: makes a variant for each combination of values.
 //!
-//! | key | what it varies |
+//! | key | it varies |
 //! |---|---|
 //! | `vllm.FLAG` | a flag of all engines |
 //! | `vllm@BACKEND.FLAG` | a flag of one engine |
 //! | `load` | the factor for all rates |
 //! | `engines` | the number of engines, if there is one pool |
-//! | `gpu` | the GPU of all engines; a path is relative to the folder of the scenario, as in the file |
+//! | `gpu` | the GPU of all engines; a path is relative to the folder of the scenario |
 //! | anything else | a key of the gateway's configuration, like `--set` |
 //!
-//! Values are separated by commas, or by `|` if one of them contains a comma. Bounds: [`MAX_VARIANTS`].
+//! Values are separated by commas, or by `|` if one of them contains a comma. Bounds:
+//! [`MAX_VARIANTS`].
 
 use crate::error::LabError;
 use crate::file::{AS_WRITTEN, Variant};
 use sluice_gateway::config::ArgValue;
 
-/// The most variants of one sweep.
+/// Maximum number of variants of one sweep.
 pub const MAX_VARIANTS: usize = 1_000;
 
-/// Combines every variant of `base` with every combination of values, one from each sweep. The last sweep varies fastest.
+/// Combines every variant of `base` with every combination of values, one from each sweep. The last
+/// sweep varies fastest.
 ///
 /// # Errors
 /// A sweep that is not `KEY=VALUES`, or too many variants.
@@ -45,7 +47,6 @@ pub fn vary(base: &[Variant], sweeps: &[String]) -> Result<Vec<Variant>, LabErro
     Ok(variants)
 }
 
-/// Adds a change to a variant.
 fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> {
     let mut variant = variant.clone();
     let name = format!("{}={value}", key.rsplit('.').next().unwrap_or(key));
@@ -55,10 +56,10 @@ fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> 
     Ok(variant)
 }
 
-/// Gives a key of a variant a value.
+/// Sets a key of a variant.
 ///
 /// # Errors
-/// The key cannot have it.
+/// The value is not valid for the key.
 pub fn change(variant: &mut Variant, key: &str, value: &ArgValue) -> Result<(), LabError> {
     let text = shown(value);
     let number = |what: &str| LabError::Sweep(format!("{key}: '{text}' is not {what}"));
@@ -89,7 +90,7 @@ pub fn shown(value: &ArgValue) -> String {
     }
 }
 
-/// The flag of vLLM that a key names, and the backend if it is of one alone.
+/// The flag of vLLM that a key names, and the backend if the key is for a single engine.
 pub fn flag_of(key: &str) -> Option<(Option<&str>, &str)> {
     let (at, flag) = key.strip_prefix("vllm")?.split_once('.')?;
     match at {

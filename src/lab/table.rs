@@ -1,7 +1,8 @@
 //! Prints a study as text and as JSON.
 //!
-//! The table has one line for each variant. It shows the mean of each measure over the seeds, the half-width of its 95 %
-//! interval, and the change from the first variant in per cent. `~` marks a change whose interval contains zero.
+//! The table has one line for each variant. It shows the mean of each measure over the seeds, the
+//! half-width of its 95 % interval, and the change from the first variant in per cent. `~` marks a
+//! change whose interval contains zero.
 
 use serde_json::{Value, json};
 
@@ -138,7 +139,7 @@ mod tests {
         let text = text(&study);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), ["one", "200", "+-248", "0", "+-0"]);
-        // The values vary, the pairs do not.
+        // The values vary, but the ratios of pairs do not.
         assert!(lines[3].contains("100 +-124  -50 %"), "{text}");
         assert_eq!(json(&study)["variants"][1]["measures"]["a.ttft.p99"]["change"], -0.5);
     }

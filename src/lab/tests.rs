@@ -1,4 +1,6 @@
 //! Whole simulations: results, determinism, scenarios, plans.
+//!
+//! Each topic has a file. This file holds shared helpers and tests of the default behaviour.
 
 mod autoscale;
 mod experiments;
@@ -34,7 +36,7 @@ fn config(backends: usize, keys: &str) -> Config {
     Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
 }
 
-/// This many H200s with these flags of vLLM.
+/// H200s with these flags of vLLM.
 fn engines(count: usize, flags: &[&str]) -> Vec<EngineSetup> {
     let flags = [&[MODEL, "--max-num-seqs", "256"], flags].concat();
     (0..count).map(|index| EngineSetup::vllm(&format!("gpu{index}"), "h200", None, MODEL, &flags).unwrap()).collect()
@@ -161,7 +163,8 @@ fn conversations_find_their_earlier_turns_in_the_cache() {
     assert_eq!(turns(0).count(), turns(3).count(), "every conversation has all of its turns");
     assert!(turns(3).all(|record| record.prompt_tokens == 512 + 4 * 200 + 3 * 100));
     let side = &run.engines[0].side;
-    // With an unbounded cache all but the new messages of each turn is found, apart from partial blocks.
+    // With an unbounded cache, everything is found except the new messages of each turn and partial
+    // blocks.
     let hits = side.prefix_hits / side.prefix_queries;
     assert!((0.70..0.85).contains(&hits), "{hits}");
 }
@@ -238,7 +241,8 @@ fn the_samples_in_config_are_valid() {
     assert!(Prices::load(&folder.join("prices.toml")).unwrap().per_hour.contains_key("h200"));
 }
 
-/// Every placement scenario compares the default policy, which is named first, with the same four others.
+/// Every placement scenario compares the default policy, which is named first, with the same four
+/// others.
 #[test]
 fn the_placement_scenarios_are_valid() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/lab/placement");
@@ -303,7 +307,7 @@ fn an_invalid_scenario_says_what_to_change() {
     }
 }
 
-/// Short requests, of which one engine serves about a hundred per second.
+/// Short requests. One engine serves about a hundred of them per second.
 const SMALL: &str =
     "duration = \"20s\"\n[[traffic]]\nclass = [{ name = \"tiny\", rate = 40, in = 2000, out = 4, e2el = \"400ms\" }]\n";
 
@@ -357,7 +361,7 @@ fn an_engine_runs_on_the_host_that_the_file_names() {
     };
     let quiet = profile("host = \"quiet\"", Path::new("/")).unwrap();
     assert_ne!(quiet, profile("", Path::new("/")).unwrap());
-    // As `sluice sim fit` writes it, beside the scenario.
+    // A host file next to the scenario, as `sluice sim fit` writes it.
     let folder = tempfile::tempdir().unwrap();
     let table = sluice_sim::Constants::on_host("quiet").unwrap().table().to_string();
     std::fs::write(folder.path().join("h.toml"), table).unwrap();

@@ -1,7 +1,7 @@
 //! Turns a `[[traffic]]` table into a run plan of `sluice bench`.
 //!
-//! `sluice bench` runs such plans, too, so the same requests can be sent to real engines. `load` multiplies rates and
-//! concurrency, not lengths.
+//! `sluice bench` runs such plans too, so the same requests can be sent to real engines. `load`
+//! multiplies rates and concurrency, not lengths.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use sluice_bench::{
 };
 use sluice_core::base::Period;
 
-/// Duration of traffic for which neither its table nor the file gives one.
+/// Duration of traffic if neither the table nor the file gives one.
 const DURATION: Duration = Duration::from_secs(60);
 
-/// The requests of a table and, for a trace, what was recorded with them.
+/// The requests of a table and, for a trace, the data recorded with them.
 struct Source {
     requests: RequestSource,
     /// Recorded arrival times, seconds.
@@ -30,7 +30,7 @@ struct Source {
     adapters: Vec<String>,
 }
 
-/// What applies to all `[[traffic]]` tables of a file.
+/// Defaults for all `[[traffic]]` tables of a file.
 pub(crate) struct TrafficDefaults<'a> {
     /// The folder to which paths are relative.
     pub(crate) folder: &'a Path,
@@ -43,7 +43,6 @@ pub(crate) struct TrafficDefaults<'a> {
 }
 
 impl TrafficDefaults<'_> {
-    /// The plan of one table.
     pub(crate) fn plan(&self, table: &TrafficTable) -> Result<RunPlan, LabError> {
         let model = table.model.clone().unwrap_or_else(|| self.model.clone());
         let Source { requests, times, adapters: named } = self.source(table, &model)?;
@@ -69,7 +68,7 @@ impl TrafficDefaults<'_> {
         Ok(RunPlan { sessions, ..RunPlan::new(workload, arrival, extent) })
     }
 
-    /// Where requests come from.
+    /// The requests of a table: from its classes, or from its trace.
     fn source(&self, table: &TrafficTable, model: &str) -> Result<Source, LabError> {
         let Some(trace) = &table.trace else {
             if table.class.is_empty() {
@@ -158,7 +157,7 @@ fn needs(what: String) -> LabError {
     LabError::Traffic(format!("traffic needs {what}"))
 }
 
-/// The rate of a table: its own, or the sum of those of its classes.
+/// The rate of a table: one for all, or the sum of the rates of the classes.
 fn rates(table: &TrafficTable) -> Result<Option<f64>, LabError> {
     let given = table.class.iter().filter_map(|class| class.rate);
     match (given.clone().count(), table.rate) {

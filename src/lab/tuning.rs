@@ -1,8 +1,10 @@
-//! The online tuner in a run: it looks every second, its limits are put in force, its restarts take virtual time.
+//! The online tuner in a run: it looks every second, limits are applied, and restarts take virtual
+//! time.
 //!
-//! A restart is that of the fleet, shortened to what requests notice: the backend gets no new requests, those in flight finish, the
-//! engine is gone for 60 s, and a new one with empty caches takes its place. Flags that vLLM refuses let it return as it
-//! was. Forecasts are simulated at once, in runs of their own.
+//! A restart is simplified to the effect on requests: the backend gets no new requests, requests in
+//! flight finish, the engine is gone for 60 s, and a new one with empty caches takes over. If vLLM
+//! refuses the new flags, the engine returns as it was. Forecasts are simulated at once, in
+//! separate runs.
 
 use std::time::Duration;
 
@@ -17,34 +19,35 @@ use sluice_gateway::pool::{Admission, Cordon, PoolView};
 use sluice_online::change::EXPERIMENT;
 use sluice_online::{Answer, EngineFlag, EngineState, Event, Load, Observer, Order, Restarted, Tuner, TunerReport};
 
-/// What a restart takes from the last request to readiness: an 8B model with a warm compile cache.
+/// Time of a restart from the last request to readiness, for an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);
-/// How long requests in flight may take.
+/// Time that requests in flight may take.
 const DRAIN: Duration = Duration::from_secs(300);
-/// A restart is refused while the other backends use more than this share of their slots, unless it is worth that.
+/// A restart is refused while the other backends use at least this share of their slots, unless the
+/// tuner accepts crowding.
 const HEADROOM: f64 = 0.8;
 /// Seconds between two looks at the engines' metrics.
 const LOOK_EVERY: u64 = 5;
 
-/// A restart under way.
+/// A restart in progress.
 #[derive(Debug)]
 struct Restart {
     backend: BackendId,
     engine: usize,
-    /// The engine in its place, or why vLLM refuses it.
+    /// The new engine, or why vLLM refuses it.
     setup: Result<EngineSetup, String>,
     step: Step,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Until all requests have ended, at most until then.
+    /// Waits until all requests have ended, at most until this time.
     Drain(Duration),
-    /// Until then.
+    /// Waits until this time.
     Start(Duration),
 }
 
-/// What the tuner and the autoscaler see of a run.
+/// The view that the tuner and the autoscaler have of a run.
 pub(crate) struct Surroundings<'a> {
     pub(crate) now: Duration,
     pub(crate) start: Instant,
@@ -56,12 +59,12 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) backends: &'a [(BackendId, usize)],
 }
 
-/// The tuner, and what it has under way.
+/// The tuner, and a restart in progress.
 #[derive(Debug)]
 pub(crate) struct LabTuner {
     tuner: Tuner,
     events: Vec<Event>,
-    /// Engines as they were started last.
+    /// The setups with which the engines were started last.
     setups: Vec<EngineSetup>,
     restart: Option<Restart>,
     simulations: u64,
@@ -78,12 +81,12 @@ impl LabTuner {
         acts.then(|| Self { tuner, events: Vec::new(), setups: lab.engines.clone(), restart: None, simulations: 0 })
     }
 
-    /// What it did and believes.
+    /// The tuner's actions and report.
     pub(crate) fn result(self) -> (Vec<Event>, TunerReport) {
         (self.events, self.tuner.report())
     }
 
-    /// Puts what it wants into a configuration.
+    /// Puts the tuner's limits into a configuration.
     pub(crate) fn put(&self, config: &mut sluice_gateway::config::Config) {
         self.tuner.put(config);
     }
@@ -130,7 +133,7 @@ impl LabTuner {
         changed
     }
 
-    /// Simulates with the engines as they are now.
+    /// Simulates with the present engines.
     fn simulate(
         &mut self,
         around: &Surroundings<'_>,
@@ -197,7 +200,7 @@ impl LabTuner {
         Ok(())
     }
 
-    /// Moves a restart on. Returns what came of it once it has ended.
+    /// Advances a restart. Returns the outcome when it has ended.
     fn advance(&mut self, around: &Surroundings<'_>) -> Option<Restarted> {
         let Restart { backend, engine, setup, step } = self.restart.as_mut()?;
         let Surroundings { now, admission, cluster, .. } = *around;

@@ -1,11 +1,13 @@
 //! Connects the gateway to the simulated engines: [`Upstream`] without sockets.
 //!
-//! A response has the same bytes as that of `sluice sim`: one event for each token or for `--stream-interval` of them, then
-//! usage, then `[DONE]`. A request is looked up by its id, so its body need not be parsed again, with two exceptions: the body
-//! is searched for `continuous_usage_stats`, which the gateway may have added, and, if there are experiments, for the model,
-//! which an arm may have changed. Dropping an exchange aborts the request, as closing the connection does.
+//! A response has the same bytes as in `sluice sim`: one event for each token, or for
+//! `--stream-interval` tokens, then usage, then `[DONE]`. A request is looked up by id, and the
+//! body is not parsed again, with two exceptions: it is searched for `continuous_usage_stats`,
+//! which the gateway may have added, and, if there are experiments, for the model, which an arm may
+//! have changed. Dropping an exchange aborts the request, as closing the connection does.
 //!
-//! Not simulated: connections (each request has a new one, without delay), vLLM's own limits on waiting requests.
+//! Not simulated: connections (each request has a new one, without delay), vLLM's own limits on
+//! waiting requests.
 
 use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
@@ -27,11 +29,11 @@ use sluice_sim::engine::SequenceId;
 use sluice_sim::http::wire::{ChunkWriter, Finish, Piece, UsageCounts, UsageOptions};
 use sluice_sim::validate::RequestKind;
 
-/// The header with the number of the request, followed by `-` and the number of the attempt in a retry.
+/// The header with the number of the request; in a retry, `-` and the number of the attempt follow.
 const REQUEST_ID: &str = "x-request-id";
 /// The text of every token: a word and the space before it.
 pub(crate) const WORD: &str = " the";
-/// The end of a piece of a body that is searched for `stream_options`, bytes.
+/// Bytes at the end of a piece of a body that are searched for `stream_options`.
 const OPTIONS_WITHIN: usize = 512;
 
 static CONTINUOUS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"continuous_usage_stats\":true"));
@@ -72,7 +74,7 @@ impl Upstream for LabUpstream {
     }
 }
 
-/// Checks that vLLM makes before it accepts a request. `Some`: status and body of the refusal.
+/// The checks that vLLM makes before it accepts a request. `Some`: status and body of the refusal.
 trait Refuse {
     fn refuse(&self, parsed: &ParsedRequest) -> Option<(StatusCode, String)>;
 }
@@ -94,14 +96,14 @@ impl Refuse for sluice_sim::SimConfig {
 }
 
 fn wants_continuous(call: &UpstreamRequest) -> bool {
-    // The gateway inserts its options at the front of the body or into those of the client. The load generator puts those last.
+    // The gateway inserts the options at the front of the body or into the client's options, which
+    // the load generator puts last.
     call.body.pieces().iter().any(|piece| {
         let end = &piece[piece.len().saturating_sub(OPTIONS_WITHIN)..];
         CONTINUOUS.find(end).is_some()
     })
 }
 
-/// Writes the events of a streamed response, as vLLM does.
 #[derive(Debug)]
 struct TokenStream {
     writer: ChunkWriter,
@@ -111,7 +113,8 @@ struct TokenStream {
     details: bool,
     prompt: u64,
     sent: u32,
-    /// The event of one token that is neither the first nor the last. All of these are the same, so it is written once.
+    /// The event of a single token that is not the last. All of these events are the same, so it is
+    /// written once.
     event: Option<String>,
     ended: bool,
 }
@@ -175,7 +178,6 @@ impl TokenStream {
     }
 }
 
-/// The response of an exchange.
 #[derive(Debug)]
 enum Body {
     /// A stream of the tokens of this sequence.

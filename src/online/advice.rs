@@ -1,14 +1,15 @@
-//! Which flag a diagnosis speaks for, and in which direction.
+//! The flag that a diagnosis asks to change, and the direction.
 //!
-//! It decides where nothing can be simulated, and it forbids more sequences where the memory is full.
+//! The tuner follows this advice where nothing can be simulated. A full KV cache also forbids more
+//! sequences.
 
 use crate::diagnosis::{Experience, OFTEN, Reading, diagnose};
 use crate::engines::EngineFacts;
 use crate::flags::EngineFlag;
 
-/// The flag, whether up, and why. `facts`: what the engines of the pools show, by `pool/backend`.
+/// The flag, whether to raise it, and why. `facts`: by `pool/backend`.
 pub fn advice(experience: &Experience, facts: &[(String, EngineFacts)]) -> Option<(EngineFlag, bool, String)> {
-    // A preemption now and then costs little.
+    // An occasional preemption costs little.
     let is_full = facts.iter().any(|(_, facts)| facts.kv_full >= OFTEN);
     let of = |reading: Reading| match reading {
         Reading::Memory => is_full.then_some((EngineFlag::MaxNumSeqs, false)),

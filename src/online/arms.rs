@@ -1,56 +1,57 @@
-//! An engine with a changed setting beside one without, at the same time and under the same load.
+//! Compares an engine with a changed flag and one without, at the same time and under the same
+//! load.
 //!
-//! The gateway draws for each request which of the two serves it, so both have the same kinds of requests. Requests that one
-//! engine serves at the same time fare alike, therefore the unit is a batch of [`ARM_BATCH`], in which the two are compared:
-//! what reaches both at once cancels out. The difference of the mean losses is a ratio estimate over batches; its interval holds
-//! at all times together ([`always_valid::around`]), so it may be looked at every second.
+//! The gateway draws the engine for each request, so both get the same kinds of requests. Requests
+//! on one engine at the same time fare alike, so the arms are compared in batches of [`ARM_BATCH`]:
+//! events that hit both cancel out. The difference of mean losses is a ratio estimate over batches
+//! with an interval that holds at all times together ([`always_valid::around`]), so it may be
+//! looked at every second.
 //!
-//! Bounds: [`BATCHES_MAX`] batches; what arrives later is not counted.
+//! Bounds: [`BATCHES_MAX`] batches; later arrivals are not counted.
 
 use std::time::Duration;
 
 use sluice_core::stats::{Estimate, always_valid};
 
-/// Length of a batch: most of what happens to an engine is over by then.
+/// Length of a batch: most effects of one event on an engine end within it.
 pub const ARM_BATCH: Duration = Duration::from_secs(30);
 /// The most batches: four hours.
 const BATCHES_MAX: usize = 480;
-/// Batches before anything is said.
+/// Batches before a difference is reported.
 const BATCHES_MIN: usize = 4;
-/// The standard deviation of the difference in one batch is taken to be at least this: few requests may happen to be all equal.
+/// Lower bound of the standard deviation in one batch: a few requests may be equal by chance.
 const DEVIATION_MIN: f64 = 0.05;
 
 /// The smallest difference that is looked for.
 const EFFECT_MIN: f64 = 0.02;
 
-/// The requests of one arm in one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Batch {
     requests: f64,
     loss: f64,
 }
 
-/// One arm since the beginning.
+/// Counts of one arm since the comparison began.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ArmCounts {
     /// Requests.
     pub requests: u64,
-    /// Those that missed an objective.
+    /// Requests that missed an objective.
     pub missed: u64,
-    /// Those that failed.
+    /// Requests that failed.
     pub failed: u64,
-    /// When the last one ended that did not fail.
+    /// When the last request that did not fail ended.
     pub served: Option<Duration>,
-    /// When the latest of those arrived.
+    /// When the latest request that did not fail arrived.
     pub begun: Option<Duration>,
 }
 
-/// The second arm beside the first.
+/// The second arm compared with the first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ArmDifference {
     /// Mean loss of the first arm.
     pub control: f64,
-    /// Mean loss of the second minus that of the first.
+    /// Mean loss of the second arm minus mean loss of the first.
     pub change: Estimate,
     /// Batches.
     pub batches: usize,
@@ -65,7 +66,7 @@ pub struct Arms {
 }
 
 impl Arms {
-    /// Arms that begin at `from`.
+    /// A comparison that begins at `from`.
     pub fn new(from: Duration) -> Self {
         Self { from, ..Self::default() }
     }
@@ -90,13 +91,13 @@ impl Arms {
         }
     }
 
-    /// Both arms since the beginning.
+    /// Counts of both arms.
     pub fn counts(&self) -> [ArmCounts; 2] {
         self.counts
     }
 
-    /// The difference of the requests that arrived until `until`. `effect`: the difference that is found soonest, as a share of the
-    /// first arm's loss.
+    /// The difference over the batches until `until`; `None` if there are too few. `effect`: the
+    /// difference that is found soonest, as a share of the first arm's loss.
     pub fn difference(&self, until: Duration, effect: f64, confidence: f64) -> Option<ArmDifference> {
         let whole = (until.saturating_sub(self.from).as_secs_f64() / ARM_BATCH.as_secs_f64()).floor() as usize;
         let used: Vec<_> = self.batches.iter().take(whole).collect();
@@ -119,14 +120,14 @@ impl Arms {
         Some(ArmDifference { control: means[0], change, batches: count })
     }
 
-    /// ln of the evidence that the second arm fails more often than the first, at all times.
+    /// ln of the evidence, valid at all times, that the second arm fails more often than the first.
     pub fn surge(&self) -> f64 {
         let [control, arm] = self.counts.map(|counts| (counts.failed as f64, counts.requests as f64));
         let expected = arm.1 / (control.1 + arm.1);
         always_valid::excess(arm.0, control.0 + arm.0, expected, (4.0 * expected / (3.0 * expected + 1.0)).min(0.999))
     }
 
-    /// Misses of the second arm beyond the share of the first.
+    /// Misses of the second arm beyond the first arm's share of misses.
     pub fn misses_beyond(&self) -> f64 {
         let [control, arm] = self.counts;
         arm.missed as f64 - arm.requests as f64 * control.missed as f64 / control.requests.max(1) as f64
@@ -138,7 +139,8 @@ mod tests {
     use super::*;
     use sluice_core::base::Rng;
 
-    /// Arms whose requests miss with these probabilities, in waves that reach both. Returns the differences minute by minute.
+    /// Differences, one a minute, of arms whose requests miss with these probabilities, in waves
+    /// that hit both.
     fn looks(seed: u64, misses: [f64; 2], minutes: u64) -> Vec<ArmDifference> {
         let (mut arms, mut rng) = (Arms::new(Duration::ZERO), Rng::new(seed));
         let (mut wave, mut found) = (1.0, Vec::new());

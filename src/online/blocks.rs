@@ -1,23 +1,23 @@
-//! Changes that did not help, and until when they are not tried again.
+//! Directions of change that are closed, and until when.
 //!
-//! Each failure closes a direction for twice as long as the one before, up to a day. So limits come to rest, and a load that has
-//! changed without being noticed is still found.
+//! A direction closes for 5 minutes, and for twice as long each further time, up to a day. So the
+//! limits come to rest, and a change of load that went unnoticed is still answered.
 
 use std::time::Duration;
 
 use crate::moves::Direction;
 
-/// How long after the first failure.
+/// How long the first closing lasts.
 const FIRST: Duration = Duration::from_secs(300);
-/// How long at most.
+/// The longest closing.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// Why a direction is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// It was tried and did not help.
+    /// A change was tried and did not help.
     Failed,
-    /// The opposite was tried and helped.
+    /// The opposite change helped.
     OppositeHelped,
     /// A simulation promises no gain.
     Simulated,
@@ -31,23 +31,23 @@ struct Block {
     lasts: Duration,
 }
 
-/// The directions that failed; there are as many as knobs and pools, twice.
+/// Closed directions: at most two for each limit of each pool.
 #[derive(Clone, Debug, Default)]
 pub struct Blocks(Vec<Block>);
 
 impl Blocks {
-    /// Whether a change may be tried.
+    /// Whether a change in this direction may be tried.
     pub fn is_open(&self, direction: Direction, now: Duration) -> bool {
         !self.closed(now).any(|(closed, ..)| closed == direction)
     }
 
-    /// Those that may not, why, and for how long.
+    /// The closed directions, the reasons, and the time left.
     pub fn closed(&self, now: Duration) -> impl Iterator<Item = (Direction, Closed, Duration)> + '_ {
         let left = self.0.iter().map(move |block| (block.direction, block.why, block.until.saturating_sub(now)));
         left.filter(|(.., left)| !left.is_zero())
     }
 
-    /// Nothing is tried in this direction for a while.
+    /// Closes a direction, for twice as long as the last time.
     pub fn close(&mut self, direction: Direction, why: Closed, now: Duration) {
         match self.0.iter_mut().find(|block| block.direction == direction) {
             Some(block) => {
@@ -59,12 +59,13 @@ impl Blocks {
         }
     }
 
-    /// It helped. How often it failed is not forgotten, because it may have helped by chance.
+    /// Opens a direction in which a change helped. It may have helped by chance, so the next
+    /// closing lasts as long as otherwise.
     pub fn reopen(&mut self, direction: Direction, now: Duration) {
         self.0.iter_mut().filter(|block| block.direction == direction).for_each(|block| block.until = now);
     }
 
-    /// The load is another one.
+    /// Opens all directions: the load has changed.
     pub fn clear(&mut self) {
         self.0.clear();
     }

@@ -1,17 +1,18 @@
-//! A change of one flag of all engines of a pool, and the experiments by which it is tried.
+//! A change of one flag on all engines of a pool, and the experiments that test it.
 //!
 //! ```text
-//!   the canary restarts -> copies -> recovery -> compared with one that was not changed -> the others restart, one by one
-//!                 |           |          |                  |                                  |
-//!                 `-----------+----------+------------------+----------------------------------'
-//!                                        `--> all that were changed restart as before
+//!   canary restarts -> copies -> recovery -> compared with control -> other engines restart
+//!         |               |          |                |                        |
+//!         `---------------+----------+----------------+------------------------'
+//!                                    `--> all changed engines restart with the old value
 //! ```
 //!
-//! From its restart until it has served its copies, the canary serves no request, not even those that wait when it starts: an
-//! engine that crashes, hangs or fails under the load costs none. Afterwards requests load it, and every other engine that
-//! is changed, at most as much as the copies did ([`EngineChange::proved`]), until the change has ended. All engines first
-//! serve those that waited meanwhile, for five minutes at most: with a backlog on one side only, the other would seem to be better.
-//! While it is compared, the gateway draws for each request which of the two engines serves it.
+//! The *canary* changes first; it is compared with the *control*. The canary serves no client until
+//! it has served copies of requests, so an engine that crashes, hangs or fails under the load costs
+//! none. After that, requests load each changed engine at most as much as the copies did
+//! ([`EngineChange::proved`]), until the change ends. Before the comparison, all engines serve
+//! their backlog for at most five minutes: a backlog on one side would favour the other. In the
+//! comparison, the gateway draws an arm for each request.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,78 +24,80 @@ use sluice_gateway::config::{Arm, Config, Experiment, Guardrail, ModelScope, Sha
 
 /// The name of the tuner's experiments.
 pub const EXPERIMENT: &str = "sluice-tuner";
-/// The arm of an engine that was not changed.
 const CONTROL: &str = "control";
-/// The arm of the engine that was.
 const CANARY: &str = "canary";
-/// More requests that fail than in the control by this share stop the canary at once.
+/// The canary stops at once if the share of failed requests exceeds the control's by this.
 const GUARD_ERRORS: f64 = 0.01;
-/// The load of the canary while it gets copies, as a multiple of its share of all requests: what it cannot bear shall show before
-/// it serves clients.
+/// Copies on the canary, as a multiple of an engine's share of all requests: a load that is too
+/// much must show before the canary serves clients.
 const COPIES_LOAD: f64 = 2.0;
-/// Copies in flight at most; what bounds them are the limits of the pool.
+/// The most copies in flight; the pool's limits are the real bound.
 const COPIES_IN_FLIGHT: u32 = 1_024;
-/// Copies begun in a second at most.
+/// The most copies begun in a second.
 const COPIES_PER_SECOND: f64 = 10_000.0;
 
-/// What a change is doing.
+/// The stage of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
-    /// The canary restarts with the change.
+    /// The canary restarts with the new value.
     Canary,
-    /// It gets copies of requests.
+    /// The canary gets copies of requests.
     Copies,
-    /// All engines serve what waited meanwhile.
+    /// All engines serve the backlog of the restart.
     Recovery,
-    /// It is compared.
+    /// The canary is compared with the control.
     Compared,
-    /// The other engines restart with the change.
+    /// The other engines restart with the new value.
     Promotion,
-    /// Engines that were changed restart as they were.
+    /// Changed engines restart with the old value.
     Return,
 }
 
-/// See the header of this file.
+/// A change of one flag on all engines of a pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineChange {
     /// Different for each change.
     pub number: u64,
     /// The pool.
     pub pool: String,
-    /// All of its backends.
+    /// All backends of the pool: the canary, the control, the others.
     pub backends: Vec<String>,
     /// The flag.
     pub flag: EngineFlag,
-    /// Its value before.
+    /// The old value.
     pub from: f64,
-    /// And after.
+    /// The new value.
     pub to: f64,
-    /// Limits of the pool that go with it: in force from when the canary serves requests until the change is taken back.
+    /// Limits of the pool that go with the new value, in force from when the canary serves requests
+    /// until the change is taken back.
     #[serde(default)]
     pub limits: Option<PoolLimits>,
-    /// They are in force as long as the change lasts, because they also suit the engines that serve while one restarts.
+    /// Whether `limits` are in force during the whole change, because they also suit the engines
+    /// that serve while one restarts.
     #[serde(default)]
     pub limits_first: bool,
-    /// The mean loss of a request before.
+    /// Mean loss of a request of the pool before the change.
     #[serde(default)]
     pub loss_before: f64,
-    /// By how much the mean loss on engines with it shall be lower than on those without, where that was simulated.
+    /// By how much the mean loss is lower on engines with the new value, by simulation; `None`: not
+    /// simulated.
     pub forecast: Option<f64>,
-    /// Whether its gain pays even if requests must wait while an engine restarts, because the others have no room for them.
+    /// Whether the gain pays even if requests wait while an engine restarts, because the others
+    /// have no room.
     #[serde(default)]
     pub crowded: bool,
-    /// Backends whose engines were restarted with it, or are about to be.
+    /// Backends whose engines were restarted with the new value, or are about to be.
     pub changed: Vec<String>,
-    /// What it is doing.
+    /// The stage.
     pub stage: Stage,
-    /// What the canary has sustained of copies.
+    /// The load of copies that the canary has sustained.
     #[serde(default)]
     pub proved: Load,
 }
 
 impl EngineChange {
-    /// The key for events.
+    /// The key in events.
     pub fn key(&self) -> String {
         format!("pool.{}.engine.{}", self.pool, self.flag.name())
     }
@@ -104,12 +107,13 @@ impl EngineChange {
         &self.backends[0]
     }
 
-    /// The engine with which it is compared.
+    /// The engine that the canary is compared with.
     pub fn control(&self) -> &str {
         &self.backends[1]
     }
 
-    /// The next engine to restart: with the change while it is promoted, without it while it is taken back.
+    /// The next engine to restart: with the new value, or with the old one if the change is taken
+    /// back.
     pub fn next(&self) -> Option<&String> {
         match self.stage {
             Stage::Return => self.changed.last(),
@@ -117,7 +121,7 @@ impl EngineChange {
         }
     }
 
-    /// How much requests may load an engine of the pool; `None`: the tuner does not bound it.
+    /// How much requests may load an engine; `None`: the tuner sets no bound.
     pub fn bound(&self, backend: &str) -> Option<Load> {
         let is_changed = self.changed.iter().any(|changed| changed == backend);
         match self.stage {
@@ -126,12 +130,13 @@ impl EngineChange {
         }
     }
 
-    /// Whether this mean loss on the canary is an improvement over what was before, other limits included.
+    /// Whether this mean loss on the canary is below the loss before the change. Always, if the
+    /// change has no limits: the comparison with the control then decides alone.
     pub fn improves(&self, loss: f64) -> bool {
         self.limits.is_none() || loss < self.loss_before
     }
 
-    /// The limits of the pool that must be in force now, if it changes them.
+    /// The limits that must be in force now, if the change brings any.
     pub fn limits_in_force(&self) -> Option<PoolLimits> {
         let serves = matches!(self.stage, Stage::Recovery | Stage::Compared | Stage::Promotion);
         self.limits.filter(|_| serves || self.limits_first)

@@ -1,20 +1,21 @@
-//! The controller: tries one change of the limits at a time and keeps those that help.
+//! Tries one change of the limits at a time and keeps the changes that help.
 //!
 //! ```text
-//!              enough requests, objectives missed                  the queue is short again
-//!   watching --------------------------------------> settling ----------------------------> measuring
-//!      ^  ^          a change is made                    ^                                     |
-//!      |  `----------------- undone: blocked for a while |  <---------- not better ------------+
-//!      `------------------------- kept <------------------------------- better ----------------'
+//!               enough requests, objectives missed            the queue is short again
+//!   watching -----------------------------------> settling ----------------------------> measuring
+//!      ^  ^           a change is made                ^                                      |
+//!      |  `-------------- undone: blocked for a while |  <----------- not better ------------+
+//!      `---------------------- kept <-------------------------------- better ----------------'
 //! ```
 //!
-//! A change stays if the mean loss of the requests that arrive after it is lower by more than chance and by [`least_gain`]. It is
-//! undone at once when the loss is clearly higher, and at the end when it is not lower: ties keep what was. The same change is not
-//! tried again for a while, the longer the more often it failed, unless the load changes. Objectives that are met are left alone.
-//! It only proposes the change where it may not act, or waits until an operator approves it ([`Acting`]).
+//! A change stays if the mean loss of later arrivals falls by more than chance and by
+//! [`least_gain`]. It is undone at once when the loss is clearly higher, and otherwise at the end:
+//! ties restore the old limits. An undone change is blocked, longer after each failure, unless the
+//! load changes. Where objectives are met, nothing is tried. Where the controller may not act, it
+//! only proposes ([`Acting`]).
 //!
-//! It stands back when a configuration is applied, a backend enters or leaves rotation, or the clock goes backwards: what was
-//! being tried is undone without a verdict.
+//! A trial is undone without a verdict when the controller may no longer act, a backend enters or
+//! leaves rotation, the engines change, or the clock goes backwards.
 
 use std::time::Duration;
 
@@ -28,52 +29,55 @@ use crate::window::{PoolWindow, Score, Window};
 
 /// Requests that a verdict needs.
 pub(crate) const REQUESTS: f64 = 200.0;
-/// Below this loss, requests that miss are rare and come together, and a verdict needs [`MEASURED_MAX`].
+/// Below this loss, misses are rare and come together, so a window is judged only after
+/// [`MEASURED_MAX`].
 const SMALL_LOSS: f64 = 0.2;
-/// Requests for a first look, which may only stop what is clearly worse, or find that nearly all miss.
+/// Requests for a first look, which may only end a clearly harmful trial, or find that nearly all
+/// requests miss.
 const REQUESTS_SOON: f64 = 40.0;
 /// The shortest time for a verdict.
 pub(crate) const MEASURED: Duration = Duration::from_secs(30);
 /// The shortest time for a first look.
 const MEASURED_SOON: Duration = Duration::from_secs(10);
-/// The longest time in which a verdict is reached; after it, fewer requests must do, down to [`REQUESTS_SOON`].
+/// The longest time until a verdict; by then, [`REQUESTS_SOON`] are enough.
 const MEASURED_MAX: Duration = Duration::from_secs(120);
-/// After so long with too few requests for a verdict, it begins anew.
+/// A window with too few requests ends after this time.
 const QUIET: Duration = Duration::from_secs(1_200);
-/// The loss at which a first look is enough to try something.
+/// The loss at which a first look suffices to try a change.
 const GROSS_LOSS: f64 = 0.5;
-/// A gain must be this share of the loss ..
+/// A gain must be this share of the loss, ..
 const GAIN: f64 = 0.03;
-/// .. or this much: where all requests are late, it is what times 7 % shorter gain (see [`crate::loss`]).
+/// .. or this much: where all are late, the gain from 7 % shorter times (see [`crate::loss`]).
 const GAIN_ENOUGH: f64 = 0.02;
-/// Standard errors of a difference that count as more than chance before [`MEASURED_MAX`].
+/// Standard errors by which the loss must fall before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
-/// The same at the end: a change costs nothing and can be undone, and it was suggested by where requests lose their time. Fewer
-/// prefill permits, which keep short requests from waiting for long ones, are kept if the loss is lower at all.
+/// Standard errors at [`MEASURED_MAX`]. Few, because a change can be undone and was proposed for a
+/// reason. Fewer prefill permits, which keep short requests from waiting for long ones, need only
+/// [`least_gain`].
 const ERRORS_AT_END: f64 = 0.7;
-/// Standard errors for the first look, which is repeated.
+/// Standard errors for a first look, which is repeated.
 const ERRORS_SOON: f64 = 3.0;
-/// How much worse the loss must be at a first look.
+/// Factor by which the loss must be higher at a first look.
 const WORSE: f64 = 1.3;
-/// A loss above the worst ten seconds of before by this much and this factor ends a trial at once.
+/// A trial ends at once at a loss above this offset plus this factor times the worst ten seconds
+/// before it.
 const HARM: (f64, f64) = (0.1, 1.3);
-/// The time after a change in which requests do not count, at least and at most.
+/// The shortest and the longest time after a change in which requests do not count.
 const SETTLE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
 /// The longest pause after a change that did not help.
 const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
 /// A change of the arrival rate by this factor is another load.
 const OTHER_RATE: f64 = 2.0;
-/// A Hellinger distance of the prompt lengths that is another load.
+/// A Hellinger distance of prompt lengths that is another load.
 const OTHER_LENGTHS: f64 = 0.35;
 /// Weight of a new window in the remembered load.
 const LOAD_WEIGHT: f64 = 0.3;
 
-/// By how much a loss must fall for a change to have helped, tried or simulated.
+/// By how much the loss must fall, measured or simulated, for a change to have helped.
 pub(crate) fn least_gain(loss: f64) -> f64 {
     (GAIN * loss).min(GAIN_ENOUGH)
 }
 
-/// A change that is being tried.
 #[derive(Clone, Debug)]
 pub(crate) struct Trial {
     pub(crate) step: Move,
@@ -82,38 +86,35 @@ pub(crate) struct Trial {
     since: Duration,
 }
 
-/// Changes that are being simulated.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
-    /// Since when.
     pub(crate) since: Duration,
-    /// When the window began that showed what is to be improved.
+    /// When the window began that showed `score`.
     pub(crate) window: Duration,
     pub(crate) moves: Vec<Move>,
-    /// What is to be improved.
+    /// The score that the changes must improve.
     pub(crate) score: Score,
-    /// Whether the caller was asked.
+    /// Whether the question was handed out.
     pub(crate) is_ordered: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     Watching,
-    /// Until when at least, until when while requests wait, and what is being tried.
+    /// The earliest end, the latest end while requests wait, and the change on trial.
     Settling(Duration, Duration, Option<Box<Trial>>),
     Measuring(Box<Trial>),
-    /// What may help is simulated.
     Asking(Box<Asked>),
 }
 
-/// What the caller has to do.
+/// An order to the caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Nothing.
     Wait,
     /// Begin a new window of observation.
     Begin,
-    /// The same, because this one was long enough. What it showed is in [`Controller::belief`].
+    /// Begin a new window, because this one was long enough. [`Controller::belief`] has the result.
     Renew,
     /// Put [`Controller::limits`] in force, and begin a new window.
     Apply,
@@ -124,16 +125,16 @@ pub enum Action {
 pub struct Controller {
     pub(crate) names: Vec<String>,
     pub(crate) acting: Acting,
-    /// The change that it would make, with what it was derived from.
+    /// The proposed change, and the score behind it.
     pub(crate) proposal: Option<(Proposal, Move, Score)>,
     pub(crate) approved: Option<u64>,
     pub(crate) proposals: u64,
-    /// The score of the last window that was long enough, and what follows from it.
+    /// The score of the last judged window, and the conclusion.
     pub(crate) belief: (Score, String),
     /// The score of the last window under the limits in force, which may be shorter.
     pub(crate) latest_score: Score,
     pub(crate) experience: Experience,
-    /// What each pool lost in that window, and the lengths of its prompts.
+    /// Total loss of each pool in the last judged window.
     pub(crate) losses: Vec<f64>,
     pub(crate) lengths: Vec<Lengths>,
     pub(crate) lost_by_request: Vec<f64>,
@@ -141,21 +142,18 @@ pub struct Controller {
     pub(crate) target: f64,
     pub(crate) horizon: Duration,
     pub(crate) limits: Limits,
-    /// Limits that a simulation has shown to be better.
+    /// Limits that a simulation found better.
     pub(crate) suggested: Option<(usize, PoolLimits, String)>,
-    /// Whether changes are simulated before they are tried.
     pub(crate) simulates: bool,
     pub(crate) state: State,
     pub(crate) steps: Steps,
     pub(crate) blocks: Blocks,
     pub(crate) load: Option<(f64, Lengths)>,
-    /// When the latest window began, and the load before it.
+    /// When the latest window began, and the load remembered before it.
     load_before: (Option<Duration>, Option<(f64, Lengths)>),
-    /// Since when the load is as it is.
     pub(crate) load_since: Duration,
-    /// Since when the engines are as they are, as far as it knows.
+    /// Since when the engines are as they are, as far as is known.
     pub(crate) engines_since: Duration,
-    /// Since when objectives are missed although a change was tried.
     pub(crate) stuck_since: Option<Duration>,
     pub(crate) in_rotation: Option<Vec<usize>>,
     pub(crate) latest: Duration,
@@ -163,8 +161,9 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller of pools with these names and limits. `target`: the share of requests that shall meet their objectives.
-    /// `horizon`: how long after its arrival a request may still meet them; younger ones do not count yet.
+    /// A controller of these pools. `target`: share of requests that should meet their objectives.
+    /// `horizon`: for how long after arrival a request may still meet them; younger requests do not
+    /// count yet.
     pub fn new(names: Vec<String>, limits: Limits, target: f64, horizon: Duration, acting: Acting) -> Self {
         Self {
             losses: vec![0.0; names.len()],
@@ -198,7 +197,7 @@ impl Controller {
         }
     }
 
-    /// The limits without the change that is being tried.
+    /// The limits without a change on trial.
     pub fn kept_limits(&self) -> &Limits {
         match &self.state {
             State::Measuring(trial) | State::Settling(_, _, Some(trial)) => &trial.before,
@@ -206,17 +205,17 @@ impl Controller {
         }
     }
 
-    /// Its engines have changed, and these limits of the pool at this position are a part of that.
+    /// Takes over limits of a pool that came with a change of engines.
     pub fn adopt(&mut self, pool: usize, limits: PoolLimits, now: Duration) -> Action {
-        // Boundaries belong to the pools beside, too.
+        // Neighbouring pools share the boundary.
         self.limits.0[pool] = PoolLimits { range: self.limits.0[pool].range, ..limits };
-        // A proposal names all limits, and was made under the earlier ones.
+        // A proposal was made under the earlier limits.
         (self.proposal, self.approved) = (None, None);
         self.pause(now);
         Action::Begin
     }
 
-    /// These limits of the pool at this position are tried next: a simulation has shown that they are better.
+    /// Tries these limits of a pool next: a simulation found them better.
     pub fn suggest(&mut self, pool: usize, limits: PoolLimits, why: &str) {
         self.suggested = Some((pool, limits, why.to_owned()));
     }
@@ -228,14 +227,15 @@ impl Controller {
         self.pause(now);
     }
 
-    /// Forgets what it is about to try, and waits as after a change of the engines. No trial may be under way: [`stand_back`](Self::stand_back).
+    /// Drops suggestions and waits as after a change of the engines. No trial may be under way;
+    /// [`stand_back`](Self::stand_back) ends one.
     pub fn pause(&mut self, now: Duration) {
         self.suggested = None;
         (self.latest, self.engines_since) = (now, now);
         self.state = State::Settling(now + SETTLE.0, now + SETTLE.1, None);
     }
 
-    /// Changes what it may do. What is being tried is undone if it may no longer act.
+    /// Sets whether the controller may act. If not, a change on trial is undone.
     pub fn set_acting(&mut self, acting: Acting, now: Duration) -> Action {
         if std::mem::replace(&mut self.acting, acting) == acting {
             return Action::Wait;
@@ -244,7 +244,7 @@ impl Controller {
         if acting == Acting::Acts { Action::Wait } else { self.stand_back(now, "the tuner may no longer make changes") }
     }
 
-    /// The change that it would make.
+    /// The proposed change.
     pub fn proposal(&self) -> Option<&Proposal> {
         self.proposal.as_ref().map(|(proposal, ..)| proposal)
     }
@@ -258,15 +258,15 @@ impl Controller {
         known
     }
 
-    /// Engines have changed: what did not help may help now.
+    /// Opens all directions: with other engines, a change that failed may help.
     pub fn forget_failures(&mut self) {
         self.blocks.clear();
         self.steps.reset();
         self.stuck_since = None;
     }
 
-    /// Decides what to do at `now`, about once a second. `window`: what was observed since the last action other than
-    /// [`Action::Wait`].
+    /// Decides what to do at `now`, about once a second. `window`: observations since the last
+    /// action other than [`Action::Wait`].
     pub fn step(&mut self, now: Duration, window: &Window) -> Action {
         let rotation: Vec<usize> = window.pools.iter().map(|pool| pool.usage.in_rotation).collect();
         let sampled = window.pools.iter().all(|pool| pool.usage.moments > 0);
@@ -286,7 +286,7 @@ impl Controller {
         }
     }
 
-    /// Ends what is being tried without a verdict.
+    /// Undoes a change on trial without a verdict.
     pub(crate) fn stand_back(&mut self, now: Duration, why: &str) -> Action {
         let trial = match std::mem::replace(&mut self.state, State::Settling(now + SETTLE.0, now + SETTLE.1, None)) {
             State::Measuring(trial) | State::Settling(_, _, Some(trial)) => trial,
@@ -318,16 +318,16 @@ impl Controller {
         }
         if !(enough || late || gross) {
             score.describe_before_verdict(&mut self.belief);
-            // A window is bounded, and hours without requests say nothing about those that follow.
+            // Windows are bounded, and quiet hours say nothing about later requests.
             if measured < QUIET {
                 return Action::Wait;
             }
-            // What was lost under the requests of then is over, too.
+            // The loss before the quiet time is over, too.
             (self.stuck_since, self.latest_score) = (None, Score::default());
             return Action::Begin;
         }
         self.compare_load(&score, window);
-        // Nor for the sake of a miss that may be chance.
+        // A shortfall within the standard error counts as chance.
         let is_met = score.attainment + score.error >= self.target;
         let attained = 100.0 * score.attainment;
         let (requests, seconds) = (score.requests, measured.as_secs_f64());
@@ -337,7 +337,7 @@ impl Controller {
         self.losses = window.pools.iter().map(PoolWindow::loss).collect();
         self.lost_by_request = window.pools.iter().map(PoolWindow::loss_per_request).collect();
         self.lengths = window.pools.iter().map(|pool| pool.lengths.clone()).collect();
-        // An operator may be reading a proposal.
+        // An operator may be reading the proposal.
         let waits = self.acting != Acting::Acts && self.proposal.is_some() && measured < MEASURED_MAX;
         if is_met {
             (self.proposal, self.suggested, self.stuck_since) = (None, None, None);
@@ -378,7 +378,8 @@ impl Controller {
         let error = before.error.hypot(score.error);
         let change = score.loss - before.loss;
         let soon = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON;
-        // Behind a queue of before, the first requests wait whatever the change does. One that grows is its doing.
+        // A queue from before the change delays the first requests in any case. A queue that grows
+        // is an effect of the change.
         let grows = window.pools.iter().any(PoolWindow::backlog_grows);
         let so_far = if grows { window.score(now) } else { window.score_of_ended(now) };
         let does_harm = Self::does_harm(&so_far, &before);
@@ -409,7 +410,7 @@ impl Controller {
             self.note(now, EventKind::Kept, &trial, result);
             self.blocks.reopen(direction, now);
             self.blocks.close(Direction { up: !direction.up, ..direction }, Closed::OppositeHelped, now);
-            // These requests arrived under the limits in force: the next change can be judged by them.
+            // This window's requests arrived under the kept limits: they can judge the next change.
             self.state = State::Watching;
             return self.watch(now, window);
         }
@@ -418,21 +419,21 @@ impl Controller {
         self.blocks.close(direction, Closed::Failed, now);
         self.steps.refine(direction.pool, direction.knob);
         self.limits = trial.before;
-        // What it did to the engines lasts about as long again.
+        // The trial's effects on the engines last about as long again.
         let recovered = now + now.saturating_sub(trial.since).clamp(SETTLE.0, COOL_DOWN_MAX);
-        // Nor does a queue that it has left say anything about the limits in force.
+        // A queue that the trial left says nothing about the limits in force.
         self.state = State::Settling(recovered, now + COOL_DOWN_MAX, None);
         Action::Apply
     }
 
-    /// Whether the requests that have ended so far lost more than any before within so short a time.
+    /// Whether the ended requests lost clearly more than the worst ten seconds before the trial.
     fn does_harm(so_far: &Score, before: &Score) -> bool {
         so_far.requests >= REQUESTS_SOON && so_far.loss > before.peak * HARM.1 + HARM.0
     }
 
-    /// Forgets what did not help when the load is another one.
+    /// Forgets failures when the load has changed.
     fn compare_load(&mut self, score: &Score, window: &Window) {
-        // A window that goes on is looked at every second: it counts once, as it is by then.
+        // A window is seen every second but counts once, in the latest state.
         if self.load_before.0 != Some(window.from) {
             self.load_before = (Some(window.from), self.load.clone());
         }

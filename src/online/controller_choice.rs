@@ -1,9 +1,8 @@
-//! Which change of limits is tried next: the most promising one, or what a simulation says.
+//! Chooses the next change of limits: the most promising one, or the best one in a simulation.
 //!
-//! A trial costs requests where it does harm. So where this deployment can be simulated, a change that would do harm is not tried, nor
-//! one that would hardly help; of the others, the one that would help most is tried first. Those that are not tried rest as if
-//! they had been tried in vain. If the simulation does not show the loss that is measured, it only keeps from harm: what would help
-//! is not known then.
+//! A harmful trial costs requests. Where the deployment can be simulated, changes that would harm
+//! or hardly help are closed without a trial, and the change that helps most is tried first. A
+//! simulation that does not reproduce the measured loss is used only to exclude harm.
 
 use std::time::Duration;
 
@@ -16,24 +15,24 @@ use crate::moves::{Direction, Move, candidates};
 use crate::recent::{RecentRequest, with_queue};
 use crate::window::{Score, Window};
 
-/// A simulation without an answer for so long has failed.
+/// After this time without an answer, a simulation has failed.
 const ANSWERED: Duration = Duration::from_secs(60);
-/// The most changes that are simulated at once, the most promising ones.
+/// The most changes that are simulated at once.
 const MOVES_MAX: usize = 6;
-/// The requests that are simulated: those of the last minutes, under the present load, from the last change of the engines.
+/// The longest period of requests that is simulated, under the present load and, if it is long
+/// enough, after the last change of the engines.
 const SPAN: Duration = Duration::from_secs(180);
 
 impl Controller {
-    /// Whether changes are simulated before they are tried.
     pub(crate) fn set_simulates(&mut self, simulates: bool) {
         self.simulates = simulates;
     }
 
-    /// Makes, proposes or simulates what is promising and not blocked. Returns whether a change was made.
+    /// Makes, proposes or simulates the open changes. Returns whether one was made.
     pub(crate) fn try_next(&mut self, now: Duration, window: &Window, score: Score) -> bool {
         let is_open = |step: &Move| self.blocks.is_open(step.direction, now);
         let all = candidates(window, &self.limits, &self.bounds, &self.steps);
-        // What was suggested was simulated.
+        // Suggested limits come from a simulation.
         let suggested = self.suggested.take().and_then(|suggested| self.step_to(suggested)).filter(is_open);
         let known = suggested.is_some();
         let open: Vec<Move> = suggested.into_iter().chain(all.into_iter().filter(is_open)).collect();
@@ -44,7 +43,7 @@ impl Controller {
         self.try_first(now, open, score)
     }
 
-    /// The step to limits that were suggested, if they are others than those in force.
+    /// The change to suggested limits, if they differ from the limits in force.
     fn step_to(&self, (pool, limits, why): (usize, PoolLimits, String)) -> Option<Move> {
         let mut to = self.limits.clone();
         let now = to.0[pool];
@@ -54,7 +53,7 @@ impl Controller {
         Some(Move { direction: Direction { pool, knob, up }, to, why })
     }
 
-    /// Makes or proposes the first of these changes. Returns whether it was made.
+    /// Makes or proposes the first change. Returns whether it was made.
     fn try_first(&mut self, now: Duration, moves: Vec<Move>, score: Score) -> bool {
         let Some(step) = moves.into_iter().next() else {
             self.belief.1 += "; what may help was tried and did not";
@@ -63,7 +62,7 @@ impl Controller {
             return false;
         };
         if self.acting != Acting::Acts {
-            // What it proposes may never be made; engines need not wait for that.
+            // A proposal may never be approved; changes of engines do not wait for it.
             self.stuck_since.get_or_insert(now);
         }
         match self.acting {
@@ -98,7 +97,8 @@ impl Controller {
         self.proposal = Some((proposal, step, score));
     }
 
-    /// Has these changes simulated. One permit for long prompts is often far better than two, which are no better than many.
+    /// Asks for a simulation of these changes, and of the fewest permits: one permit for long
+    /// prompts is often far better than two, which are no better than many.
     fn ask(&mut self, now: Duration, window: Duration, mut moves: Vec<Move>, score: Score) {
         moves.truncate(MOVES_MAX);
         let fewest = |step: &Move| {
@@ -116,19 +116,21 @@ impl Controller {
         self.state = State::Asking(Box::new(Asked { since: now, window, moves, score, is_ordered: false }));
     }
 
-    /// What shall be simulated, once. `recent`: the requests of the last minutes.
+    /// The question for a simulation, once. `recent`: the requests of the last minutes.
     pub(crate) fn question(&mut self, recent: impl FnOnce() -> Vec<RecentRequest>) -> Option<LimitsQuestion> {
         let State::Asking(asked) = &mut self.state else { return None };
         if std::mem::replace(&mut asked.is_ordered, true) {
             return None;
         }
-        // Of those that arrived later, only the fast ones have ended.
+        // Of later arrivals, only the fast ones have ended.
         let until = asked.since.saturating_sub(self.horizon);
         let recent = recent();
-        // Of those that were admitted before the first one that is known, some are known because they took longest.
+        // Of requests admitted before the first known admission, none or only the slowest are
+        // known.
         let known = recent.iter().map(|request| request.at + request.waited).min().unwrap_or_default();
         let from = until.saturating_sub(SPAN).max(self.load_since.min(asked.window)).max(known);
-        // After an engine was absent, requests still wait. A simulation that begins earlier, with all engines, would not show them.
+        // An absent engine leaves a queue, which a simulation that begins earlier with all engines
+        // would not show.
         let begin = from.max(self.engines_since);
         let (waiting, found) = with_queue(&recent, begin, until);
         let is_enough = (found.len() - waiting) as f64 >= REQUESTS && until >= begin + MEASURED;
@@ -137,7 +139,8 @@ impl Controller {
         Some(LimitsQuestion { pools: self.names.clone(), now: self.limits.clone(), candidates, requests, waiting })
     }
 
-    /// A simulation has ended. `candidates`: what it was asked about; an answer to an earlier question counts for nothing.
+    /// Takes an answer. `candidates`: the limits that it is for; answers to earlier questions are
+    /// ignored.
     pub(crate) fn answered(&mut self, candidates: &[Limits], answer: &Answer, now: Duration) -> Action {
         let State::Asking(asked) = &mut self.state else { return Action::Wait };
         if !asked.moves.iter().map(|step| &step.to).eq(candidates) {
@@ -145,7 +148,7 @@ impl Controller {
         }
         let (moves, score) = (std::mem::take(&mut asked.moves), asked.score);
         self.state = State::Watching;
-        // The error of a single batch is not known.
+        // A single batch has no known error.
         let is_known = |one: &Forecast| one.loss.is_finite() && one.error.is_finite();
         let Some(before) = answer.now.filter(is_known) else {
             return self.choose(now, moves, score);
@@ -170,7 +173,7 @@ impl Controller {
             step.why += &format!("; simulated: loss {:.3} after {:.3}", forecast.loss, before.loss);
             chosen.push((if explains { gain } else { 0.0 }, step));
         }
-        // Unless a longer step in the same direction helps.
+        // A direction stays open if a longer step in it helps.
         resting.retain(|direction| !chosen.iter().any(|(_, step): &(f64, Move)| step.direction == *direction));
         resting.sort_unstable();
         resting.dedup();
@@ -178,7 +181,7 @@ impl Controller {
             self.blocks.close(direction, Closed::Simulated, now);
             self.steps.refine(direction.pool, direction.knob);
         }
-        // Of equals, the most promising one stays first.
+        // A stable sort: of equals, the most promising stays first.
         chosen.sort_by(|one, other| other.0.total_cmp(&one.0));
         let key = format!("pool.{}", self.names.join(","));
         let at = now.as_secs_f64();
@@ -186,7 +189,7 @@ impl Controller {
         self.choose(now, chosen.into_iter().map(|(_, step)| step).collect(), score)
     }
 
-    /// Goes on without an answer if there was none for long.
+    /// Goes on without an answer after [`ANSWERED`].
     pub(crate) fn await_answer(&mut self, now: Duration, asked: Box<Asked>) -> Action {
         if now < asked.since + ANSWERED {
             self.state = State::Asking(asked);
@@ -195,7 +198,6 @@ impl Controller {
         self.choose(now, asked.moves, asked.score)
     }
 
-    /// Makes or proposes the first of these changes.
     fn choose(&mut self, now: Duration, moves: Vec<Move>, score: Score) -> Action {
         match self.try_first(now, moves, score) {
             true => Action::Apply,
@@ -217,7 +219,8 @@ mod tests {
         Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: Some((5_000, 4)), range: (0, None) }])
     }
 
-    /// A controller that has seen requests lose 0.6 each on the engines, and what it has asked for.
+    /// A controller that asks for a simulation because requests lost 0.6 each on the engines, and
+    /// the knobs of the question.
     fn asks() -> (Controller, Vec<Knob>) {
         let mut controller =
             Controller::new(vec!["all".to_owned()], limits(), 0.99, Duration::from_secs(1), Acting::Acts);
@@ -245,14 +248,13 @@ mod tests {
         (controller, knobs)
     }
 
-    /// An answer with `now`, and a loss for each knob.
+    /// An answer with the loss `now` in force, and a loss for each knob.
     fn answer(now: f64, knobs: &[Knob], loss: impl Fn(Knob) -> f64) -> Answer {
         let of = |loss: f64| Forecast { loss, error: 0.01, attainment: 1.0 - loss };
         let candidates = knobs.iter().map(|knob| Some(of(loss(*knob)))).collect();
         Answer { now: Some(of(now)), candidates, ..Answer::default() }
     }
 
-    /// Answers what was asked last.
     fn reply(controller: &mut Controller, answer: &Answer) -> Action {
         let asked: Vec<Limits> = match &controller.state {
             State::Asking(asked) => asked.moves.iter().map(|step| step.to.clone()).collect(),
@@ -261,7 +263,7 @@ mod tests {
         controller.answered(&asked, answer, NOW)
     }
 
-    /// The knob that is tried.
+    /// The knob on trial.
     fn tried(controller: &mut Controller) -> Option<Knob> {
         let event = controller.take_events().into_iter().find(|event| event.kind == EventKind::Tried)?;
         Knob::ALL.into_iter().find(|knob| event.key == format!("pool.all.{}", knob.key()))
@@ -366,7 +368,7 @@ mod tests {
         assert_eq!(tried(&mut controller), Some(Knob::Slots));
     }
 
-    /// Ten requests a second, of which every tenth waits for 20 s.
+    /// Ten requests a second; every tenth waits for 20 s.
     fn recent() -> Vec<RecentRequest> {
         let waited = |number: u32| Duration::from_secs(if number.is_multiple_of(10) { 20 } else { 0 });
         let request = |number| (Duration::from_millis(100) * number, waited(number));
@@ -374,7 +376,7 @@ mod tests {
         (0..10_000).map(request).map(of).collect()
     }
 
-    /// When the requests arrive that are simulated at ten times [`NOW`].
+    /// Arrival times of the requests that are simulated at ten times [`NOW`].
     fn simulated(controller: &mut Controller) -> Vec<Duration> {
         let State::Asking(asked) = &mut controller.state else { panic!("it asks") };
         (asked.is_ordered, asked.since) = (false, 10 * NOW);
@@ -399,12 +401,12 @@ mod tests {
             let at = simulated(&mut controller);
             (at[0], at.iter().filter(|one| **one == at[0]).count())
         };
-        // One every second waits for 20 s; one more arrives right then.
+        // One request a second waits for 20 s; one more arrives now.
         assert_eq!(begins(last - Duration::from_secs(60)), (last - Duration::from_secs(60), 20 + 1));
         let too_short = last - Duration::from_secs(29);
         assert_eq!(begins(too_short), (last - SPAN, 20 + 1), "30 s at least");
         assert_eq!(begins(Duration::ZERO), (last - SPAN, 20 + 1));
-        // What is known begins later than that.
+        // The known requests begin later.
         let first = last - Duration::from_secs(90);
         let late = move || recent().into_iter().filter(|request| request.at >= first).collect();
         let State::Asking(asked) = &mut controller.state else { panic!("it asks") };

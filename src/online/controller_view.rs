@@ -1,6 +1,7 @@
-//! What others see of a [`Controller`]: its pools and limits, what it believes and does, and since when.
+//! Read access to a [`Controller`]: pools, limits, beliefs, and the trial.
 //!
-//! Nothing here changes what it does next. The tuner of all pools, which asks, has the reports that an operator reads.
+//! The tuner of all pools uses it for reports and for changes of engines. Nothing here affects the
+//! next decision.
 
 use std::time::Duration;
 
@@ -13,65 +14,64 @@ use crate::moves::{Direction, Move, beside};
 use crate::window::Score;
 
 impl Controller {
-    /// The names of its pools.
+    /// The names of the pools.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// The position of the pool of this name.
     pub(crate) fn place_of(&self, pool: &str) -> Option<usize> {
         self.names.iter().position(|name| name == pool)
     }
 
-    /// The same, the pool that lost most in the last window first.
+    /// The names of the pools, the largest loss in the last judged window first.
     pub fn names_by_loss(&self) -> Vec<String> {
         let mut by_loss: Vec<_> = self.names.iter().zip(&self.losses).collect();
         by_loss.sort_by(|one, other| other.1.total_cmp(one.1));
         by_loss.into_iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// How long after its arrival a request counts.
+    /// How long after arrival a request counts.
     pub fn horizon(&self) -> Duration {
         self.horizon
     }
 
-    /// The share of requests that shall meet their objectives.
+    /// The share of requests that should meet their objectives.
     pub fn target(&self) -> f64 {
         self.target
     }
 
-    /// The limits that shall be in force.
+    /// The limits that should be in force.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// What a request of the pool at this position lost in that window.
+    /// Mean loss of a request of this pool in the last judged window.
     pub(crate) fn loss_of(&self, pool: usize) -> f64 {
         self.lost_by_request[pool]
     }
 
-    /// Limits of the pool at this position that may be better than those in force once its engines have other flags.
+    /// Other limits of this pool, which may be better once its engines have other flags.
     pub fn limits_beside(&self, pool: usize, configured: &PoolLimits) -> Vec<PoolLimits> {
         beside(&self.kept_limits().0[pool], configured, &self.lengths[pool], &self.bounds)
     }
 
-    /// The score of the last window that was long enough, and what the controller makes of it.
+    /// The score of the last judged window, and the conclusion.
     pub fn belief(&self) -> (&Score, &str) {
         (&self.belief.0, &self.belief.1)
     }
 
-    /// The score of the last window under the limits in force. It may be younger than that of [`belief`](Self::belief): no engine
-    /// is restarted for a loss that is over.
+    /// The score of the last window under the limits in force. It may be younger than
+    /// [`belief`](Self::belief): no engine is restarted for a loss that is over.
     pub fn latest_score(&self) -> &Score {
         &self.latest_score
     }
 
-    /// What the requests of that window experienced.
+    /// How requests fared in the last judged window.
     pub fn experience(&self) -> &Experience {
         &self.experience
     }
 
-    /// What it is doing now.
+    /// The present activity.
     pub fn doing(&self) -> String {
         match &self.state {
             State::Watching => "watching".to_owned(),
@@ -84,8 +84,7 @@ impl Controller {
         }
     }
 
-    /// The changes that are not tried now: limit, whether it would be raised, why, and for how many
-    /// more seconds.
+    /// The closed changes: limit, whether it would be raised, reason, and seconds left.
     pub fn blocked(&self) -> Vec<(String, bool, String, f64)> {
         let shown = |(direction, why, left): (Direction, Closed, Duration)| {
             let opposite = if direction.up { "lowering" } else { "raising" };
@@ -99,7 +98,7 @@ impl Controller {
         self.blocks.closed(self.latest).map(shown).collect()
     }
 
-    /// Whether an operator has approved the proposal with this number, and it has not begun.
+    /// Whether an operator has approved this proposal, and it has not begun.
     pub(crate) fn has_approval(&self, id: u64) -> bool {
         self.approved == Some(id)
     }
@@ -113,22 +112,22 @@ impl Controller {
         format!("{} = {} (was {})", self.key(step.direction), step.to.0[pool].show(knob), before.0[pool].show(knob))
     }
 
-    /// Since when objectives are missed although a change of limits was tried, or although none is left.
+    /// Since when objectives are missed although changes of limits were tried, or none is left.
     pub fn stuck_since(&self) -> Option<Duration> {
         self.stuck_since
     }
 
-    /// Since when the load is as it is.
+    /// Since when the load has not changed.
     pub fn load_since(&self) -> Duration {
         self.load_since
     }
 
-    /// What it did since the last call.
+    /// The events since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
-    /// Whether it is trying a change, or about to.
+    /// Whether a change is on trial or simulated.
     pub fn is_trying(&self) -> bool {
         matches!(&self.state, State::Measuring(_) | State::Settling(_, _, Some(_)) | State::Asking(_))
     }

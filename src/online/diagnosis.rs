@@ -1,17 +1,19 @@
-//! Why requests miss their objectives, in words, with the evidence and the flag of vLLM that would change it.
+//! Why requests miss their objectives, in words, with the evidence and the vLLM flag to change.
 //!
-//! | what is seen | reading | direction |
+//! | observation | reading | direction |
 //! |---|---|---|
 //! | sequences wait for an adapter slot | adapter slots | `max-loras` up |
-//! | preemptions, or sequences wait while the KV cache is full | memory | fewer sequences, more memory |
-//! | sequences wait, as many run as ever, the KV cache has room | sequences | `max-num-seqs` up |
-//! | time is lost in the queue, as many run as `max-num-seqs` allows, the KV cache has room | sequences | `max-num-seqs` up |
-//! | time is lost between tokens | interference of prefills | `long-prefill-token-threshold` or `max-num-batched-tokens` down |
-//! | time is lost on the engine before the first token | prefill | `max-num-batched-tokens` up if TPOT is met, more engines |
-//! | time is lost in the gateway's queue | the gateway's own limits | what the tuner moves |
+//! | preemptions, or sequences wait with a full KV cache | memory | fewer sequences, more memory |
+//! | sequences wait at peak running, KV cache has room | sequences | `max-num-seqs` up |
+//! | lost in the queue, `max-num-seqs` run, KV cache has room | sequences | `max-num-seqs` up |
+//! | lost between tokens | interference of prefills | smaller prefills or steps (*) |
+//! | lost on the engine before the first token | prefill | larger steps (*), more engines |
+//! | lost in the gateway's queue | the gateway's limits | left to the tuner |
 //! | objectives are met, hardly anything runs | idle | nothing |
 //!
-//! The first rows are seen on an engine's own page, and each may hold for some engines of a pool only.
+//! (*) Prefills: `long-prefill-token-threshold`; steps: `max-num-batched-tokens`, larger only if
+//! TPOT is met. "Lost": most of the lost time. The first four rows are read from each engine, the
+//! others from the pools where no engine has a reading.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,69 +22,69 @@ use sluice_core::vllm::metrics::SCHEDULER;
 
 /// Samples that a diagnosis needs of an engine.
 const SAMPLES: usize = 6;
-/// A share of samples at which something must be seen.
+/// The share of samples from which an observation is frequent.
 pub(crate) const OFTEN: f64 = 0.3;
 /// Preemptions per minute that matter.
 const PREEMPTIONS: f64 = 1.0;
 /// Below this use, the KV cache has room.
 const KV_ROOM: f64 = 0.8;
-/// As many sequences run as ever from this share of the peak on.
+/// From this share of the peak on, the running sequences are at their peak.
 const AT_PEAK: f64 = 0.95;
-/// Share of the lost time that names a cause.
+/// The share of the lost time, or of missing pages, that counts as most.
 const MOST: f64 = 0.5;
-/// TPOT has no room where more than this share of the requests misses it.
+/// TPOT has no room if more than this share of the requests misses it.
 const TPOT_MISSED: f64 = 0.01;
-/// Fewer sequences than this, on average, are hardly any.
+/// An engine with fewer sequences than this on average is idle.
 const HARDLY_ANY: f64 = 1.0;
 
-/// A reading.
+/// A cause of misses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reading {
-    /// More adapters are used at once than a step may use.
+    /// More adapters are used at once than one step allows.
     AdapterSlots,
     /// The KV cache is too small for the sequences.
     Memory,
-    /// Fewer sequences run at once than could.
+    /// More sequences could run at once.
     Sequences,
-    /// Prefills slow the decoding of others.
+    /// Prefills slow the decoding of other sequences.
     Interference,
-    /// Prefills take as long as they take.
+    /// Prefills themselves take long.
     Prefill,
     /// A limit of the gateway holds requests up.
     GatewayLimits,
     /// There is nothing to gain.
     Idle,
-    /// The engine's metrics are not known.
+    /// The engine's metrics are unknown.
     NoMetrics,
 }
 
 /// A reading with its evidence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Diagnosis {
-    /// What is the matter.
+    /// The cause.
     pub reading: Reading,
-    /// The backends on which it was seen; empty: the pools as a whole.
+    /// The backends with this cause; empty: the pools as a whole.
     pub backends: Vec<String>,
-    /// What was seen.
+    /// The observation.
     pub evidence: String,
-    /// What would change it; empty: nothing.
+    /// The recommended change; empty: none.
     pub advice: String,
 }
 
-/// What requests of a group of pools experienced.
+/// How requests of a group of pools fared.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Experience {
     /// Whether objectives are missed by more than chance.
     pub misses: bool,
     /// Shares of the lost time: in the queue, on the engine before the first token, between tokens.
     pub lost: [f64; 3],
-    /// Share of the requests with a bound on TPOT that miss it; `None`: there are none, so it is
-    /// not known whether TPOT has room.
+    /// Share of the requests with a bound on TPOT that miss it; `None`: no such request, so it is
+    /// unknown whether TPOT has room.
     pub tpot_missed: Option<f64>,
 }
 
-/// All readings, the most specific first. `engines`: `pool/backend` and what each shows.
+/// All readings, the most specific first. `engines`: by `pool/backend`.
 pub fn diagnose(experience: &Experience, engines: &[(String, EngineFacts)]) -> Vec<Diagnosis> {
     let mut found: Vec<Diagnosis> = Vec::new();
     for (name, facts) in engines {
@@ -141,7 +143,8 @@ fn of_engine(facts: &EngineFacts, experience: &Experience) -> Option<(Reading, S
         );
         return Some((Reading::Sequences, evidence, format!("raise max-num-seqs above {running:.0}")));
     }
-    // An engine that the gateway runs gets no more: requests wait in the gateway's queue, and not on the engine.
+    // The gateway gives an engine that it runs no more requests than this: the others wait in the
+    // queue.
     let most = facts.max_num_seqs.filter(|most| facts.running_peak >= AT_PEAK * most && facts.kv_full < OFTEN)?;
     (misses && experience.lost[0] >= MOST).then(|| {
         let evidence = format!(
@@ -175,8 +178,8 @@ fn of_pools(experience: &Experience, engines: &[(String, EngineFacts)]) -> Optio
     (queue >= MOST).then(|| (Reading::GatewayLimits, evidence, "see the limits that the tuner moves".to_owned()))
 }
 
-/// What shortens prefills. Larger steps do, and make TPOT longer, so they are advice only where
-/// TPOT is known to have room.
+/// How to shorten prefills. Larger steps lengthen TPOT, so they are advised first only where TPOT
+/// has room.
 fn faster_prefills(tpot_missed: Option<f64>) -> String {
     match tpot_missed {
         Some(missed) if missed > TPOT_MISSED => format!(

@@ -1,7 +1,8 @@
-//! How [`EngineTuner`] decides whether a change of engines begins, and which.
+//! Decides whether a change of engines begins, and which one.
 //!
-//! It asks for a simulation of every value near those in force, takes the one with the largest certain gain, and begins if that
-//! pays for the restarts. Without a simulation it follows the diagnosis. Why it does nothing is kept in words.
+//! The tuner simulates every value near the present ones, takes the change with the largest certain
+//! gain, and begins it if the gain pays for the restarts. Without a simulation it follows the
+//! diagnosis. It keeps the reason for doing nothing in words.
 
 use std::time::Duration;
 
@@ -18,13 +19,14 @@ use crate::limits::PoolLimits;
 use crate::pooled::Subject;
 use crate::proof::Load;
 
-/// Without a forecast: the loss from which engines that have no room are restarted, too.
+/// Minimum loss at which a full engine is restarted when no forecast exists.
 const GROSS_LOSS: f64 = 0.5;
 
 struct Best {
     candidate: Candidate,
     certain: f64,
-    /// By how much engines with the change shall lose less than those without it, under the same limits.
+    /// By how much engines with the change lose less than engines without it, under the same
+    /// limits.
     forecast: Option<f64>,
     why: String,
 }
@@ -41,7 +43,7 @@ impl EngineTuner {
         let is_approved = |(proposal, _): &&(Proposal, EngineChange)| self.approved == Some(proposal.id);
         if let Some((proposal, change)) = self.proposal.as_ref().filter(is_approved).cloned() {
             self.belief.clone_from(&proposal.why);
-            // Until it may begin, it stays approved.
+            // An approval stays valid until the change may begin.
             if look.acting != Acting::Proposes && self.may_begin(look, &change) {
                 self.begin(look, change);
             }
@@ -57,7 +59,7 @@ impl EngineTuner {
         self.proposal.take_if(|(_, change)| !needs.iter().any(|need| need.pools.contains(&change.pool)));
         let mut pools: Vec<_> =
             needs.into_iter().flat_map(|need| need.pools.iter().map(move |pool| (need, pool))).collect();
-        // A pool that no change helps leaves the others their turn.
+        // Pools take turns, also if no change helps one of them.
         let last = pools.iter().position(|(_, pool)| self.asked_last.as_ref() == Some(pool));
         pools.rotate_left(last.map_or(0, |last| last + 1));
         let mut why_not = String::new();
@@ -76,7 +78,7 @@ impl EngineTuner {
         self.belief = why_not;
     }
 
-    /// What to simulate for a pool, or why its engines are not changed.
+    /// The question to simulate for a pool, or the reason to leave the engines alone.
     fn question(&mut self, look: &Look<'_>, need: &Need, pool: &str) -> Result<Question, String> {
         let engines: Vec<&EngineState> = look.engines.iter().filter(|engine| engine.pool == pool).collect();
         if engines.len() < 2 {
@@ -93,7 +95,7 @@ impl EngineTuner {
         if engines.iter().any(|engine| engine.flags.as_ref() != Some(&flags)) {
             return Err("its engines have different flags".to_owned());
         }
-        // More sequences in a full memory would be preempted.
+        // More sequences in a full KV cache would be preempted.
         let is_full = need.advice.as_ref().is_some_and(|(flag, up, _)| *flag == EngineFlag::MaxNumSeqs && !up);
         let starts = engines.iter().filter_map(|engine| engine.started_in).max();
         let absent = self.lasts.or(starts).unwrap_or(RESTART) + COPIES.0;
@@ -130,13 +132,13 @@ impl EngineTuner {
         self.closed.iter().any(|one| is(&one))
     }
 
-    /// The simulation has ended.
+    /// Takes the answer of the simulation.
     pub fn answered(&mut self, answer: &Answer, look: &Look<'_>) {
         if !matches!(self.state, State::Simulating(_)) {
             return;
         }
         let Some(question) = self.asked.take() else {
-            // It concerned another configuration.
+            // The question was for another configuration.
             self.state = State::Watching(look.now);
             return;
         };
@@ -158,7 +160,8 @@ impl EngineTuner {
             return;
         }
         let lasted = look.now.saturating_sub(need.load_since);
-        // No request is simulated twice, and what does not pay yet pays only when the load has lasted distinctly longer.
+        // Each simulation uses new requests, and a change that does not pay yet can only pay once
+        // the load has lasted distinctly longer.
         let wait = (lasted / 8).clamp(ASK_INTERVAL, ASK_INTERVAL_MAX).max(answer.span);
         self.state = State::Watching(look.now + wait);
         let answer = &self.pooled.entry(question.pool.clone()).or_default().add(&question, answer);
@@ -187,7 +190,7 @@ impl EngineTuner {
         self.weigh(question, answer, need, best, look);
     }
 
-    /// Begins or proposes a change if it matters and pays; otherwise says why not.
+    /// Begins or proposes a change if the gain matters and pays; otherwise keeps the reason.
     fn weigh(&mut self, question: Question, answer: &Answer, need: &Need, best: Best, look: &Look<'_>) {
         let Best { candidate, certain, forecast, why } = best;
         let Candidate { flag, to, limits: with } = candidate;
@@ -236,7 +239,8 @@ impl EngineTuner {
             limits_first: under.is_some(),
             loss_before: place.and_then(|at| need.losses.get(at)).copied().unwrap_or(need.score.loss),
             forecast,
-            // What waiting costs is part of the forecast; without one, requests must be so late that it hardly matters.
+            // A forecast includes the cost of waiting. Without one, requests must be so late that
+            // waiting hardly matters.
             crowded: forecast.is_some() || need.score.loss >= GROSS_LOSS,
             changed: Vec::new(),
             stage: Stage::Canary,
@@ -249,7 +253,6 @@ impl EngineTuner {
         }
     }
 
-    /// The change with the largest certain gain.
     fn best(&self, question: &Question, answer: &Answer, need: &Need) -> Option<Best> {
         let unexplained = answer.unexplained(need.score.loss);
         let Some(now) = answer.now.filter(|_| unexplained.is_none()) else {
@@ -286,7 +289,7 @@ impl EngineTuner {
                     100.0 * now.attainment
                 );
                 let certain = self.trust.certain(gain, forecast.error);
-                // A restart is for what the flag gains, not for what its limits gain without it.
+                // A restart must pay by the flag's gain, without the gain of the limits alone.
                 let measured = unchanged.map_or(gain, |unchanged| unchanged.loss - forecast.loss);
                 let certain = certain.min(self.trust.certain(measured, forecast.error));
                 Some(Best { candidate: *one, certain, forecast: Some(measured), why })
@@ -303,7 +306,7 @@ impl EngineTuner {
             let same_engines = known.pool == change.pool && known.from == change.from;
             same_engines && (known.flag, known.to, known.limits) == (change.flag, change.to, change.limits)
         };
-        // That of another pool stays, until it is approved or has become needless.
+        // A proposal for another pool stays until it is approved or not needed.
         let is_others = |(_, known): &(Proposal, EngineChange)| known.pool != change.pool;
         if self.proposal.as_ref().is_some_and(|known| is_known(known) || is_others(known)) {
             return;
@@ -320,9 +323,9 @@ impl EngineTuner {
         self.proposal = Some((proposal, change));
     }
 
-    /// Whether a change may begin now; if not, says why.
+    /// Whether a change may begin now; adds the reason to the belief if not.
     fn may_begin(&mut self, look: &Look<'_>, change: &EngineChange) -> bool {
-        // The canary must be able to return.
+        // Two restarts: the canary must be able to return.
         let why = if let Some(why) = look.stands_back.or(look.waits) {
             Some(why.to_owned())
         } else if self.restarts_left(look.now) < 2 {
@@ -342,7 +345,7 @@ impl EngineTuner {
     }
 }
 
-/// Whether engines are no longer those that a change was proposed for, or have another value of its flag.
+/// Whether an engine of the change is gone, or no longer has the flag's old value.
 fn is_outdated(look: &Look<'_>, change: &EngineChange) -> bool {
     let own = || look.engines.iter().filter(|engine| engine.pool == change.pool);
     let is_other = |engine: &EngineState| {
@@ -352,7 +355,7 @@ fn is_outdated(look: &Look<'_>, change: &EngineChange) -> bool {
     own().any(is_other) || !change.backends.iter().all(|backend| own().any(|engine| engine.backend == *backend))
 }
 
-/// The backends of a pool, beginning with another one for each number.
+/// The backends of a pool, rotated by `number` so that canaries take turns.
 fn backends(look: &Look<'_>, pool: &str, number: usize) -> Vec<String> {
     let names = |engine: &&EngineState| engine.pool == pool;
     let mut backends: Vec<String> = look.engines.iter().filter(names).map(|engine| engine.backend.clone()).collect();
@@ -361,13 +364,13 @@ fn backends(look: &Look<'_>, pool: &str, number: usize) -> Vec<String> {
     backends
 }
 
-/// Whether objectives are still missed, and under the limits that were simulated.
+/// Whether objectives are still missed, under the limits that were simulated.
 fn still_applies(question: &Question, need: &Need) -> bool {
     let of = |pool: &String| need.pools.iter().position(|own| own == pool).and_then(|at| need.in_force.get(at));
     need.since.is_some() && question.limits.iter().all(|(pool, limits)| of(pool) == Some(limits))
 }
 
-/// Limits that gain at least as much by themselves as the best change is certain to gain, and why.
+/// Limits that alone gain at least as much as the best change is certain to gain, and why.
 fn free_gain(question: &Question, answer: &Answer, certain: f64) -> Option<(PoolLimits, String)> {
     let now = answer.now?;
     let each = question.candidates.iter().zip(&answer.unchanged);
@@ -378,9 +381,10 @@ fn free_gain(question: &Question, answer: &Answer, certain: f64) -> Option<(Pool
     matters.then_some((limits, why))
 }
 
-/// What a change of `count` engines costs, in losses of a request times seconds. `absent`: how long the canary is gone: while it
-/// restarts and gets copies; `absence`: by how much the mean loss rises while one engine is gone; `changed`: the same if the others
-/// have the change. When the others restart one by one, one more of those that serve has the change each time.
+/// Cost of a change of `count` engines, in loss of a request times seconds. `absent`: how long the
+/// canary restarts and gets copies. `absence`: rise of the mean loss while one engine is gone;
+/// `changed`: the same if the others have the change. The cost moves from `absence` to `changed` as
+/// engines restart in turn.
 fn cost(absent: Duration, count: f64, absence: f64, changed: f64) -> f64 {
     let lasts = absent.saturating_sub(COPIES.0).as_secs_f64();
     let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };

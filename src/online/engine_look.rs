@@ -1,7 +1,9 @@
-//! What the slow layer of the tuner sees and orders: plain data between [`EngineTuner`](crate::EngineTuner) and its caller.
+//! Input and orders of the slow layer: plain data between [`EngineTuner`](crate::EngineTuner) and
+//! its caller.
 //!
-//! The caller looks about once a second, carries out every [`Order`], and reports what came of it: an answer for each
-//! [`Order::Simulate`] and [`Order::SimulateLimits`], a [`Restarted`] for each [`Order::Restart`].
+//! The caller looks about once a second and carries out every [`Order`]. It reports an answer for
+//! each [`Order::Simulate`] and [`Order::SimulateLimits`], and a [`Restarted`] for each
+//! [`Order::Restart`].
 
 use std::time::Duration;
 
@@ -13,72 +15,72 @@ use crate::limits::{Limits, PoolLimits};
 use crate::proof::Load;
 use crate::window::Score;
 
-/// What it may do, from the configuration.
+/// The tuner's bounds, from the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineRules {
-    /// Flags that it may change.
+    /// Flags that may change.
     pub flags: Vec<EngineFlag>,
-    /// How long objectives must be missed.
+    /// How long objectives must be missed before a change.
     pub missed_for: Duration,
-    /// Engines that it may restart in an hour.
+    /// Engines that may be restarted in an hour.
     pub restarts_per_hour: u32,
-    /// How long it rests after a change that did not help.
+    /// Rest after a change that did not help.
     pub cool_down: Duration,
-    /// Share of the misses that the objectives allow in 30 days which changes may cause.
+    /// Share of the misses allowed in 30 days that changes may cause.
     pub error_budget: f64,
 }
 
-/// One engine as it is now.
+/// The state of one engine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineState {
-    /// Its pool.
+    /// The pool.
     pub pool: String,
-    /// Its backend.
+    /// The backend.
     pub backend: String,
-    /// Values of flags, defaults included, as far as they are known; `None`: the gateway cannot change them.
+    /// Known values of flags, defaults included; `None`: the gateway cannot change them.
     pub flags: Option<Flags>,
     /// Whether it is in rotation.
     pub serves: bool,
-    /// Requests that wait in the queue of its pool.
+    /// Requests in the queue of the pool.
     pub waiting: usize,
-    /// What requests use of it.
+    /// Load by requests.
     pub used: Load,
-    /// What copies of requests use of it beside that.
+    /// Load by copies of requests, in addition.
     pub copies: Load,
-    /// How long its last start took, if that is known.
+    /// Duration of the last start, if known.
     pub started_in: Option<Duration>,
 }
 
-/// Pools that miss their objectives, as their controller sees it.
+/// How the pools of one controller fare.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Need {
-    /// The pools, that with the largest loss first.
+    /// The pools, the largest loss first.
     pub pools: Vec<String>,
-    /// Since when they miss their objectives and no change of limits helps.
+    /// Since when objectives are missed and no change of limits helps.
     pub since: Option<Duration>,
-    /// Since when the load is as it is.
+    /// Since when the load has not changed.
     pub load_since: Duration,
-    /// Their limits, without a change that is being tried.
+    /// Limits of all pools, without a change on trial.
     pub limits: Limits,
-    /// Those of each of `pools`.
+    /// Limits of each of `pools`, without a change on trial.
     pub in_force: Vec<PoolLimits>,
-    /// Their requests so far, and those that missed an objective.
+    /// Judged requests so far, and the number that missed an objective.
     pub totals: (f64, f64),
-    /// What a request of each of `pools` loses.
+    /// Mean loss of a request of each of `pools`.
     pub losses: Vec<f64>,
     /// For each of `pools`, other limits under which a change of flags may help.
     pub beside: Vec<Vec<PoolLimits>>,
-    /// The most sequences that ran at once on one of their engines; 0: not known.
+    /// The most sequences that ran at once on one engine; 0: unknown.
     pub running_peak: f64,
     /// The score of the last window under these limits.
     pub score: Score,
-    /// The share of requests that shall meet their objectives.
+    /// Share of requests that should meet their objectives.
     pub target: f64,
-    /// The flag, whether up, and why, by the diagnosis.
+    /// The flag, whether to raise it, and why, by the diagnosis.
     pub advice: Option<(EngineFlag, bool, String)>,
 }
 
-/// Everything that it looks at.
+/// Everything that a decision depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     /// Now.
@@ -87,22 +89,22 @@ pub struct Look<'a> {
     pub engines: &'a [EngineState],
     /// Groups of pools.
     pub needs: &'a [Need],
-    /// What it may do.
+    /// Whether changes may be made.
     pub acting: Acting,
-    /// Why a change under way must be dropped, and none may begin.
+    /// Why a change under way must be dropped and none may begin.
     pub stands_back: Option<&'a str>,
     /// Why no engine may be restarted now.
     pub waits: Option<&'a str>,
-    /// The arms of the experiment that runs.
+    /// The arms of the running experiment.
     pub arms: &'a Arms,
-    /// How long a request may take until it counts.
+    /// How long after arrival a request counts.
     pub horizon: Duration,
 }
 
-/// What the caller has to do.
+/// An order to the caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
-    /// Simulate, with the requests of the last minutes put in.
+    /// Simulate, with the requests of the last minutes filled in.
     Simulate(Question),
     /// Simulate other limits.
     SimulateLimits(LimitsQuestion),
@@ -112,28 +114,28 @@ pub enum Order {
         engine: String,
         /// The flag.
         flag: EngineFlag,
-        /// Its value.
+        /// The value.
         value: f64,
-        /// Even if the other engines have no room for its requests: then they wait.
+        /// Whether to restart even if the other engines have no room, so that requests wait.
         crowded: bool,
     },
-    /// [`EngineTuner::change`] wants another experiment or other limits, or none any more.
+    /// Put the experiment and the limits of [`EngineTuner::change`] in force, or end them.
     Configure,
 }
 
-/// What came of a restart.
+/// The result of a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Restarted {
-    /// It serves.
+    /// The engine serves.
     Done,
-    /// It runs as before, or not at all.
+    /// The engine runs as before, or not at all.
     Failed(String),
-    /// It may not begin now.
+    /// The restart may not begin now.
     Blocked(String),
 }
 
 impl Look<'_> {
-    /// The group that a pool belongs to, if it has objectives.
+    /// The group of a pool, if it has objectives.
     pub(crate) fn need_of(&self, pool: &String) -> Option<&Need> {
         self.needs.iter().find(|need| need.pools.contains(pool))
     }

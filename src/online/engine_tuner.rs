@@ -1,18 +1,17 @@
-//! The slow layer: changes flags of engines, by restarting one after the other, where the limits of the gateway no longer help.
+//! The slow layer: changes flags by restarting engines one by one, where limits no longer help.
 //!
 //! ```text
-//!   watching -- misses for a while, limits do not help --> simulating -- a gain that pays --> a change ([`EngineChange`])
-//!      ^                                                        |                                   |
-//!      `--------------- cool-down <-----------------------------+-----------------------------------'
+//!   watching -- misses, limits do not help --> simulating -- gain that pays --> change
+//!      ^                                            |                             |
+//!      `----------------- cool-down <---------------+-----------------------------'
 //! ```
 //!
-//! A change begins if the gain that is certain ([`Trust`]) is at least [`GAIN`] of the loss and, over the time for which the load
-//! is expected to stay as it is, more than [`PAYS`] times what the restarts cost. That time is as long as the load has been as it
-//! is (Lindy's law: without knowledge, half of a lifetime is over), within [`DWELL`]. It is promoted if the canary's loss is
-//! lower by at least that much with [`CONFIDENCE`]; a tie keeps what was. Two failures in a row freeze the tuner. How much
-//! requests may load an engine with a change: [`EngineTuner::trials`].
-//!
-//! Pure: the caller simulates, restarts, and reports what came of it.
+//! A change ([`EngineChange`]) begins if the certain gain ([`Trust`]) is at least [`GAIN`] of the
+//! loss and, over the time for which the load should last, more than [`PAYS`] times the cost of the
+//! restarts. A load should last as long again as it has lasted (Lindy's law), within [`DWELL`]. The
+//! change is promoted if the canary loses less than the control by at least that share with
+//! [`CONFIDENCE`]; ties restore the old value. Two failures without a promotion freeze the tuner.
+//! Pure: the caller simulates, restarts and reports the results.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -27,87 +26,91 @@ use crate::pooled::Pooled;
 use crate::proof::Proof;
 use crate::report::{EngineTuningReport, ProposalReport};
 
-/// Between two simulations, at least, and at most once the load has lasted for long.
+/// Time between simulations: at least, and at most for a load that has lasted long.
 pub(crate) const ASK_INTERVAL: Duration = Duration::from_secs(300);
 pub(crate) const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
-/// A simulation without an answer for so long has failed. A later answer would be taken for one of the next question.
+/// A simulation without an answer after this time has failed, and no later answer is taken.
 pub(crate) const SIMULATED: Duration = Duration::from_secs(3_600);
-/// A gain must be this share of the loss ..
+/// A gain must be this share of the loss, ..
 pub(crate) const GAIN: f64 = 0.05;
 /// .. and at least this.
 pub(crate) const GAIN_MIN: f64 = 0.005;
-/// What a change must gain in the time expected, as a multiple of what it costs.
+/// A change must gain this multiple of its cost over the expected time.
 pub(crate) const PAYS: f64 = 3.0;
-/// The shortest and the longest time for which a load is expected to stay.
+/// The shortest and longest time for which a load is expected to last.
 pub(crate) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Duration::from_secs(24 * 3_600));
-/// Of the verdict on a canary, at all times together.
+/// Confidence of the verdict on a canary, at all times together.
 pub(crate) const CONFIDENCE: f64 = 0.99;
-/// The share of the loss that a change is assumed to gain for certain where nothing can be simulated.
+/// Certain gain as a share of the loss where nothing can be simulated.
 pub(crate) const ASSUMED: f64 = 0.25;
-/// What a restart is assumed to take until one was seen, or a start of these engines.
+/// Assumed duration of a restart until a restart or a start of these engines was seen.
 pub(crate) const RESTART: Duration = Duration::from_secs(120);
-/// How long the canary gets copies: at least, unless [`COPIES_SOON`] is reached, and at most.
+/// How long the canary gets copies: at least (unless [`COPIES_SOON`] is reached) and at most.
 pub(crate) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Duration::from_secs(300));
-/// Copies that it must serve.
+/// Copies that the canary must serve.
 pub(crate) const COPIES_SERVED: u64 = 30;
-/// So many copies that it has served are enough after this time: meanwhile the other engines serve its share of the requests. What a
-/// change costs is weighed with [`COPIES`].
+/// Served copies that suffice after this time. The cost of a change is computed with [`COPIES`].
 pub(crate) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
-/// Copies that fail before it is taken back.
+/// Failed copies after which the change may be taken back.
 pub(crate) const COPIES_FAILED: u64 = 3;
-/// For how long a comparison waits for the queue to become as short as before the restart.
+/// How long a comparison waits until the queue is as short as before the restart.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(300);
-/// When a comparison begins, requests do not count for this long.
+/// Requests that arrive this soon after a comparison has begun do not count.
 pub(crate) const SETTLE: Duration = Duration::from_secs(60);
-/// When a comparison ends without a winner, and when it does if it shows [`PROMISING`] of the gain that was forecast.
+/// When a comparison without a winner ends: the later time if it shows [`PROMISING`] of the gain.
 pub(crate) const COMPARED: (Duration, Duration) = (Duration::from_secs(2_700), Duration::from_secs(3 * 3_600));
 pub(crate) const PROMISING: f64 = 1.0 / 3.0;
-/// Batches before a comparison is given up as without a gain that matters.
+/// Batches after which a comparison without a gain that matters ends.
 pub(crate) const BATCHES: usize = 12;
-/// Evidence that the canary fails more often: 1 in 100 by chance, at all times.
+/// ln of the evidence that the canary fails more often: by chance 1 in 100, at all times.
 pub(crate) const SURGE: f64 = 4.6;
 /// How long an engine may be out of rotation.
 pub(crate) const ABSENT: Duration = Duration::from_secs(10);
-/// How long each engine is watched after its restart with a promoted change.
+/// How long an engine is watched after a restart in promotion.
 pub(crate) const WATCHED: Duration = Duration::from_secs(60);
-/// Without a look for so long, the gateway stood still: what happened meanwhile is not known.
+/// After this time without a look, the gateway stood still and does not know the events in between.
 pub(crate) const GAP: Duration = Duration::from_secs(60);
-/// How long a restart may wait for its turn.
+/// How long a restart may be blocked.
 pub(crate) const BLOCKED: Duration = Duration::from_secs(900);
-/// Between two attempts at a restart that waits.
+/// Time between two attempts at a blocked restart.
 const RETRY: Duration = Duration::from_secs(10);
-/// After a change that helped.
+/// Rest after a change that helped.
 pub(crate) const REST: Duration = Duration::from_secs(300);
-/// A value that failed is not tried again for this long, twice as long with each failure, up to [`CLOSED_MAX`].
+/// A value that failed is closed for this time, doubled by each failure up to [`CLOSED_MAX`].
 pub(crate) const CLOSED: Duration = Duration::from_secs(6 * 3_600);
 pub(crate) const CLOSED_MAX: Duration = Duration::from_secs(7 * 24 * 3_600);
-/// Failures in a row that freeze the tuner.
+/// Failures that freeze the tuner.
 pub(crate) const FAILURES: u32 = 2;
-/// For the restarts of an hour.
 const HOUR: Duration = Duration::from_secs(3_600);
-/// How often an engine is restarted as it was, if that fails.
+/// Attempts to restart an engine with the old value.
 const ATTEMPTS: u32 = 3;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum State {
-    /// Nothing before this moment.
+    /// Nothing is asked before this moment.
     Watching(Duration),
-    /// Since when.
     Simulating(Duration),
-    /// A restart waits since then, or was ordered of this backend.
-    Restarting { since: Duration, ordered: Option<(String, Duration)>, retry: Duration, failed: u32 },
-    /// Copies, comparison, or a look at engines after a restart. `absent`: since when one of them is out of rotation.
-    Measuring { since: Duration, absent: Option<Duration> },
+    /// Since when a restart waits; if one was ordered, the backend and the time.
+    Restarting {
+        since: Duration,
+        ordered: Option<(String, Duration)>,
+        retry: Duration,
+        failed: u32,
+    },
+    /// Copies, recovery, comparison or watch. `absent`: since when an engine is out of rotation.
+    Measuring {
+        since: Duration,
+        absent: Option<Duration>,
+    },
 }
 
-/// See the header of this file.
+/// Changes flags of engines, one change at a time.
 #[derive(Debug)]
 pub struct EngineTuner {
     pub(crate) rules: EngineRules,
     pub(crate) state: State,
     pub(crate) change: Option<EngineChange>,
     pub(crate) proposal: Option<(Proposal, EngineChange)>,
-    /// The proposal that an operator has approved.
     pub(crate) approved: Option<u64>,
     pub(crate) asked: Option<Question>,
     pub(crate) trust: Trust,
@@ -116,42 +119,39 @@ pub struct EngineTuner {
     restarts: VecDeque<Duration>,
     pub(crate) failures: u32,
     pub(crate) frozen: Option<String>,
-    /// How long a restart took.
+    /// Duration of the last restart.
     pub(crate) lasts: Option<Duration>,
-    /// What simulations have said, of each pool.
+    /// Results of simulations, by pool.
     pub(crate) pooled: BTreeMap<String, Pooled>,
-    /// The pool of the last question.
     pub(crate) asked_last: Option<String>,
-    /// Misses that changes have caused so far.
+    /// Misses caused by changes so far.
     pub(crate) spent: f64,
-    /// When some of that was last forgotten.
+    /// When `spent` last decayed.
     pub(crate) spent_at: Duration,
-    /// Totals when the change began, or since when they are known.
+    /// Requests and misses when the change began, or when they were first known.
     pub(crate) before: Option<(f64, f64)>,
-    /// The share of requests that missed before the change.
+    /// Share of requests that missed before the change.
     pub(crate) missed_before: f64,
-    /// Requests that waited in the queue of its pool when the change began.
+    /// Requests in the pool's queue when the change began.
     pub(crate) waited: usize,
-    /// What copies have shown that the canary sustains.
     pub(crate) proof: Proof,
-    /// Since when requests wait because engines of the change may not be loaded more.
+    /// Since when requests wait because changed engines may not be loaded more.
     pub(crate) held_up: Option<Duration>,
-    /// How often the canary has got copies again.
+    /// How often the canary got copies again.
     pub(crate) copied: u32,
-    /// When it looked last.
     looked: Option<Duration>,
-    /// A pool, and limits that have become its own with a change that was promoted.
+    /// A pool, and the limits that a promoted change brought.
     pub(crate) adopted: Option<(String, PoolLimits)>,
-    /// A pool, limits that a simulation has shown to be better without a change, and why.
+    /// A pool, limits that are better without a change by simulation, and why.
     pub(crate) suggested: Option<(String, PoolLimits, String)>,
-    /// Those that were suggested, and until when they are not suggested again.
+    /// Suggestions, and until when they are not repeated.
     pub(crate) suggestions: Vec<(String, PoolLimits, Duration)>,
     pub(crate) belief: String,
     pub(crate) events: Vec<Event>,
 }
 
 impl EngineTuner {
-    /// One that watches.
+    /// A tuner that watches.
     pub fn new(rules: EngineRules) -> Self {
         Self {
             rules,
@@ -186,7 +186,7 @@ impl EngineTuner {
         }
     }
 
-    /// Other rules from now on.
+    /// Sets new rules.
     pub fn set_rules(&mut self, rules: EngineRules) {
         self.rules = rules;
     }
@@ -196,34 +196,34 @@ impl EngineTuner {
         self.change.as_ref()
     }
 
-    /// Why it froze by itself.
+    /// Why the tuner froze itself.
     pub fn frozen(&self) -> Option<&str> {
         self.frozen.as_deref()
     }
 
-    /// Goes on after it froze by itself.
+    /// Resumes after [`frozen`](Self::frozen).
     pub fn thaw(&mut self) {
         (self.frozen, self.failures) = (None, 0);
     }
 
-    /// The change that it would make.
+    /// The proposed change.
     pub fn proposal(&self) -> Option<&Proposal> {
         self.proposal.as_ref().map(|(proposal, _)| proposal)
     }
 
-    /// Approves the proposal of that number. Returns whether it is the present one.
+    /// Approves a proposal. Returns whether it is the present one.
     pub fn approve(&mut self, id: u64) -> bool {
         let known = self.proposal().is_some_and(|proposal| proposal.id == id);
         self.approved = if known { Some(id) } else { self.approved };
         known
     }
 
-    /// What it did since the last call.
+    /// The events since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
-    /// What a later gateway goes on from.
+    /// The state for a later gateway.
     pub fn saved(&self, now: Duration) -> SavedEngines {
         let left = |closed: &Closed| (closed.clone(), closed.until.saturating_sub(now).as_secs());
         SavedEngines {
@@ -240,8 +240,8 @@ impl EngineTuner {
         }
     }
 
-    /// Goes on where an earlier gateway ended: a change that was promoted is finished, any other is taken back.
-    /// `is_same`: pools and limits are those of then.
+    /// Continues from an earlier gateway: a promotion goes on, any other change is taken back.
+    /// `is_same`: pools and limits have not changed.
     pub fn restore(&mut self, saved: SavedEngines, is_same: bool, now: Duration) {
         self.trust = saved.trust;
         (self.numbers, self.failures) = (saved.numbers, saved.failures);
@@ -249,7 +249,7 @@ impl EngineTuner {
         // The misses of a change that goes on count from now.
         (self.before, self.missed_before) = (None, saved.missed_before);
         let since = |ago: u64| now.checked_sub(Duration::from_secs(ago));
-        // Those before the start of this gateway's clock count as at its start.
+        // Restarts before this gateway's clock began count at time 0.
         self.restarts = saved.restarts.into_iter().map(|ago| since(ago).unwrap_or_default()).collect();
         self.lasts = Some(Duration::from_secs(saved.lasts)).filter(|lasts| !lasts.is_zero());
         let until = |(closed, left): (Closed, u64)| Closed { until: now + Duration::from_secs(left), ..closed };
@@ -264,12 +264,12 @@ impl EngineTuner {
         }
         match self.change {
             Some(_) => self.restart_next(now),
-            // Another gateway may have finished what this one had begun.
+            // Another gateway may have finished this one's change.
             None => self.state = State::Watching(now),
         }
     }
 
-    /// What it does and believes.
+    /// The present activity and the reasons.
     pub fn report(&self) -> EngineTuningReport {
         let doing = match (&self.change, &self.state) {
             (Some(change), _) => {
@@ -319,21 +319,21 @@ impl EngineTuner {
         orders
     }
 
-    /// What was asked, answered and proposed concerns another configuration.
+    /// Drops questions, proposals and limits of another configuration.
     pub(crate) fn forget(&mut self) {
         (self.asked, self.proposal, self.approved, self.suggested) = (None, None, None, None);
         self.suggestions.clear();
         self.pooled.clear();
-        // Those of the configuration are in force while engines return.
+        // While engines return, the limits of the configuration are in force.
         self.change.iter_mut().for_each(|change| change.limits = None);
     }
 
-    /// The limits that a change has brought, and their pool, where they are in force now.
+    /// The pool and limits of a change, if they are in force now.
     pub(crate) fn limits_in_force(&self) -> Option<(String, PoolLimits)> {
         self.change.as_ref().and_then(|change| Some((change.pool.clone(), change.limits_in_force()?)))
     }
 
-    /// Drops the change under way, because something else changed.
+    /// Takes the change under way back, because something else changed.
     pub fn stand_back(&mut self, why: &str, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
         if self.is_changing() {
@@ -347,7 +347,8 @@ impl EngineTuner {
         self.change.as_ref().is_some_and(|change| change.stage != Stage::Return)
     }
 
-    /// Why the change under way must be dropped: another hand changed an engine, or it may no longer act.
+    /// Why the change under way must be dropped: it may no longer act, or another hand changed an
+    /// engine.
     fn interference(&mut self, look: &Look<'_>) -> Option<String> {
         let change = self.change.as_mut().filter(|change| change.stage != Stage::Return)?;
         if look.acting == Acting::Proposes {
@@ -366,7 +367,7 @@ impl EngineTuner {
                 != Some(&wanted)
         };
         let other = change.backends.iter().find(is_other)?.clone();
-        // What runs there now is not the tuner's.
+        // The tuner leaves an engine alone that another hand changed.
         change.changed.retain(|backend| *backend != other);
         Some(format!("{other} runs with other flags than the tuner gave it"))
     }
@@ -415,7 +416,7 @@ impl EngineTuner {
             is_it && engine.flags.as_ref().and_then(|flags| flags.get(&change.flag)) == Some(&change.from)
         };
         if returns && look.engines.iter().any(runs_as_before) {
-            // It has returned by itself.
+            // The engine has returned by itself.
             if let Some(change) = &mut self.change {
                 change.changed.retain(|other| *other != backend);
             }
@@ -423,11 +424,11 @@ impl EngineTuner {
         }
         let waits = look.waits.is_some() || self.restarts_left(look.now) == 0;
         if waits && !returns {
-            // A promotion may wait for its hour; a canary that has not begun need not.
+            // A promotion may wait for the permitted hour, a canary that has not begun may not.
             if change.stage == Stage::Canary && look.now >= since + BLOCKED {
                 self.give_up(look.now, "its restart had to wait too long", orders);
             } else if change.stage != Stage::Canary {
-                // What is in its way once it may begin has time from then on.
+                // The time for a blocked restart begins when it may begin.
                 self.state = State::Restarting { since: look.now, ordered: None, retry, failed };
             }
             return;
@@ -438,13 +439,13 @@ impl EngineTuner {
         orders.push(Order::Restart { engine, flag: change.flag, value, crowded });
         self.restarts.push_back(look.now);
         self.state = State::Restarting { since, ordered: Some((backend.clone(), look.now)), retry, failed };
-        // Written down before it happens: a gateway that ends meanwhile takes it back.
+        // Saved before the restart, so that a later gateway takes it back.
         if let Some(change) = self.change.as_mut().filter(|_| !returns) {
             change.changed.push(backend);
         }
     }
 
-    /// What came of a restart.
+    /// Takes the result of a restart.
     pub fn restarted(&mut self, outcome: Restarted, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
         let State::Restarting { since, ordered: Some((backend, ordered)), failed, .. } = self.state.clone() else {
@@ -477,7 +478,7 @@ impl EngineTuner {
                 }
             }
             Restarted::Failed(why) => {
-                // It has returned to its last good flags by itself.
+                // The engine has returned to the last good flags by itself.
                 change.changed.retain(|other| *other != backend);
                 self.fail(now, &format!("{backend} did not start with it: {why}"), None, &mut orders);
             }

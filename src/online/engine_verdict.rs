@@ -1,7 +1,9 @@
-//! The second half of [`EngineTuner`]: what is measured of a change, and how it ends.
+//! The second half of [`EngineTuner`]: measures a change and ends it.
 //!
-//! A change ends in one of four ways: promoted; taken back as a failure (its engine did not start, left rotation, failed requests
-//! or was slower), which counts towards freezing; taken back as a tie; or dropped, because another hand intervened.
+//! A change ends in one of four ways. It is promoted. It fails, which counts towards freezing: an
+//! engine did not start, left rotation, failed requests or was slower. It is taken back without
+//! counting: a tie, too few requests, or the error budget is used up. Or it is dropped, because
+//! something else changed.
 
 use std::time::Duration;
 
@@ -22,30 +24,32 @@ use sluice_gateway::pool::TrialBound;
 const SILENT: Duration = Duration::from_secs(15);
 /// A canary that has served a copy within this time serves.
 const FRESH: Duration = Duration::from_secs(2);
-/// Requests that wait for so long because the canary may not be loaded more end a comparison.
+/// A comparison ends after requests have waited this long because the canary may not be loaded
+/// more.
 const HELD_UP: Duration = Duration::from_secs(30);
-/// How often a canary gets copies.
+/// How often a canary may get copies.
 const COPIED: u32 = 3;
-/// While what waited is served, and while a change is promoted, they let its engines be loaded more after this time, again and again.
+/// In recovery and promotion, changed engines may be loaded more each time that requests have
+/// waited this long.
 const RAMP: Duration = Duration::from_secs(5);
 /// The difference that is found soonest, as a share of the control's loss.
 const SOONEST: f64 = 0.3;
 
-/// Seconds over which the error budget is counted.
+/// Period of the error budget, in seconds.
 const BUDGET_SECONDS: f64 = 30.0 * 24.0 * 3_600.0;
 
 impl EngineTuner {
-    /// What requests may use of each of these engines; `None`: what its limits allow.
+    /// Bounds of requests on these engines; `None`: the engine's limits alone.
     pub fn trials(&self, engines: &[EngineState]) -> Vec<Option<TrialBound>> {
         let trial = |load: Load| TrialBound { slots: load.sequences, tokens: load.tokens };
         engines.iter().map(|engine| self.bound(engine, engines).map(trial)).collect()
     }
 
-    /// How much requests may load an engine; `None`: as its limits allow.
+    /// How much requests may load an engine; `None`: the limits alone bound it.
     pub(crate) fn bound(&self, engine: &EngineState, engines: &[EngineState]) -> Option<Load> {
         let change = self.change.as_ref().filter(|change| change.pool == engine.pool)?;
         let bound = change.bound(&engine.backend)?;
-        // Better an engine that was not tried than none.
+        // If no unchanged engine serves, a returning one may.
         let serves =
             |other: &EngineState| other.pool == change.pool && other.serves && !change.changed.contains(&other.backend);
         let is_last = change.stage == Stage::Return && !engines.iter().any(serves);
@@ -88,7 +92,7 @@ impl EngineTuner {
         }
     }
 
-    /// A guardrail or an operator has stopped the experiment that measures the change: the change has failed.
+    /// The experiment was stopped by a guardrail or an operator: the change has failed.
     pub fn experiment_stopped(&mut self, why: &str, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
         let is_measured =
@@ -115,7 +119,7 @@ impl EngineTuner {
         let (many, soon) = COPIES_SOON;
         let enough = served >= COPIES_SERVED && lasted >= COPIES.0 || served >= many && lasted >= soon;
         let serves = |within: Duration| canary.served.is_some_and(|at| look.now <= at + within);
-        // Without a copy in flight it is not the engine that is silent: requests are few.
+        // Without copies in flight, requests are few and the engine is not silent.
         let is_idle = copies == Load::default() && canary.failed == 0;
         if lasted >= COPIES.1 && change.proved.sequences == 0 && is_idle {
             let few = if canary.requests == 0 { "no request" } else { "too few requests" };
@@ -134,12 +138,12 @@ impl EngineTuner {
         }
     }
 
-    /// Whether requests have waited for a while because engines of the change may not be loaded more.
+    /// Whether requests have waited for a while because changed engines may not be loaded more.
     fn is_held_up(&mut self, look: &Look<'_>, change: &EngineChange) -> bool {
         let own = || look.engines.iter().filter(|engine| engine.pool == change.pool && engine.serves);
         let mut changed = own().filter(|engine| change.changed.contains(&engine.backend)).peekable();
         let is_full = changed.peek().is_some() && changed.all(|engine| engine.used.reaches(change.proved));
-        // A long request may wait although there is a little room.
+        // A long request may wait although there is some room.
         let is_full = is_full || change.stage == Stage::Recovery;
         let waits = own().any(|engine| engine.waiting > self.waited.max(change.backends.len()));
         let since = self.held_up.get_or_insert(look.now);
@@ -150,8 +154,9 @@ impl EngineTuner {
         is_full && waits && is_long
     }
 
-    /// Where requests wait for engines of a change that was promoted, these may be loaded more, step by step. So may the canary while
-    /// what waited is served: engines that are too narrow serve too few requests for copies to show what a wide one sustains.
+    /// While requests wait for changed engines in promotion or recovery, raises the bound step by
+    /// step: narrow engines serve too few requests for their copies to show the capacity of a wide
+    /// one.
     pub(crate) fn raise_bound(&mut self, look: &Look<'_>) {
         let open = self.change.clone().filter(|change| matches!(change.stage, Stage::Recovery | Stage::Promotion));
         if open.is_some_and(|change| self.is_held_up(look, &change))
@@ -161,7 +166,7 @@ impl EngineTuner {
         }
     }
 
-    /// The load has become more than the canary has shown that it sustains.
+    /// Sends copies again: the load has outgrown the canary's proof.
     fn copy_again(&mut self, look: &Look<'_>, orders: &mut Vec<Order>) {
         self.copied += 1;
         if self.copied >= COPIED {
@@ -179,7 +184,7 @@ impl EngineTuner {
         // Where clients send as much as the engines can serve, the queue is never empty.
         let usual = self.waited.max(change.backends.len());
         let is_short = own().all(|engine| engine.waiting <= usual);
-        // Where engines without the change are the ones that cannot keep up, the queue stays. It is drawn for both sides alike.
+        // Where unchanged engines cannot keep up, the queue stays. It affects both arms alike.
         if is_short || look.now >= since + RECOVERY {
             if let Some(change) = &mut self.change {
                 change.stage = Stage::Compared;
@@ -211,7 +216,8 @@ impl EngineTuner {
             return;
         };
         let margin = (GAIN * found.control).max(GAIN_MIN);
-        // Engines that have too much to do fare alike for minutes: there, a gain as large as the forecast takes long to be certain.
+        // Overloaded engines fare alike for minutes, so even a gain as large as the forecast takes
+        // long to become certain.
         let is_promising = change.forecast.is_some_and(|gain| gain > 0.0 && -found.change.value >= PROMISING * gain);
         let is_late = look.now >= since + if is_promising { COMPARED.1 } else { COMPARED.0 };
         let shown = format!(
@@ -262,7 +268,7 @@ impl EngineTuner {
         });
     }
 
-    /// The change has failed: engines return to what they were.
+    /// Takes a failed change back.
     pub(crate) fn fail(&mut self, now: Duration, why: &str, found: Option<&ArmDifference>, orders: &mut Vec<Order>) {
         if let Some((change, found)) = self.change.clone().zip(found) {
             self.realised(&change, found, "rolled_back");
@@ -273,15 +279,15 @@ impl EngineTuner {
         self.take_back(now, orders);
     }
 
-    /// Ends without a verdict, and not as a failure.
+    /// Takes a change back without counting a failure.
     pub(crate) fn give_up(&mut self, now: Duration, why: &str, orders: &mut Vec<Order>) {
         self.close(now);
         self.note(now, EventKind::Undone, why.to_owned());
         self.take_back(now, orders);
     }
 
-    /// The gateway does not run an engine of the change yet, or no longer: its pod has yet to be found, or the configuration has
-    /// changed.
+    /// The gateway does not run this engine yet (a pod that is not found), or no longer (the
+    /// configuration changed).
     pub(crate) fn wait_for(
         &mut self,
         backend: &String,
@@ -309,7 +315,7 @@ impl EngineTuner {
         self.restart_next(now);
     }
 
-    /// The value is not tried again for a while.
+    /// Closes the value for a while.
     fn close(&mut self, now: Duration) {
         let Some(EngineChange { pool, flag, to, .. }) = self.change.clone() else { return };
         let known = self.closed.iter_mut().find(|one| one.pool == pool && one.flag == flag && one.to == to);
@@ -340,7 +346,7 @@ impl EngineTuner {
         (own.1 - missed - self.missed_before * (own.0 - requests)).max(0.0)
     }
 
-    /// Misses are forgotten exponentially: after thirty days 37 % of them still count.
+    /// Lets caused misses decay: after thirty days 37 % still count.
     pub(crate) fn forget_misses(&mut self, look: &Look<'_>) {
         let since = look.now.saturating_sub(self.spent_at).as_secs_f64();
         (self.spent, self.spent_at) = (self.spent * (-since / BUDGET_SECONDS).exp(), look.now);

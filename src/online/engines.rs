@@ -1,7 +1,8 @@
-//! What engines show of themselves on their metrics pages, over the last minutes.
+//! Observations of engines from their metrics pages, over the last minutes.
 //!
-//! Counters that go backwards mean that the engine was restarted: what was seen before is forgotten. A page that is missing or lacks
-//! one of the names is noted as such. Bounds: [`SPAN`] and [`SAMPLES_MAX`] samples of an engine.
+//! A counter that goes backwards means that the engine restarted, so earlier samples are dropped. A
+//! page that is missing or incomplete is recorded as missing. Bounds: [`SPAN`] and [`SAMPLES_MAX`]
+//! samples of each engine.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,30 +13,30 @@ use sluice_core::vllm::metrics::MetricsSnapshot;
 pub const SPAN: Duration = Duration::from_secs(300);
 /// The most samples of one engine.
 const SAMPLES_MAX: usize = 120;
-/// A KV cache of which this share is in use is full.
+/// A KV cache is full from this share on.
 const KV_FULL: f64 = 0.95;
 
-/// One look at a page.
+/// One metrics page.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineSample {
-    /// Sequences that run.
+    /// Running sequences.
     pub running: f64,
-    /// Sequences that wait.
+    /// Waiting sequences.
     pub waiting: f64,
     /// Share of the KV cache in use.
     pub kv_usage: f64,
     /// Preemptions since the engine started.
     pub preemptions: f64,
-    /// Prompt tokens since then.
+    /// Prompt tokens since the engine started.
     pub prompt_tokens: f64,
-    /// Sequences that wait for an adapter slot or the like, if the engine shows them.
+    /// Sequences that wait for an adapter slot or the like, if shown.
     pub deferred: Option<f64>,
-    /// Adapters that one step may use, and those with requests.
+    /// Adapters that one step may use, and adapters with requests.
     pub adapters: Option<(u64, usize)>,
 }
 
 impl EngineSample {
-    /// What a page shows; `None` if it lacks what every page of vLLM has: a number that is not there is not 0.
+    /// The numbers of a page; `None` if a number that every vLLM page has is missing: it is not 0.
     pub fn of(page: &MetricsSnapshot) -> Option<Self> {
         let is_whole = page.lacks().next().is_none();
         is_whole.then(|| Self {
@@ -56,37 +57,37 @@ pub struct EngineWatch {
     samples: VecDeque<(Duration, Option<EngineSample>)>,
 }
 
-/// What the samples say together.
+/// Summary of the samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineFacts {
     /// Samples with a page.
     pub samples: usize,
-    /// Share of the looks that found no page.
+    /// Share of the looks without a page.
     pub missing: f64,
-    /// Mean of the sequences that run.
+    /// Mean number of running sequences.
     pub running: f64,
-    /// The most of them.
+    /// Most running sequences.
     pub running_peak: f64,
-    /// Share of the samples at which sequences waited.
+    /// Share of the samples with waiting sequences.
     pub waiting: f64,
-    /// Median of the sequences that ran at those.
+    /// Median of the running sequences at such samples.
     pub running_while_waiting: f64,
-    /// Mean share of the KV cache in use at those.
+    /// Mean share of the KV cache in use at such samples.
     pub kv_while_waiting: f64,
-    /// Share of the samples at which the KV cache was full.
+    /// Share of the samples with a full KV cache.
     pub kv_full: f64,
     /// Preemptions per minute.
     pub preemptions: f64,
-    /// Share of the samples at which sequences waited for an adapter slot.
+    /// Share of the samples with a sequence that waits for an adapter slot.
     pub deferred: f64,
-    /// Adapters that one step may use, and the most with requests at once.
+    /// Adapters that one step may use, and the most with requests.
     pub adapters: Option<(u64, usize)>,
-    /// The engine's `max-num-seqs`, if the gateway runs it; no sample shows it.
+    /// `max-num-seqs`, if the gateway runs the engine; no page shows it.
     pub max_num_seqs: Option<f64>,
 }
 
 impl EngineWatch {
-    /// Adds what was found at `now`.
+    /// Adds the sample found at `now`.
     pub fn add(&mut self, now: Duration, sample: Option<EngineSample>) {
         let last = self.samples.iter().rev().find_map(|(_, sample)| *sample);
         let restarted = last
@@ -103,7 +104,7 @@ impl EngineWatch {
         }
     }
 
-    /// What the samples say together.
+    /// Summarizes the samples.
     pub fn facts(&self) -> EngineFacts {
         let seen: Vec<(Duration, EngineSample)> =
             self.samples.iter().filter_map(|(at, sample)| Some((*at, (*sample)?))).collect();

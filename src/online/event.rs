@@ -1,45 +1,46 @@
-//! What the controller may do, what it would do, and what it did: plain data for operators, journals and metrics.
+//! Permissions, proposals and events of the tuner: plain data for operators, journals and metrics.
 //!
-//! Names of kinds are a contract: they are labels of metrics and words in the journal, and are only ever added.
+//! Names of kinds are a contract. They are labels of metrics and words in the journal, and are only
+//! added.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What the controller may do.
+/// Whether the tuner may make changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acting {
-    /// Propose changes.
+    /// It only proposes changes.
     Proposes,
-    /// Make those that an operator approves.
+    /// It makes changes that an operator approves.
     WaitsForApproval,
-    /// Make them.
+    /// It makes changes.
     Acts,
 }
 
-/// A change that it would make.
+/// A change that the tuner would make.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Proposal {
-    /// What an operator approves; unique while the gateway runs.
+    /// The number that an operator approves; unique while the gateway runs.
     pub id: u64,
-    /// The limit: `pool.NAME.KEY`.
+    /// The limit or flag: `pool.NAME.KEY` or `pool.NAME.engine.FLAG`.
     pub key: String,
-    /// Its value before and after.
+    /// The values before and after.
     pub values: (String, String),
     /// Why it may help.
     pub why: String,
 }
 
-/// What the controller did, for the operator.
+/// An event, for the operator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// When, from the start of the controller, seconds.
+    /// Seconds on the caller's clock.
     pub at: f64,
-    /// What.
+    /// The kind.
     pub kind: EventKind,
-    /// The limit: `pool.NAME.KEY`.
+    /// The limit or flag, as in a proposal; else the pools, or `engines`.
     pub key: String,
-    /// Its value before and after.
+    /// The values before and after.
     pub values: (String, String),
     /// Why.
     pub why: String,
@@ -53,36 +54,36 @@ impl fmt::Display for Event {
     }
 }
 
-/// What happened.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
-    /// A change may help, and the tuner may not make it by itself.
+    /// A change may help, but needs an approval.
     Proposed,
     /// A change was made.
     Tried,
-    /// It stays.
+    /// The change stays.
     Kept,
-    /// It was undone.
+    /// The change was undone.
     Undone,
-    /// It was undone without a verdict, because something else changed.
+    /// The change was undone without a verdict, because something else changed.
     StoodBack,
-    /// An operator has put a limit of the configuration in force again.
+    /// An operator has put a configured limit in force again.
     Reset,
-    /// The engine that was restarted with a change is compared with one that was not.
+    /// The canary has served copies and is compared next.
     Compared,
-    /// It is better, and the other engines get the change.
+    /// The canary is better: the other engines get the change.
     Promoted,
     /// The tuner makes no more changes until an operator resumes it.
     Frozen,
-    /// A window of observation has ended; the values are empty.
+    /// A window of observation has ended; no values.
     Observed,
-    /// Changes were simulated: of limits, or of engines, of which none was begun; the values are empty.
+    /// Changes were simulated, and no change of engines began; no values.
     Forecast,
 }
 
 impl EventKind {
-    /// Every one, in order of declaration.
+    /// All kinds, in order of declaration.
     pub const ALL: [Self; 11] = [
         Self::Proposed,
         Self::Tried,
@@ -97,12 +98,12 @@ impl EventKind {
         Self::Forecast,
     ];
 
-    /// Whether something was done, or would be: what operators are shown. The others are for the journal.
+    /// Whether something was done or proposed. Operators see these; the journal has all.
     pub fn is_change(self) -> bool {
         !matches!(self, Self::Observed | Self::Forecast)
     }
 
-    /// Its name in metrics and in the journal.
+    /// The name in metrics and in the journal.
     pub fn word(self) -> &'static str {
         match self {
             Self::Proposed => "proposed",

@@ -1,37 +1,38 @@
-//! Flags of vLLM that the tuner changes by restarting engines, and the values next to a value.
+//! vLLM flags that the tuner changes by restarting engines, and the values next to a value.
 //!
-//! A change is one flag of all engines of a pool, by one step or two. Bounds of every value are in [`EngineFlag::near`].
+//! A change is one flag of all engines of a pool, by one step or two. [`EngineFlag::near`] bounds
+//! each value.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A flag, without its dashes.
+/// A flag, named without dashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EngineFlag {
-    /// Sequences that run at once.
+    /// Sequences that run at once on an engine.
     MaxNumSeqs,
-    /// Tokens of a step.
+    /// Tokens in a step.
     MaxNumBatchedTokens,
-    /// The most tokens of a prompt in one step; 0: no limit.
+    /// The most tokens of one prompt in a step; 0: no limit.
     LongPrefillTokenThreshold,
-    /// The most tokens of a step for which a CUDA graph is captured.
+    /// The most tokens of a step with a captured CUDA graph.
     MaxCudagraphCaptureSize,
-    /// Share of the GPU's memory.
+    /// Share of the GPU's memory that vLLM uses.
     GpuMemoryUtilization,
 }
 
 /// Values of flags.
 pub type Flags = BTreeMap<EngineFlag, f64>;
 
-/// The values that a prompt's part of a step may have, apart from 0.
+/// Values of `LongPrefillTokenThreshold`, apart from 0.
 const PIECES: [f64; 7] = [64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
-/// A step of the share of the memory.
+/// Step of `GpuMemoryUtilization`.
 const MEMORY_STEP: f64 = 0.05;
 
 impl EngineFlag {
-    /// Every one.
+    /// All flags.
     pub const ALL: [Self; 5] = [
         Self::MaxNumSeqs,
         Self::MaxNumBatchedTokens,
@@ -40,7 +41,7 @@ impl EngineFlag {
         Self::GpuMemoryUtilization,
     ];
 
-    /// Its name on the command line, without the dashes.
+    /// The name on the command line, without dashes.
     pub fn name(self) -> &'static str {
         match self {
             Self::MaxNumSeqs => "max-num-seqs",
@@ -56,7 +57,7 @@ impl EngineFlag {
         Self::ALL.into_iter().find(|flag| flag.name() == name)
     }
 
-    /// A value, for a message.
+    /// A value, for messages.
     pub fn show(self, value: f64) -> String {
         match self {
             Self::GpuMemoryUtilization => format!("{value:.2}"),
@@ -64,7 +65,7 @@ impl EngineFlag {
         }
     }
 
-    /// The values that may be tried next: one step away, and two where a step is a factor of two.
+    /// The values to try next: one step away, or two where a step is a factor of two.
     pub fn near(self, value: f64) -> Vec<f64> {
         let (values, least, most): (Vec<f64>, f64, f64) = match self {
             Self::MaxNumSeqs => (powers(value), 1.0, 4_096.0),
@@ -87,13 +88,13 @@ impl EngineFlag {
         near
     }
 
-    /// The same if at most `used` sequences ran at once: fewer than that are the next step of [`Self::MaxNumSeqs`] down, since values
-    /// above have no effect.
+    /// Like [`near`](Self::near), if at most `used` sequences ran at once. [`Self::MaxNumSeqs`]
+    /// then steps down to below `used`, because values above have no effect.
     pub fn near_used(self, value: f64, used: f64) -> Vec<f64> {
         let mut near = self.near(value);
         if self == Self::MaxNumSeqs && used > 1.0 && used < near.iter().copied().fold(value, f64::min) {
             near.retain(|near| *near > value);
-            // The largest power of two below it, and one less.
+            // The largest power of two below `used`, and half of it.
             let most = (used.log2().ceil() - 1.0).exp2();
             near.extend([most / 2.0, most].into_iter().filter(|fewer| *fewer >= 1.0));
         }
@@ -105,7 +106,7 @@ fn powers(value: f64) -> Vec<f64> {
     [0.25, 0.5, 2.0, 4.0].into_iter().map(|factor| (value * factor).round()).collect()
 }
 
-/// What a configuration with one value changed has.
+/// The flags with one value changed.
 pub fn with(flags: &Flags, flag: EngineFlag, value: f64) -> Flags {
     let mut changed = flags.clone();
     changed.insert(flag, value);

@@ -1,10 +1,11 @@
-//! What a simulation of this deployment says about a change, and how far such forecasts can be trusted.
+//! Forecasts of changes by simulation, and how far they can be trusted.
 //!
-//! The caller simulates: the requests of the last minutes through the gateway's request path to simulated engines, once with the
-//! settings in force and once with each candidate. How much of a forecast gain was realised, for each change that was
-//! measured, corrects later forecasts: the realised share is taken to be normal around an unknown mean, which begins as 1 and
-//! counts as one measurement; the variance begins as that of [`SPREAD`] and counts as [`SPREAD_COUNTS`] (conjugate normal model,
-//! its t distribution taken as normal).
+//! The caller replays the requests of the last minutes through the gateway's request path to
+//! simulated engines: once with the settings in force, once with each candidate. The share of each
+//! forecast gain that was realised corrects later forecasts. The realised share is taken to be
+//! normal around an unknown mean, which starts at 1 and counts as one measurement. The variance
+//! starts at the square of [`SPREAD`] and counts as [`SPREAD_COUNTS`] measurements (conjugate
+//! normal model, with a normal in place of the t distribution).
 
 use std::time::Duration;
 
@@ -14,17 +15,18 @@ use crate::flags::{EngineFlag, Flags};
 use crate::limits::{Limits, PoolLimits};
 use crate::recent::RecentRequest;
 
-/// Standard deviation of realised over forecast gains. The simulator's latencies on machines it was not fitted to are off by up to
-/// 15 % (`.github/docs/measurements/simulator.md`).
+/// Standard deviation of realised over forecast gains. The simulator's latencies are off by up to
+/// 15 % on machines to which it was not fitted (`.github/docs/measurements/simulator.md`).
 const SPREAD: f64 = 0.2;
-/// Measurements as which that counts.
+/// Measurements as which [`SPREAD`] counts.
 const SPREAD_COUNTS: f64 = 4.0;
-/// Standard deviations to the lower bound of a gain.
+/// Standard errors between a gain and the lower bound.
 pub(crate) const BOUND: f64 = 2.0;
-/// A simulation of the settings in force must show at least this share of the loss that is measured. It does not where clients
-/// wait for one response before they send the next request: they would send more if the engines served more.
+/// The share of the measured loss that a simulation of the settings in force must show. It shows
+/// less where clients wait for one response before they send the next request: faster engines would
+/// get more requests.
 const SHOWN: f64 = 1.0 / 3.0;
-/// The most changes that are remembered.
+/// The most measured changes that are kept.
 const REMEMBERED: usize = 100;
 
 /// A change that may help.
@@ -32,52 +34,52 @@ const REMEMBERED: usize = 100;
 pub struct Candidate {
     /// The flag that changes.
     pub flag: EngineFlag,
-    /// Its value.
+    /// The new value.
     pub to: f64,
-    /// Limits of the pool that change with it; `None`: those in force stay.
+    /// Limits of the pool that change with it; `None`: limits stay.
     pub limits: Option<PoolLimits>,
 }
 
-/// What shall be simulated.
+/// A question to the simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
     /// The pool whose engines would change.
     pub pool: String,
-    /// Their flags now.
+    /// The engines' present flags.
     pub flags: Flags,
-    /// Pools whose limits belong to this, without a change of limits that is being tried.
+    /// Pools of the group and their limits, without a change on trial.
     pub limits: Vec<(String, PoolLimits)>,
     /// The changes.
     pub candidates: Vec<Candidate>,
-    /// How long an engine would be gone.
+    /// How long an engine would be absent.
     pub absent: Duration,
-    /// The requests.
+    /// The requests to replay.
     pub requests: Vec<RecentRequest>,
 }
 
-/// Other limits of pools that serve the same traffic, which shall be simulated. The answer needs [`Answer::now`] and
-/// [`Answer::candidates`] only.
+/// A question about limits of pools that serve the same traffic. The answer needs only
+/// [`Answer::now`] and [`Answer::candidates`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LimitsQuestion {
     /// The pools.
     pub pools: Vec<String>,
-    /// Their limits now.
+    /// The present limits.
     pub now: Limits,
-    /// The same after each change.
+    /// The limits after each change.
     pub candidates: Vec<Limits>,
-    /// The requests.
+    /// The requests to replay.
     pub requests: Vec<RecentRequest>,
-    /// How many of them, the first ones, wait already when the simulation begins. They do not count: how long they waited before is not
-    /// simulated.
+    /// How many of the first requests already wait when the simulation begins. They do not count,
+    /// because their earlier wait is not simulated.
     pub waiting: usize,
 }
 
-/// What requests would experience.
+/// How requests would fare.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
     /// Mean loss of a request.
     pub loss: f64,
-    /// Its standard error.
+    /// Standard error of the loss.
     pub error: f64,
     /// Share of the requests that meet their objectives.
     pub attainment: f64,
@@ -88,22 +90,24 @@ pub struct Forecast {
 pub struct Answer {
     /// With the settings in force; `None`: this deployment cannot be simulated.
     pub now: Option<Forecast>,
-    /// By how much the mean loss would rise for the time of [`Question::absent`] with one engine less.
+    /// Rise of the mean loss during [`Question::absent`] with one engine less.
     pub absence: Option<f64>,
-    /// The same if the other engines have the candidate at this position, the last one with the smallest loss.
+    /// Position of the last candidate with the smallest loss, and `absence` if the other engines
+    /// have it.
     pub absence_with: Option<(usize, f64)>,
-    /// The same with the flags in force and the limits that come with that candidate; `None` where these stay.
+    /// Position of that candidate, and `absence` with its limits and the flags in force; `None`: it
+    /// has no limits.
     pub absence_under: Option<(usize, f64)>,
-    /// With each candidate, in their order; `None`: vLLM would refuse it.
+    /// With each candidate; `None`: vLLM would refuse it.
     pub candidates: Vec<Option<Forecast>>,
-    /// With the flags in force and the limits of each candidate, in their order; `None` where these stay.
+    /// With the flags in force and each candidate's limits; `None`: the candidate has no limits.
     pub unchanged: Vec<Option<Forecast>>,
-    /// The time in which the requests arrived.
+    /// Time between the first and the last arrival.
     pub span: Duration,
 }
 
 impl Answer {
-    /// In words that the simulation does not show the loss that is measured, if so.
+    /// In words, if the simulation does not reproduce the measured loss.
     pub(crate) fn unexplained(&self, measured: f64) -> Option<String> {
         let shown = self.now?.loss;
         let is_shown = shown >= SHOWN * measured;
@@ -111,26 +115,26 @@ impl Answer {
     }
 }
 
-/// A change that was measured.
+/// A measured change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Realised {
     /// The pool.
     pub pool: String,
     /// The flag.
     pub flag: EngineFlag,
-    /// Its value before and after.
+    /// The values before and after.
     pub values: (f64, f64),
-    /// By how much the mean loss was to fall; absent where nothing was simulated.
+    /// Forecast fall of the mean loss; absent if not simulated.
     pub forecast: Option<f64>,
-    /// By how much it fell, and the range of which that is certain.
+    /// Measured fall of the mean loss.
     pub realised: f64,
-    /// Lower and upper end.
+    /// Range in which `realised` certainly lies.
     pub range: (f64, f64),
     /// `promoted` or `rolled_back`.
     pub verdict: String,
 }
 
-/// How much of forecast gains was realised.
+/// The realised shares of forecast gains.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trust(Vec<Realised>);
 
@@ -143,14 +147,14 @@ impl Trust {
         }
     }
 
-    /// All changes that were measured, the oldest first.
+    /// All measured changes, the oldest first.
     pub fn all(&self) -> &[Realised] {
         &self.0
     }
 
-    /// The gain that is certain enough to act on, of a forecast one with a standard error.
+    /// The part of a forecast gain that is certain enough to act on. `error`: standard error.
     pub fn certain(&self, gain: f64, error: f64) -> f64 {
-        // A gain that was hardly forecast says nothing about the ratio.
+        // A tiny forecast gives no useful ratio.
         let shares = self.0.iter().filter_map(|one| {
             one.forecast.filter(|gain| *gain > 0.01).map(|gain| (one.realised / gain).clamp(-1.0, 2.0))
         });

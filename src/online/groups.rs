@@ -1,6 +1,7 @@
-//! Pools that serve the same models, which are tuned together.
+//! Pools that serve the same models and are tuned together.
 //!
-//! A group has one [`Controller`]. Pools of different groups share no request, so what is changed for one does not concern the other.
+//! A group has one [`Controller`]. Pools of different groups share no request, so a change in one
+//! does not concern the other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,11 +12,11 @@ use crate::event::Acting;
 use crate::limits::Limits;
 use sluice_gateway::config::{Config, ModelScope, Pool, TunerMode};
 
-/// How long after its arrival a request counts, where no objective says how long it may take.
+/// How long after arrival a request counts, without an objective for E2EL.
 pub(crate) const HORIZON: Duration = Duration::from_secs(5);
-/// The same at most.
+/// The longest time after arrival until a request counts.
 const HORIZON_MAX: Duration = Duration::from_secs(20);
-/// A request that takes this many times its bound has missed it, and counts by then.
+/// Multiple of the E2EL objective after which a request counts: by then it has missed.
 const HORIZON_OF_BOUND: f64 = 1.5;
 
 #[derive(Debug)]
@@ -23,11 +24,10 @@ pub(crate) struct Group {
     pub(crate) pools: Vec<usize>,
     pub(crate) controller: Controller,
     pub(crate) has_objectives: bool,
-    /// What the engines show, by `pool/backend`.
+    /// By `pool/backend`.
     pub(crate) engines: BTreeMap<String, EngineWatch>,
 }
 
-/// What it may do in a mode.
 pub(crate) fn acting(mode: TunerMode) -> Acting {
     match mode {
         TunerMode::Off | TunerMode::Advise => Acting::Proposes,
@@ -45,7 +45,7 @@ impl Group {
         let longest = own().filter_map(|pool| pool.slo.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
         let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
         let mut controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
-        // Before that, there may have been other engines.
+        // There may have been other engines earlier.
         controller.engines_since = now;
         controller.set_simulates(simulates(config));
         let has_objectives = own().any(|pool| !pool.slo.objectives().is_empty());
@@ -58,8 +58,8 @@ pub(crate) fn simulates(config: &Config) -> bool {
     config.tuner.simulation.gpu.is_some() && config.tuner.simulation.model.is_some()
 }
 
-/// The pools that serve a common model, directly or through others, each group in the order of the configuration. Pools of arms
-/// alone are left out: an experiment judges them.
+/// Groups of pools that serve a common model, directly or through other pools, in the order of the
+/// configuration. Pools for arms alone are left out: an experiment judges them.
 pub(crate) fn groups(pools: &[Pool]) -> Vec<Vec<usize>> {
     let share = |one: &Pool, other: &Pool| match (&one.models, &other.models) {
         (ModelScope::Only(own), ModelScope::Only(theirs)) => own.iter().any(|model| theirs.contains(model)),

@@ -1,11 +1,12 @@
-//! How prompt lengths are distributed: a histogram with a fixed, geometric grid.
+//! A histogram of prompt lengths on a fixed geometric grid.
 //!
-//! It answers where a threshold between short and long prompts may lie: only between lengths that occur. A bin is 19 % wide, so
-//! two lengths that differ by more are distinguished. Bounds: [`BINS`] numbers.
+//! It shows where a threshold between short and long prompts can lie: only between lengths that
+//! occur. A bin is 19 % wide, so it separates lengths that differ by more. Bounds: [`BINS`]
+//! numbers.
 
-/// Bins per doubling of the length. A bin is 19 % wide.
+/// Bins per doubling of the length.
 const PER_OCTAVE: f64 = 4.0;
-/// The lower end of the first bin, tokens. Shorter prompts are in it too.
+/// Lower end of the first bin, in tokens. Shorter prompts count in it.
 const FIRST: f64 = 16.0;
 /// Number of bins; the last one begins at 16 * 2^(67/4), about 1.8 million tokens.
 const BINS: usize = 68;
@@ -27,36 +28,35 @@ fn bin(tokens: u64) -> usize {
     ((octaves * PER_OCTAVE) as usize).min(BINS - 1)
 }
 
-/// The largest length in a bin.
 fn last_in(bin: usize) -> u64 {
     (FIRST * ((bin + 1) as f64 / PER_OCTAVE).exp2()).ceil() as u64 - 1
 }
 
 impl Lengths {
-    /// Counts a prompt.
+    /// Counts a prompt of `tokens`.
     pub fn add(&mut self, tokens: u64) {
         self.counts[bin(tokens)] += 1.0;
     }
 
-    /// How many prompts there are.
+    /// Number of prompts.
     pub fn total(&self) -> f64 {
         self.counts.iter().sum()
     }
 
-    /// Adds those of another histogram.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(own, other)| *own += other);
     }
 
-    /// Share of the prompts that are in bins above that of `tokens`; 0 without any.
+    /// Share of the prompts in bins above the bin of `tokens`; 0 without prompts.
     pub fn share_above(&self, tokens: u64) -> f64 {
         let total = self.total();
         let above: f64 = self.counts.iter().skip(bin(tokens) + 1).sum();
         if total > 0.0 { above / total } else { 0.0 }
     }
 
-    /// The next length above `tokens` such that prompts between the two are at least `share` of all prompt *tokens*.
-    /// `None`: no longer prompts are worth mentioning.
+    /// The next length above `tokens` such that prompts between the two hold at least `share` of
+    /// all prompt *tokens*. `None`: longer prompts are negligible.
     pub fn next_above(&self, tokens: u64, share: f64) -> Option<u64> {
         let (all, mut between) = (self.tokens().sum::<f64>(), 0.0);
         let found = self.tokens().enumerate().skip(bin(tokens) + 1).find(|(_, tokens)| {
@@ -66,7 +66,8 @@ impl Lengths {
         found.map(|(at, _)| last_in(at))
     }
 
-    /// The next length below `tokens` such that prompts between the two are at least `share` of all prompt *tokens*.
+    /// The next length below `tokens` such that prompts between the two hold at least `share` of
+    /// all prompt *tokens*.
     pub fn next_below(&self, tokens: u64, share: f64) -> Option<u64> {
         let (all, mut between) = (self.tokens().sum::<f64>(), 0.0);
         let bins: Vec<f64> = self.tokens().collect();
@@ -77,13 +78,12 @@ impl Lengths {
         found.filter(|at| *at > 0).map(|at| last_in(at - 1))
     }
 
-    /// Prompt tokens in each bin, by its upper end.
+    /// Prompt tokens in each bin, counting each prompt at the upper end.
     fn tokens(&self) -> impl Iterator<Item = f64> + '_ {
         self.counts.iter().enumerate().map(|(at, count)| count * last_in(at) as f64)
     }
 
-    /// How different two distributions are, from 0 (equal) to 1 (nothing in common): their Hellinger distance. 0 if one is
-    /// empty.
+    /// Hellinger distance of two distributions: 0 (equal, or one empty) to 1 (disjoint).
     pub fn distance(&self, other: &Self) -> f64 {
         let (own, theirs) = (self.total(), other.total());
         if own == 0.0 || theirs == 0.0 {

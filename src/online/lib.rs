@@ -1,18 +1,19 @@
-//! The online tuner: moves the gateway's own limits by what live requests experience.
+//! The online tuner: changes the gateway's limits and the engines' flags by how live requests fare.
 //!
 //! ```text
 //!   finished request --> Observer --> Window --.
-//!   pools, every second ------------> Usage ---+--> Controller --> change of Limits --> Tuner --> configuration in force
-//!   metrics pages of engines -----> EngineWatch ---> diagnosis, in words
+//!   pools, every second ------------> Usage ---+--> Controller --> limits --> Tuner --> config
+//!   engines' metrics pages -------> EngineWatch --> diagnosis in words
 //! ```
 //!
-//! The [`Controller`] tries one change at a time. Where the requests that miss their objectives lose their time ([`loss`]) and
-//! which limit holds them up ([`usage`]) suggest the change ([`moves`]); the requests that arrive after it decide whether it
-//! stays. What did not help is undone and not tried again for a while, so the limits come to rest.
+//! The [`Controller`] (fast layer) tries one change of limits at a time. [`moves`] proposes it from
+//! the place where late requests lose time ([`loss`]) and the limit that holds them up ([`usage`]).
+//! Later requests decide whether it stays. A change that did not help is blocked for a while, so
+//! the limits come to rest. The [`EngineTuner`] (slow layer) changes flags where limits no longer
+//! help. The [`Scaler`] computes how many engines a pool needs.
 //!
-//! The [`Scaler`] says how many engines a pool needs, from the same finished requests.
-//!
-//! Pure: no clock, no sockets, no configuration file. `sluice serve` runs it on live traffic, `sluice lab` on virtual time.
+//! Pure: no clock, socket or file. `sluice serve` runs it on live traffic, `sluice lab` on virtual
+//! time.
 
 pub mod lengths;
 pub mod limits;

@@ -1,21 +1,21 @@
-//! The limits that the controller moves, and how they become part of a configuration.
+//! The limits that the controller moves, and how they enter a configuration.
 //!
-//! Plain values, one set for each pool. Bounds of every value are in [`Bounds`]; a change never leaves them, and never makes a
-//! configuration invalid: ranges of prompt lengths keep covering every length.
+//! Plain values, one set for each pool. A change stays within [`Bounds`] and keeps the
+//! configuration valid: the pools' ranges continue to cover every prompt length.
 
 use serde::{Deserialize, Serialize};
 
 use sluice_core::base::Tokens;
 use sluice_gateway::config::{Config, LongPrefix, Pool};
 
-/// The fewest and the most of each limit.
+/// Lower and upper bound of each limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
     /// Sequences in flight on a backend.
     pub slots: (u32, u32),
     /// Prefill permits of a backend.
     pub permits: (u32, u32),
-    /// Prompts of more tokens than this need a permit.
+    /// Prompts with more tokens need a permit.
     pub threshold: (u64, u64),
     /// Prompt tokens in prefill on a backend.
     pub prefill_tokens: (u64, u64),
@@ -35,7 +35,7 @@ impl Default for Bounds {
     }
 }
 
-/// What can be moved.
+/// A limit that can be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Knob {
@@ -47,12 +47,12 @@ pub enum Knob {
     Threshold,
     /// `pool.prefill_tokens`.
     PrefillTokens,
-    /// `pool.prompt_tokens`: the end of one pool's range and the beginning of the next.
+    /// `pool.prompt_tokens`: the end of one pool's range and the start of the next.
     Boundary,
 }
 
 impl Knob {
-    /// Every one.
+    /// All knobs.
     pub const ALL: [Self; 5] = [Self::Slots, Self::Permits, Self::Threshold, Self::PrefillTokens, Self::Boundary];
 
     /// The key of the configuration, after `pool.NAME.`.
@@ -74,19 +74,21 @@ pub struct PoolLimits {
     pub slots: u32,
     /// Prompt tokens in prefill on each backend; `None`: no limit.
     pub prefill_tokens: Option<u64>,
-    /// Prompts of more than so many tokens need a permit, and the permits of each backend; `None`: none is needed.
+    /// Prompts with more tokens than this need a permit, and the permits of each backend; `None`:
+    /// no permits.
     pub long: Option<(u64, u32)>,
-    /// Prompt lengths that it is home to: from, and up to (not included).
+    /// Prompt lengths of the pool: from, and to (not included).
     pub range: (u64, Option<u64>),
 }
 
 impl PoolLimits {
-    /// Threshold and permits, where they may be moved: without any permit, the operator keeps long prompts away.
+    /// Threshold and permits, where they may be moved. With 0 permits the operator keeps long
+    /// prompts away.
     pub fn permits(&self) -> Option<(u64, u32)> {
         self.long.filter(|(_, permits)| *permits > 0)
     }
 
-    /// Puts them into the configuration of a pool.
+    /// Puts the limits into the configuration of a pool.
     pub fn put(&self, pool: &mut Pool) {
         pool.slots = self.slots;
         pool.prefill_tokens = self.prefill_tokens.map(Tokens);
@@ -95,14 +97,15 @@ impl PoolLimits {
         pool.prompt_tokens.max = self.range.1.map(Tokens);
     }
 
-    /// Where they differ from others, for a message: `slots 64 (now 16), prefill_tokens none (now 8192)`.
+    /// The differences from `now`, for messages:
+    /// `slots 64 (now 16), prefill_tokens none (now 8192)`.
     pub fn differences(&self, now: &Self) -> String {
         let differs = |knob: &Knob| self.show(*knob) != now.show(*knob);
         let show = |knob: Knob| format!("{} {} (now {})", knob.key(), self.show(knob), now.show(knob));
         Knob::ALL.into_iter().filter(differs).map(show).collect::<Vec<_>>().join(", ")
     }
 
-    /// Its value of a knob; the largest where there is no limit.
+    /// The value of a knob; `u64::MAX` without a limit.
     pub(crate) fn value(&self, knob: Knob) -> u64 {
         match knob {
             Knob::Slots => self.slots.into(),
@@ -113,7 +116,7 @@ impl PoolLimits {
         }
     }
 
-    /// Its value of a knob, for a message.
+    /// The value of a knob, for messages.
     pub fn show(&self, knob: Knob) -> String {
         let tokens = |tokens: Option<u64>| tokens.map_or_else(|| "none".to_owned(), |count| Tokens(count).to_string());
         match knob {
@@ -131,7 +134,7 @@ impl PoolLimits {
 pub struct Limits(pub Vec<PoolLimits>);
 
 impl Limits {
-    /// Those of a configuration.
+    /// The limits of a configuration.
     pub fn of(config: &Config) -> Self {
         let pool = |pool: &Pool| PoolLimits {
             slots: pool.slots,
@@ -142,13 +145,13 @@ impl Limits {
         Self(config.pools.iter().map(pool).collect())
     }
 
-    /// Puts them into a configuration with the same pools.
+    /// Puts the limits into a configuration with the same pools.
     pub fn put(&self, config: &mut Config) {
         config.pools.iter_mut().zip(&self.0).for_each(|(pool, limits)| limits.put(pool));
     }
 
-    /// The same with the boundary at the upper end of `pool` elsewhere: that of every pool that ends or begins there. `None`
-    /// where a range would become empty.
+    /// Moves the boundary at the upper end of `pool` to `to`, for every pool that ends or begins
+    /// there. `None`: a range would become empty.
     pub fn with_boundary(&self, pool: usize, to: u64) -> Option<Self> {
         let from = self.0[pool].range.1?;
         let mut moved = self.clone();

@@ -1,9 +1,10 @@
-//! What one finished request says about the limits: whether it met its objectives, by how far it missed them, and where it lost
-//! its time.
+//! Judges a finished request: whether it met its objectives, by how far it missed, and where it
+//! lost time.
 //!
-//! The loss of a request is 0 if it met all objectives. Otherwise it is 1 + log2(r) / 5, where r is the largest ratio of a
-//! measured time to its bound, and at most 3. That of a request that was shed is 4. So the mean loss is at least the share of
-//! requests that missed, and it still falls when all of them miss by less or fewer are shed.
+//! The loss of a request is 0 if it met all objectives. Otherwise it is 1 + log2(r) / 5, at most 3,
+//! where r is the largest ratio of a time to its bound. A request that was shed, or got no first
+//! byte in time, loses 4. So the mean loss is at least the share of requests that missed, and still
+//! falls when all of them miss by less or fewer are shed.
 
 use std::time::Duration;
 
@@ -13,26 +14,26 @@ use sluice_core::openai::ShedReason;
 use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::{Outcome, Stage};
 
-/// The loss of a request that was shed.
+/// The loss of a request that was shed or got no first byte.
 pub const LOSS_OF_SHED: f64 = 4.0;
-/// A time of two to the power of this times its bound loses as much again as one that is just late.
+/// A time of 2 to this power times the bound loses 1 more than a time just above the bound.
 const OCTAVES: f64 = 5.0;
-/// The largest loss of a request that was served. It is reached at a thousand times the bound: where a limit is far too low, a
-/// first step makes waits shorter and not yet short, and that must count.
+/// The largest loss of a served request, reached at a thousand times the bound. Where a limit is
+/// far too low, a first step makes long waits only shorter, and that must count.
 const LOSS_OF_LATE: f64 = 3.0;
 
-/// Where a request lost its time.
+/// Where a request lost time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// In the gateway's queue: a limit held it up.
+    /// In the gateway's queue: a limit held the request up.
     Queue,
-    /// On the engine before its first token: others were there before it.
+    /// On the engine before the first token: earlier requests were served.
     Engine,
-    /// Between its tokens: others slowed the engine's steps.
+    /// Between tokens: other requests slowed the engine's steps.
     Decode,
 }
 
-/// What is known of the speed of an undisturbed request.
+/// The speed of an undisturbed request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Undisturbed {
     /// Prompt tokens per second of a prefill.
@@ -41,18 +42,18 @@ pub struct Undisturbed {
     pub tpot: f64,
 }
 
-/// What a request says.
+/// The judgement of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Judged {
-    /// See the header.
+    /// The loss, 0 to 4; see [`crate::loss`].
     pub loss: f64,
-    /// Where it lost its time, if it missed an objective.
+    /// Where the request lost time, if it missed an objective.
     pub cause: Option<Cause>,
-    /// Seconds for which it was on a backend; `None`: never, or not to its end.
+    /// Seconds on a backend; `None`: not served to the end.
     pub service: Option<f64>,
 }
 
-/// TTFT, TPOT and E2EL of a request over their bounds; 0 where there is none.
+/// TTFT, TPOT and E2EL over their bounds; 0 without a bound.
 fn ratios(stats: &StreamStats, prompt_tokens: u64, objectives: &Objectives) -> [f64; 3] {
     let bounds = objectives.of_prompt(prompt_tokens);
     let ratio = |bound: Option<Duration>, measured: Option<Duration>| match (bound, measured) {
@@ -62,19 +63,19 @@ fn ratios(stats: &StreamStats, prompt_tokens: u64, objectives: &Objectives) -> [
     [ratio(bounds.ttft, stats.ttft), ratio(bounds.tpot, stats.tpot), ratio(bounds.e2el, stats.e2el)]
 }
 
-/// The TPOT of a request over its bound; `None`: it has no bound, or was not measured.
+/// The ratio of TPOT to the bound; `None`: no bound, or not measured.
 pub(crate) fn tpot_ratio(record: &Record, objectives: &Objectives) -> Option<f64> {
     let [_, tpot, _] = ratios(record.stats.as_ref()?, record.prompt_tokens(), objectives);
     (tpot > 0.0).then_some(tpot)
 }
 
-/// The largest of them: above 1, the request missed an objective.
+/// The largest ratio of a time to the bound: above 1, the request missed an objective.
 pub fn worst_ratio(stats: &StreamStats, prompt_tokens: u64, objectives: &Objectives) -> f64 {
     ratios(stats, prompt_tokens, objectives).into_iter().fold(0.0, f64::max)
 }
 
-/// Judges a request. `None`: it says nothing about limits, because it generates nothing, its client left, it was refused, or a
-/// backend failed.
+/// Judges a request. `None`: it says nothing about limits, because it has no objectives or
+/// generates nothing, the client left, it was refused, or a backend failed.
 pub fn judge(record: &Record, objectives: &Objectives, undisturbed: Undisturbed) -> Option<Judged> {
     if !record.generates() || objectives.is_empty() {
         return None;

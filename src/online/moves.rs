@@ -1,16 +1,16 @@
-//! Which changes may help, by where requests lose their time and which limits hold them up.
+//! Proposes changes of limits by where requests lose time and which limits hold them up.
 //!
 //! | lost time | and | change |
 //! |---|---|---|
-//! | in the gateway's queue | no permit was free | more permits; a higher threshold, first where most prompts need a permit |
+//! | in the gateway's queue | no permit was free | more permits, a higher threshold |
 //! | | no slot was free | more slots |
-//! | | no room for prompt tokens | a higher limit of them, or none |
-//! | on the engine, before the first token | | fewer permits, a lower threshold, fewer prompt tokens in prefill, fewer slots |
+//! | | no room for prompt tokens | a higher limit of prompt tokens, or none |
+//! | on the engine before the first token | | fewer permits, tokens, slots; lower threshold |
 //! | between tokens | | the same, slots before the threshold |
 //! | any of these | the next pool loses less | the boundary between the two |
 //!
-//! A limit is lowered from what was used, since all above that has no effect. A threshold moves to the next length that
-//! separates prompts: two thresholds between which there are no prompts are the same.
+//! A limit is lowered from its used part, because the unused part has no effect. A threshold moves
+//! to the next length that separates prompts: thresholds without prompts between them are equal.
 
 use std::collections::BTreeMap;
 
@@ -19,36 +19,41 @@ use crate::limits::{Bounds, Knob, Limits, PoolLimits};
 use crate::loss::Cause;
 use crate::window::{PoolWindow, Window};
 
-/// Where requests lose a smaller share of their time, nothing is tried: it could gain no more than that, and a trial costs requests.
+/// A cause with a smaller share of the lost time is left alone: its gain is at most that share, and
+/// a trial costs requests.
 const CAUSE_SHARE: f64 = 0.25;
-/// Lengths that hold less than this share of the prompt tokens do not matter to a threshold.
+/// Lengths with less than this share of the prompt tokens do not matter to a threshold.
 const LENGTHS_SHARE: f64 = 0.05;
-/// Share of a pool's prompt tokens that a boundary moves to the next pool.
+/// Share of a pool's prompt tokens that one move of a boundary gives to the next pool.
 const BOUNDARY_SHARE: f64 = 0.25;
-/// A threshold that makes more than this share of the prompts need a permit is too low.
+/// A threshold is too low if more than this share of the prompts need a permit.
 const LONG_SHARE: f64 = 0.5;
-/// A limit holds requests up if it was used up at this share of the moments at which they waited.
+/// A limit holds requests up if it was used up at this share of the moments with a queue.
 const HELD_UP: f64 = 0.25;
-/// The loss of a request from which a pool gives work to an idle neighbour before its own limits are moved.
+/// Loss of a request from which a pool gives work to an idle neighbour before the pool's limits
+/// move.
 const MUCH: f64 = 0.05;
-/// A neighbour that loses less than this share per request counts as idle.
+/// A neighbour is idle if it loses less than this share of the pool's loss per request.
 const IDLE: f64 = 0.25;
-/// Slots for this many times the demand: it varies, and requests take longer the more there are.
+/// Slots as a multiple of the demand, which varies and grows with the number of requests at once.
 const DEMAND_MARGIN: f64 = 1.5;
-/// Slots are not lowered below this many times the demand ..
+/// Slots stay above this multiple of the demand, ..
 const NEED_MARGIN: f64 = 1.15;
-/// .. nor below the demand of all backends together and this many times its square root: requests that arrive at random are as many
-/// at once in 2 % of the time.
+/// .. and above the demand of all backends plus this many square roots of it: random arrivals
+/// exceed that 2 % of the time.
 const NEED_DEVIATIONS: f64 = 2.0;
-/// Slots are not lowered below this many times the sequences of the widest request.
+/// Slots stay above this multiple of the sequences of the widest request.
 const WIDEST_MARGIN: f64 = 2.0;
-/// A boundary stays below this share of the context limit of the engines below it: the output needs room, too.
+/// A boundary stays below this share of the context limit of the engines below it, to leave room
+/// for output.
 const CONTEXT_SHARE: f64 = 0.5;
-/// A pool gives work to the next one if that loses at most this share of its own loss per request.
+/// A pool gives work to the next pool if the loss per request there is at most this share of its
+/// own.
 const LESS: f64 = 0.5;
 
-/// Limits under which a change of flags may help although it does not under those in force, which were found with other flags:
-/// those of the configuration, and the same with one permit for long prompts. The range of lengths stays.
+/// Limits under which a change of flags may help although it does not under the present limits,
+/// which were found with other flags: the configured limits, and these with one permit for long
+/// prompts. The range stays.
 pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, bounds: &Bounds) -> Vec<PoolLimits> {
     let file = PoolLimits { range: now.range, ..*configured };
     let long = match file.long {
@@ -61,7 +66,7 @@ pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, boun
     found
 }
 
-/// The threshold above which there are the prompts with most of the tokens, if they are not most of the prompts.
+/// A threshold with most of the tokens but not most of the prompts above it.
 fn long_prompts(lengths: &Lengths, bounds: &Bounds) -> Option<u64> {
     let found = lengths.next_below(u64::MAX, BOUNDARY_SHARE).filter(|found| *found >= bounds.threshold.0)?;
     (lengths.share_above(found) <= LONG_SHARE).then_some(found)
@@ -72,30 +77,28 @@ fn long_prompts(lengths: &Lengths, bounds: &Bounds) -> Option<u64> {
 pub struct Direction {
     /// Position of the pool.
     pub pool: usize,
-    /// What moves.
+    /// The limit.
     pub knob: Knob,
-    /// Whether its value grows. A limit that appears shrinks, from none.
+    /// Whether the value grows. Adding a limit where there was none is down.
     pub up: bool,
 }
 
 /// A change that may help.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Move {
-    /// What moves where.
+    /// The limit that moves.
     pub direction: Direction,
-    /// All limits after it.
+    /// All limits after the change.
     pub to: Limits,
     /// Why it may help.
     pub why: String,
 }
 
-/// By how much a limit moves in one step, as a factor above 1; finer after a step that did not help.
+/// The factor of one step, for each limit; smaller after a step that did not help.
 #[derive(Clone, Debug, Default)]
 pub struct Steps(BTreeMap<(usize, Knob), f64>);
 
-/// The first step of a limit.
 const FIRST_STEP: f64 = 2.0;
-/// The smallest step.
 const LAST_STEP: f64 = 1.15;
 
 impl Steps {
@@ -103,19 +106,19 @@ impl Steps {
         self.0.get(&(pool, knob)).copied().unwrap_or(FIRST_STEP)
     }
 
-    /// A step did not help.
+    /// Makes steps of a limit smaller: one did not help.
     pub fn refine(&mut self, pool: usize, knob: Knob) {
         let step = self.of(pool, knob);
         self.0.insert((pool, knob), step.sqrt().max(LAST_STEP));
     }
 
-    /// The load is another one.
+    /// Forgets the sizes of steps: the load has changed.
     pub fn reset(&mut self) {
         self.0.clear();
     }
 }
 
-/// The changes that may help, the most promising first.
+/// Changes that may help, the most promising first.
 pub fn candidates(window: &Window, limits: &Limits, bounds: &Bounds, steps: &Steps) -> Vec<Move> {
     let mut pools: Vec<(usize, f64)> =
         window.pools.iter().map(PoolWindow::loss).enumerate().filter(|(_, loss)| *loss > 0.0).collect();
@@ -191,8 +194,8 @@ impl Proposer<'_> {
         }
     }
 
-    /// Raises the limits that hold requests up. Long prompts wait for permits; the others do not, whether permits are used up or
-    /// not.
+    /// Raises the limits that hold requests up. Long prompts wait for permits, other prompts for
+    /// slots and prompt tokens: the limits of the kind that waits come first.
     fn raise(&mut self, why: &str) {
         let (usage, own) = (self.seen.usage, self.own());
         let lengths = &self.seen.lengths;
@@ -219,7 +222,7 @@ impl Proposer<'_> {
             if held_up(usage.no_prefill) && usage.no_prefill > usage.no_slots {
                 proposer.more_prefill(&at(Knob::PrefillTokens, usage.no_prefill));
             }
-            // Otherwise the engines' own limit (max-num-seqs) is used up.
+            // Otherwise the engines' own limit (`max-num-seqs`) is used up.
             let is_own = usage.slots_peak.saturating_mul(2) > own.slots;
             if is_own && held_up(usage.no_slots) || usage.slots_peak >= own.slots {
                 proposer.more_slots(&at(Knob::Slots, usage.no_slots));
@@ -242,12 +245,12 @@ impl Proposer<'_> {
         self.steps.of(self.pool, knob)
     }
 
-    /// A value one step higher, and at least by 1.
+    /// One step higher, at least by 1.
     fn above(&self, knob: Knob, value: u64) -> u64 {
         ((value as f64 * self.step(knob)).round() as u64).max(value.saturating_add(1))
     }
 
-    /// A value one step lower, and at least by 1.
+    /// One step lower, at least by 1.
     fn below(&self, knob: Knob, value: u64) -> u64 {
         ((value as f64 / self.step(knob)).round() as u64).min(value.saturating_sub(1))
     }
@@ -255,7 +258,7 @@ impl Proposer<'_> {
     fn more_slots(&mut self, why: &str) {
         let own = self.own();
         let most = u64::from(self.bounds.slots.1.max(own.slots));
-        // Where they are far too few, steps of a factor would take long.
+        // Far too few slots would take many steps.
         let wanted = self.seen.demand().map_or(0, |demand| (demand * DEMAND_MARGIN).ceil() as u64);
         let slots = self.above(Knob::Slots, own.slots.into()).max(wanted).min(most) as u32;
         self.add(Knob::Slots, true, PoolLimits { slots, ..own }, why);
@@ -264,13 +267,13 @@ impl Proposer<'_> {
     fn fewer_slots(&mut self, why: &str) {
         let own = self.own();
         let used = f64::from(own.slots.min(self.seen.usage.slots_peak));
-        // Below what the load needs, a queue grows without end. Where it needs more than there is, engines are overloaded, and
-        // fewer sequences at once may be faster.
+        // Below the demand, a queue grows without end. Demand above the slots means overloaded
+        // engines, which may be faster with fewer sequences.
         let backends = self.seen.usage.in_rotation.max(1) as f64;
         let with_margin =
             |demand: f64| (demand * NEED_MARGIN).max(demand + NEED_DEVIATIONS * (demand / backends).sqrt());
         let needed = self.seen.demand().filter(|needed| *needed < used).map_or(0.0, with_margin);
-        // A request that takes more sequences than a backend has slots would be refused.
+        // A request with more sequences than a backend has slots would be refused.
         let widest = f64::from(self.seen.widest) * WIDEST_MARGIN;
         let slots = (used / self.step(Knob::Slots).sqrt()).max(needed).max(widest).round() as u32;
         if slots >= self.bounds.slots.0 && f64::from(slots) < used {
@@ -301,7 +304,7 @@ impl Proposer<'_> {
         let Some((threshold, permits)) = own.permits() else { return };
         let lengths = &self.seen.lengths;
         let mut found = lengths.next_above(threshold, LENGTHS_SHARE);
-        // Where most prompts need a permit, it is far too low.
+        // Where most prompts need a permit, the threshold is far too low.
         while let Some(length) = found.filter(|_| lengths.share_above(threshold) > LONG_SHARE)
             && lengths.share_above(length) > LONG_SHARE / 2.0
         {
@@ -313,7 +316,7 @@ impl Proposer<'_> {
         }
     }
 
-    /// Without a limit on long prompts, one appears: a permit for each engine, for the prompts with most of the tokens.
+    /// Where no threshold exists, adds one: one permit for the prompts with most of the tokens.
     fn lower_threshold(&mut self, why: &str) {
         let own = self.own();
         let lengths: &Lengths = &self.seen.lengths;
@@ -347,7 +350,7 @@ impl Proposer<'_> {
         }
     }
 
-    /// Whether much is lost here and next to nothing in a pool of neighbouring lengths.
+    /// Whether this pool loses much and a pool of neighbouring lengths next to nothing.
     fn neighbour_is_idle(&self) -> bool {
         let lost = self.seen.loss_per_request();
         let is_idle = |other: &usize| self.window.pools[*other].loss_per_request() < lost * IDLE;
@@ -355,7 +358,7 @@ impl Proposer<'_> {
             && (0..self.limits.0.len()).filter(|other| self.is_next_to(*other).is_some()).any(|other| is_idle(&other))
     }
 
-    /// Whether another pool is home to the lengths right above (true) or right below (false) those of this one.
+    /// Whether another pool has the lengths right above (true) or below (false).
     fn is_next_to(&self, other: usize) -> Option<bool> {
         let (own, theirs) = (self.own().range, self.limits.0[other].range);
         match (own.1 == Some(theirs.0), theirs.1 == Some(own.0)) {
@@ -365,7 +368,7 @@ impl Proposer<'_> {
         }
     }
 
-    /// Moves the boundary to a pool of neighbouring lengths that loses less.
+    /// Moves the boundary towards a pool of neighbouring lengths that loses less.
     fn boundary(&mut self, why: &str) {
         let (own, lost) = (self.own(), self.seen.loss_per_request());
         for other in 0..self.limits.0.len() {
@@ -378,9 +381,9 @@ impl Proposer<'_> {
                 (true, Some(end)) => (self.pool, lengths.next_below(end - 1, BOUNDARY_SHARE)),
                 _ => (other, lengths.next_above(own.range.0, BOUNDARY_SHARE)),
             };
-            // The range ends before the next length.
+            // The end of a range is excluded.
             let to = found.map(|length| length + 1);
-            // The pool below the boundary must be able to serve what it gets.
+            // The pool below the boundary must be able to serve the longer prompts.
             let context = self.window.pools[at].usage.context.map(|tokens| (tokens as f64 * CONTEXT_SHARE) as u64);
             let is_raised = !above;
             let fits = |to: &u64| !is_raised || context.is_none_or(|most| *to <= most);
@@ -422,7 +425,8 @@ mod tests {
     fn slots_are_not_lowered_below_the_demand_and_two_of_its_standard_deviations() {
         let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
         let mut pool = PoolWindow::new(Duration::ZERO);
-        // 48 requests a second, one second each: 24 at once on each of two backends, where 40 would come down to 28.
+        // 48 requests/s of one second each: 24 at once on each of two backends. A step alone would
+        // lower 40 slots to 28.
         for second in 0..20 {
             (0..48).for_each(|_| {
                 let judged = Judged { loss: 1.0, cause: Some(Cause::Decode), service: Some(1.0) };

@@ -1,8 +1,9 @@
-//! Forecasts for engines whose flags, limits and load stay as they are, pooled over the simulations that follow one another.
+//! Pools the forecasts of successive simulations with the same flags, limits and load.
 //!
-//! Each simulation has other requests, so a gain that is forecast by many of them is known better than by one. The error of the mean is
-//! that of independent simulations, or what the gains themselves show by their scatter if that is more: within one simulation,
-//! batches of a queue that is nearly always full are alike. Bounds: [`ROUNDS_MAX`] simulations, the oldest go first.
+//! Each simulation has other requests, so several make a gain more certain. The error of the mean
+//! gain is the error of independent simulations, or the scatter of the gains if that is larger:
+//! batches within one simulation are alike where the queue is nearly always full. Bounds:
+//! [`ROUNDS_MAX`] simulations, the oldest go first.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,12 +12,12 @@ use crate::flags::Flags;
 use crate::forecast::{Answer, BOUND, Candidate, Forecast, Question};
 use crate::limits::Limits;
 
-/// Simulations that are pooled at most.
+/// The most simulations in a pool.
 const ROUNDS_MAX: usize = 64;
-/// Simulations after which a change that is clearly worse than another one is simulated no more.
+/// Simulations after which a clearly worse change is not simulated again.
 const ROUNDS_MIN: usize = 3;
 
-/// What simulations must have in common to be pooled.
+/// Simulations are pooled if these are equal.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Subject {
     pub(crate) flags: Flags,
@@ -25,7 +26,7 @@ pub(crate) struct Subject {
     pub(crate) load_since: Duration,
 }
 
-/// Numbers that belong together.
+/// The latest values, at most [`ROUNDS_MAX`].
 #[derive(Clone, Debug, Default)]
 struct Sample(VecDeque<f64>);
 
@@ -51,19 +52,19 @@ impl Sample {
     }
 }
 
-/// What was forecast of one change.
+/// Forecasts of one change.
 #[derive(Clone, Debug, Default)]
 struct Change {
     gains: Sample,
-    /// Squares of their standard errors.
+    /// Squared standard errors of `gains`.
     errors: Sample,
-    /// Attainment minus that without the change.
+    /// Attainment minus attainment without the change.
     attainment: Sample,
-    /// What the absence of an engine costs if the others have the change.
+    /// Cost of an absent engine if the others have the change.
     absence: Sample,
-    /// How much of what it costs without the change the limits that go with it save.
+    /// The part of the cost of an absent engine, without the change, that the change's limits save.
     limits_save: Sample,
-    /// By how much the limits that go with it lower the loss without it.
+    /// Gain of the change's limits without the flag.
     unchanged: Sample,
 }
 
@@ -74,14 +75,14 @@ impl Change {
         if count > 1.0 { within.max((self.gains.squares() / (count * (count - 1.0))).sqrt()) } else { within }
     }
 
-    /// What the gain surely is at least, and at most, as far as the simulation is right.
+    /// Lower and upper bound of the gain, if the simulation is right.
     fn range(&self) -> Option<(f64, f64)> {
         let (gain, error) = (self.gains.mean()?, BOUND * self.error());
         Some((gain - error, gain + error))
     }
 }
 
-/// See the header of this file.
+/// The pooled forecasts for one subject.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pooled {
     subject: Option<Subject>,
@@ -92,14 +93,14 @@ pub(crate) struct Pooled {
 }
 
 impl Pooled {
-    /// From now on simulations of `subject` are pooled; those of another one are forgotten.
+    /// Pools simulations of `subject` and forgets all others.
     pub(crate) fn begin(&mut self, subject: Subject) {
         if self.subject.as_ref() != Some(&subject) {
             *self = Self { subject: Some(subject), ..Self::default() };
         }
     }
 
-    /// Adds a simulation. Returns what all of them say together about the candidates of the question.
+    /// Adds a simulation. Returns the pooled answer for the candidates of the question.
     pub(crate) fn add(&mut self, question: &Question, answer: &Answer) -> Answer {
         let is_known = |forecast: &Forecast| forecast.loss.is_finite() && forecast.error.is_finite();
         let Some(now) = answer.now.filter(|now| now.loss.is_finite()) else { return answer.clone() };
@@ -118,7 +119,7 @@ impl Pooled {
                     absence.filter(|(of, absence)| *of == at && absence.is_finite()).map(|(_, absence)| absence)
                 };
                 own(answer.absence_with).into_iter().for_each(|absence| change.absence.add(absence));
-                // In pairs: the costs of one simulation and the next differ by more than what limits save.
+                // In pairs: costs differ more between simulations than by the limits.
                 let costs = answer.absence.zip(own(answer.absence_under));
                 costs.into_iter().for_each(|(now, under)| change.limits_save.add(now - under));
                 let unchanged = answer.unchanged.get(at).copied().flatten().filter(is_known);
@@ -151,18 +152,18 @@ impl Pooled {
         self.changes.iter().find(|(known, _)| *known == candidate).map(|(_, change)| change)
     }
 
-    /// What the absence of an engine costs if the others have this change; `None`: not simulated.
+    /// Cost of an absent engine if the others have this change; `None`: not simulated.
     pub(crate) fn absence_with(&self, candidate: Candidate) -> Option<f64> {
         self.known(candidate)?.absence.mean()
     }
 
-    /// How much of what the absence of an engine costs, without this change, the limits that go with it save; `None`: limits stay, or
-    /// it was not simulated.
+    /// The part of that cost, without the change, that the change's limits save; `None`: no limits,
+    /// or not simulated.
     pub(crate) fn limits_save(&self, candidate: Candidate) -> Option<f64> {
         self.known(candidate)?.limits_save.mean()
     }
 
-    /// Whether another change is so much better that this one need not be simulated again.
+    /// Whether another change is clearly better, so that this one is not simulated again.
     pub(crate) fn is_beaten(&self, candidate: Candidate) -> bool {
         let own = self.known(candidate).filter(|change| change.gains.0.len() >= ROUNDS_MIN);
         let best = self.changes.iter().filter_map(|(_, change)| Some(change.range()?.0)).fold(0.0, f64::max);

@@ -1,9 +1,9 @@
-//! What an engine with a change has shown that it sustains, with copies of requests: an engine that fails above some load shall fail
-//! with copies.
+//! The load of copies that a changed engine has sustained: an engine that fails above some load
+//! must fail with copies, not with clients.
 //!
-//! A load counts if it was there at a look, and if a copy that began after that was served before any failed: an engine that
-//! has crashed or hangs under a load serves none. Sequences and tokens are looked at apart, because different faults depend on
-//! them.
+//! A load counts if a look saw it and a copy that began later was served before any copy failed: an
+//! engine that crashed or hangs serves none. Sequences and tokens count separately, because
+//! different faults depend on them.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::arms::ArmCounts;
 
-/// What runs on one engine.
+/// Load on one engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
     /// Sequences.
     pub sequences: u32,
-    /// Their prompt and output tokens.
+    /// Prompt and output tokens of the sequences.
     pub tokens: u64,
 }
 
 impl Load {
-    /// What leases or copies hold.
+    /// The load of leases or copies.
     pub fn new(sequences: u32, tokens: u64) -> Self {
         Self { sequences, tokens }
     }
@@ -31,33 +31,33 @@ impl Load {
         Self { sequences: u32::try_from(sequences).unwrap_or(u32::MAX), tokens: of(self.tokens, other.tokens) }
     }
 
-    /// Whether either of both is used up under this bound.
+    /// Whether sequences or tokens use up this bound.
     pub(crate) fn reaches(self, bound: Self) -> bool {
         self.sequences >= bound.sequences || self.tokens >= bound.tokens
     }
 
-    /// An eighth more of both.
+    /// An eighth more.
     pub(crate) fn more(self) -> Self {
         self.each(self, |one, _| one.saturating_add(one.div_ceil(8)))
     }
 }
 
-/// See the header of this file.
+/// The proof of one canary.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Proof {
-    /// A load, since when it was there, and a later, larger one.
+    /// A load and when it was seen; `next` is a later, larger one.
     waits: Option<(Load, Duration)>,
     next: Option<(Load, Duration)>,
     proved: Load,
-    /// Copies that had failed.
+    /// Failed copies at the last look.
     failed: u64,
 }
 
 impl Proof {
-    /// Looks at the copies that run, and at those that have ended.
+    /// Takes the load of running copies, and the counts of ended ones.
     pub(crate) fn look(&mut self, now: Duration, copies: Load, ended: &ArmCounts) {
         if std::mem::replace(&mut self.failed, ended.failed) < ended.failed {
-            // What ran beside it counts only if it is seen again.
+            // Loads from before the failure must be seen again.
             *self = Self { proved: self.proved, failed: self.failed, ..Self::default() };
         }
         let begun = ended.begun;
@@ -73,7 +73,7 @@ impl Proof {
         }
     }
 
-    /// The largest load so far.
+    /// The largest sustained load.
     pub(crate) fn proved(&self) -> Load {
         self.proved
     }
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(proof.proved(), Load::default(), "it began before");
         proof.look(second(4), load(7), &served(2));
         assert_eq!(proof.proved(), load(9));
-        // It hangs: copies gather, none is served.
+        // The engine hangs: copies gather, and none is served.
         for at in 5..60 {
             proof.look(second(at), load(7 + at as u32), &served(3));
         }

@@ -1,7 +1,8 @@
-//! The requests of the last minutes, as far as a simulation needs them: when they came, how long they waited and how long they were.
-//! Those that wait still are among them: without them, a queue that grows would look as if only its first requests had come.
+//! The requests of the last minutes, for simulations: arrival, wait, prompt and output.
 //!
-//! No prompts and no names except those of adapters. Bounds: [`RECENT_MAX`] requests of the last [`RECENT_SPAN`].
+//! Waiting requests are included: otherwise a growing queue would look as if only the first
+//! requests had arrived. No prompts and no names except of models. Bounds: [`RECENT_MAX`] requests
+//! of the last [`RECENT_SPAN`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
 use sluice_gateway::pool::WaitingRequest;
 
-/// The most requests that are kept.
+/// The most ended requests.
 pub const RECENT_MAX: usize = 6_000;
 /// How far back they go.
 pub const RECENT_SPAN: Duration = Duration::from_secs(600);
@@ -21,17 +22,17 @@ pub const RECENT_SPAN: Duration = Duration::from_secs(600);
 pub struct RecentRequest {
     /// When it arrived.
     pub at: Duration,
-    /// How long it waited in the gateway's queue, in all attempts together.
+    /// Time in the gateway's queue, over all attempts.
     pub waited: Duration,
     /// Prompt tokens.
     pub prompt: u32,
-    /// Output tokens; 0: not known, because it was not served.
+    /// Output tokens; 0: unknown, because the request was not served.
     pub output: u32,
-    /// The model's name.
+    /// The model's label.
     pub model: Option<Arc<str>>,
 }
 
-/// See the header of this file.
+/// Ended and waiting requests.
 #[derive(Clone, Debug, Default)]
 pub struct Recent {
     ended: VecDeque<RecentRequest>,
@@ -61,7 +62,7 @@ impl Recent {
         }
     }
 
-    /// Notes the requests that wait at `now`, instead of those that were noted before. Their adapters are not known.
+    /// Replaces the waiting requests by the ones at `now`. Their models are unknown.
     pub fn note_waiting(&mut self, waiting: &[WaitingRequest], now: Duration) {
         let of = |one: &WaitingRequest| RecentRequest {
             at: now.saturating_sub(one.waited),
@@ -74,8 +75,8 @@ impl Recent {
         self.waiting.extend(waiting.iter().map(of));
     }
 
-    /// All of them by arrival, those of unknown output with the median of those whose prompts are similar. Those that wait since before the
-    /// first one that has ended arrive with that.
+    /// All requests by arrival. Unknown outputs become the median output of similar prompts.
+    /// Requests that have waited since before the first known arrival arrive with it.
     pub fn all(&self) -> Vec<RecentRequest> {
         let first = self.ended.iter().map(|one| one.at).min().unwrap_or_default();
         let waiting = self.waiting.iter().map(|one| RecentRequest { at: one.at.max(first), ..one.clone() });
@@ -91,7 +92,7 @@ fn narrow(tokens: u64) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
-/// Output tokens, in order, by the power of two that a prompt has reached.
+/// Sorted output tokens by the power of two of the prompt.
 struct Outputs(BTreeMap<u32, Vec<u32>>);
 
 impl Outputs {
@@ -104,7 +105,7 @@ impl Outputs {
         Self(known)
     }
 
-    /// Of the requests whose prompts are most like this one.
+    /// The median of the most similar prompts.
     fn median(&self, prompt: u32) -> u32 {
         let nearest = self.0.iter().min_by_key(|(known, _)| known.abs_diff(power(prompt)));
         nearest.map_or(1, |(_, outputs)| outputs[outputs.len() / 2])
@@ -115,9 +116,9 @@ fn power(prompt: u32) -> u32 {
     prompt.max(1).ilog2()
 }
 
-/// Requests that arrive between `from` and `until`, preceded by those that wait at `from` since earlier, which are moved to `from`:
-/// what happens to the others depends on them. Returns also how many these are. Requests in service at `from` are left out, and so
-/// are those that are in service still.
+/// Requests that arrive between `from` and `until`, preceded by earlier ones that wait at `from`:
+/// these delay the others, and arrive at `from`. Also returns how many they are. Requests in
+/// service at `from`, or still in service, are left out.
 pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Duration) -> (usize, Vec<RecentRequest>) {
     let waits = |request: &&RecentRequest| request.at < from && request.at + request.waited >= from;
     let moved = |request: &RecentRequest| RecentRequest { at: from, ..request.clone() };

@@ -1,7 +1,7 @@
-//! The tuner as the admin API shows it: plain numbers and texts, which the command line reads back.
+//! The tuner's report in the admin API: plain numbers and texts that the command line reads back.
 //!
-//! Times are in seconds, shares are fractions. What is not known is absent. Events have their times from the gateway's composition,
-//! because the tuner itself knows no calendar.
+//! Times are in seconds, shares are fractions, unknown values are absent. The gateway adds calendar
+//! times to events, because the tuner has no calendar.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,125 +9,126 @@ use crate::diagnosis::Diagnosis;
 use crate::event::{Event, Proposal};
 use crate::forecast::Realised;
 
-/// An event with its time.
+/// An event with a calendar time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimedEvent {
-    /// RFC 3339.
+    /// Time in RFC 3339.
     pub time: String,
-    /// What happened.
+    /// The event.
     #[serde(flatten)]
     pub event: Event,
 }
 
-/// The tuner.
+/// The tuner's state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TunerReport {
     /// `off`, `advise`, `approve` or `apply`.
     pub mode: String,
-    /// Why it makes no changes whatever its mode, if it was frozen or must not now.
+    /// Why no changes are made in any mode: an operator froze the tuner, or it is hindered.
     pub frozen: Option<String>,
-    /// Pools that serve the same models are tuned together.
+    /// Groups of pools that serve the same models and are tuned together.
     pub groups: Vec<GroupReport>,
-    /// Flags of engines.
+    /// Tuning of engine flags.
     #[serde(default)]
     pub engines: EngineTuningReport,
-    /// What it did last, the latest first.
+    /// Recent events, the latest first.
     pub events: Vec<TimedEvent>,
 }
 
 impl TunerReport {
-    /// The changes that it would make: of limits, then of engines.
+    /// The proposed changes: of limits, then of engines.
     pub fn proposals(&self) -> impl Iterator<Item = &ProposalReport> {
         self.groups.iter().filter_map(|group| group.proposal.as_ref()).chain(&self.engines.proposal)
     }
 }
 
-/// Pools that serve the same models.
+/// A group of pools.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GroupReport {
     /// Their names.
     pub pools: Vec<String>,
-    /// What the tuner is doing now.
+    /// The present activity.
     pub doing: String,
-    /// What it believes.
+    /// The tuner's conclusion.
     pub why: String,
-    /// Share of the requests that met their objectives in the last window; absent before the first one.
+    /// Share of the requests that met their objectives in the last judged window; absent before the
+    /// first.
     pub attainment: Option<f64>,
     /// The share that should.
     pub target: f64,
-    /// Limits that are not those of the configuration file.
+    /// Limits that differ from the configuration file.
     pub limits: Vec<LimitReport>,
-    /// The change that it would make.
+    /// The proposed change.
     pub proposal: Option<ProposalReport>,
-    /// Changes that did not help.
+    /// Changes that are closed.
     pub blocked: Vec<BlockedReport>,
     /// Why objectives are missed, with the evidence.
     pub diagnoses: Vec<Diagnosis>,
 }
 
-/// A limit that the tuner moved.
+/// A limit that differs from the configuration file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LimitReport {
     /// `pool.NAME.KEY`.
     pub key: String,
-    /// Its value in the configuration file.
+    /// The value in the configuration file.
     pub configured: String,
-    /// Its value now.
+    /// The value in force.
     pub in_force: String,
 }
 
-/// A change that the tuner would make.
+/// A proposed change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProposalReport {
     /// For `sluice tuner approve`.
     pub id: String,
-    /// `pool.NAME.KEY`.
+    /// `pool.NAME.KEY`, or `pool.NAME.engine.FLAG`.
     pub key: String,
-    /// Its value now.
+    /// The present value.
     pub from: String,
-    /// Its value after the change.
+    /// The proposed value.
     pub to: String,
     /// Why it may help.
     pub why: String,
-    /// Whether an operator has approved it: it begins within a second, or as soon as nothing else
-    /// is tried.
+    /// Whether an operator has approved it. It begins within a second, or when nothing else is on
+    /// trial.
     #[serde(default)]
     pub approved: bool,
 }
 
 impl ProposalReport {
-    /// A proposal under the number by which an operator approves it.
+    /// A proposal with the number by which an operator approves it.
     pub(crate) fn new(id: String, proposal: &Proposal, approved: bool) -> Self {
         let (from, to) = proposal.values.clone();
         Self { id, key: proposal.key.clone(), from, to, why: proposal.why.clone(), approved }
     }
 }
 
-/// A change that is not tried for a while.
+/// A closed change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockedReport {
     /// `pool.NAME.KEY`.
     pub key: String,
-    /// Whether it was raised.
+    /// Whether it would raise the limit.
     pub up: bool,
-    /// Why not.
+    /// Why it is closed.
     #[serde(default)]
     pub why: String,
     /// Seconds until it may be tried again.
     pub left: f64,
 }
 
-/// The part that changes flags of engines.
+/// The tuning of engine flags.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EngineTuningReport {
-    /// What it is doing now.
+    /// The present activity.
     pub doing: String,
-    /// What it believes, and why it makes no change.
+    /// The conclusion, and why no change is made.
     pub why: String,
-    /// The change that it would make.
+    /// The proposed change.
     pub proposal: Option<ProposalReport>,
-    /// Changes that were measured, with what was forecast, the oldest first.
+    /// Measured changes with forecasts, the oldest first.
     pub changes: Vec<Realised>,
 }
 

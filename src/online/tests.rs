@@ -1,4 +1,6 @@
-//! The controller against a model of a load: what it keeps, what it undoes, and that it comes to rest.
+//! The controller against a model of a load.
+//!
+//! The tests check which changes it keeps or undoes, and that it comes to rest.
 
 use std::time::Duration;
 
@@ -21,10 +23,9 @@ fn limits() -> Limits {
     Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: Some((5_000, 1)), range: (0, None) }])
 }
 
-/// A load: for limits and a moment, the loss of a request and where it loses its time.
+/// The loss and the cause of a request, by limits, time and a random number.
 type Load<'a> = dyn Fn(&Limits, Duration, f64) -> (f64, Cause) + 'a;
 
-/// A deployment whose requests fare as a function says.
 struct Plant<'a> {
     controller: Controller,
     window: Window,
@@ -78,7 +79,6 @@ impl<'a> Plant<'a> {
     }
 }
 
-/// Requests miss with this probability, at random.
 fn missing(share: f64, draw: f64) -> f64 {
     if draw < share { 1.2 } else { 0.0 }
 }
@@ -123,7 +123,7 @@ fn what_does_harm_is_undone_within_seconds() {
     let worse =
         |now: &Limits, _: Duration, draw| (missing(if *now == limits() { 0.05 } else { 0.9 }, draw), Cause::Queue);
     let mut plant = Plant::new(&worse, Acting::Acts, 3);
-    // However long a request may take and still count: those that have ended leave no doubt.
+    // Requests may take long and still count, but the ended ones leave no doubt.
     let names = vec!["all".to_owned()];
     plant.controller = Controller::new(names, limits(), 0.99, Duration::from_secs(20), Acting::Acts);
     plant.run(1_200);
@@ -149,7 +149,7 @@ fn it_proposes_where_it_may_not_act_and_acts_on_approval() {
     let mut plant = Plant::new(&enough, Acting::Proposes, 4);
     plant.run(3_600);
     assert_eq!((plant.count(EventKind::Proposed), *plant.controller.limits() == limits()), (1, true));
-    // Two causes that take turns do not fill the journal.
+    // Alternating causes do not fill the journal.
     let turns = |_: &Limits, now: Duration, draw| {
         (missing(0.4, draw), if now.as_secs() % 20 < 10 { Cause::Queue } else { Cause::Decode })
     };
@@ -209,7 +209,7 @@ fn another_load_may_need_what_did_not_help_before() {
         plant.run(60);
         assert!(plant.now < Duration::from_secs(7 * 24 * 3600), "nothing is closed for long");
     }
-    // Twice as many requests from here on, half of them with long prompts.
+    // From here on, twice as many requests, half of them with long prompts.
     for _ in 0..900 {
         plant.run(1);
         for _ in 0..10 {
@@ -220,7 +220,7 @@ fn another_load_may_need_what_did_not_help_before() {
     assert_eq!(closed_for_long(&plant), 0, "{:?}", plant.controller.blocked());
 }
 
-/// A change without any effect costs nothing and is kept less often than undone.
+/// A change without effect is kept less often than undone.
 #[test]
 fn most_changes_without_effect_are_undone() {
     let (mut tried, mut kept) = (0, 0);
@@ -234,7 +234,7 @@ fn most_changes_without_effect_are_undone() {
     assert!(tried > 200 && (kept as f64) < 0.3 * tried as f64, "{kept} of {tried}");
 }
 
-/// What may be changed for a pool of which everything is lost for this reason.
+/// The proposals for pools that lose everything to this cause.
 fn moves_for(limits: Limits, cause: Cause, seen: impl Fn(usize, &mut PoolWindow)) -> Vec<(usize, Knob, bool)> {
     let pools = (0..limits.0.len()).map(|at| {
         let mut window = PoolWindow::new(Duration::ZERO);
@@ -351,7 +351,7 @@ name = "c"
 url = "http://127.0.0.1:9003"
 "#;
 
-/// Has the tuner of `config` keep other slots for the first pool.
+/// A tuner of `config` that has kept other slots for the first pool.
 fn with_kept_slots(config: &Config, observer: &Observer, slots: u32) -> Tuner {
     let mut tuner = Tuner::new(config, observer, Duration::ZERO);
     let mut limits = Limits::of(config);
@@ -418,7 +418,7 @@ fn limits_are_put_into_a_configuration_and_read_from_it() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever requests experience, limits stay in their bounds, and every prompt length has exactly one home.
+    /// Limits stay within their bounds, and each prompt length has exactly one home.
     #[test]
     fn limits_stay_within_bounds(seed in any::<u64>(), slots in 1_u32..5_000, permits in 1_u32..100, threshold in 1_u64..100_000) {
         let bounds = Bounds::default();
@@ -481,7 +481,7 @@ fn beside_the_limits_found_are_those_of_the_file_and_one_permit_for_long_prompts
     assert_eq!(beside(four, four), [PoolLimits { long: Some((5_000, 1)), ..file }]);
     let none = PoolLimits { long: Some((5_000, 0)), ..file };
     assert_eq!(beside(none, none), [], "an operator keeps long prompts away");
-    // A boundary that was moved is not taken back: the pools beside depend on it.
+    // The neighbouring pools depend on a moved boundary, so it stays.
     let moved = PoolLimits { range: (0, Some(3_000)), ..file };
     assert!(beside(moved, PoolLimits { range: (0, Some(5_000)), ..file }).iter().all(|one| one.range == moved.range));
 }

@@ -1,6 +1,8 @@
-//! The tuner of a whole configuration: a [`Controller`] for each group of pools that serve the same models.
+//! The tuner of a whole configuration: one [`Controller`] for each group of pools that serve the
+//! same models.
 //!
-//! Pools of one group take requests from each other when a limit moves, so they are judged together; groups are independent.
+//! Pools of a group take requests from each other when a limit moves, so they are judged together.
+//! Groups are independent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,26 +26,25 @@ use crate::window::Observer;
 use sluice_gateway::config::{Config, Pods, Pool, TunerMode};
 use sluice_gateway::pool::{PoolView, TrialBound};
 
-/// See the header of this file.
+/// Tunes the limits of all pools and the flags of their engines.
 #[derive(Debug)]
 pub struct Tuner {
     pub(crate) mode: TunerMode,
     pub(crate) configured: Limits,
-    /// What the limits depend on: pools, their models and objectives, as text.
+    /// Pools, models, backends and objectives as text; limits depend on them.
     pub(crate) context: String,
     pub(crate) groups: Vec<Group>,
-    /// What changes flags of engines.
     pub(crate) engines: EngineTuner,
-    /// The flags of all engines when last seen without a change under way.
+    /// Flags of all engines when last seen without a change under way.
     flags: BTreeMap<String, Option<Flags>>,
     pub(crate) frozen: Option<String>,
-    /// Why it makes no changes for now.
+    /// Why no changes are made for now.
     pub(crate) hindrance: Option<&'static str>,
-    /// Windows that have ended.
+    /// Events of ended windows.
     observed: Vec<Event>,
 }
 
-/// What survives a restart of the gateway.
+/// State that survives a restart of the gateway.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
     context: String,
@@ -76,8 +77,8 @@ impl Tuner {
         }
     }
 
-    /// A configuration is about to be in force. If its limits and objectives are those that the tuner began with, the limits that
-    /// it has found since are put into `config`; otherwise it begins anew with those of `config`.
+    /// Prepares a configuration that is about to be in force. If limits and objectives are
+    /// unchanged, puts the limits found so far into `config`; otherwise begins anew.
     pub fn configure(&mut self, config: &mut Config, observer: &Observer, now: Duration) {
         let is_same = self.context == context(config) && self.configured == Limits::of(config);
         self.engines.set_rules(rules(config));
@@ -91,7 +92,7 @@ impl Tuner {
         }
     }
 
-    /// Engines that were changed are taken back: that goes on.
+    /// Begins anew, but goes on taking back changed engines.
     fn begin_anew(&mut self, config: &Config, observer: &Observer, now: Duration) {
         let mut engines = std::mem::replace(&mut self.engines, EngineTuner::new(rules(config)));
         self.engines_ordered(&engines.stand_back("the configuration has changed", now), observer, now);
@@ -100,16 +101,17 @@ impl Tuner {
         self.follow_mode(observer, now);
     }
 
-    /// Puts limits and the experiment that it runs into a configuration with the same pools.
+    /// Puts limits and the tuner's experiment into a configuration with the same pools.
     pub fn put(&self, config: &mut Config) {
         self.limits().put(config);
         config.experiments.retain(|experiment| experiment.name != EXPERIMENT);
         let own = self.engines.change().and_then(|change| change.experiment(config));
-        // The first one, because a request takes part in the first that it fits.
+        // First, because a request takes part in the first experiment that it fits.
         config.experiments.splice(0..0, own);
     }
 
-    /// Takes over what an earlier gateway saved, if it had the same pools, limits and objectives. Returns whether it had.
+    /// Takes over the state of an earlier gateway; the limits only if pools, limits and objectives
+    /// are unchanged. Returns whether they are.
     pub fn restore(&mut self, saved: Saved, observer: &Observer, now: Duration) -> bool {
         let is_same = saved.context == self.context && saved.configured == self.configured;
         if is_same && self.mode != TunerMode::Off && saved.kept.0.len() == self.configured.0.len() {
@@ -124,7 +126,7 @@ impl Tuner {
         is_same
     }
 
-    /// What a later gateway may take over.
+    /// The state for a later gateway.
     pub fn saved(&self, now: Duration) -> Saved {
         Saved {
             context: self.context.clone(),
@@ -135,7 +137,8 @@ impl Tuner {
         }
     }
 
-    /// Looks at the pools, about once a second. Returns whether other [`limits`](Self::limits) shall be in force now.
+    /// Looks at the pools once a second. Returns whether other [`limits`](Self::limits) must be put
+    /// in force.
     pub fn step(&mut self, view: &[PoolView], observer: &Observer, now: Duration) -> bool {
         if self.mode == TunerMode::Off {
             return false;
@@ -148,9 +151,8 @@ impl Tuner {
             if !*has_objectives {
                 continue;
             }
-            // Limits stay as they are while engines are compared.
+            // Limits stay, and requests do not count, while engines change.
             if changing.as_ref().is_some_and(|pool| controller.names().contains(pool)) {
-                // Nor do requests count that arrive meanwhile.
                 controller.pause(now);
                 observer.begin(pools, now);
                 continue;
@@ -166,7 +168,8 @@ impl Tuner {
         changed
     }
 
-    /// Looks at the engines, about once a second, after [`step`](Self::step). `waits`: why no engine may be restarted now.
+    /// Looks at the engines, about once a second, after [`step`](Self::step). `waits`: why no
+    /// engine may be restarted now.
     pub fn step_engines(
         &mut self,
         engines: &[EngineState],
@@ -187,8 +190,8 @@ impl Tuner {
         self.after_engines(engines, orders, observer, now)
     }
 
-    /// Undoes the change of limits that is being tried where a change of engines has begun: it was simulated without that. Returns
-    /// whether other limits shall be in force.
+    /// Undoes a trial of limits where engines begin to change: the change was simulated without the
+    /// trial. Returns whether other limits must be put in force.
     fn end_trial(&mut self, observer: &Observer, now: Duration) -> bool {
         let Some(pool) = self.engines.change().map(|change| &change.pool) else { return false };
         let tries = |group: &&mut Group| group.controller.names().contains(pool) && group.controller.is_trying();
@@ -197,7 +200,8 @@ impl Tuner {
         carry_out(&action, pools, observer, now)
     }
 
-    /// A simulation of other limits has ended. Returns whether other [`limits`](Self::limits) shall be in force now.
+    /// Takes the answer about limits. Returns whether other [`limits`](Self::limits) must be put in
+    /// force.
     pub fn limits_answered(
         &mut self,
         asked: &LimitsQuestion,
@@ -211,12 +215,13 @@ impl Tuner {
         carry_out(&action, &group.pools, observer, now)
     }
 
-    /// From now on changes of limits are simulated before they are tried, also where the configuration describes no engine.
+    /// From now on, simulates changes of limits, even if the configuration describes no engine.
     pub fn simulate_limits(&mut self) {
         self.groups.iter_mut().for_each(|group| group.controller.set_simulates(true));
     }
 
-    /// A simulation that was ordered has ended. Returns whether other [`limits`](Self::limits) shall be in force now.
+    /// Takes the answer about engines. Returns whether other [`limits`](Self::limits) must be put
+    /// in force.
     pub fn answered(
         &mut self,
         answer: &Answer,
@@ -240,31 +245,32 @@ impl Tuner {
         self.end_trial(observer, now) || others
     }
 
-    /// A guardrail or an operator has stopped the experiment of a change.
+    /// The experiment of a change was stopped by a guardrail or an operator.
     pub fn experiment_stopped(&mut self, why: &str, observer: &Observer, now: Duration) -> Vec<Order> {
         let orders = self.engines.experiment_stopped(why, now);
         self.engines_ordered(&orders, observer, now);
         orders
     }
 
-    /// A restart that was ordered has ended.
+    /// Takes the result of a restart.
     pub fn restarted(&mut self, outcome: Restarted, observer: &Observer, now: Duration) -> Vec<Order> {
         let orders = self.engines.restarted(outcome, now);
         self.engines_ordered(&orders, observer, now);
         orders
     }
 
-    /// The change of engines that is under way.
+    /// The change of engines under way.
     pub fn engine_change(&self) -> Option<&EngineChange> {
         self.engines.change()
     }
 
-    /// [`EngineTuner::trials`], to be put in force with the orders of [`step_engines`](Self::step_engines).
+    /// [`EngineTuner::trials`], to be put in force with the orders of
+    /// [`step_engines`](Self::step_engines).
     pub fn trials(&self, engines: &[EngineState]) -> Vec<Option<TrialBound>> {
         self.engines.trials(engines)
     }
 
-    /// Lets the observer follow an experiment that begins, and completes questions.
+    /// Makes the observer follow an experiment that begins or ends.
     fn engines_ordered(&mut self, orders: &[Order], observer: &Observer, now: Duration) {
         if !orders.contains(&Order::Configure) {
             return;
@@ -294,7 +300,7 @@ impl Tuner {
         let of = |engine: &EngineState| (format!("{}/{}", engine.pool, engine.backend), engine.flags.clone());
         let flags: BTreeMap<_, _> = engines.iter().map(of).collect();
         if self.engines.change().is_none() && std::mem::replace(&mut self.flags, flags.clone()) != flags {
-            // Other flags: what did not help may help now.
+            // With other flags, a change that failed may help.
             self.groups.iter_mut().for_each(|group| group.controller.forget_failures());
         }
         orders
@@ -321,7 +327,7 @@ impl Tuner {
         }
     }
 
-    /// What the engines of a group show.
+    /// Observations of the engines of a group.
     pub(crate) fn facts(&self, group: &Group) -> Vec<(String, EngineFacts)> {
         let most = |name: &String| self.flags.get(name)?.as_ref()?.get(&EngineFlag::MaxNumSeqs).copied();
         let facts = |name: &String, watch: &EngineWatch| EngineFacts { max_num_seqs: most(name), ..watch.facts() };
@@ -352,13 +358,13 @@ impl Tuner {
         self.groups.iter().filter(|group| group.has_objectives).map(need).collect()
     }
 
-    /// Whether there is anything to do: with objectives, unless it is off; or a change of engines to take back.
+    /// Whether there is work: objectives (unless the mode is off), or a change of engines.
     pub fn has_work(&self) -> bool {
         let tunes = self.mode != TunerMode::Off && self.groups.iter().any(|group| group.has_objectives);
         tunes || self.engines.change().is_some()
     }
 
-    /// Notes what the metrics page of the engine of a backend of `pool` shows; `None`: there is none.
+    /// Notes a sample of an engine of `pool`; `None`: it has no metrics page.
     pub fn note_engine(&mut self, pool: &str, backend: &str, sample: Option<EngineSample>, now: Duration) {
         let of_pool = |group: &&mut Group| group.controller.names().iter().any(|name| name == pool);
         if let Some(group) = self.groups.iter_mut().find(of_pool) {
@@ -366,19 +372,19 @@ impl Tuner {
         }
     }
 
-    /// The limits that shall be in force.
+    /// The limits that should be in force.
     pub fn limits(&self) -> Limits {
         let mut all = self.gathered(Controller::limits);
         if let Some((pool, limits)) = self.engines.limits_in_force() {
             let place = |group: &Group| Some(group.pools[group.controller.place_of(&pool)?]);
-            // Boundaries belong to the pools beside, too.
+            // Neighbouring pools share the boundary.
             let put = |own: &mut PoolLimits| *own = PoolLimits { range: own.range, ..limits };
             self.groups.iter().filter_map(place).for_each(|at| put(&mut all.0[at]));
         }
         all
     }
 
-    /// Limits that a change of engines has brought are those of its pool from now on.
+    /// Gives the limits of a promoted change to the pool's controller.
     fn adopt(&mut self, observer: &Observer, now: Duration) {
         let Some((pool, limits)) = self.engines.adopted.take() else { return };
         for Group { pools, controller, .. } in &mut self.groups {
@@ -398,8 +404,8 @@ impl Tuner {
         all
     }
 
-    /// Makes no changes from now on, and undoes the one that is being tried; `None`: goes on. Returns whether other
-    /// [`limits`](Self::limits) shall be in force now.
+    /// Makes no changes from now on and undoes a trial; `None`: resumes. Returns whether other
+    /// [`limits`](Self::limits) must be put in force.
     pub fn freeze(&mut self, why: Option<String>, observer: &Observer, now: Duration) -> bool {
         if why.is_none() {
             self.engines.thaw();
@@ -408,8 +414,8 @@ impl Tuner {
         self.follow_mode(observer, now)
     }
 
-    /// Makes no changes as long as there is a reason not to, and undoes the one that is being tried. Returns whether other
-    /// [`limits`](Self::limits) shall be in force now.
+    /// Makes no changes while there is a reason `why`, and undoes a trial. Returns whether other
+    /// [`limits`](Self::limits) must be put in force.
     pub fn hinder(&mut self, why: Option<&'static str>, observer: &Observer, now: Duration) -> bool {
         self.hindrance != why && {
             self.hindrance = why;
@@ -417,7 +423,7 @@ impl Tuner {
         }
     }
 
-    /// Puts the limits of the configuration in force again.
+    /// Puts the configured limits in force again and begins anew.
     pub fn reset(&mut self, config: &Config, observer: &Observer, now: Duration) {
         let mut config = config.clone();
         self.configured.put(&mut config);
@@ -426,7 +432,7 @@ impl Tuner {
         self.observed = resets;
     }
 
-    /// Its mode, by the configuration in force.
+    /// The mode in the configuration in force.
     pub fn mode(&self) -> TunerMode {
         self.mode
     }
@@ -453,7 +459,7 @@ impl Tuner {
         changed
     }
 
-    /// What it did since the last call.
+    /// The events since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         let mut events: Vec<Event> = self.groups.iter_mut().flat_map(|group| group.controller.take_events()).collect();
         events.extend(self.engines.take_events());
@@ -473,7 +479,7 @@ fn rules(config: &Config) -> EngineRules {
     }
 }
 
-/// Begins a window where an action asks for it. Returns whether other limits shall be in force.
+/// Begins a window if the action asks for one. Returns whether other limits must be put in force.
 fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duration) -> bool {
     if *action != Action::Wait {
         observer.begin(pools, now);
@@ -481,11 +487,11 @@ fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duratio
     *action == Action::Apply
 }
 
-/// What the best limits depend on, apart from the load: names, models, backends and objectives of the pools.
+/// Names, models, backends and objectives of the pools: the best limits depend on them.
 fn context(config: &Config) -> String {
     let pool = |pool: &Pool| {
         let backends: Vec<_> = pool.backends.iter().map(|backend| backend.target.endpoint().to_string()).collect();
-        // Pods come and go, and have other addresses each time.
+        // Pods come and go with new addresses.
         let pods = |pods: &Pods| format!("{} {:?} {} {:?}", pods.selector, pods.namespace, pods.port, pods.statefulset);
         let backends = pool.kubernetes.as_ref().map_or(format!("{backends:?}"), pods);
         format!("{} {:?} {backends} {:?}", pool.name, pool.models, pool.slo)

@@ -1,6 +1,7 @@
-//! What a [`Tuner`] shows: a report for operators, and what windows of observation have shown for the journal.
+//! Read access to a [`Tuner`]: reports for operators, and events about ended windows for the
+//! journal.
 //!
-//! Nothing here changes what it does next.
+//! Nothing here affects the next decision.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::report::{BlockedReport, GroupReport, LimitReport, ProposalReport, Tun
 use crate::tuner::Tuner;
 
 impl Tuner {
-    /// What a window showed that has ended, and what follows from it.
+    /// The result of a window that has ended.
     pub(crate) fn observed(&self, group: &Group, now: Duration) -> Event {
         let (score, belief) = group.controller.belief();
         let mut why = format!("{belief}; loss {:.3}, {:.2} requests/s", score.loss, score.rate);
@@ -23,7 +24,7 @@ impl Tuner {
         Event { at: now.as_secs_f64(), kind: EventKind::Observed, key, values: Default::default(), why }
     }
 
-    /// What it does and why.
+    /// The report for operators; the caller adds events.
     pub fn report(&self) -> TunerReport {
         let several = self.groups.len() > 1;
         TunerReport {
@@ -35,7 +36,7 @@ impl Tuner {
         }
     }
 
-    /// The limits that a reset puts back, one event each.
+    /// One event for each limit that a reset puts back.
     pub(crate) fn resets(&self, now: Duration) -> Vec<Event> {
         let limits = self.report().groups.into_iter().flat_map(|group| group.limits);
         let event = |LimitReport { key, configured, in_force }| Event {

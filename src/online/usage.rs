@@ -1,31 +1,31 @@
-//! Which limits hold requests up: counts of moments, one a second, at which each limit of a pool was used up on all of its
-//! backends while requests waited.
+//! Which limits hold requests up: counts, once a second, of moments with a queue at which a limit
+//! was used up on all backends of a pool.
 //!
-//! A limit that is not used up is not binding, and raising it would change nothing. The peaks of use are where lowering a limit
-//! begins to have an effect.
+//! A limit that is not used up does not bind, so raising it changes nothing. Lowering it has an
+//! effect only below the peak of use.
 
 use std::time::Duration;
 
 use sluice_gateway::pool::PoolView;
 
-/// How the limits of one pool were used.
+/// Use of the limits of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Moments that were counted.
+    /// Counted moments.
     pub moments: u32,
-    /// Those at which requests waited.
+    /// Moments with a queue.
     pub waiting: u32,
-    /// Of those, the ones at which no backend had a free slot.
+    /// Moments with a queue at which no backend had a free slot, ..
     pub no_slots: u32,
     /// .. no free prefill permit.
     pub no_permits: u32,
     /// .. no room for prompt tokens in prefill.
     pub no_prefill: u32,
-    /// .. too few tokens left (`pool.tokens`), which the tuner does not move.
+    /// .. too few tokens left (`pool.tokens`, which the tuner does not move).
     pub no_tokens: u32,
-    /// Requests that waited at the last moment.
+    /// Length of the queue at the last moment.
     pub queue: usize,
-    /// Requests in flight at the first and at the last moment: those that waited, and sequences on backends.
+    /// Waiting requests plus sequences on backends, at the first and the last moment.
     pub in_flight: Option<((Duration, usize), (Duration, usize))>,
     /// The most sequences on one backend.
     pub slots_peak: u32,
@@ -33,13 +33,14 @@ pub struct Usage {
     pub permits_peak: u32,
     /// The most prompt tokens in prefill on one backend.
     pub prefill_peak: u64,
-    /// The smallest context limit of its engines, tokens, where they report one.
+    /// Smallest context limit of the engines in tokens, where reported.
     pub context: Option<u64>,
-    /// Backends that got requests at the last moment.
+    /// Backends in rotation at the last moment.
     pub in_rotation: usize,
 }
 
-/// A limit counts as used up from this share on, because the request that waits may not fit in the rest.
+/// A limit counts as used up from this share on, because the next request may not fit into the
+/// rest.
 const NEARLY: f64 = 0.9;
 
 impl Usage {
@@ -72,7 +73,7 @@ impl Usage {
         self.no_tokens += all(&|b| b.limits.tokens.is_some_and(|limit| is_used(b.used.tokens, limit)));
     }
 
-    /// Share of the moments at which this many of them were counted.
+    /// `count` as a share of the moments.
     pub fn share(&self, count: u32) -> f64 {
         if self.moments == 0 { 0.0 } else { f64::from(count) / f64::from(self.moments) }
     }

@@ -1,10 +1,11 @@
-//! Windows: what the requests that arrived since a moment experienced, pool by pool.
+//! Windows: how the requests that arrived since a moment fared, pool by pool.
 //!
-//! Requests count by their arrival, so those that arrived under other limits do not count, however late they end. They are
-//! gathered in batches of [`BATCH`], because requests that arrive together fare alike: the error of a mean is that of the batches
-//! (Law and Kelton, "Simulation Modeling and Analysis", batch means).
+//! Requests count by arrival, so requests that arrived under other limits never count. They are
+//! gathered in batches of [`BATCH`], because requests that arrive together fare alike: the error of
+//! a mean is computed over batches (Law and Kelton, "Simulation Modeling and Analysis", batch
+//! means).
 //!
-//! Bounds: [`BATCHES_MAX`] batches; later arrivals are not counted until the next window.
+//! Bounds: [`BATCHES_MAX`] batches; later arrivals count only in the next window.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,58 +29,56 @@ use sluice_gateway::pool::{PoolView, WaitingRequest};
 pub const BATCH: Duration = Duration::from_secs(5);
 /// The most batches of a window: 40 minutes.
 const BATCHES_MAX: usize = 480;
-/// A queue of more than this many requests for each backend is long: those in it count as late.
+/// A queue is long above this many requests per backend; requests in a long queue count as late.
 const LONG_QUEUE: usize = 16;
-/// The loss of a request in a long queue: between that of one that is late and one that is shed.
+/// The loss of a request in a long queue: as much as a late request loses at most.
 const LOSS_OF_WAITING: f64 = 3.0;
-/// By how much the shortest time per output token that was seen is forgotten with each request.
+/// Factor by which each request raises the shortest seen TPOT, so that it is forgotten.
 const FORGET: f64 = 1.0005;
-/// Prompt tokens per second until backends have shown theirs.
+/// Prompt tokens per second, until backends have shown their rate.
 const PREFILL_RATE: f64 = 10_000.0;
 
 /// The requests of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// How many.
+    /// Number of requests.
     pub requests: f64,
-    /// Sum of their losses.
+    /// Sum of the losses.
     pub loss: f64,
-    /// How many missed an objective.
+    /// Requests that missed an objective.
     pub missed: f64,
 }
 
 /// One pool in a window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolWindow {
-    /// When it began; earlier arrivals do not count.
     from: Duration,
-    /// Its requests, by arrival.
+    /// Requests in batches by arrival.
     pub batches: Vec<Batch>,
-    /// Their lengths.
+    /// Prompt lengths.
     pub lengths: Lengths,
-    /// Those of the ones that lost their time in the queue.
+    /// Prompt lengths of requests that lost their time in the queue.
     pub queued: Lengths,
-    /// Loss of those that have ended by cause: queue, engine, decode.
+    /// Loss of ended requests by cause: queue, engine, decode.
     pub causes: [f64; 3],
-    /// Requests whose TPOT has a bound, and those of them that were above it.
+    /// Requests with a bound on TPOT, and the number above it.
     pub tpot: (f64, f64),
-    /// Requests that ended, whenever they arrived.
+    /// Requests that ended in the window, whenever they arrived.
     pub ended: f64,
-    /// Requests that were served, and the seconds for which they were on a backend, all together.
+    /// Served requests, and the sum of their seconds on a backend.
     pub served: (f64, f64),
-    /// The most sequences that one request has taken since the pool was configured.
+    /// The most sequences of one request since the pool was configured.
     pub widest: u32,
-    /// How its limits were used.
+    /// Use of the limits.
     pub usage: Usage,
 }
 
 impl PoolWindow {
-    /// An empty window that begins at `from`.
     pub(crate) fn new(from: Duration) -> Self {
         Self { from, ..Self::default() }
     }
 
-    /// Counts a request that arrived at `at`.
+    /// Counts a request that arrived at `at`; `tokens` is its prompt length.
     pub(crate) fn add(&mut self, at: Duration, tokens: u64, judged: Judged) {
         let Some(since) = at.checked_sub(self.from) else { return };
         let batch = (since.as_secs_f64() / BATCH.as_secs_f64()) as usize;
@@ -106,36 +105,37 @@ impl PoolWindow {
         }
     }
 
-    /// Counts the TPOT of a request that arrived at `at`, over its bound.
+    /// Counts a ratio of TPOT to the bound.
     fn add_tpot(&mut self, at: Duration, ratio: Option<f64>) {
         let Some(ratio) = ratio.filter(|_| at >= self.from) else { return };
         self.tpot.0 += 1.0;
         self.tpot.1 += f64::from(u8::from(ratio > 1.0));
     }
 
-    /// Requests on each backend at once if all were served at the speed of those that are (Little's law). `None`: not known.
+    /// Demand: requests at once on each backend if all arrivals were served at the present speed
+    /// (Little's law). `None`: unknown.
     pub fn demand(&self) -> Option<f64> {
         let (served, seconds) = self.served;
         let rate = self.arrival_rate().filter(|_| served > 0.0 && self.usage.in_rotation > 0)?;
         Some(rate * (seconds / served) / self.usage.in_rotation as f64)
     }
 
-    /// Requests that arrived per second: those that ended, and those that became more in flight. `None`: not known. Where a backlog
-    /// grows, far fewer end than arrive.
+    /// Arrivals per second: ended requests plus the rise of requests in flight, because far fewer
+    /// end than arrive while a backlog grows. `None`: unknown.
     pub fn arrival_rate(&self) -> Option<f64> {
         let ((from, first), (until, last)) = self.usage.in_flight?;
         let lasted = until.saturating_sub(from).as_secs_f64();
         (lasted >= BATCH.as_secs_f64()).then(|| (self.ended + last as f64 - first as f64).max(0.0) / lasted)
     }
 
-    /// Whether more requests have come than gone, by a long queue.
+    /// Whether requests in flight have grown by a long queue.
     pub(crate) fn backlog_grows(&self) -> bool {
         let long = LONG_QUEUE * self.usage.in_rotation.max(1);
         self.usage.in_flight.is_some_and(|((_, first), (_, last))| last > first + long)
     }
 
-    /// Requests of this window in a long queue: they have not ended, and are so many that they will not be in time. Those that
-    /// waited before it began are not its own.
+    /// Requests of this window in a long queue, which will not be in time. Requests that waited
+    /// before the window do not count.
     fn late_in_queue(&self) -> f64 {
         let is_long = self.usage.queue > LONG_QUEUE * self.usage.in_rotation.max(1);
         let Some(((_, first), (_, last))) = self.usage.in_flight.filter(|_| is_long) else { return 0.0 };
@@ -163,9 +163,9 @@ impl PoolWindow {
 /// Some pools since a moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Window {
-    /// When it began; earlier arrivals do not count.
+    /// The beginning; earlier arrivals do not count.
     pub from: Duration,
-    /// The pools, as they were asked for.
+    /// The pools, in the requested order.
     pub pools: Vec<PoolWindow>,
 }
 
@@ -176,18 +176,18 @@ pub struct Score {
     pub requests: f64,
     /// Mean loss of a request; see [`crate::loss`].
     pub loss: f64,
-    /// Its standard error.
+    /// Standard error of the loss.
     pub error: f64,
     /// Share of the requests that met all objectives.
     pub attainment: f64,
-    /// Requests that arrived per second.
+    /// Arrivals per second.
     pub rate: f64,
-    /// The largest mean loss of two batches in a row: requests that miss come together.
+    /// The largest mean loss of two adjacent batches, because misses come together.
     pub peak: f64,
 }
 
 impl Score {
-    /// Writes into a belief that has no verdict yet how much was observed.
+    /// Puts the number of observed requests into a belief without a verdict.
     pub fn describe_before_verdict(&self, belief: &mut (Self, String)) {
         if belief.0.requests == 0.0 && self.requests > 0.0 {
             belief.1 = format!("{:.0} requests were observed, not yet enough to judge", self.requests);
@@ -196,12 +196,12 @@ impl Score {
 }
 
 impl Window {
-    /// The score of the requests that arrived until `until`, of all pools together.
+    /// The score of the arrivals until `until`, over all pools.
     pub fn score(&self, until: Duration) -> Score {
         self.score_with(self.pools.iter().map(PoolWindow::late_in_queue).sum(), until)
     }
 
-    /// The same without requests that wait in a long queue.
+    /// The score without the requests in a long queue.
     pub(crate) fn score_of_ended(&self, until: Duration) -> Score {
         self.score_with(0.0, until)
     }
@@ -243,7 +243,7 @@ impl Window {
         Score { requests, loss, error, attainment: 1.0 - missed / requests, rate, peak }
     }
 
-    /// Shares of the lost time by cause: queue, engine, decode; 0 where none is lost.
+    /// Shares of the lost time by cause: queue, engine, decode; 0 without loss.
     pub fn lost(&self) -> [f64; 3] {
         let by = |cause: Cause| self.pools.iter().map(|pool| pool.loss_by(cause)).sum::<f64>();
         let lost = [by(Cause::Queue), by(Cause::Engine), by(Cause::Decode)];
@@ -251,15 +251,14 @@ impl Window {
         lost.map(|part| if total > 0.0 { part / total } else { 0.0 })
     }
 
-    /// Share of the requests whose TPOT has a bound that are above it; `None` without such
-    /// requests.
+    /// Share of the requests with a bound on TPOT that are above it; `None`: no such request.
     pub fn tpot_missed(&self) -> Option<f64> {
         let sum = |of: fn(&PoolWindow) -> f64| self.pools.iter().map(of).sum::<f64>();
         let (all, missed) = (sum(|pool| pool.tpot.0), sum(|pool| pool.tpot.1));
         (all > 0.0).then(|| missed / all)
     }
 
-    /// The lengths of all prompts.
+    /// Lengths of all prompts.
     pub fn lengths(&self) -> Lengths {
         let mut all = Lengths::default();
         self.pools.iter().for_each(|pool| all.merge(&pool.lengths));
@@ -267,7 +266,6 @@ impl Window {
     }
 }
 
-/// A pool, what it is judged by, and its window.
 #[derive(Debug)]
 struct Observed {
     name: Arc<str>,
@@ -275,25 +273,23 @@ struct Observed {
     undisturbed: Undisturbed,
     widest: u32,
     window: PoolWindow,
-    /// For the scaler, since it looked last.
+    /// Requests since the scaler's last look.
     tally: Tally,
-    /// The same since the gateway started.
+    /// Requests since the gateway started.
     ended: Tally,
-    /// Requests that had an objective, and those that missed it, since the gateway started.
+    /// Judged requests since the gateway started, and the number that missed an objective.
     totals: (f64, f64),
 }
 
-/// What was gathered.
 #[derive(Debug, Default)]
 struct Gathered {
     pools: Vec<Observed>,
-    /// The labels of the compared arms, the requests of the arms, and the origins of the failed
-    /// requests.
+    /// Labels of the compared arms, their counts, and the origins of failed requests.
     arms: Option<([String; 2], Arms, [OriginShares; 2])>,
     recent: Recent,
 }
 
-/// Gathers finished requests from any thread. A request costs a short lock.
+/// Gathers finished requests from any thread, each under a short lock.
 #[derive(Debug, Default)]
 pub struct Observer(Mutex<Gathered>);
 
@@ -319,7 +315,7 @@ impl Observer {
         *pools = config.pools.iter().map(observed).collect();
     }
 
-    /// A request has ended at `now`.
+    /// Adds a request that ended at `now`.
     pub fn record(&self, record: &Record, now: Duration) {
         let Some(home) = record.home.as_ref() else { return };
         let Gathered { pools, arms, recent } = &mut *self.0.lock();
@@ -353,8 +349,7 @@ impl Observer {
         }
         let failed = matches!(record.outcome, Outcome::UpstreamError(_) | Outcome::Timeout(_))
             || record.assigned.as_ref().is_some_and(|assigned| assigned.fell_back);
-        // Failures of one client among several count only as far as failures of other clients
-        // confirm them.
+        // Failures of one client among several count only if other clients' failures confirm them.
         let is_confirmed = |arm: usize, origins: &mut [OriginShares; 2]| {
             let is_only = origins.iter().all(|own| own.is_only(record.origin));
             origins[arm].note(record.origin, failed) || is_only
@@ -367,29 +362,29 @@ impl Observer {
         }
     }
 
-    /// The requests of a pool that have ended since this was asked last.
+    /// Takes the requests of a pool that ended since the last call.
     pub fn take_tally(&self, pool: &str) -> Tally {
         let pools = &mut self.0.lock().pools;
         pools.iter_mut().find(|own| *own.name == *pool).map(|own| std::mem::take(&mut own.tally)).unwrap_or_default()
     }
 
-    /// The same since the gateway started.
+    /// The requests of a pool that ended since the gateway started.
     pub fn ended(&self, pool: &str) -> Tally {
         let pools = &self.0.lock().pools;
         pools.iter().find(|own| *own.name == *pool).map(|own| own.ended).unwrap_or_default()
     }
 
-    /// Counts the requests of these arms, those that arrive from `from` on; `None`: of no arms.
+    /// Compares the arms with these labels, by arrivals from `from` on; `None`: compares no arms.
     pub fn compare(&self, labels: Option<[String; 2]>, from: Duration) {
         self.0.lock().arms = labels.map(|labels| (labels, Arms::new(from), Default::default()));
     }
 
-    /// What was counted of them.
+    /// The counts of the compared arms.
     pub fn arms(&self) -> Arms {
         self.0.lock().arms.as_ref().map_or_else(Arms::default, |(_, arms, _)| arms.clone())
     }
 
-    /// Requests of these pools so far, and those that missed an objective.
+    /// Judged requests of these pools so far, and the number that missed an objective.
     pub fn totals(&self, names: &[String]) -> (f64, f64) {
         let pools = &self.0.lock().pools;
         let own = pools.iter().filter(|pool| names.iter().any(|name| **name == *pool.name));
@@ -401,12 +396,12 @@ impl Observer {
         self.0.lock().recent.note_waiting(waiting, now);
     }
 
-    /// The requests of the last minutes, and those that wait.
+    /// Requests of the last minutes, and waiting ones.
     pub fn recent(&self) -> Vec<RecentRequest> {
         self.0.lock().recent.all()
     }
 
-    /// Notes how the limits of the pools are used at this moment.
+    /// Notes the present use of the pools' limits.
     pub fn sample(&self, view: &[PoolView], now: Duration) {
         for pool in &mut self.0.lock().pools {
             let Some(view) = view.iter().find(|view| view.name == pool.name) else { continue };
@@ -418,7 +413,7 @@ impl Observer {
         }
     }
 
-    /// What the pools at these positions experienced since their window began.
+    /// The window of the pools at these positions.
     pub fn window(&self, positions: &[usize]) -> Window {
         let pools = &self.0.lock().pools;
         let window = |pool: &Observed| PoolWindow { widest: pool.widest, ..pool.window.clone() };
@@ -427,7 +422,7 @@ impl Observer {
         Window { from, pools }
     }
 
-    /// Begins a new window of the pools at these positions.
+    /// Begins a new window of these pools.
     pub fn begin(&self, positions: &[usize], now: Duration) {
         let pools = &mut self.0.lock().pools;
         for at in positions {

@@ -1,9 +1,10 @@
 //! Experiments that the admin API creates, replaces and removes while the gateway runs.
 //!
-//! They join those of the configuration file before that is checked, so each change is a reload: the file is read again, and an error
-//! changes nothing. They are saved in the folder of the engines' journal (`fleet.state`) and survive a restart of the gateway:
-//! otherwise its users would leave their arms and what was measured would be lost. A change that cannot be saved is refused. An
-//! experiment of the file is changed only there: the file stays what an operator reads.
+//! Each change is a reload with these experiments added: the configuration file is read and checked
+//! again, and an error changes nothing. The experiments are saved in the folder of the engines'
+//! journal (`fleet.state`) and survive a restart of the gateway. Otherwise users would leave their
+//! arms, and measurements would be lost. A change that cannot be saved is refused. An experiment of
+//! the file can be changed only there, so that the file stays complete for its readers.
 
 use super::app::{App, Source};
 use super::reload::{ReloadError, problem_lines};
@@ -20,7 +21,7 @@ impl App {
         let mut added = self.added.lock().clone();
         added.remove(&name);
         self.check_not_declared(&name)?;
-        // The last one: a conflict with another is a problem of this one.
+        // Added last, so that a conflict with another experiment is a problem of this one.
         added.active.push(experiment);
         self.set_added(added, |config| {
             let plan =
@@ -43,15 +44,15 @@ impl App {
         self.set_added(added, |_| Ok(()))
     }
 
-    /// Whether an experiment is not one of the file.
+    /// Refuses an experiment of the file.
     fn check_not_declared(&self, name: &str) -> Result<(), ExperimentError> {
         let is_added = self.added.lock().active.iter().any(|other| other.name == name);
         let is_declared = self.config.load().experiments.iter().any(|declared| declared.name == name);
         if is_declared && !is_added { Err(ExperimentError::Declared { name: name.to_owned() }) } else { Ok(()) }
     }
 
-    /// Reads the file again and applies it with other added experiments, if `check` has no objection and they can be saved. The
-    /// caller holds the lock of reloads.
+    /// Reads the file again and applies it with these added experiments, if `check` has no
+    /// objection and the experiments can be saved. The caller holds the lock of reloads.
     fn set_added(
         &self,
         added: Added,
@@ -62,7 +63,8 @@ impl App {
         let loaded = Config::load_with(path, sets, &added.active).map_err(|problems| refused(problems.into()))?;
         check(&loaded.config)?;
         let folder = self.config.load().fleet.state.clone();
-        // Before it takes effect: a change that a restart would lose is refused.
+        // Saved before the change takes effect, so that a change that a restart would lose is
+        // refused.
         added.save(&folder)?;
         let changes = self.apply(loaded.config).map_err(|error| {
             if let Err(error) = self.added.lock().save(&folder) {
@@ -76,7 +78,8 @@ impl App {
     }
 }
 
-/// Problems of the experiment at their keys in it, those of the file as for a reload.
+/// Problems of the experiment, at keys of the experiment. If there are none, the problems of the
+/// file, as for a reload.
 fn lines_of(error: &ReloadError) -> Vec<String> {
     let own = match error {
         ReloadError::Config(problems) => own_lines(problems),

@@ -1,7 +1,7 @@
-//! The running gateway as one value: what reloads, probes and the admin port share.
+//! The state of a running gateway that reloads, probes and the admin port share.
 //!
-//! Request threads take snapshots: the configuration and the routing table are swapped whole. Locks are held by reloads
-//! only, one reload at a time.
+//! Request threads take snapshots: the configuration and the routing table are swapped whole. Only
+//! reloads hold locks, and only one reload runs at a time.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,13 +60,13 @@ pub enum StartError {
     /// The journal of the engines could not be opened.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// An engine has no port.
+    /// An engine could not get a port.
     #[error(transparent)]
     Ports(#[from] PortsError),
-    /// A gateway that takes over got no share of the ledger.
+    /// A gateway that takes over got no share in the ledger.
     #[error("this gateway got no share of the ledger ({why}); the running gateway goes on")]
     NoShare {
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// The running gateway has not handed over.
@@ -75,8 +75,8 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Whether the configuration names something that cannot be used, so that another start fails
-    /// the same way.
+    /// Whether the configuration names something unusable, so that another start would fail in the
+    /// same way.
     pub fn is_of_configuration(&self) -> bool {
         match self {
             Self::Tokenizer { .. } | Self::Ports(_) => true,
@@ -99,35 +99,33 @@ pub struct App {
     pub(crate) clients: Arc<ClientLimits>,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) source: Source,
-    /// Experiments of the admin API. Changed by a reload only.
+    /// Experiments of the admin API. Only reloads change them.
     pub(crate) added: parking_lot::Mutex<Added>,
     pub(crate) loaded: parking_lot::Mutex<Loaded>,
     pub(crate) started: Instant,
     pub(crate) reloads: parking_lot::Mutex<Reloads>,
-    /// Adapters that are being loaded for experiments, and where.
+    /// Adapters that are being loaded for experiments, with the backend.
     pub(crate) loading: parking_lot::Mutex<Vec<(BackendId, Arc<str>)>>,
-    /// Held by a reload from reading the file to its end, so that reloads follow one another.
+    /// Held by a reload from reading the file to the end, so that reloads run one after the other.
     pub(crate) reloading: parking_lot::Mutex<()>,
-    /// The online tuner.
     pub(crate) tuning: Tuning,
-    /// How many engines pools should have.
+    /// The scalers of pools.
     pub(crate) scaling: Scaling,
-    /// The pods that pools have now.
     pub(crate) pods: Pods,
-    /// Its part in the ledger of several gateways.
+    /// This gateway's part in the ledger of several gateways.
     pub(crate) cluster: Option<Arc<cluster::View>>,
-    /// Which gateway leads; absent where none is elected.
+    /// The view of the leader; `None` if none is elected.
     pub(crate) leader: Option<Arc<cluster::LeaderView>>,
-    /// This gateway leads, and has the journal.
+    /// Whether this gateway leads and has the journal.
     pub(crate) acts: parking_lot::Mutex<bool>,
-    /// Starts a round of probes now: requests may wait for backends that a reload added.
+    /// Starts a round of probes at once: requests may wait for backends that a reload added.
     pub(crate) probe_now: Notify,
 }
 
-/// The tokenizers of the models, in the order of the configuration; `None`: a model without one.
+/// The tokenizers of the models, in the order of the configuration; `None` for a model without one.
 pub(super) type Counters = Vec<Option<Arc<ExactCounter>>>;
 
-/// What was loaded with the configuration, and is needed to rebuild the routing table.
+/// Parts loaded with the configuration, from which the routing table is rebuilt.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(super) layout: PoolLayout,
@@ -140,7 +138,7 @@ impl App {
         &self.admission
     }
 
-    /// Probes every `health.probe_interval`, until `end` is true.
+    /// Probes every `health.probe_interval` until `end` is true.
     pub(super) async fn keep_probing(self: Arc<Self>, mut prober: Prober, mut end: watch::Receiver<bool>) {
         loop {
             let interval = self.config.load().health.probe_interval;
@@ -153,7 +151,7 @@ impl App {
         }
     }
 
-    /// Looks at the engines of silent streams, until `end` is true.
+    /// Checks the engines of silent streams until `end` is true.
     pub(super) async fn keep_watching_silent_streams(self: Arc<Self>, mut end: watch::Receiver<bool>) {
         let limit = || self.config.load().health.probe_timeout;
         tokio::select! {
@@ -162,7 +160,7 @@ impl App {
         }
     }
 
-    /// Probes every backend once. What takes long with many keys is left to a thread that may block.
+    /// Probes every backend once. Slow work (many keys) runs on a thread that may block.
     pub(super) async fn probe(self: &Arc<Self>, prober: &mut Prober) {
         let rules = self.config.load().health.clone();
         prober.forwards_keys = !self.flow.routing_table().keys.is_required();
@@ -184,7 +182,7 @@ impl App {
         }
     }
 
-    /// Rebuilds the routing table after backends have reported other models than before.
+    /// Rebuilds the routing table after the models reported by backends changed.
     fn rebuild_routing(&self) {
         let loaded = self.loaded.lock();
         let (config, reported) = (self.config.load_full(), self.reported.names());
@@ -199,8 +197,9 @@ impl App {
     }
 }
 
-/// Loads the tokenizers of the models that have one, in the order of the models. `running`: the configuration in force and its
-/// counters. All counters share one bound on counts, and what was learned of the template of a model stays.
+/// Loads the models' tokenizers, in the order of the models. `running`: the configuration in force
+/// with counters. All counters share one bound on concurrent counts, and keep the knowledge of a
+/// model's template.
 pub(super) fn load_counters(config: &Config, running: Option<(&Config, &Counters)>) -> Result<Counters, StartError> {
     let known = || running.into_iter().flat_map(|(config, counters)| config.models.iter().zip(counters));
     let permits = known().find_map(|(_, counter)| Some(counter.as_ref()?.permits()));

@@ -1,17 +1,18 @@
-//! Warns at each start and reload about certificates of the gateway that expire soon.
+//! Warns at each start and reload about the gateway's certificates that expire soon.
 //!
-//! The metric `sluice_tls_certificate_expiry_timestamp_seconds` always shows the dates; this warning is for operators without an
-//! alert on it. The gateway does not renew certificates; send SIGHUP after a renewal.
+//! The metric `sluice_tls_certificate_expiry_timestamp_seconds` always shows the dates; this
+//! warning is for operators without an alert on it. The gateway does not renew certificates; send
+//! SIGHUP after a renewal.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config::Config;
 
-/// Time before the expiry from which there is a warning. Certificates for 90 days are usually renewed 30 days before they
-/// expire, so at this time renewal must have failed.
+/// Time before expiry from which the gateway warns. Certificates for 90 days are usually renewed 30
+/// days before they expire, so at this time the renewal must have failed.
 const SOON_SECONDS: i64 = 14 * 24 * 3_600;
 
-/// Warns about each certificate of the gateway that expires soon, has expired, or is not valid yet.
+/// Warns about each certificate that expires soon, has expired, or is not valid yet.
 pub(super) fn warn(config: &Config) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let now = i64::try_from(now).unwrap_or(i64::MAX);

@@ -1,17 +1,15 @@
-//! The checks that a configuration passes before it is put in force, beyond those that its text alone allows.
+//! Checks of a configuration before it is put in force, beyond the checks of the text.
 //!
-//! `sluice check`, `sluice serve` and a reload call [`check`]; a restart through the admin API passes the same checks of an
-//! engine ([`check_settings`]). So the checks call nothing valid that a start refuses a moment
-//! later. Nothing is started or bound.
+//! `sluice check`, `sluice serve` and a reload call [`check`]; a restart through the admin API
+//! makes the same checks of an engine ([`check_settings`]). So a configuration that passes is not
+//! refused by a start a moment later. Nothing is started or bound.
 //!
-//! Some problems are remarks, because it is unknown whether the gateway would meet them.
-//! [`Purpose::Look`] does not know the user of the gateway, so a denied file or folder is a remark.
-//! If one of several gateways leads, problems of the engines are remarks at a look, and problems of
-//! `fleet.state` are remarks at a look and a start.
+//! Problems that the gateway may not meet are remarks. At a [`Purpose::Look`], the gateway's user
+//! is unknown, so a denied file or folder is a remark. If one of several gateways leads, problems
+//! of the engines are remarks at a look, and problems of `fleet.state` at a look and at a start.
 //!
-//! The checks run a program of vLLM once for each version, to list its flags. A start waits
-//! [`START_FLAGS_MAX`] for all programs together, and runs a program that was too slow no second
-//! time.
+//! The checks run a program of vLLM once for each version, to list the flags. A start waits
+//! [`START_FLAGS_MAX`] for all programs together, and does not run a slow program again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -32,29 +30,30 @@ use crate::flow::specs;
 use crate::owner::{Untrusted, check_named_file, own_user};
 use crate::pool::Admission;
 
-/// Longest time that a start waits for the flag lists of all engines' programs. Without its list,
-/// an engine's own start checks the flags. The gateway serves no clients meanwhile.
+/// Longest time that a start waits for the flag lists of all engines' programs, since no client is
+/// served meanwhile. Flags that are not listed in time are checked when the engine starts.
 const START_FLAGS_MAX: Duration = Duration::from_secs(20);
 
 /// The configuration key of the journal's folder.
 const STATE: &str = "fleet.state";
 
-/// What a configuration is checked for.
+/// The purpose of a check.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'c> {
-    /// To say whether it could be used. Nothing is written.
+    /// To say whether the configuration could be used. Nothing is written.
     Look,
-    /// To start a gateway with it. An engine that runs already is adopted, whatever its configuration says. Where one of
-    /// several gateways leads, engines are left to that one: the others may have no program for them.
+    /// To start a gateway. An engine that runs already is adopted, whatever the configuration says.
+    /// If one of several gateways leads, engines are left to the leader: the others may have no
+    /// program for them.
     Start,
-    /// To replace the configuration that runs. Engines that do not change are left alone.
+    /// To replace the running configuration. Engines that do not change are left alone.
     Reload(&'c Config),
 }
 
-/// Checks a configuration that is valid by itself. Returns remarks, each with the key that it is about.
+/// Checks a configuration whose text is valid. Returns remarks, each with the key that it is about.
 ///
 /// # Errors
-/// Everything that would be refused.
+/// Every problem for which the configuration would be refused.
 pub async fn check(loaded: &Loaded, purpose: Purpose<'_>) -> Result<Vec<String>, Problems> {
     let looks = matches!(purpose, Purpose::Look);
     let mut config = loaded.config.clone();
@@ -85,12 +84,11 @@ pub async fn check(loaded: &Loaded, purpose: Purpose<'_>) -> Result<Vec<String>,
     Err(problems)
 }
 
-/// What was found so far.
 struct Found<'l> {
     loaded: &'l Loaded,
-    /// The configuration starts nothing now, and perhaps never runs as this user.
+    /// The configuration starts nothing now, and may never run as this user.
     looks: bool,
-    /// One elected gateway starts the engines, perhaps on another machine.
+    /// Only the elected leader starts the engines, perhaps on another machine.
     others_lead: bool,
     errors: Vec<Problem>,
     remarks: Vec<String>,
@@ -110,7 +108,7 @@ impl Found<'_> {
         }
     }
 
-    /// Refuses a file or folder, unless only this user may not use it.
+    /// Refuses a file or folder, unless the problem may concern only this user.
     fn refuse_place(&mut self, key: &str, reason: String, error: &io::Error) {
         if self.looks && error.kind() == io::ErrorKind::PermissionDenied {
             self.remarks.push(format!(
@@ -124,7 +122,7 @@ impl Found<'_> {
     }
 
     /// Refuses a file or folder that another user commands. An operator who looks at the files of a
-    /// service's user gets a remark; root may not start the gateway on such files.
+    /// service's user gets a remark, but not root: root may not start the gateway on such files.
     fn refuse_untrusted(&mut self, key: &str, untrusted: &Untrusted) {
         let kind = match untrusted.is_foreign() && own_user() != 0 {
             true => io::ErrorKind::PermissionDenied,
@@ -134,7 +132,7 @@ impl Found<'_> {
     }
 
     fn check_tokenizers(&mut self) {
-        // One after the other, so that each has its own problem.
+        // One model at a time, so that each has its own problem.
         for (index, model) in self.loaded.config.models.iter().enumerate() {
             let alone = Config { models: vec![model.clone()], ..self.loaded.config.clone() };
             if let Err(StartError::Tokenizer { source, .. }) = load_counters(&alone, None) {
@@ -144,7 +142,7 @@ impl Found<'_> {
         }
     }
 
-    /// Logs and records: checks that each file can be written, or made in its folder.
+    /// Logs and records: checks that each file can be written, or made in the named folder.
     fn check_written_files(&mut self) {
         let config = &self.loaded.config;
         let mut files = Vec::new();
@@ -155,7 +153,7 @@ impl Found<'_> {
         for (key, file) in files {
             let written = match file.is_file() {
                 true => std::fs::OpenOptions::new().append(true).open(file).map(drop),
-                // A pipe or a device exists and is not opened: opening it may wait for a reader.
+                // A pipe or a device is not opened, because opening it may wait for a reader.
                 false if file.exists() => Ok(()),
                 false => can_make(file).map_err(|(_, error)| error),
             };
@@ -176,7 +174,7 @@ impl Found<'_> {
         self.errors.iter().any(|problem| problem.path() == key) || self.remarks.iter().any(remark)
     }
 
-    /// Checks the owner of the journal's folder. Also without engines: the folder holds
+    /// Checks the owner of the journal's folder, also without engines: the folder holds
     /// experiments, the tuner's limits and the socket for upgrades.
     fn check_owner_of_state(&mut self) {
         if let Err(untrusted) = check_state(&self.loaded.config.fleet.state) {
@@ -184,14 +182,14 @@ impl Found<'_> {
         }
     }
 
-    /// The folder of the journal: checks that it can be made or written, and checks the files in
-    /// it.
+    /// Checks that the journal's folder can be made or written, and checks the files in it.
     fn check_state(&mut self) {
         let state = &self.loaded.config.fleet.state;
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
         let usable = can_make(&place).and_then(|()| match check_journal(&place) {
             Err(JournalError::Unusable { path, source }) => Err((path, source)),
-            // The start sees whether another gateway uses the folder; its owner was checked above.
+            // The start finds out whether another gateway uses the folder. The owner was checked
+            // above.
             Ok(()) | Err(JournalError::Taken { .. } | JournalError::Untrusted(_)) => Ok(()),
         });
         if let Err((path, error)) = usable {
@@ -206,7 +204,7 @@ impl Found<'_> {
         }
     }
 
-    /// The pods are found later; their flags are known.
+    /// Checks the flags for pods. The pods themselves are found later.
     fn check_pods(&mut self) {
         for (index, pool) in self.loaded.config.pools.iter().enumerate() {
             let Some(pods) = &pool.kubernetes else { continue };
@@ -217,7 +215,6 @@ impl Found<'_> {
         }
     }
 
-    /// Gives each engine the port that it would get.
     fn check_ports(&mut self, config: &mut Config, purpose: Purpose<'_>) {
         let running = if let Purpose::Reload(running) = purpose { Some(running) } else { None };
         match engines::settle_ports(config, running, false) {
@@ -272,12 +269,12 @@ impl Found<'_> {
     }
 }
 
-/// The checks against the flags that programs list, within the time of a start.
+/// Checks against the flag lists of programs, within the time limit of a start.
 struct FlagLists {
-    /// `None`: the programs may take as long as they need.
+    /// `None`: no time limit.
     until: Option<Instant>,
-    /// Programs that have not answered in time, as the configuration writes them, with the `PATH`
-    /// of their engine. Bound: one for each engine.
+    /// Programs that did not answer in time, as configured, with the `PATH` of the engine. Bound:
+    /// one for each engine.
     slow: BTreeSet<(String, Option<String>)>,
 }
 
@@ -287,7 +284,7 @@ impl FlagLists {
         Self { until, slow: BTreeSet::new() }
     }
 
-    /// Checks an engine; `None` if the engine's program is too slow.
+    /// Checks an engine; `None` if the program is too slow.
     async fn check(&mut self, spec: &EngineSpec, driver: &SharedDriver) -> Option<Result<Vec<Notice>, EngineFailure>> {
         let program = program(&spec.target);
         if program.as_ref().is_some_and(|program| self.slow.contains(program)) {
@@ -334,16 +331,15 @@ fn driver(spec: &EngineSpec, purpose: Purpose<'_>) -> SharedDriver {
     }
 }
 
-/// The engines of a configuration that is not in force.
 fn specs_of(config: &Config) -> Vec<EngineSpec> {
     let health = specs::health_rules(&config.health);
     let now = Instant::now();
     let layout = Admission::new(now, health, 0).apply(&specs::pools(config), health, now);
-    // Digests are for the journal.
+    // Digests are only for the journal.
     engines::engines(config, &layout, |_| String::new())
 }
 
-/// The keys of those engines, in the same order.
+/// The configuration keys of these engines, in the same order.
 fn paths(config: &Config) -> Vec<String> {
     let mut paths = Vec::new();
     for (index, pool) in config.pools.iter().enumerate() {

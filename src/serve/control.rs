@@ -1,7 +1,7 @@
 //! The admin port's view of a running gateway: implements [`Control`](crate::admin::Control).
 //!
-//! Every call reads the current state: the token and addresses of the configuration in force, and the state of the
-//! pools. Calls may block, since a reload reads files.
+//! Every call reads the current state: the token and addresses of the configuration in force, and
+//! the state of the pools. Calls may block, because a reload reads files.
 
 use tokio::runtime::Handle;
 use tokio::time::Instant;
@@ -107,7 +107,7 @@ impl Control for App {
         let id = find(&self.admission.view(), pool, backend)?;
         self.admission.set_draining(id, draining);
         if !draining {
-            // An engine that is on hold or waits for its next attempt is started now.
+            // Starts an engine that is on hold, or that waits for the next attempt.
             let enabled = Handle::current().block_on(self.fleet.enable(&format!("{pool}/{backend}")));
             if let Err(refused) = enabled {
                 tracing::warn!(pool, backend, "enabled, but its engine stays as it is: {refused}");
@@ -134,7 +134,8 @@ impl Control for App {
     }
 }
 
-/// The pools that serve a model. `reports`: whether a backend of a pool reports it, which decides for models that are not declared.
+/// The pools that serve a model. `reports`: whether a backend of a pool reports the model, which
+/// decides for undeclared models.
 fn pools_of(config: &Config, model: Option<ModelId>, reports: impl Fn(&str) -> bool) -> Vec<String> {
     let serves = |pool: &&crate::config::Pool| match (&pool.models, model) {
         (ModelScope::All, Some(_)) => true,

@@ -1,7 +1,9 @@
-//! Carries out what the online tuner wants of engines: restarts through the fleet, and simulations that forecast a change.
+//! Carries out the online tuner's orders about engines: restarts through the fleet, and simulations
+//! that forecast a change.
 //!
-//! At most one restart, one simulation of flags and one of limits are under way. A simulation takes a thread for some seconds of CPU
-//! time, and only while objectives are missed: of flags a few times an hour, of limits before each trial.
+//! At most one restart, one simulation of flags and one of limits run at a time. A simulation takes
+//! a thread for some seconds of CPU time, and only while objectives are missed: for flags a few
+//! times an hour, for limits before each trial.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,12 +23,12 @@ use crate::online::forecast::{Answer, LimitsQuestion, Question};
 use crate::online::{EngineFlag, EngineState, Flags, Load, Order, Restarted};
 use crate::pool::PoolView;
 
-/// Between two looks at a restart.
 const POLL: Duration = Duration::from_millis(500);
-/// A step of an engine that serves.
+/// The step of an engine that serves.
 const SERVES: &str = "serve";
 
-/// What the tuner learns from a restart that was refused: only settings that cannot work speak against the change.
+/// The result of a refused restart for the tuner: only settings that cannot work speak against the
+/// change.
 fn refused(error: &RestartError) -> Restarted {
     match error {
         RestartError::Blocked(_)
@@ -74,7 +76,7 @@ impl App {
         runs.then_some("an experiment of an operator runs")
     }
 
-    /// All engines as the tuner sees them.
+    /// The states of all engines, for the tuner.
     pub(super) fn engine_states(&self, view: &[PoolView], fleet: &[EngineView]) -> Vec<EngineState> {
         let config = self.config.load();
         let of = |pool: &PoolView| config.pools.iter().find(|own| own.name == *pool.name).map(|own| &own.backends);
@@ -99,7 +101,7 @@ impl App {
         states
     }
 
-    /// The values of the flags of an engine: those that were given, and defaults as far as they are known.
+    /// The values of an engine's flags: given values, and defaults as far as they are known.
     fn flags_of(&self, engine: &EngineView, backend: &Backend) -> Flags {
         let given = given(&engine.settings);
         let mut flags = self.setup(backend, &given).map(|setup| setup.flags()).unwrap_or_default();
@@ -126,7 +128,7 @@ impl App {
         EngineSetup::vllm(&backend.name, gpu, simulation.host.as_deref(), model, &words).ok()
     }
 
-    /// Restarts an engine with another value of a flag, and waits until that has ended.
+    /// Restarts an engine with another value of a flag, and waits until the restart has ended.
     async fn restart_for_tuner(&self, engine: &str, (flag, value): (EngineFlag, f64), hold: bool) -> Restarted {
         let value = match flag {
             EngineFlag::GpuMemoryUtilization => ArgValue::Float(value),
@@ -148,7 +150,7 @@ impl App {
             let why = || ended.why.clone().unwrap_or_else(|| ended.outcome.clone());
             return match ended.outcome.as_str() {
                 "done" => Restarted::Done,
-                // Requests took longer than the drain: nothing was changed.
+                // Requests took longer than the drain, so nothing was changed.
                 "aborted" => Restarted::Blocked(why()),
                 _ => Restarted::Failed(why()),
             };
@@ -174,7 +176,7 @@ impl App {
         }
     }
 
-    /// Simulates, and lets the tuner decide.
+    /// Simulates changes of flags, and lets the tuner decide.
     fn simulate(&self, question: &Question) {
         let tuning = &self.tuning;
         let answer =
@@ -204,7 +206,7 @@ impl App {
         tuning.save_or_warn();
     }
 
-    /// This deployment as a simulation; `None` unless the configuration describes the engines and the gateway runs them all.
+    /// A simulation of this deployment; `None` unless the configuration describes all engines.
     fn lab(&self) -> Option<Lab> {
         let (config, views) = (self.config.load_full(), self.fleet.views());
         let mut engines: Vec<EngineSetup> = Vec::new();
@@ -219,7 +221,7 @@ impl App {
     }
 }
 
-/// The flags in the settings of an engine, `name=value` with spaces between.
+/// The flags in an engine's settings, which are `name=value` words.
 fn given(settings: &str) -> Flags {
     let flag = |word: &str| {
         let (name, value) = word.split_once('=')?;

@@ -1,7 +1,8 @@
 //! Translates a configuration into the engines that the gateway runs, for [`fleet`](crate::fleet).
 //!
-//! Covers backends with a `launch` or a `control` table. Each has digests of the settings that only a restart changes: by
-//! them a reload, and a gateway after a crash, detect an engine that no longer matches the configuration.
+//! Covers backends with a `launch` or a `control` table, and pods of a StatefulSet. Each engine has
+//! digests of the settings that only a restart changes. By the digests, a reload, or a gateway
+//! after a crash, detects an engine that no longer matches the configuration.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -52,12 +53,11 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8
     engines
 }
 
-/// A pod is started by its StatefulSet.
+/// The StatefulSet starts the pod.
 fn is_pod(target: &Target) -> bool {
     matches!(target, Target::Pod(..))
 }
 
-/// The engines as the metrics page shows them.
 pub(super) fn metrics(views: &[EngineView]) -> Vec<EngineMetrics> {
     let metrics = |view: &EngineView| {
         let (pool, backend) = view.backend.split_once('/')?;
@@ -80,9 +80,9 @@ pub(super) fn any(config: &Config) -> bool {
     config.pools.iter().any(|pool| restarts_pods(pool) || pool.backends.iter().any(runs))
 }
 
-/// Assigns a port to each engine of ours that has none. A running engine keeps its port, since a reload cannot move it
-/// without losing requests. Returns whether the configuration asks for another port than a running engine has. Without `stores`
-/// nothing is written.
+/// Assigns a port to each launched engine that has none. A running engine keeps its port, because a
+/// reload cannot move it without losing requests. Returns whether the configuration asks for
+/// another port than a running engine has. Without `stores` nothing is written.
 ///
 /// # Errors
 /// No port is free, or a requested port belongs to another running engine.
@@ -144,7 +144,8 @@ fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
     })
 }
 
-/// The backends that the gateway does not run; `all`: another gateway runs those that one could.
+/// The backends that the gateway does not run. `all`: another gateway runs the engines that this
+/// one could run.
 pub(super) fn external_backends(config: &Config, layout: &PoolLayout, all: bool) -> Vec<ExternalBackend> {
     let places = config.pools.iter().zip(&layout.backends).flat_map(|(pool, ids)| pool.backends.iter().zip(ids));
     let theirs = places.filter(|(backend, _)| all || matches!(backend.target, Target::Url(_)));
@@ -172,7 +173,7 @@ pub(super) fn driver_for_checks(spec: &EngineSpec) -> SharedDriver {
     }
 }
 
-/// The driver for a new engine. Its logs are written beside the journal.
+/// The driver for a new engine, which writes logs next to the journal.
 pub(super) fn driver(spec: &EngineSpec) -> SharedDriver {
     let (name, folder) = (&spec.name, &spec.rules.state);
     match &spec.target {

@@ -1,9 +1,9 @@
-//! Keeps experiments going, carries out what operators want of them, and saves them.
+//! Advances and saves experiments, and carries out the orders of operators.
 //!
-//! Ramps follow the calendar clock of the machine, since a ramp may have a date to begin at. What was measured is saved every
-//! [`SAVE_INTERVAL`] and when the gateway stops, in the folder of the engines' journal (`fleet.state`), so that the next
-//! gateway goes on where this one was; after a crash without the last seconds. One task for all experiments, and one that looks
-//! at the engines that serve adapters of their arms.
+//! Ramps follow the machine's calendar clock, because a ramp may begin at a date. Measurements are
+//! saved every [`SAVE_INTERVAL`] and at the end, in the folder of the engines' journal
+//! (`fleet.state`), and the next gateway goes on with them. A crash loses the last seconds. One
+//! task serves all experiments, and another one watches the engines that serve their adapters.
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -28,29 +28,28 @@ use crate::fleet;
 use crate::flow::RoutingTable;
 use crate::vllm::metrics::MetricsSnapshot;
 
-/// Between two looks at the clock: steps of a ramp are minutes and more.
+/// Pause between looks at the clock: steps of a ramp take minutes or more.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Between two looks at the engines that serve adapters of experiments.
+/// Pause between looks at the engines that serve adapters of experiments.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// Between two attempts to load an adapter into one engine.
+/// Pause between attempts to load an adapter into one engine.
 const LOAD_INTERVAL: Duration = Duration::from_secs(30);
-/// Between two saves.
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Where experiments are saved.
 const FILE: &str = "experiments.json";
 
-/// Reads what an earlier gateway saved in `folder`. A file that cannot be read is set aside, and experiments begin anew.
+/// Restores the experiments that an earlier gateway saved in `folder`. A file that cannot be read
+/// is renamed, and experiments begin anew.
 pub(super) fn restore(experiments: &Experiments, folder: &Path) {
     experiments.restore(read_or_set_aside(folder, FILE));
 }
 
-/// The same for a gateway that runs: what was saved replaces what it has measured itself.
+/// As [`restore`], for a running gateway: saved measurements replace this gateway's own.
 pub(super) fn restore_over(experiments: &Experiments, folder: &Path) {
     experiments.restore_over(read_or_set_aside(folder, FILE));
 }
 
 impl App {
-    /// Moves experiments on until `end` is true, and saves them in `folder`.
+    /// Advances experiments until `end` is true, and saves them in `folder`.
     pub(super) async fn keep_experiments(self: Arc<Self>, folder: PathBuf, mut end: watch::Receiver<bool>) {
         let mut saved = Instant::now();
         loop {
@@ -78,7 +77,7 @@ impl App {
         }
     }
 
-    /// Saves what was measured, also of experiments that do not fit the configuration now.
+    /// Saves measurements, also of experiments that do not fit the configuration now.
     fn save_experiments(&self, folder: &Path) -> std::io::Result<()> {
         let left_out: Vec<String> = self.added.lock().left_out().map(str::to_owned).collect();
         let saved = self.learned.experiments.save(|name| left_out.iter().any(|other| other == name));
@@ -90,7 +89,7 @@ impl App {
         fleet::replace_state(folder, FILE, &bytes)
     }
 
-    /// Serves copies for shadow arms, which requests have from this call on, until `end` is true.
+    /// Serves copies for shadow arms until `end` is true. Requests are copied from this call on.
     pub(super) fn keep_serving_copies(&self, mut end: watch::Receiver<bool>) -> impl Future<Output = ()> + use<> {
         let serving = Arc::clone(&self.flow).serve_copies();
         async move {
@@ -101,7 +100,7 @@ impl App {
         }
     }
 
-    /// Looks at the engines that serve adapters of running experiments, until `end` is true.
+    /// Watches the engines that serve adapters of running experiments, until `end` is true.
     pub(super) async fn keep_looking_at_adapters(self: Arc<Self>, mut end: watch::Receiver<bool>) {
         let mut tried = HashMap::new();
         loop {
@@ -120,8 +119,8 @@ impl App {
         }
     }
 
-    /// Loads the adapters of arms into engines that the gateway does not run and that report that they do not serve them. `tried`:
-    /// when each was tried last, by backend and name.
+    /// Loads adapters of arms into external engines that report that they do not serve them.
+    /// `tried`: when each adapter was last tried on each backend.
     async fn load_adapters(&self, tried: &mut HashMap<(BackendId, Arc<str>), Instant>) {
         tried.retain(|_, at| at.elapsed() < LOAD_INTERVAL);
         let (table, mut loads) = (self.flow.routing_table(), JoinSet::new());
@@ -190,7 +189,8 @@ impl App {
         self.learned.experiments.note_adapters(&seen);
     }
 
-    /// What an engine shows of its adapters. `None`: it has none. One that has no requests keeps showing its last ones.
+    /// The adapters of an engine by its metrics page; `None` if it has none. An engine without
+    /// requests is left out, because it keeps showing its last adapters.
     fn adapters_of(&self, backend: String, page: MetricsSnapshot) -> Option<EngineAdapters> {
         let adapters = page.adapters.filter(|_| page.running + page.waiting > 0.0)?;
         let config = self.config.load();
@@ -208,12 +208,12 @@ impl App {
         self.learned.experiments.find(name).ok_or_else(|| self.unknown_experiment(name))
     }
 
-    /// The experiments of the configuration, short.
+    /// Short reports of the experiments in the configuration.
     pub(super) fn active_experiments(&self) -> Vec<ExperimentReport> {
         self.learned.experiments.all().iter().map(|experiment| ExperimentReport::new(experiment, true)).collect()
     }
 
-    /// The experiment of that name that does not fit the configuration.
+    /// The report of an experiment that does not fit the configuration.
     fn left_out(&self, name: &str) -> Option<ExperimentReport> {
         self.added.lock().left_out_reports().find(|report| report.name == name)
     }
@@ -227,7 +227,7 @@ impl App {
         ExperimentError::Unknown { name: name.to_owned(), known }
     }
 
-    /// Notes for every arm with a model of its own whether a ready backend serves that.
+    /// For every arm with a model, notes whether a ready backend serves that model.
     pub(super) fn note_served_models(&self) {
         let table = self.flow.routing_table();
         for Experiment { plan, state } in self.learned.experiments.all() {
@@ -235,7 +235,8 @@ impl App {
                 let Some((model, _)) = &arm.model else { continue };
                 let mut ready = backends_of(arm, &table);
                 ready.retain(|id| self.admission.is_any_in_rotation(&[*id]));
-                // An adapter that is being loaded is reported before it is warm.
+                // An adapter is reported before it is warm, so one that is being loaded does not
+                // count.
                 let loading = self.loading.lock();
                 let is_loading = |id: BackendId| loading.iter().any(|(other, name)| *other == id && *name == *model);
                 let serves = |id: &BackendId| self.reported.serves(*id, model) != Some(false) && !is_loading(*id);
@@ -258,7 +259,7 @@ impl App {
         }
     }
 
-    /// An arm with a pool or backends of its own, none of which is ready.
+    /// An arm that has a pool or backends, none of which is ready.
     pub(super) fn arm_that_is_not_ready(&self, plan: &ExperimentPlan) -> Option<String> {
         let table = self.flow.routing_table();
         let not_ready = plan
@@ -269,7 +270,8 @@ impl App {
     }
 }
 
-/// The backends that may serve the requests of an arm; without a pool or a model of its own, none is known.
+/// The backends that may serve the requests of an arm; none if the arm sets neither a pool nor a
+/// model.
 fn backends_of(arm: &ArmPlan, table: &RoutingTable) -> Vec<BackendId> {
     let of_pool = |pool: &usize| table.pools.get(*pool).map_or(&[][..], |pool| &pool.backends[..]);
     match (&arm.pool, &arm.model) {

@@ -1,9 +1,10 @@
-//! Follows the pods of the pools that have a `kubernetes` table, warms new ones up, gives them their readiness gate, and puts them
-//! in force.
+//! Follows the pods of pools with a `kubernetes` table: warms up new pods, sets their readiness
+//! gate, and puts them in force.
 //!
-//! One task for all pools. What it does about a pod is decided by [`Members`]. Pods of a pool stay in force while the API server is
-//! away, and until the pods of another selector were listed once. Bounds: [`AT_ONCE`] pods are prepared at once; what failed is
-//! tried again every [`RETRY`].
+//! One task serves all pools; [`Members`] decides about each pod. The pods of a pool stay in force
+//! while the API server is unreachable, and after a change of the selector until its pods were
+//! listed once. Bounds: [`AT_ONCE`] pods are prepared at once. Failed preparations are repeated
+//! every [`RETRY`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,14 +20,13 @@ use crate::fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
 use crate::fleet::warm_up_external;
 use crate::flow::specs;
 
-/// Between two looks without news: steps of engines change, and configurations.
+/// Longest pause between looks, because steps of engines and configurations change without a
+/// notification.
 const LOOK: Duration = Duration::from_millis(500);
-/// Between two attempts at what failed.
+/// Pause between attempts at failed preparations.
 const RETRY: Duration = Duration::from_secs(10);
-/// Pods that are prepared at once.
 const AT_ONCE: usize = 8;
 
-/// One pool whose pods are followed.
 #[derive(Debug)]
 struct Follower {
     query: PodQuery,
@@ -34,7 +34,7 @@ struct Follower {
     members: Members,
     seen: watch::Receiver<Seen>,
     task: JoinHandle<()>,
-    /// The last that was in force; of an earlier selector until pods were listed once.
+    /// The pods in force. They are pods of an earlier selector until pods were listed once.
     found: Vec<FoundPod>,
 }
 
@@ -44,10 +44,9 @@ impl Drop for Follower {
     }
 }
 
-/// A pod was prepared: whether it is warm, and whether it has its gate.
+/// A prepared pod: the pool, the job, and the outcomes of the warm-up and of the readiness gate.
 type Prepared = (String, Job, Result<(), String>, Result<(), String>);
 
-/// All pools whose pods are followed.
 #[derive(Debug)]
 struct Followers {
     pools: BTreeMap<String, Follower>,
@@ -58,7 +57,6 @@ struct Followers {
 }
 
 impl App {
-    /// Runs until `end` is true.
     pub(super) async fn keep_finding_pods(self: Arc<Self>, mut end: watch::Receiver<bool>) {
         let news = Arc::new(Notify::new());
         let (jobs, room) = (JoinSet::new(), Arc::new(Semaphore::new(AT_ONCE)));
@@ -86,7 +84,8 @@ impl App {
 }
 
 impl Followers {
-    /// Follows the pods of exactly the pools of this configuration. `acts`: it restarts those of a StatefulSet, as no other gateway does.
+    /// Follows the pods of exactly the pools of this configuration. `acts`: this gateway may
+    /// restart the pods of a StatefulSet.
     fn configure(&mut self, config: &Config, acts: bool) {
         let mut found = BTreeMap::new();
         for pool in &config.pools {
@@ -121,7 +120,7 @@ impl Followers {
         Follower { query, managed, members: Members::new(managed), seen, task, found }
     }
 
-    /// Takes in what was seen, and begins to prepare pods.
+    /// Processes the pods that were seen, and begins to prepare pods.
     fn look(&mut self, app: &Arc<App>) {
         let engines = app.fleet.views();
         if self.tried.elapsed() >= RETRY {
@@ -147,7 +146,7 @@ impl Followers {
                 let (pool, query, room) = (pool.clone(), follower.query.clone(), Arc::clone(&self.room));
                 let config = Arc::clone(&config);
                 self.jobs.spawn(async move {
-                    // Never closed.
+                    // The semaphore is never closed.
                     let _room = room.acquire().await;
                     let (warm, gate) = prepare(&config, &pool, &query, &job).await;
                     (pool, job, warm, gate)
@@ -186,7 +185,7 @@ impl Followers {
     }
 }
 
-/// Warms a pod up and gives it its gate, as far as it needs that.
+/// Warms up a pod and sets its readiness gate, as the job requires.
 async fn prepare(config: &Config, pool: &str, query: &PodQuery, job: &Job) -> (Result<(), String>, Result<(), String>) {
     let pods = config.pools.iter().find(|own| own.name == pool).and_then(|own| own.kubernetes.as_ref());
     let Some(pods) = pods else { return (Err("its pool is gone".to_owned()), Ok(())) };

@@ -1,11 +1,12 @@
-//! Of several gateways one leads: what this one does when it begins to, and when it ends.
+//! The leader's work in this gateway, while it leads. Only one of several gateways leads.
 //!
-//! The one that leads runs engines, the tuner and what experiments save. Another one serves all the same: for it every engine is one
-//! that another party runs, which its probes judge. So its configuration, connections and adapters are ready when it takes over, and it
-//! reads what the one before has saved in `fleet.state`.
+//! The leader runs the engines, the tuner and the saved state of experiments. The others serve
+//! requests too, and treat every engine as external, judged by probes. So their configuration,
+//! connections and adapters are ready when one of them takes over; it reads the state that the
+//! previous leader saved in `fleet.state`.
 //!
-//! When the term is over the tasks end where they are, as if the process had been killed: another gateway may begin to act a tenth of the
-//! lease later. Requests are not touched by any of it.
+//! When a term ends unrenewed, the leader's tasks are aborted at once, as if the process had been
+//! killed: another gateway may act a tenth of the lease later. Requests are not affected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,17 +25,16 @@ use crate::fleet::Lead;
 use crate::online::change::EXPERIMENT;
 use crate::pool::PoolLayout;
 
-/// Between two attempts to open the journal, which the gateway before may still have locked.
+/// Pause between attempts to open the journal, which the previous leader may still have locked.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(100);
-/// How long the store may take to have it that this gateway does not lead.
+/// Longest wait until the store shows that this gateway has given up the lead.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
-/// Between two looks at whether another gateway leads.
+/// Pause between looks at whether another gateway leads.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Between two looks at the clock of ramps.
+/// Pause between looks at the clock of ramps.
 const RAMPS: Duration = Duration::from_secs(1);
 
-/// This gateway's part in the election.
 #[derive(Debug)]
 pub(super) struct Leading {
     resigning: watch::Sender<bool>,
@@ -45,7 +45,6 @@ pub(super) struct Leading {
 }
 
 impl Leading {
-    /// Begins to stand for election.
     pub(super) fn begin(app: &Arc<App>, config: &config::Cluster, view: Arc<LeaderView>) -> Self {
         let (resigning, resigns) = watch::channel(false);
         let (acts, ended) = watch::channel(false);
@@ -60,8 +59,9 @@ impl Leading {
         Self { resigning, acting, campaign, view, lease: config.lease }
     }
 
-    /// From now on it ends what it does as the one that leads, and gives the lead up. Returns what completes when this gateway may be
-    /// unready: another one leads, or a lease has passed, or its readiness does not depend on it.
+    /// Ends the leader's work and gives up the lead. The returned future completes when this
+    /// gateway may become unready: when another one leads, after a lease, or at once if readiness
+    /// does not depend on the lead.
     pub(super) fn resign(&self) -> impl Future<Output = ()> + Send + use<> {
         self.view.note_resigned();
         self.resigning.send_replace(true);
@@ -76,7 +76,8 @@ impl Leading {
         }
     }
 
-    /// The same, until the store has it that this one does not lead; if it cannot be reached, others wait for a lease.
+    /// As [`Leading::resign`], and waits until the store shows that this gateway does not lead. If
+    /// the store cannot be reached, the others have to wait for the lease.
     pub(super) async fn end(self) {
         drop(self.resign());
         let _ = self.acting.await;
@@ -92,7 +93,8 @@ impl Leading {
     }
 }
 
-/// The tasks that decide about engines, limits and experiments: of several gateways, one at a time has them.
+/// The tasks that decide about engines, limits and experiments. Only one of several gateways runs
+/// them.
 #[derive(Debug)]
 pub(super) struct Deciders {
     end: watch::Sender<bool>,
@@ -113,12 +115,12 @@ impl Deciders {
         Self { end, tasks }
     }
 
-    /// Ends them where they are: another gateway may decide.
+    /// Aborts the tasks where they are, because another gateway may decide.
     pub(super) fn abort(self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 
-    /// Ends them; what they know is on disk then.
+    /// Ends the tasks. Afterwards their knowledge is on disk.
     pub(super) async fn end(self) {
         self.end.send_replace(true);
         for task in self.tasks {
@@ -133,7 +135,7 @@ impl App {
         self.leader.as_ref().is_none_or(|_| *self.acts.lock())
     }
 
-    /// Does what the one that leads does, whenever this one leads, until it resigns.
+    /// Does the leader's work whenever this gateway leads, until it resigns.
     async fn act_while_leading(self: Arc<Self>, mut resigns: watch::Receiver<bool>) {
         let lead = self.fleet.lead();
         loop {
@@ -171,7 +173,8 @@ impl App {
         }
     }
 
-    /// Moves the ramps of experiments on, for ever: a user has the same arm at every gateway.
+    /// Advances the ramps of experiments, so that a user has the same arm at every gateway. Never
+    /// ends.
     async fn keep_ramps(&self) {
         loop {
             sleep(RAMPS).await;
@@ -179,7 +182,8 @@ impl App {
         }
     }
 
-    /// Reads what the gateway before has saved, and takes its engines over once it has unlocked the journal.
+    /// Reads the state that the previous leader saved, and takes over the engines once that leader
+    /// has unlocked the journal.
     async fn begin_to_act(self: &Arc<Self>) {
         let app = Arc::clone(self);
         if let Err(error) = tokio::task::spawn_blocking(move || app.read_saved()).await {
@@ -213,7 +217,7 @@ impl App {
         }
     }
 
-    /// Ends where it is what is being done to engines.
+    /// Aborts all changes of engines.
     async fn end_to_act(self: &Arc<Self>, lead: &Lead, in_order: bool) {
         if !in_order {
             let why = self.leader.as_ref().and_then(|view| view.trouble()).map(|why| format!(": {why}"));
@@ -234,7 +238,7 @@ impl App {
         }
     }
 
-    /// What the tuner tries is another gateway's from now on; the limits in force stay.
+    /// Ends the trials of the tuner, which another gateway takes over. The limits in force stay.
     fn end_trials(&self) {
         self.set_acts(false);
         let view = self.admission.view();
@@ -243,22 +247,22 @@ impl App {
         self.put_limits(|config| config.experiments.retain(|experiment| experiment.name != EXPERIMENT));
     }
 
-    /// From now on engines are this gateway's, or another one's.
+    /// Sets whether this gateway or another one manages the engines.
     fn set_acts(&self, acts: bool) {
         let _guard = self.reloading.lock();
-        // The lead may have been lost while this waited for a reload.
+        // The lead may have been lost during the wait for a reload.
         let acts = acts && self.fleet.lead().is_held();
         *self.acts.lock() = acts;
         if !acts {
-            // A reload that had begun before may have opened it.
+            // A reload that began earlier may have opened the journal.
             self.fleet.close_journal();
         }
         let (config, loaded) = (self.config.load_full(), self.loaded.lock());
         self.apply_engines(&config, &loaded.layout);
     }
 
-    /// Hands the engines of a configuration to the fleet, each as this gateway's own or as one that another party runs. Returns how many
-    /// are its own.
+    /// Hands the engines of a configuration to the fleet, as managed or as external ones. Returns
+    /// the number of managed engines.
     pub(super) fn apply_engines(&self, config: &Config, layout: &PoolLayout) -> usize {
         let acts = self.acts();
         let external = engines::external_backends(config, layout, !acts);
@@ -272,13 +276,14 @@ impl App {
         count
     }
 
-    /// Stands for election, if one gateway is to lead.
+    /// Stands for election, if the configuration elects a leader.
     pub(super) fn stand_for_election(self: &Arc<Self>) -> Option<Leading> {
         let (config, view) = (self.config.load(), self.leader.clone()?);
         config.cluster.as_ref().map(|cluster| Leading::begin(self, cluster, view))
     }
 
-    /// Goes on where the gateway before was: its experiments, what they measured, and the limits that its tuner found.
+    /// Goes on where the previous leader stopped: experiments with their measurements, and the
+    /// limits that the tuner found.
     fn read_saved(&self) {
         let folder = self.config.load().fleet.state.clone();
         experiments::restore_over(&self.learned.experiments, &folder);
@@ -286,7 +291,7 @@ impl App {
             tracing::error!("the experiments of the admin API are not in force: {error}");
         }
         let goes_on = self.tuning.restore();
-        // Also for what experiments have measured.
+        // Also without limits, because experiments have new measurements.
         self.put_limits(|config| {
             if goes_on {
                 self.tuning.put(config);
@@ -294,7 +299,7 @@ impl App {
         });
     }
 
-    /// Puts the saved experiments of the admin API in force, in place of those that this gateway knew.
+    /// Puts the saved experiments of the admin API in force, in place of the known ones.
     fn read_added(&self) -> Result<(), ReloadError> {
         let Source::File { path, sets } = &self.source else { return Ok(()) };
         let _guard = self.reloading.lock();

@@ -1,9 +1,10 @@
-//! What the gateway says of itself to clients: `/ready`, `/ping`, `/v1/models` and `/v1/models/{id}`.
+//! The gateway's own answers to clients: `/ready`, `/ping`, `/v1/models` and `/v1/models/{id}`.
 //!
-//! `/ready` is 200 while a pool has a backend in rotation, or holds requests until an engine is started. Replicas share their
-//! engines: if one pool without a backend were enough, all replicas would leave the load balancer at once, and requests for the
-//! healthy pools with them. It is 503, too, while a gateway with `[cluster]` may admit nothing by its ledger, and while it stands
-//! by for another one.
+//! `/ready` is 200 while at least one pool has a backend in rotation, or holds requests until an
+//! engine is started. One pool without a backend does not matter: replicas share engines, so all of
+//! them would leave the load balancer at once, and requests for healthy pools would fail. `/ready`
+//! is also 503 while a gateway with `[cluster]` may admit nothing by the ledger, and while it
+//! stands by for the leader.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -43,9 +44,10 @@ impl LocalRoutes for ModelList {
         pools.iter().any(|pool| pool.holds || pool.backends.iter().any(BackendView::in_rotation))
     }
 
-    /// The union over all backends, each card as its engine sent it; of several cards for one name, the one with the highest
-    /// context limit, since that engine gets the long prompts. Aliases, and declared models that no backend reports yet,
-    /// get a generated card. Names that this client may not use are left out.
+    /// The cards of all backends, as the engines sent them. If engines send different cards for a
+    /// name, the card with the largest context limit counts, because that engine gets the long
+    /// prompts. Aliases, and declared models that no backend reports yet, get a generated card.
+    /// Names that this client may not use are left out.
     fn models(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Bytes {
         let cards = self.cards(routing, key);
         let data: Vec<&str> = cards.iter().map(|(_, json)| json.get()).collect();
@@ -77,7 +79,7 @@ impl ModelList {
                 cards.extend(own_card(alias, Some(&entry.name), card.and_then(|card| card.max_model_len)));
             }
         }
-        // The routing table knows a bounded number of names; engines may list more.
+        // The routing table has a bounded number of names; engines may list more.
         if routing.is_open_for(key) {
             let others = reported.iter().filter(|card| !listed.contains(&*card.id) && routing.is_undeclared(&card.id));
             cards.extend(others.map(|card| (card.id.clone(), card.json.clone())));

@@ -1,14 +1,15 @@
 //! Composition: builds a running gateway from a configuration.
 //!
-//! [`start`] returns a [`Running`] gateway, which can reload and stop gracefully. One process may run several gateways: the demo
-//! and the tests do.
+//! [`start`] returns a [`Running`] gateway, which can reload and stop in order. One process may run
+//! several gateways, as the demo and the tests do. The gateway serves while it starts the engines:
+//! requests wait in the queue of their pool.
 //!
-//! The gateway already serves while it starts its engines: requests wait in the queue of their pool, within its limits.
+//! A stop: `/ready` returns 503, new requests are shed, and the client socket closes. Running and
+//! waiting requests have `server.drain_timeout` to end. Then the engines stop (`fleet.on_exit`).
+//! The admin socket closes last.
 //!
-//! Stopping: `/ready` returns 503, new requests are shed, and the client socket closes. Running and waiting requests have
-//! `server.drain_timeout` to end. Then the engines stop (`fleet.on_exit`). The admin socket closes last.
-//!
-//! An [`upgrade`] replaces the process without any of that: the sockets and the engines go to the next one.
+//! An [`upgrade`] replaces the process without a stop: the sockets and the engines go to the next
+//! process.
 
 mod tuning;
 mod cluster;

@@ -1,10 +1,11 @@
-//! Applying a new configuration while requests run.
+//! Applies a new configuration while requests run.
 //!
-//! Everything is read, checked ([`checks`]) and built first; an error changes nothing. It takes long with many keys, so reloads run on
-//! threads that may block, and all that they do under the lock of admission is to swap. Then objectives change in telemetry, and pools,
-//! limits and routing change in one step. Requests in flight keep the routing table that they started with; waiting
-//! requests keep their place in the queue. What only a restart can change (sockets, threads, logs) keeps its running
-//! value, and the list of changes says so.
+//! Everything is read, checked ([`checks`]) and built first, so an error changes nothing. This
+//! takes long with many keys, so reloads run on threads that may block, and only swap under the
+//! lock of admission. Then objectives change in telemetry, and pools, limits and routing change in
+//! one step. Requests in flight keep their routing table, and waiting requests their place in the
+//! queue. Settings that only a restart can change (sockets, threads, logs) keep their running
+//! values, and the list of changes names them.
 
 use std::sync::Arc;
 
@@ -23,13 +24,13 @@ use crate::estimate::ExactCounter;
 use crate::flow::{RoutingTable, specs};
 use crate::pool::PoolLayout;
 
-/// Why a reload failed. Nothing was changed.
+/// Why a reload failed. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     /// The new configuration is not valid.
     #[error("{0}")]
     Config(#[from] Problems),
-    /// A tokenizer, folder or port that it names cannot be used.
+    /// A tokenizer, folder or port in the configuration cannot be used.
     #[error("{0}")]
     Unusable(#[from] StartError),
     /// The gateway was not started from a file.
@@ -38,7 +39,7 @@ pub enum ReloadError {
 }
 
 impl App {
-    /// Reads the configuration again and applies it. Returns what changed.
+    /// Reads the configuration again and applies it. Returns the changes.
     pub fn reload(&self) -> Result<Vec<Change>, ReloadError> {
         let _guard = self.reloading.lock();
         let result = self.read().and_then(|config| self.apply(config));
@@ -55,7 +56,7 @@ impl App {
         result
     }
 
-    /// Applies a configuration that is in no file. `title` is its name on the live page. Blocks.
+    /// Applies a configuration that is not in a file. `title`: the name on the live page. Blocks.
     pub fn apply_titled(&self, config: Config, title: &str) -> Result<(), ReloadError> {
         let _guard = self.reloading.lock();
         self.apply(config)?;
@@ -68,7 +69,7 @@ impl App {
         let loaded = Config::load_with(path, sets, &self.added.lock().active)?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         if !self.acts() {
-            // The gateway that leads checks its engines.
+            // The leader checks the engines.
             return Ok(loaded.config);
         }
         let running = self.config.load_full();
@@ -79,7 +80,7 @@ impl App {
         Ok(loaded.config)
     }
 
-    /// Applies a valid configuration. Returns what changed.
+    /// Applies a valid configuration. Returns the changes.
     pub fn apply(&self, mut config: Config) -> Result<Vec<Change>, ReloadError> {
         let running = self.config.load_full();
         let before = self.loaded.lock().counters.clone();
@@ -95,14 +96,15 @@ impl App {
         self.tuning.configure(&mut config);
         let mut changes = diff::changes(&running, &config);
         changes.extend(moved.then_some(Change::after_restart("pool.backend.launch.port")));
-        // What only a restart changes keeps its running value, which is then also what `/admin/status` shows.
+        // Running values also appear in `/admin/status`.
         config.keep_until_restart(&running);
         certificates::warn(&config);
         self.switch(config, Some(counters));
         Ok(changes)
     }
 
-    /// Puts a configuration in force; without `counters` those of the one that runs stay. The caller holds the lock of reloads.
+    /// Puts a configuration in force. Without `counters`, the running ones stay. The caller holds
+    /// the lock of reloads.
     pub(super) fn switch(&self, config: Config, counters: Option<Counters>) {
         let config = Arc::new(config);
         let mut loaded = self.loaded.lock();
@@ -121,7 +123,7 @@ impl App {
         self.probe_now.notify_one();
     }
 
-    /// Opens the journal if a configuration has engines that this gateway starts or restarts.
+    /// Opens the journal if the configuration has engines that this gateway manages.
     fn open_journal(&self, config: &Config) -> Result<(), ReloadError> {
         let is_ours = self.acts() && self.fleet.lead().is_held() && !self.fleet.is_given_away();
         if engines::any(config) && is_ours {
@@ -143,7 +145,7 @@ impl App {
         self.switch(config, None);
     }
 
-    /// Changes limits of pools; all else stays as it is.
+    /// Changes limits of pools, and nothing else.
     pub(super) fn put_limits(&self, change: impl FnOnce(&mut Config)) {
         let _guard = self.reloading.lock();
         let mut config = Config::clone(&self.config.load());
@@ -176,7 +178,7 @@ impl App {
     }
 }
 
-/// What was wrong, one problem per line.
+/// The problems, one per line.
 pub(super) fn problem_lines(error: &ReloadError) -> Vec<String> {
     match error {
         ReloadError::Config(problems) => problems.lines().take(MAX_PROBLEMS).collect(),

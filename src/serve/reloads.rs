@@ -1,6 +1,8 @@
-//! The reloads of a running gateway, for `/admin/status` and the marks on the charts of the live page.
+//! The reloads of a running gateway, for `/admin/status` and the marks on the charts of the live
+//! page.
 //!
-//! Kept are the outcome of the last reload, and when configurations came into force. Bound: [`APPLIED_MAX`].
+//! Kept are the outcome of the last reload, and the times at which configurations came into force.
+//! Bound: [`APPLIED_MAX`] such times.
 
 use std::collections::VecDeque;
 
@@ -8,20 +10,20 @@ use tokio::time::Instant;
 
 use crate::admin::status::{Applied, LastReload};
 
-/// How many replacements of the configuration are kept: more than a chart of five minutes can show.
+/// Most replacements of the configuration that are kept: more than a chart of five minutes can
+/// show.
 const APPLIED_MAX: usize = 32;
 
-/// The reloads of a gateway.
 #[derive(Debug, Default)]
 pub(crate) struct Reloads {
-    /// The last one, whether it succeeded or not.
+    /// The last reload, successful or not.
     pub(crate) last: Option<LastReload>,
-    /// When a configuration came into force and its title, newest first.
+    /// The times at which configurations came into force, with titles, newest first.
     applied: VecDeque<(Instant, Option<String>)>,
 }
 
 impl Reloads {
-    /// A configuration comes into force now.
+    /// Notes that a configuration comes into force now.
     pub(super) fn note(&mut self, title: Option<String>) {
         self.applied.truncate(APPLIED_MAX - 1);
         self.applied.push_front((Instant::now(), title));

@@ -1,10 +1,11 @@
-//! Sets the replicas of StatefulSets as autoscaling wants (`autoscale.apply`).
+//! Sets the replicas of StatefulSets to the number that autoscaling wants (`autoscale.apply`).
 //!
-//! More are set at once. Before fewer are set, it is asked whether that is allowed, the pods with the highest numbers are drained, and
-//! the replicas follow as far as pods are without requests. A field that another manager owns stays as it is, which is logged once.
+//! An increase is applied at once. Before a decrease, a dry run finds out whether it is allowed.
+//! Then the pods with the highest numbers are drained, and the replicas follow as these pods have
+//! no requests left. A field that another manager owns is left alone, and the log says so once.
 //!
-//! Bounds: the API server is asked about a set every [`LOOK`] while nothing is to be changed and no pod is there that should not be,
-//! and no sooner than [`RETRY`] after an error; between two looks otherwise is the second of the caller.
+//! Bounds: while nothing needs a change, the API server is asked about a set every [`LOOK`]; after
+//! an error, not before [`RETRY`]; otherwise at every call, which is once a second.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,9 +16,9 @@ use crate::config::Pods;
 use crate::fleet::Fleet;
 use crate::fleet::discovery::{PodsView, apply_replicas, read_replicas};
 
-/// Between two looks while nothing is to be changed.
+/// Pause between looks while nothing needs a change.
 const LOOK: Duration = Duration::from_secs(10);
-/// After an error.
+/// Pause after an error.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// The StatefulSets of all pools, by the name of the pool.
@@ -26,17 +27,18 @@ pub(super) struct Sets(BTreeMap<String, Set>);
 
 #[derive(Debug, Default)]
 struct Set {
-    /// Replicas that it has, and since when that is known.
+    /// The replicas that the set has, and since when that is known.
     have: Option<(u32, Instant)>,
-    /// It may be lowered, asked then.
+    /// When a dry run allowed a decrease.
     allowed: Option<Instant>,
-    /// No call before.
+    /// No call before this time.
     not_before: Option<Instant>,
-    /// Why it could not be changed, which is logged once.
+    /// The last error, which is logged once.
     why: String,
 }
 
-/// The replicas that a set must have had for the pods that are seen of it and are not being deleted.
+/// The least number of replicas that explains the pods of a set, without pods that are being
+/// deleted.
 fn replicas_seen(seen: &[PodsView], pool: &str, set: &str) -> u32 {
     let pods = seen.iter().filter(|view| view.pool == pool).flat_map(|view| &view.pods);
     let number = |name: &str| name.strip_prefix(set)?.strip_prefix('-')?.parse::<u32>().ok();
@@ -45,7 +47,7 @@ fn replicas_seen(seen: &[PodsView], pool: &str, set: &str) -> u32 {
 }
 
 impl Sets {
-    /// One look at the set of a pool, of whose pods `wanted` are to run. `seen`: the pods that there are.
+    /// One look at the set of a pool that should run `wanted` pods. `seen`: the existing pods.
     pub(super) async fn step(
         &mut self,
         fleet: &Fleet,
@@ -59,7 +61,8 @@ impl Sets {
         if set.not_before.is_some_and(|moment| Instant::now() < moment) {
             return;
         }
-        // With more pods than were known of, another manager may have set more: what is known is asked for anew.
+        // If there are more pods than known, another manager may have raised the number, so it is
+        // read again.
         let seen = replicas_seen(seen, pool, name);
         set.have = set.have.filter(|(have, _)| seen <= *have);
         match set.follow(fleet, pool, (pods.namespace.as_deref(), name), wanted, may_stop).await {
@@ -77,8 +80,8 @@ impl Sets {
 }
 
 impl Set {
-    /// Whether it has to be asked first if fewer may be set. Once there are no more than wanted, an answer says nothing about later ones:
-    /// another manager may have set more.
+    /// Whether a decrease needs a dry run first. Once the number is not above the wanted one, an
+    /// earlier answer no longer counts: another manager may have raised the number.
     fn must_ask(&mut self, have: u32, wanted: u32) -> bool {
         if wanted >= have {
             self.allowed = None;
@@ -103,15 +106,15 @@ impl Set {
         self.have = Some((have, Instant::now())).filter(|_| known.is_none()).or(known);
         if self.must_ask(have, wanted) {
             if let Err(why) = apply_replicas(namespace, name, wanted, true).await {
-                // What was being drained for it serves on.
+                // The pods that were being drained serve on.
                 fleet.scale(pool, Some(have), false).await;
                 return Err(why);
             }
             self.allowed = Some(Instant::now());
         }
-        // Before fewer: those that are still in use stay.
+        // Before a decrease: pods that are still in use stay.
         let next = fleet.scale(pool, Some(wanted), may_stop).await.max(wanted);
-        // The lead may have been lost while this waited; then another gateway sets them.
+        // The lead may have been lost during the wait. Then another gateway sets the replicas.
         if (wanted > have || next < have) && fleet.lead().is_held() {
             let next = if wanted > have { wanted } else { next };
             apply_replicas(namespace, name, next, false).await?;

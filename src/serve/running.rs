@@ -1,7 +1,8 @@
-//! A running gateway: how it stops, and how it gives what decides to another gateway.
+//! A running gateway: how it stops, and how it hands decisions to another gateway.
 //!
-//! Every gateway serves requests; of several that live at the same time, one decides about engines, limits and experiments. Bounds:
-//! `server.drain_timeout` for requests, [`TAKE_BACK_MAX`] for the journal.
+//! Every gateway serves requests. Of several gateways that live at the same time, one decides about
+//! engines, limits and experiments. Bounds: `server.drain_timeout` for requests, [`TAKE_BACK_MAX`]
+//! for the journal.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -22,10 +23,9 @@ use crate::config::OnExit;
 use crate::fleet::{EngineBusy, JournalError};
 use crate::proxy::Ending;
 
-/// How long a gateway that goes on after all waits for the lock of the journal: the other process may be ending. After that it
-/// serves, and goes on trying.
+/// Longest wait for the journal's lock after a failed hand-over, because the other process may
+/// still be ending. After it, this gateway serves and keeps trying.
 const TAKE_BACK_MAX: Duration = Duration::from_secs(5);
-/// Between two attempts.
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
 
 /// A running gateway.
@@ -39,18 +39,19 @@ pub struct Running {
     pub(super) end: watch::Sender<bool>,
     pub(super) serving: JoinHandle<usize>,
     pub(super) tasks: Vec<JoinHandle<()>>,
-    /// `None` while another gateway decides, and where one is elected.
+    /// `None` while another gateway decides, and if a leader is elected.
     pub(super) deciders: Option<Deciders>,
-    /// Its part in the election, where one is elected: then the one that leads has the deciders.
+    /// This gateway's part in the election, if a leader is elected. The leader then has the
+    /// deciders.
     pub(super) leading: Option<Leading>,
-    /// Waits for another process to unlock the journal, to manage engines again.
+    /// Waits until another process unlocks the journal, to manage engines again.
     pub(super) taking_back: Option<JoinHandle<()>>,
-    /// Further descriptors of the sockets that listen, with the configured addresses. While they are open, the kernel completes
-    /// connections.
+    /// Duplicates of the listening sockets, with the configured addresses. While they are open, the
+    /// kernel completes connections.
     pub(super) sockets: Vec<(Port, SocketAddr, OwnedFd)>,
-    /// Follows the gateway that this one took over from, until that has ended.
+    /// Follows the previous gateway until it has ended.
     pub(super) predecessor: Option<JoinHandle<()>>,
-    /// Its part in the ledger of several gateways.
+    /// This gateway's part in the ledger.
     pub(super) cluster: Option<Cluster>,
     /// Gateways that drain and that this one counts, directly or through each other.
     pub(super) draining: Arc<AtomicU32>,
@@ -72,8 +73,9 @@ impl Running {
         &self.app
     }
 
-    /// Is no longer ready, and serves as before. Returns for how long, by `server.lame_duck`. One that leads is ready until another
-    /// one leads, so that a load balancer always has one.
+    /// Becomes unready and serves as before. Returns `server.lame_duck`, the time for which it
+    /// should go on. A leader stays ready until another gateway leads, so that a load balancer
+    /// always has one.
     pub fn leave(&self) -> Duration {
         match &self.leading {
             None => self.app.flow.leave(),
@@ -88,8 +90,9 @@ impl Running {
         self.app.config.load().server.lame_duck
     }
 
-    /// Stops in order; [`Fleet::shut_down_fast`](crate::fleet::Fleet::shut_down_fast) shortens every wait in it. Returns how many
-    /// requests were cut, because they still ran after `server.drain_timeout`.
+    /// Stops in order. [`Fleet::shut_down_fast`](crate::fleet::Fleet::shut_down_fast) shortens
+    /// every wait in it. Returns the number of requests that were cut because they still ran after
+    /// `server.drain_timeout`.
     pub async fn stop(mut self) -> usize {
         self.app.flow.close();
         if let Some(cluster) = &self.cluster {
@@ -100,7 +103,7 @@ impl Running {
         let elected = self.leading.take().map(|leading| tokio::spawn(leading.end()));
         let cut = (&mut self.serving).await.unwrap_or(0);
         match (elected, self.app.config.load().fleet.on_exit) {
-            // The engines are those of the gateway that leads next.
+            // The next leader has the engines.
             (Some(leading), _) => drop(leading.await),
             (None, OnExit::Stop) => self.app.fleet.stop().await,
             (None, OnExit::Keep) => self.app.fleet.abandon(),
@@ -109,13 +112,13 @@ impl Running {
         cut
     }
 
-    /// Ends the connections at once that have no request, after a hand-over.
+    /// After a hand-over, ends connections without a request at once.
     pub fn ending(&self) -> Ending {
         self.ending.clone()
     }
 
-    /// After a hand-over: waits until all requests have ended here, and in the gateways that this one counts, at most
-    /// `server.drain_timeout`. Returns how many requests here were cut then.
+    /// After a hand-over, waits at most `server.drain_timeout` until all requests have ended here
+    /// and in the gateways that this one counts. Returns the number of requests that were cut here.
     pub async fn drain(mut self) -> usize {
         let until = Instant::now() + self.app.config.load().server.drain_timeout;
         let cut = (&mut self.serving).await.unwrap_or(0);
@@ -148,7 +151,8 @@ impl Running {
         self.app.telemetry.flush();
     }
 
-    /// Ends what decides. Its state is on disk then, engines run on, and the journal is unlocked.
+    /// Ends the deciders. Afterwards their state is on disk, the engines run on, and the journal is
+    /// unlocked.
     ///
     /// # Errors
     /// An engine is being changed or stopped; nothing has changed.

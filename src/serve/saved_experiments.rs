@@ -1,7 +1,9 @@
-//! The experiments of the admin API as they are saved in the folder of the engines' journal, and how a start restores them.
+//! The experiments of the admin API, saved in the folder of the engines' journal, and their
+//! restoration at a start.
 //!
-//! What cannot be restored is kept. A saved experiment that does not fit the configuration any more stays saved and is listed as
-//! [`NOT_ACTIVE`] with the reason; each start tries again. A file that cannot be read is set aside under another name.
+//! An experiment that cannot be restored is kept: if it no longer fits the configuration, it stays
+//! saved and is listed as [`NOT_ACTIVE`] with the reason, and each start tries again. A file that
+//! cannot be read is renamed and kept.
 
 use std::path::Path;
 
@@ -13,25 +15,22 @@ use crate::experiment::ExperimentReport;
 use crate::experiment::report::NOT_ACTIVE;
 use crate::fleet;
 
-/// Where they are saved.
 const FILE: &str = "added_experiments.json";
 
-/// The experiments of the admin API.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Added {
-    /// Those that the configuration includes.
+    /// Experiments that the configuration includes.
     pub(super) active: Vec<AddedExperiment>,
-    /// Those that an earlier gateway saved and that do not fit the configuration; each with the reason.
+    /// Saved experiments that do not fit the configuration, each with the reason.
     left_out: Vec<(AddedExperiment, String)>,
 }
 
 impl Added {
-    /// The names of those that do not fit the configuration.
     pub(super) fn left_out(&self) -> impl Iterator<Item = &str> {
         self.left_out.iter().map(|(experiment, _)| &*experiment.name)
     }
 
-    /// Those that do not fit the configuration, as they are listed.
+    /// List entries of the experiments that do not fit the configuration.
     pub(super) fn left_out_reports(&self) -> impl Iterator<Item = ExperimentReport> {
         self.left_out.iter().map(|(experiment, why)| ExperimentReport {
             name: experiment.name.clone(),
@@ -41,7 +40,7 @@ impl Added {
         })
     }
 
-    /// Removes one. Returns whether there was one of that name.
+    /// Removes an experiment. Returns whether it existed.
     pub(super) fn remove(&mut self, name: &str) -> bool {
         let before = self.active.len() + self.left_out.len();
         self.active.retain(|other| other.name != name);
@@ -49,7 +48,7 @@ impl Added {
         self.active.len() + self.left_out.len() < before
     }
 
-    /// Replaces what is saved, or leaves it as it was.
+    /// Replaces the saved experiments; if that fails, they stay as they were.
     pub(super) fn save(&self, folder: &Path) -> Result<(), ExperimentError> {
         let all: Vec<_> = self.left_out.iter().map(|(experiment, _)| experiment).chain(&self.active).collect();
         // Cannot fail: all keys are strings.
@@ -59,8 +58,8 @@ impl Added {
     }
 }
 
-/// Adds those that an earlier gateway saved to a configuration that was read from `path`. One that does not fit the file any
-/// more is reported and left out, so that the gateway starts.
+/// Adds the saved experiments to a configuration that was read from `path`. An experiment that no
+/// longer fits is reported and left out, so that the gateway starts.
 pub(super) fn restore(config: &mut Config, path: &Path, sets: &[String]) -> Added {
     let saved: Vec<AddedExperiment> = read_or_set_aside(&config.fleet.state, FILE);
     let mut added = Added::default();
@@ -81,7 +80,8 @@ pub(super) fn restore(config: &mut Config, path: &Path, sets: &[String]) -> Adde
     added
 }
 
-/// Reads a file of the folder. One that cannot be read counts as empty and is set aside, which the log says.
+/// Reads a file of the folder. A file that cannot be read counts as empty and is renamed; the log
+/// says so.
 pub(super) fn read_or_set_aside<T: DeserializeOwned + Default>(folder: &Path, name: &str) -> T {
     let read = fleet::read_state(folder, name).map_err(|error| error.to_string());
     let parsed = read.and_then(|bytes| match bytes {
@@ -92,14 +92,14 @@ pub(super) fn read_or_set_aside<T: DeserializeOwned + Default>(folder: &Path, na
         let (path, aside) = (folder.join(name), fleet::set_state_aside(folder, name));
         match aside {
             Ok(aside) => tracing::error!("{} cannot be read ({why}): kept as {aside}, and not used", path.display()),
-            // Then it cannot be replaced either.
+            // Then the file cannot be replaced either.
             Err(error) => tracing::error!("{} cannot be read ({why}) or renamed ({error})", path.display()),
         }
         T::default()
     })
 }
 
-/// What is wrong with the experiments of the admin API, at their keys.
+/// The problems of the experiments of the admin API, at their keys.
 pub(super) fn own_lines(problems: &Problems) -> Vec<String> {
     let of_experiment = problems.errors.iter().filter(|problem| problem.origin() == Origin::Api);
     let line = |problem: &crate::config::Problem| match problem.path().split_once("].") {

@@ -1,6 +1,8 @@
-//! Lets the scaler look at the pools every second, and the fleet run as many engines as it wants.
+//! Every second, computes the engines that pools need, and makes the fleet run that number.
 //!
-//! Its own task, because it must go on where the online tuner is off. It takes the lock of admission for a snapshot. It ends with the tasks that decide about engines: of two gateways, one publishes and applies.
+//! This is a separate task, because it must go on while the online tuner is off. It takes the lock
+//! of admission for a snapshot. It ends with the tasks that decide about engines: of two gateways,
+//! one publishes and applies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +14,6 @@ use tokio::sync::watch;
 use super::app::App;
 use super::scaling::loads;
 
-/// Between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 impl App {
@@ -25,7 +26,6 @@ impl App {
         }
     }
 
-    /// Looks at the pools until `end` is true.
     pub(super) async fn keep_scaling(self: Arc<Self>, mut end: watch::Receiver<bool>) {
         #[cfg(feature = "kubernetes")]
         let mut sets = super::replicas::Sets::default();

@@ -1,14 +1,13 @@
-//! Computes every second how many engines each pool with an `autoscale` table should have, for the metrics page and, with `apply`,
-//! for the fleet.
+//! Computes every second how many engines each pool with an `autoscale` table needs, for the
+//! metrics page and, with `apply`, for the fleet.
 //!
-//! How long a start takes is measured here, whatever starts the engines: from the first sight of a backend or pod that is not in use
-//! to its first look in use. The longest of the last [`STARTS`] counts, because an engine that comes late is the one that is missed.
-//! For engines that the gateway starts, the journal knows how long the last start of each took, also before this gateway.
+//! The duration of a start is measured from the first sight of an unused backend or pod until it is
+//! in use. The longest of the last [`STARTS`] counts, because a late engine is the one that is
+//! missed. For engines that the gateway starts, the durations in the journal take precedence. If
+//! several gateways share the engines, all loads are added (`cluster/loads.rs`).
 //!
-//! Where several gateways share the engines, the load of all of them counts (`cluster/loads.rs`).
-//!
-//! Nothing is kept over a restart of the gateway: what an engine holds and the day before are learned anew; until then the engines stay
-//! as many as they are, and a queue adds some.
+//! Nothing is kept over a restart: the capacity of an engine and the load of the previous day are
+//! learned anew. Until then, the number of engines stays, and a queue adds some.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -23,16 +22,14 @@ use crate::telemetry::PoolEngines;
 use parking_lot::Mutex;
 use sluice_cluster::PoolLoad;
 
-/// Starts of which the longest counts.
+/// Number of recent starts of which the longest counts.
 const STARTS: usize = 5;
-/// What was seen to start is forgotten after this long: it never came.
+/// An engine that was seen starting and is not in use after this time is forgotten.
 const NEVER: Duration = Duration::from_secs(3_600);
 
-/// The scalers of all pools that have one.
 #[derive(Debug, Default)]
 pub(crate) struct Scaling(Mutex<BTreeMap<String, Scaled>>);
 
-/// A pool.
 #[derive(Debug)]
 struct Scaled {
     scaler: Scaler,
@@ -41,16 +38,16 @@ struct Scaled {
     wanted: u32,
 }
 
-/// How long engines took to start.
+/// Durations of the starts of engines.
 #[derive(Debug, Default)]
 struct Starts {
-    /// Names of engines that are not in use, and since when.
+    /// Names of engines that are starting, and since when.
     since: BTreeMap<String, Duration>,
     took: VecDeque<Duration>,
 }
 
 impl Starts {
-    /// Engines that start at this moment, and those in use.
+    /// Notes the engines that start now, and the engines in use.
     fn see<'a>(&mut self, starting: &[String], in_use: impl Iterator<Item = &'a str>, now: Duration) {
         for name in in_use {
             if let Some(took) = self.since.remove(name).and_then(|since| now.checked_sub(since)) {
@@ -72,7 +69,7 @@ impl Starts {
 }
 
 impl Scaling {
-    /// One look at all pools. Returns what has changed, in words.
+    /// One look at all pools. Returns descriptions of the changes.
     pub(super) fn step(
         &self,
         config: &Config,
@@ -93,7 +90,8 @@ impl Scaling {
             let other = others.map_or_else(OtherLoad::default, |others| others.take(&pool.name));
             tally.merge(&other.tally);
             let own = scaled.entry(pool.name.clone()).or_insert_with(|| {
-                // What ended before, while another gateway was the one to decide, is not the load of this second.
+                // Requests that ended earlier, while another gateway decided, are not the load of
+                // this second.
                 tally = Tally::default();
                 Scaled { scaler: Scaler::new(rules), rules, starts: Starts::default(), wanted: 0 }
             });
@@ -126,8 +124,8 @@ impl Scaling {
         changes
     }
 
-    /// How many engines of each pool are to run, where the gateway sees to that. `None`: all of its engines. Pods that run are known
-    /// after a minute.
+    /// The number of engines that each pool should run, for pools that the gateway controls.
+    /// `None`: all engines of the pool. For pods, the number is known after a minute.
     pub(super) fn targets(&self, config: &Config) -> Vec<(String, Option<u32>)> {
         let scaled = self.0.lock();
         let target = |pool: &Pool| {
@@ -142,12 +140,11 @@ impl Scaling {
         config.pools.iter().filter_map(target).collect()
     }
 
-    /// Forgets all: another gateway publishes from now on.
+    /// Forgets everything, because another gateway publishes from now on.
     pub(super) fn clear(&self) {
         self.0.lock().clear();
     }
 
-    /// For the metrics page.
     pub(super) fn view(&self) -> Vec<PoolEngines> {
         let scaled = self.0.lock();
         let view = |(pool, own): (&String, &Scaled)| {
@@ -161,7 +158,6 @@ impl Scaling {
     }
 }
 
-/// The load of the pools that are scaled, for other gateways.
 pub(super) fn loads(config: &Config, view: &[PoolView], observer: &Observer) -> BTreeMap<String, PoolLoad> {
     let load = |pool: &Pool| {
         let view = view.iter().find(|view| *view.name == *pool.name)?;
@@ -194,8 +190,8 @@ fn is_of(engine: &EngineView, pool: &str) -> bool {
     engine.backend.split_once('/').is_some_and(|(own, _)| own == pool)
 }
 
-/// The names of engines that are on their way: backends whose engine starts, and pods that are not in use yet. Of an engine that is
-/// still being looked for, it is not known yet whether it runs.
+/// The names of engines that are starting: backends whose engine starts, and pods that are not in
+/// use yet. An engine in the step `recover` is left out, because it is unknown whether it runs.
 fn starting(view: &PoolView, engines: &[&EngineView], pods: &[PodsView]) -> Vec<String> {
     let step = |name: &str| {
         let own = engines.iter().find(|engine| engine.backend.split_once('/').is_some_and(|(_, own)| own == name));
@@ -283,7 +279,7 @@ mod tests {
                 serde_json::json!({ "version": 1, "begun": "", "writes": 1, "known": [], "gateways": { "b": entry } });
             others.see(&Ledger::parse(ledger.to_string().as_bytes()).unwrap(), "a");
         };
-        // What ended before the first look is not the load of one second.
+        // Requests that ended before the first look are not the load of one second.
         write(1, 0.0);
         write(1, 1e9);
         for second in 1..=70 {

@@ -1,7 +1,9 @@
-//! Sockets that another process has opened: the gateway that is upgraded, or systemd (socket activation).
+//! Sockets that another process has opened: the gateway that is upgraded, or systemd (socket
+//! activation).
 //!
-//! systemd passes sockets from descriptor 3 on, and says so in `LISTEN_FDS` and `LISTEN_PID`. A socket is taken for the port whose
-//! address it has. An address that is configured and was not passed is opened by the gateway itself.
+//! systemd passes sockets from descriptor 3 on, and announces them in `LISTEN_FDS` and
+//! `LISTEN_PID`. A socket serves the port whose configured address it has. The gateway itself opens
+//! every configured address that was not passed.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -9,7 +11,7 @@ use listenfd::ListenFd;
 
 use crate::config::{Config, Server};
 
-/// Sockets that listen already.
+/// Listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
     pub(super) client: Option<TcpListener>,
@@ -17,7 +19,8 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Those that systemd has opened for this process; none where it was started in another way.
+    /// The sockets that systemd has opened for this process; none if the process was started in
+    /// another way.
     pub fn activated(config: &Config) -> Self {
         let mut passed = ListenFd::from_env();
         let mut sockets = Sockets::default();
@@ -52,8 +55,9 @@ impl Sockets {
     }
 }
 
-/// Whether a socket at `address` is meant for clients: it has the configured address, or all addresses and that port. The admin
-/// port must have its own, since who may use it depends on that.
+/// Whether a socket at `address` is meant for clients: it has the configured address, or all
+/// addresses and the configured port. The admin socket must match exactly, because its address
+/// decides who may use it.
 fn is_for_clients(configured: SocketAddr, address: SocketAddr) -> bool {
     configured == address || address.ip().is_unspecified() && configured.port() == address.port()
 }

@@ -1,8 +1,9 @@
-//! Starting a gateway.
+//! Starts a gateway.
 //!
-//! [`start`] binds both sockets, applies the pools, starts the engines, probes every backend once, and only then serves.
-//! When a step fails, everything before it is released. A gateway that takes over from another one ([`start_with`]) serves when the
-//! engines are adopted and the other one has claimed what it still uses.
+//! [`start`] binds both sockets, applies the pools, starts the engines, probes every backend once,
+//! and only then serves. If a step fails, everything before it is released. A gateway that takes
+//! over from another one ([`start_with`]) serves once the engines are adopted and the other gateway
+//! has claimed the capacity that it still uses.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -32,12 +33,12 @@ use crate::pool::Admission;
 use crate::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, ProxyFlow, UpstreamConnector};
 use crate::telemetry::{ClientView, ClusterMetrics, Telemetry};
 
-/// Limit of the first round of probes, which the start waits for.
+/// Time limit of the first round of probes, which the start waits for.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
 
-/// How long the start of a gateway that takes over waits for engines that are being adopted. After that, requests wait for them.
+/// Longest wait of a gateway that takes over for the adoption of engines. After it, requests wait
+/// for the engines.
 const ADOPTION_MAX: Duration = Duration::from_secs(10);
-/// Between two looks at them.
 const ADOPTION_LOOK: Duration = Duration::from_millis(20);
 
 /// Starts a gateway. A reload reads the configuration from `source`.
@@ -45,7 +46,7 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
     start_with(config, source, Opened::default()).await
 }
 
-/// The same, with sockets that are open already, and perhaps in the place of another gateway.
+/// As [`start`], with sockets that are open already, and perhaps in place of another gateway.
 pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> Result<Running, StartError> {
     let Opened { sockets, mut predecessor } = opened;
     let now = Instant::now();
@@ -58,14 +59,14 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let admin_socket = admin_socket(sockets.admin, config.server.admin).await?;
     let sockets = descriptors(&listener, &admin_socket, &config)?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
-    // Before there is a backend: none gets a request without a share.
+    // Before there is a backend, so that none gets a request without a share.
     let (id, learned, reported) = (seed(), LearnedState::default(), Arc::<ReportedModels>::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     let (keys, lead, others) = (&learned.key_usage, &fleet.lead(), &fleet.others());
     let divided = Divided { admission: &admission, keys, lead, others };
     let cluster = config.cluster.as_ref().map(|cluster| Cluster::join(cluster, divided, id, predecessor.is_some()));
     let leader = config.cluster.as_ref().and_then(|cluster| cluster::leader(cluster, fleet.lead(), id));
-    // Where one is elected, once it leads.
+    // If a leader is elected, the journal is opened once this gateway leads.
     if leader.is_none() {
         open_journal(&mut config, &fleet)?;
     }
@@ -136,7 +137,7 @@ fn open_journal(config: &mut Config, fleet: &Fleet) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Probes every backend once, as far as that is soon done.
+/// Probes every backend once, within [`FIRST_PROBE`].
 async fn first_probe(app: &Arc<App>) -> Prober {
     let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
     let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;
@@ -144,7 +145,8 @@ async fn first_probe(app: &Arc<App>) -> Prober {
     prober
 }
 
-/// The gateway before this one claims what it uses, once this one has the engines, and a share of the ledger if there is one.
+/// Takes the place of the previous gateway, which claims usage once this gateway has the engines
+/// and, with a ledger, a share.
 async fn take_place(
     predecessor: &mut Predecessor,
     app: &App,
@@ -161,7 +163,7 @@ async fn take_place(
     Ok(predecessor.confirm(&app.admission).await?)
 }
 
-/// Begins to accept connections, and everything that goes on beside.
+/// Begins to accept connections, and starts all tasks.
 fn serve(
     app: Arc<App>,
     prober: Prober,
@@ -228,7 +230,7 @@ async fn admin_socket(opened: Option<TcpListener>, address: SocketAddr) -> Resul
     }
 }
 
-/// Further descriptors of the sockets, for a gateway that takes over.
+/// Duplicates of the sockets' descriptors, for a gateway that takes over.
 fn descriptors(
     listener: &Listener,
     admin: &admin::Socket,
@@ -242,7 +244,7 @@ fn descriptors(
     ])
 }
 
-/// Returns when no engine is on its way from the gateway before this one into rotation.
+/// Returns when no engine of the previous gateway is on the way into rotation.
 async fn adoption(app: &App, engines: usize) {
     let steps = [Step::Recover, Step::Adopt, Step::Adapters, Step::Golden, Step::WarmUp].map(Step::label);
     loop {
@@ -254,7 +256,7 @@ async fn adoption(app: &App, engines: usize) {
     }
 }
 
-/// The flow is passed as a weak reference, because it holds the telemetry.
+/// The reference to the flow is weak, because the flow holds the telemetry.
 fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<ProxyFlow>) {
     let (counted, memory) = (Arc::clone(clients), Arc::clone(flow.response_memory()));
     let flow = Arc::downgrade(flow);
@@ -266,7 +268,7 @@ fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<P
     });
 }
 
-/// Weak: the app holds its telemetry.
+/// References to the app are weak, because the app holds the telemetry.
 fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
     let work = |app: Arc<App>| app.flow.routing_table().keys.work(&app.admission.view());
@@ -383,7 +385,7 @@ mod tests {
         gateway.stop().await;
     }
 
-    /// Answers every request with a list of one model, a new one each time.
+    /// Answers every request with a list of one model, which is new each time.
     async fn engine_with_changing_models() -> SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -434,7 +436,7 @@ mod tests {
             }
         });
         let (locked, is_locked) = tokio::sync::oneshot::channel();
-        // Keeps the table from being rebuilt until this runtime's only thread has gone on regardless.
+        // Blocks the rebuild of the table until other tasks have run on this runtime's only thread.
         let holder = std::thread::spawn(move || {
             let _loaded = app.loaded.lock();
             locked.send(()).unwrap();

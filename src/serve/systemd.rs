@@ -1,6 +1,7 @@
-//! Says to systemd how the gateway is doing (`Type=notify`); without systemd nothing happens.
+//! Notifies systemd (`Type=notify`; see sd_notify(3)). Without systemd, nothing happens.
 //!
-//! That it serves, that it stops, and after an upgrade which process goes on. See sd_notify(3).
+//! Notifications: the gateway serves, the gateway stops, and which process goes on after an
+//! upgrade. A failure is a warning in the log.
 
 use std::env;
 use std::io;

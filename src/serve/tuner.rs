@@ -1,8 +1,8 @@
-//! Lets the online tuner look at the pools every second, puts the limits that it decides on in force, and carries out the orders of
+//! Runs the online tuner every second, puts its limits in force, and carries out the orders of
 //! operators.
 //!
-//! Two tasks: one for the pools, and a slower one for the metrics pages of the engines, which only diagnoses use. Both end with
-//! the gateway; neither holds up a request.
+//! Two tasks: one for the pools, and a slower one for the engines' metrics pages, which only
+//! diagnoses use. Both end with the gateway or the lead. Neither delays a request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,18 +21,16 @@ use crate::fleet;
 use crate::online::change::EXPERIMENT;
 use crate::online::{EngineSample, Event, Order, TunerReport};
 
-/// Between two looks at the pools.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Between two looks at the metrics pages of the engines, as often as Prometheus usually does: vLLM writes the page on the thread
+/// Prometheus' usual interval for the engines' metrics pages: vLLM writes the page on the thread
 /// that also serves requests.
 const LOOK_INTERVAL: Duration = Duration::from_secs(15);
-/// Why it makes no changes meanwhile.
+/// Why the tuner makes no changes during such an experiment.
 const COMPARES: &str = "while an experiment compares pools";
-/// Pages that are read at once.
+/// Most pages that are read at once.
 const LOOKS_AT_ONCE: usize = 16;
 
 impl App {
-    /// Lets the tuner look at the pools until `end` is true.
     pub(super) async fn keep_tuning(self: Arc<Self>, mut end: watch::Receiver<bool>) {
         loop {
             tokio::select! {
@@ -40,7 +38,7 @@ impl App {
                 _ = end.wait_for(|ending| *ending) => return,
             }
             let app = Arc::clone(&self);
-            // It takes the lock of admission, and a change rebuilds the routing table.
+            // A look takes the lock of admission, and a change rebuilds the routing table.
             match tokio::task::spawn_blocking(move || app.tune()).await {
                 Ok(orders) => self.carry_out(orders),
                 Err(error) => tracing::error!(%error, "the tuner failed"),
@@ -48,7 +46,6 @@ impl App {
         }
     }
 
-    /// Reads the metrics pages of all engines until `end` is true.
     pub(super) async fn keep_watching_engines(self: Arc<Self>, mut end: watch::Receiver<bool>) {
         loop {
             tokio::select! {
@@ -86,7 +83,7 @@ impl App {
         }
     }
 
-    /// One look. Returns what has to be done about engines.
+    /// One look at the pools. Returns orders about engines.
     fn tune(&self) -> Vec<Order> {
         let Tuning { tuner, observer, started, .. } = &self.tuning;
         if !tuner.lock().has_work() {
@@ -116,14 +113,15 @@ impl App {
         orders
     }
 
-    /// Whether an experiment compares pools or backends, whose limits must stay as they are meanwhile.
+    /// Whether an experiment compares pools or backends, whose limits must stay as they are
+    /// meanwhile.
     fn compares_pools(&self) -> bool {
         let all = self.learned.experiments.all();
         let runs = all.iter().filter(|one| one.state.phase() == Phase::Running && *one.plan.name != *EXPERIMENT);
         runs.flat_map(|experiment| &experiment.plan.arms).any(|arm| arm.pool.is_some())
     }
 
-    /// Puts the tuner's limits and experiment in force where they have changed, and keeps what it did.
+    /// Puts the tuner's changed limits and experiment in force, and keeps the events.
     pub(super) fn follow(&self, changed: bool, events: Vec<Event>) {
         if changed {
             self.put_limits(|config| self.tuning.tuner.lock().put(config));

@@ -1,12 +1,13 @@
-//! The online tuner with what it keeps: what it did last, counts of it, and two files.
+//! The online tuner with a memory: the last events, counts of events, and two files.
 //!
-//! The files are in the folder of the engines' journal (`fleet.state`): `tuner.json` has the limits that were kept, so that the next
-//! gateway goes on with them, unless the configuration has other limits by then; `tuner.jsonl` has every event, one line each, also
-//! what windows of observation and simulations have shown.
-//! A change that is being tried when the gateway ends is not kept. A file that cannot be written is reported and changes nothing
-//! else.
+//! The files are in the folder of the engines' journal (`fleet.state`). `tuner.json` has the limits
+//! that were kept; the next gateway goes on with them, unless the configured limits have changed.
+//! `tuner.jsonl` has every event, one line each, including observations and simulations. A change
+//! under trial is not kept at the end. A file that cannot be written is reported and has no other
+//! effect.
 //!
-//! Bounds: [`EVENTS_SHOWN`] events in memory; `tuner.jsonl` is renamed to `tuner.jsonl.1` at [`JOURNAL_MAX`].
+//! Bounds: [`EVENTS_SHOWN`] events in memory; `tuner.jsonl` is renamed to `tuner.jsonl.1` at
+//! [`JOURNAL_MAX`] bytes.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -25,16 +26,14 @@ use crate::online::{Event, EventKind};
 use crate::online::{Observer, Saved, TimedEvent, Tuner, TunerReport};
 use crate::telemetry::TunerView;
 
-/// The limits that were kept.
 const STATE: &str = "tuner.json";
-/// What the tuner did.
 const JOURNAL: &str = "tuner.jsonl";
-/// Changes that the admin API shows.
+/// Most changes that the admin API shows.
 const EVENTS_SHOWN: usize = 100;
-/// Bytes of the journal.
+/// Greatest size of the journal in bytes.
 const JOURNAL_MAX: u64 = 16 << 20;
 
-/// The tuner and what belongs to it.
+/// The tuner, counts and files.
 #[derive(Debug)]
 pub(crate) struct Tuning {
     pub(super) tuner: Mutex<Tuner>,
@@ -42,22 +41,23 @@ pub(crate) struct Tuning {
     pub(super) started: Instant,
     folder: PathBuf,
     recent: Mutex<VecDeque<TimedEvent>>,
-    /// Another gateway has the files.
+    /// Whether another gateway has the files.
     released: AtomicBool,
-    /// Held while the state is saved, so that an older one never replaces a newer one.
+    /// Held while the state is saved, so that an older state never replaces a newer one.
     saving: Mutex<()>,
     counts: [AtomicU64; EventKind::ALL.len()],
-    /// Without it nothing is saved: another gateway has the files.
+    /// While another gateway leads, it has the files, and this one saves nothing.
     lead: Arc<Lead>,
 }
 
 impl Tuning {
-    /// The tuner of a configuration that is about to be in force, with the limits that an earlier gateway kept in it.
+    /// The tuner of a configuration that is about to be put in force. Puts the limits that an
+    /// earlier gateway kept into it.
     pub(super) fn new(config: &mut Config, started: Instant, lead: Arc<Lead>) -> Self {
         let (observer, folder) = (Arc::new(Observer::default()), config.fleet.state.clone());
         let mut tuner = Tuner::new(config, &observer, Duration::ZERO);
         let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
-        // Engines that were changed are taken back also where it is off now.
+        // Also if the tuner is off now, because changed engines must be changed back.
         if let Some(saved) = saved {
             match tuner.restore(saved, &observer, Duration::ZERO) {
                 true => tuner.put(config),
@@ -68,30 +68,30 @@ impl Tuning {
         Self { tuner: Mutex::new(tuner), observer, started, folder, recent, released, saving, counts, lead }
     }
 
-    /// Goes on where the gateway that led before was. Returns whether its limits are to be [`put`](Self::put) in force.
+    /// Goes on where the previous leader stopped. Returns whether its limits must be
+    /// [`put`](Self::put) in force.
     pub(super) fn restore(&self) -> bool {
         let saved: Option<Saved> = read_or_set_aside(&self.folder, STATE);
         saved.is_some_and(|saved| self.tuner.lock().restore(saved, &self.observer, self.started.elapsed()))
     }
 
-    /// Puts its limits into a configuration. A reload holds its own lock when it takes that of the tuner, so this is not called with
-    /// the tuner locked.
+    /// Puts the tuner's limits into a configuration. A reload takes the lock of reloads first and
+    /// the tuner's lock second, so do not call this with the tuner locked.
     pub(super) fn put(&self, config: &mut Config) {
         self.tuner.lock().put(config);
     }
 
-    /// What finished requests are shown to.
+    /// The function that receives finished requests.
     pub(super) fn observe(&self) -> impl Fn(&crate::flow::Record) + Send + Sync + 'static {
         let (observer, started) = (Arc::clone(&self.observer), self.started);
         move |record| observer.record(record, started.elapsed())
     }
 
-    /// An operator's configuration is about to be in force; see [`Tuner::configure`].
+    /// An operator's configuration is about to be put in force; see [`Tuner::configure`].
     pub(super) fn configure(&self, config: &mut Config) {
         self.tuner.lock().configure(config, &self.observer, self.started.elapsed());
     }
 
-    /// For the metrics page.
     pub(super) fn view(&self) -> TunerView {
         let report = self.tuner.lock().report();
         TunerView {
@@ -107,13 +107,12 @@ impl Tuning {
         }
     }
 
-    /// For the admin API.
     pub(super) fn report(&self) -> TunerReport {
         let events = self.recent.lock().iter().rev().cloned().collect();
         TunerReport { events, ..self.tuner.lock().report() }
     }
 
-    /// Logs, counts and saves what the tuner did.
+    /// Logs, counts and saves events.
     pub(super) fn keep(&self, events: Vec<Event>) {
         if events.is_empty() || self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
             return;
@@ -145,12 +144,12 @@ impl Tuning {
         self.save_or_warn();
     }
 
-    /// Saves for the last time: another gateway goes on from there. `false` undoes it.
+    /// Saves for the last time, so that another gateway can go on. `false` undoes it.
     pub(super) fn release(&self, released: bool) {
         if released {
             self.save_or_warn();
         }
-        // Under the lock, so that no thread still saves.
+        // Under the lock, so that no thread is still saving.
         let _alone = self.saving.lock();
         self.released.store(released, Ordering::Relaxed);
     }
@@ -158,7 +157,7 @@ impl Tuning {
     /// Saves the limits that were kept, unless another gateway has the files.
     ///
     /// # Errors
-    /// The limits cannot be written: the limits that were saved before stay.
+    /// The limits cannot be written; the limits that were saved before stay.
     pub(super) fn save(&self) -> std::io::Result<()> {
         let _alone = self.saving.lock();
         if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
@@ -169,7 +168,7 @@ impl Tuning {
         fleet::replace_state(&self.folder, STATE, &bytes)
     }
 
-    /// Saves the limits if no operator waits for an answer; a failure is a warning in the log.
+    /// Saves the limits when no operator waits for an answer. A failure is a warning in the log.
     pub(super) fn save_or_warn(&self) {
         if let Err(error) = self.save() {
             tracing::warn!(

@@ -1,15 +1,19 @@
-//! A process that behaves like `vllm serve` on a GPU that is not there.
+//! A process that behaves like `vllm serve`, without a GPU.
 //!
 //! ```text
-//! socket -> http (routes, vLLM's shapes) -> real_time (clock, inbox, collectors) -> virtual_server -> engine (step loop)
-//!            |                                 |                                  (front end)        |
-//!         validate, text                    process (flags, faults), observe                  machine (roofline, memory)
+//! socket -> http      -> real_time  -> virtual_server -> engine (step loop)
+//!           (routes,     (clock,       (front end)          |
+//!           shapes)      inbox)                          machine (roofline,
+//!              |            |                                     memory)
+//!           validate,    process (flags, faults),
+//!           text         observe
 //! ```
 //!
-//! The queueing is the point: requests compete for the token budget of shared steps, exactly as in vLLM V1, so
-//! that routing arrangements differ here for the reason they differ on GPUs. The text is made up, the lengths and
-//! times are not. `machine`, `engine` and `virtual_server` are pure and run on virtual time from a seed;
-//! `real_time` ties a virtual server to the clock; `http` speaks vLLM's API.
+//! The simulated part is the queueing: requests compete for the token budget of shared steps
+//! exactly as in vLLM V1, so routing arrangements differ here for the same reason as on GPUs.
+//! Lengths and times are realistic; the text is made up. `machine`, `engine` and `virtual_server`
+//! are pure and run on virtual time from a seed. `real_time` ties a virtual server to the clock.
+//! `http` speaks vLLM's API.
 
 pub mod calibrate;
 pub mod engine;

@@ -1,6 +1,7 @@
 //! The wall clock, for timestamps in responses and logs.
 //!
-//! Nothing else reads it: the engine runs on virtual time, and the server measures with monotonic clocks.
+//! No other code reads it: the engine runs on virtual time, and the server measures with monotonic
+//! clocks.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,7 +10,7 @@ pub(crate) fn unix_time() -> u64 {
     unix_seconds() as u64
 }
 
-/// Seconds since 1970 with their fraction.
+/// Seconds since 1970 with a fraction.
 pub(crate) fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -1,6 +1,7 @@
 //! Where settings are tried: the laboratory, or real engines.
 //!
-//! A backend brings up a *system* with a setting. The system runs trials of the rate search, and runs with the traffic as it is.
+//! A backend starts a *system* with a setting. The system runs trials of the rate search, and runs
+//! with the traffic as configured.
 
 use crate::error::TuneError;
 use crate::setting::Setting;
@@ -9,50 +10,50 @@ use sluice_bench::search::{RARE, SearchGoal, SystemUnderTest};
 use sluice_bench::{RunPlan, RunResult};
 use sluice_lab::rate::goal;
 
-/// Share of the KV cache in use that is worth a note.
+/// A use of the KV cache above this share is noted.
 pub(crate) const FULL_CACHE: f64 = 0.97;
-/// Requests of a class that is this rare get as many more that the class has enough.
+/// Upper bound of the factor by which a rare group raises the number of requests.
 const MOST_STRETCH: f64 = 4.0;
 
 /// The result of a start.
 #[derive(Debug)]
 pub enum Started<S> {
-    /// It runs.
+    /// The system runs.
     Up {
         /// The system.
         system: S,
-        /// What the start took, seconds of the engines; 0 if they were running.
+        /// Engine seconds of the start; 0 if the engines were running.
         seconds: f64,
     },
-    /// It does not start.
+    /// The system does not start.
     Refused {
-        /// What it says.
+        /// The engine's message.
         reason: String,
         /// Seconds until then.
         seconds: f64,
-        /// Whether that was known without a start.
+        /// Whether this was known without a start.
         foreseen: bool,
     },
 }
 
-/// Brings up systems.
+/// Starts systems.
 pub trait Backend {
-    /// What it brings up.
+    /// The system that it starts.
     type System: System;
 
-    /// Brings up a system with a setting.
+    /// Starts a system with a setting.
     ///
     /// # Errors
-    /// The backend itself is at fault, or the tuning makes no sense; a setting that is refused is no error.
+    /// The backend is at fault, or the tuning makes no sense. A refused setting is not an error.
     fn start(&mut self, setting: &Setting) -> impl Future<Output = Result<Started<Self::System>, TuneError>>;
 
-    /// Whether its loads take real time, so that each is worth a line of the journal.
+    /// Whether loads take real time, so that the journal keeps each of them.
     const REAL: bool = false;
 
-    /// The least that a rate search needs to know of the workload: its objectives' longest bound.
+    /// The search goal for the backend's workload.
     ///
     /// # Errors
-    /// The traffic has no rate that could be searched.
+    /// The traffic has no rate to search.
     fn search_goal(&self, attainment: f64, requests: usize, seed: u64) -> Result<SearchGoal, TuneError>;
 }
 
@@ -61,23 +62,25 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     /// The requests of the last trial or run.
     fn last(&self) -> Option<&RunResult>;
 
-    /// The name of a group of requests that is judged for itself.
+    /// The name of a group of requests that is judged separately.
     fn group(&self, group: usize) -> String;
 
-    /// One run with the traffic as it is: the values of the objective's measure and of those beside it, and the seconds it took.
+    /// Runs the traffic as configured. Returns the values of the goal's measures, and the seconds
+    /// of the run.
     ///
     /// # Errors
     /// The load could not be sent.
     fn observe(&mut self, seed: u64) -> impl Future<Output = Result<(Vec<f64>, f64), TuneError>>;
 
-    /// The worst load: every sequence runs and every step is full. Returns the seconds it took.
+    /// Applies the worst load: all sequences run and all steps are full. Returns the seconds of the
+    /// load.
     ///
     /// # Errors
     /// [`TuneError::Died`] if an engine ends.
     fn stress(&mut self, seed: u64) -> impl Future<Output = Result<f64, TuneError>>;
 
-    /// Records a trace of some requests with the profiler of the engines, at `rate` requests per second or with the traffic as it is.
-    /// Returns what to note about it; `None`: no engine has a profiler.
+    /// Traces some requests with the engines' profiler, at `rate` requests per second or with the
+    /// traffic as configured. Returns a note; `None`: no engine has a profiler.
     ///
     /// # Errors
     /// An engine ends.
@@ -88,19 +91,19 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     /// Whether the KV cache was full in the last trial.
     fn is_kv_full(&self) -> bool;
 
-    /// The share of prompt tokens that the engines found in their prefix caches in the last trial; `None` if that is not known.
+    /// Share of the prompt tokens that the prefix caches held in the last trial; `None`: unknown.
     fn hit_rate(&self) -> Option<f64> {
         None
     }
 
-    /// What was seen in the last trial that explains a bad value.
+    /// Observations of the last trial that explain a bad value.
     fn notes(&self) -> Vec<String>;
 }
 
-/// What a rate search needs to know of traffic. The rarest group gets enough requests of its own.
+/// The search goal of traffic, with enough requests for the rarest group.
 ///
 /// # Errors
-/// The traffic has no rate that could be searched, or no objectives.
+/// The traffic has no rate to search, or no objectives.
 pub(crate) fn search_goal(
     traffic: &[RunPlan],
     attainment: f64,
@@ -117,7 +120,7 @@ pub(crate) fn search_goal(
         .iter()
         .chain(adapters.iter().filter(|share| **share >= RARE))
         .fold(1.0, |rarest: f64, share| rarest.min(*share));
-    // The rarest group needs requests of its own, but not all of them.
+    // A rare group needs enough requests to be judged, but not a full set of its own.
     let stretch = (0.25 / rarest).clamp(1.0, MOST_STRETCH);
     Ok(SearchGoal { requests: (requests as f64 * stretch) as usize, ..goal })
 }
@@ -127,14 +130,14 @@ pub(crate) fn is_cache_full(sides: &[&ServerSide]) -> bool {
     sides.iter().any(|side| side.preemptions > 0.0 || side.kv_peak > FULL_CACHE)
 }
 
-/// The share of prompt tokens that engines found in their prefix caches.
+/// Share of the prompt tokens that the prefix caches held.
 pub(crate) fn cache_hits(sides: &[&ServerSide]) -> Option<f64> {
     let sum = |of: fn(&ServerSide) -> f64| sides.iter().map(|side| of(side)).sum::<f64>();
     let queries = sum(|side| side.prefix_queries);
     (queries > 0.0).then(|| sum(|side| side.prefix_hits) / queries)
 }
 
-/// What is worth a note about the KV caches of engines.
+/// A note about full KV caches.
 pub(crate) fn cache_notes(sides: &[&ServerSide]) -> Option<String> {
     let preempted: f64 = sides.iter().map(|side| side.preemptions).sum();
     let full = sides.iter().map(|side| side.kv_peak).fold(0.0, f64::max);

@@ -5,8 +5,8 @@
 //! side      = KEY | VALUE | NUMBER * KEY
 //! ```
 //!
-//! A side is a key if the space has a dimension of that name. A condition about a key that is left at its default says
-//! nothing, because the default is known to vLLM alone; then [`Condition::holds`] is `None`.
+//! A side is a key if the space has a dimension of that name. A condition on a key that is left
+//! alone has no result ([`Condition::holds`] is `None`), because only vLLM knows the default.
 
 use crate::error::TuneError;
 use crate::setting::{Setting, number, shown, value};
@@ -37,7 +37,7 @@ enum Side {
     Value(ArgValue),
 }
 
-/// A condition. See the header of this file.
+/// A condition on the values of a setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
     text: String,
@@ -76,7 +76,8 @@ impl Condition {
         Ok(Self { text: text.to_owned(), left, operator: *operator, right })
     }
 
-    /// Whether it holds; `None` if a key is not in the setting, or two values cannot be compared.
+    /// Whether the condition holds; `None` if a key is not in the setting, or two values cannot be
+    /// compared.
     pub fn holds(&self, setting: &Setting) -> Option<bool> {
         let (left, right) = (self.left.of(setting)?, self.right.of(setting)?);
         let numbers = number(&left).zip(number(&right));
@@ -93,7 +94,7 @@ impl Condition {
         })
     }
 
-    /// As it was written.
+    /// The text of the condition.
     pub fn text(&self) -> &str {
         &self.text
     }

@@ -1,12 +1,15 @@
-//! A smaller `max-num-seqs` without a start: the gateway's cap on engines that run with the largest one.
+//! Emulates a smaller `max-num-seqs` without a start: the gateway caps engines that run with the
+//! largest one.
 //!
-//! An engine with N sequences at most and one with more behind a cap of N serve the same requests at once; the others wait, in the engine or in
-//! the gateway, and TTFT and E2EL include both waits. That is honest only if the engines are equal otherwise. vLLM captures CUDA
-//! graphs for steps of up to twice `max-num-seqs`, at most [`MOST_CAPTURED`] tokens: with 512 tokens in a step, an engine of 256
-//! sequences replays graphs where one of 128 does not: their simulated capacities were 8.2 and 4.3 requests/s. So a limit is
-//! emulated only where both capture the same sizes: from 256 on, or where `max-cudagraph-capture-size` is given. The memory
-//! that is reserved still differs a little, so `tune.emulate = true` must ask for it, it is used in the search only, and the
-//! winner and the default are confirmed with their real flags.
+//! An engine with at most N sequences, and a larger one behind a cap of N, serve the same requests
+//! at once. The others wait in the engine or in the gateway, and TTFT and E2EL include both waits.
+//! The engines must be equal otherwise. vLLM captures CUDA graphs for steps of up to twice
+//! `max-num-seqs`, at most [`MOST_CAPTURED`] tokens. With 512 tokens in a step, engines of 256 and
+//! 128 sequences had simulated capacities of 8.2 and 4.3 requests/s, because only the first replays
+//! graphs. So a limit is emulated only where both engines capture the same sizes: from 256 on, or
+//! with `max-cudagraph-capture-size`. The reserved memory still differs a little. Hence
+//! `tune.emulate = true` must ask for it, only the search uses it, and winner and default are
+//! confirmed with their real flags.
 
 use crate::error::TuneError;
 use crate::file::TuneFile;
@@ -20,20 +23,20 @@ const CAPTURE: &str = "max-cudagraph-capture-size";
 /// The largest step, in tokens, for which vLLM captures a graph by default.
 pub const MOST_CAPTURED: f64 = 512.0;
 
-/// How a smaller `max-num-seqs` is emulated.
+/// Replaces a smaller `max-num-seqs` by a cap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Emulation {
-    /// The key of the gateway's cap.
+    /// The key of the cap.
     cap: String,
-    /// Whether the engines of the file are given the sizes of their graphs.
+    /// Whether the file gives all engines their capture size.
     sizes_given: bool,
 }
 
 impl Emulation {
-    /// The emulation that a file asks for. Then `max-num-seqs` costs nothing to change in the space.
+    /// The emulation that a file asks for. Makes changes of `max-num-seqs` free in the space.
     ///
     /// # Errors
-    /// There is more than one pool, or the cap is tuned itself.
+    /// There are several pools, or the cap is tuned, or `max-num-seqs` is not.
     pub fn new(file: &TuneFile, space: &mut Space) -> Result<Option<Self>, TuneError> {
         if !file.tune.emulate {
             return Ok(None);
@@ -56,8 +59,8 @@ impl Emulation {
         Ok(Some(Self { cap, sizes_given }))
     }
 
-    /// What runs in place of a setting: the setting with the most sequences that the space allows with its other values, capped. `None`
-    /// if there is none, or if it would capture other graphs.
+    /// The setting that runs in place of `setting`: the most sequences that the space allows with
+    /// the other values, and a cap. `None` if there is none, or if it would capture other graphs.
     pub(crate) fn stand_in(&self, space: &Space, setting: &Setting) -> Option<Setting> {
         let own = setting.get(SEQS)?;
         let values =
@@ -110,7 +113,7 @@ mod tests {
         let capped = |tokens: u32, seqs: u32, cap: u32| {
             Some(format!("pool.all.slots={cap} max-num-batched-tokens={tokens} max-num-seqs={seqs}"))
         };
-        // The defaults, then 64 with both, which captures fewer graphs, 256 with both, 1024 with 2048.
+        // The defaults; then 64 with both (fewer graphs), 256 with both, 1024 with 2048.
         let expected = [None, None, None, None, capped(2048, 1024, 256), None];
         assert_eq!(names, expected);
         assert_eq!(space.dimensions[0].cost, RestartCost::None);

@@ -1,6 +1,7 @@
 //! Why a tuning cannot begin or go on.
 //!
-//! A setting that does not start or meets no objective is not an error but an outcome. Every text says what to change.
+//! A setting that does not start or meets no objective is an outcome and not an error. Each text
+//! says what to change.
 
 use std::path::PathBuf;
 
@@ -15,25 +16,25 @@ pub enum TuneError {
     /// A file cannot be read or understood.
     #[error("{path}: {reason}")]
     File {
-        /// Which file.
+        /// The path.
         path: String,
-        /// What is wrong.
+        /// The mistake.
         reason: String,
     },
     /// A condition cannot be read.
     #[error("the condition '{text}': {why}")]
     Condition {
-        /// As it was written.
+        /// The text of the condition.
         text: String,
-        /// What is wrong.
+        /// The mistake.
         why: String,
     },
     /// A dimension makes no sense.
     #[error("the dimension '{key}' {why}")]
     Dimension {
-        /// Its key.
+        /// The key of the dimension.
         key: String,
-        /// What is wrong.
+        /// The mistake.
         why: String,
     },
     /// No setting is left.
@@ -42,16 +43,16 @@ pub enum TuneError {
     /// Too many settings.
     #[error("the space has more than {0} settings; give fewer values or more constraints")]
     TooLarge(usize),
-    /// The engines of the configuration cannot be tuned.
+    /// The configured engines cannot be tuned.
     #[error("{0}")]
     Deployment(String),
-    /// An engine does not start or stop, for a reason that is not the setting's.
+    /// An engine does not start or stop, but not because of the setting.
     #[error("{0}")]
     Engine(String),
     /// An engine ended under load.
     #[error("an engine ended under load: {0}")]
     Died(String),
-    /// The folder of the engines cannot be used.
+    /// The engines' folder cannot be used.
     #[error(transparent)]
     Folder(#[from] JournalError),
     /// An engine has no port.
@@ -68,7 +69,7 @@ pub enum TuneError {
         "the journal {path} cannot be written: {source}; what it holds is intact: make room and run again with --resume"
     )]
     JournalWrite {
-        /// Where it is.
+        /// The path.
         path: PathBuf,
         /// The cause.
         source: std::io::Error,
@@ -76,15 +77,15 @@ pub enum TuneError {
     /// The journal cannot be used.
     #[error("the journal {path}: {reason}")]
     Journal {
-        /// Where it is.
+        /// The path.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The reason, and the remedy.
         reason: String,
     },
-    /// A name of a measure.
+    /// A measure has an unknown name.
     #[error(transparent)]
     Measure(#[from] BadMeasure),
-    /// The laboratory.
+    /// The laboratory fails.
     #[error(transparent)]
     Lab(#[from] LabError),
 }

@@ -1,42 +1,42 @@
-//! `tune.toml`: what is tuned, as a file.
-//!
-//! The tables of a scenario of `sluice lab` (`config` or `gateway`, `engine`, `traffic`), and one of its own:
+//! The file `tune.toml`: the tables of a scenario of `sluice lab` (`config` or `gateway`, `engine`,
+//! `traffic`), and `[tune]`:
 //!
 //! ```toml
 //! [tune]
-//! objective = "rate"                         # or a measure of `sluice lab`, such as "short.e2el.p99" or "all.tokens"
-//! attainment = 99                            # per cent of the requests of each class and adapter, for "rate"
-//! beside = ["long.e2el.p99"]                 # other measures that the table shows
-//! against = "long.e2el.p99"                  # a second measure: every setting that no other one beats in both
-//! emulate = true                             # a smaller max-num-seqs by the gateway's cap: no start, but not quite the same
-//! complete = true                            # every setting in full, also one that is certainly worse
-//! hit_rate = 60                              # per cent of the prompt tokens that must come from the prefix cache, as measured
+//! objective = "rate"                 # or a measure of `sluice lab`, such as "short.e2el.p99"
+//! attainment = 99                    # for "rate": per cent of each class and adapter
+//! beside = ["long.e2el.p99"]         # more measures in the table
+//! against = "long.e2el.p99"          # a second measure: all settings that none beats in both
+//! emulate = true                     # a smaller max-num-seqs by the gateway's cap: no start
+//! complete = true                    # measures every setting in full, also a worse one
+//! hit_rate = 60                      # minimum per cent of prompt tokens from the prefix cache
 //! constraints = ["vllm.max-num-seqs <= vllm.max-num-batched-tokens"]
 //!
 //! [[tune.dimension]]
-//! key = "vllm.max-num-seqs"                  # as in `sluice lab run --sweep`
+//! key = "vllm.max-num-seqs"          # as in `sluice lab run --sweep`
 //! values = [128, 256]
 //!
 //! [[tune.dimension]]
 //! key = "vllm.max-num-batched-tokens"
 //! from = 512
 //! to = 8192
-//! factor = 2                                 # or step = 512
-//! when = "vllm.max-num-seqs >= 128"          # otherwise the key is left alone
+//! factor = 2                         # or step = 512
+//! when = "vllm.max-num-seqs >= 128"  # otherwise the key is left alone
 //!
-//! [tune.memory]                              # first: the most memory with which engines start, and live under the worst load
-//! from = 0.8                                 # of gpu-memory-utilization; every setting but the default gets what is found
-//! to = 0.98
+//! [tune.memory]                      # first, the most memory with which engines survive the
+//! from = 0.8                         # worst load: gpu-memory-utilization of all settings but
+//! to = 0.98                          # the default
 //! step = 0.01
 //!
-//! [[tune.setting]]                           # single settings besides the grid
+//! [[tune.setting]]                   # single settings besides the grid
 //! "vllm.enforce-eager" = true
 //! ```
 //!
-//! The objective "rate" is the highest rate at which the objectives of the classes hold. A measure is optimised as the traffic of the
-//! file gives it, over several seeds; in a percentile requests without a complete response are infinitely slow. Without `config` and
-//! `gateway` the engines alone are tuned: the gateway in front of them admits every request. With `--real` the engines are those
-//! backends of the configuration that have `launch`; `[[engine]]` is not used then. Unknown keys are errors.
+//! The objective "rate" is the highest rate at which the objectives of the classes hold. A measure
+//! is optimised with the traffic as configured, over several seeds; in percentiles, requests
+//! without a complete response are infinitely slow. Without `config` and `gateway` only the engines
+//! are tuned: the gateway admits every request. With `--real` the engines are the configured
+//! backends that have `launch`, and `[[engine]]` is not used. Unknown keys are errors.
 
 use std::path::Path;
 
@@ -47,7 +47,7 @@ use crate::setting::Setting;
 use sluice_gateway::config::ArgValue;
 use sluice_lab::{LabFile, Scenario};
 
-/// Without a configuration of a gateway the engines alone are tuned: every request is admitted.
+/// Without a configuration of a gateway, every request is admitted.
 const UNLIMITED: [&str; 2] = ["pool.all.slots=8192", "pool.all.queue.length=8192"];
 
 /// A parsed file.
@@ -55,45 +55,46 @@ const UNLIMITED: [&str; 2] = ["pool.all.slots=8192", "pool.all.queue.length=8192
 pub struct TuneFile {
     /// Configuration, engines and traffic.
     pub scenario: Scenario,
-    /// What is tuned.
+    /// The table `[tune]`.
     pub tune: TuneTable,
-    /// Identifies the text of the file.
+    /// A hash of the file's text.
     pub fingerprint: String,
 }
 
-/// What is tuned.
+/// The table `[tune]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TuneTable {
     /// `rate`, or a measure.
     pub objective: String,
-    /// A second measure: then the front of both is searched.
+    /// A second measure: the tuning searches the front of both.
     pub against: Option<String>,
     /// Requests that must meet their objectives, per cent.
     pub attainment: f64,
-    /// The least share of prompt tokens that the engines must find in their prefix caches, per cent.
+    /// The least share of prompt tokens that the prefix caches must hold, per cent.
     pub hit_rate: Option<f64>,
-    /// Other measures that are shown. Only for a measure.
+    /// More measures to show; only if the objective is a measure.
     pub beside: Vec<String>,
-    /// The least number of requests of the shortest trial of a rate.
+    /// The fewest requests of the shortest trial of a rate.
     pub requests: usize,
-    /// Runs of a setting, for a measure.
+    /// Runs of a setting for a measure.
     pub runs: usize,
-    /// Number of runs with new loads that prove the winner.
+    /// Runs with new loads that prove the winner.
     pub repeats: usize,
-    /// A gain below this counts as no gain, per cent.
+    /// A smaller gain counts as none, per cent.
     pub margin: f64,
-    /// Whether the search caps engines in the gateway in place of starting them with a smaller `max-num-seqs`.
+    /// Whether the search replaces a smaller `max-num-seqs` by a cap in the gateway.
     pub emulate: bool,
-    /// Whether every setting is measured in full, also one that is certainly worse: for a table of experiments.
+    /// Whether every setting is measured in full, even a certainly worse one: for a table of
+    /// experiments.
     pub complete: bool,
     /// Conditions between dimensions.
     pub constraints: Vec<String>,
-    /// What is varied.
+    /// The dimensions.
     pub dimension: Vec<DimensionTable>,
-    /// Single settings besides: keys and values.
+    /// Single settings besides the grid.
     pub setting: Vec<Setting>,
-    /// Whether the memory of the engines is found first.
+    /// Whether the engines' memory is found first.
     pub memory: Option<MemoryTable>,
 }
 
@@ -119,7 +120,7 @@ impl Default for TuneTable {
     }
 }
 
-/// Values of `gpu-memory-utilization`.
+/// The range of `gpu-memory-utilization`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryTable {
@@ -137,7 +138,7 @@ pub struct MemoryTable {
 pub struct DimensionTable {
     /// The key.
     pub key: String,
-    /// Its values. The text "default" leaves the key alone.
+    /// The values. The text "default" leaves the key alone.
     #[serde(default)]
     pub values: Vec<ArgValue>,
     /// The first value of a range.
@@ -146,13 +147,13 @@ pub struct DimensionTable {
     pub to: Option<Number>,
     /// The difference between neighbours of a range.
     pub step: Option<Number>,
-    /// Or their ratio.
+    /// The ratio of neighbours of a range.
     pub factor: Option<f64>,
     /// The condition under which the dimension applies.
     pub when: Option<String>,
 }
 
-/// A number that knows whether it was written as a whole one.
+/// A number that keeps whether it was written as a whole one.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum Number {
@@ -163,7 +164,7 @@ pub enum Number {
 }
 
 impl Number {
-    /// Its value.
+    /// The number.
     pub fn value(self) -> f64 {
         match self {
             Self::Whole(number) => number as f64,
@@ -181,7 +182,7 @@ impl TuneFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// It cannot be read or understood.
+    /// The file cannot be read or understood.
     pub fn load(path: &Path) -> Result<Self, TuneError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -189,10 +190,10 @@ impl TuneFile {
         Self::parse(&text, &name, path.parent().unwrap_or(Path::new(".")))
     }
 
-    /// Reads the text of a file called `name`, whose paths begin at `folder`.
+    /// Reads the text of a file called `name`, whose paths are relative to `folder`.
     ///
     /// # Errors
-    /// It cannot be understood.
+    /// The text cannot be understood.
     pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Self, TuneError> {
         let wrong = |reason: String| TuneError::File { path: name.to_owned(), reason };
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;

@@ -1,19 +1,21 @@
 //! Two measures at once: the settings that no other one beats in both.
 //!
-//! A trial *dominates* another one if it is at least as good in both measures and better in one. The *front* is what no trial dominates: the
-//! best of one measure, the best of the other, and the compromises between them. Where one number is needed, a pair becomes
-//! one by [`Weight::score`] (augmented Chebyshev; Knowles 2006, ParEGO), which, over all weights, finds every member of a front.
+//! A trial *dominates* another one if it is at least as good in both measures and better in one.
+//! The *front* holds the trials that none dominates: the best in each measure, and compromises.
+//! Where one number is needed, [`Weight::score`] combines a pair (augmented Chebyshev; Knowles
+//! 2006, ParEGO). Over all weights it finds every member of a front.
 
 use crate::goal::{Goal, score_of};
 use crate::trial::{Outcome, Trial};
 
-/// Scores of the objective and of the second measure; more is better.
+/// Scores of both measures; more is better.
 pub(crate) type Pair = [f64; 2];
 
-/// Keeps a setting that is best in one measure, but far off in the other, behind one that is as good and less far off.
+/// Puts a setting that is best in one measure but far off in the other behind one that is as good
+/// and less far off.
 const AUGMENT: f64 = 0.05;
 
-/// The scores of a trial in both measures, also rough ones of a trial that lost a race.
+/// The scores of a trial in both measures. They are rough after a lost race.
 pub(crate) fn pair(trial: &Trial, goal: &Goal) -> Option<Pair> {
     let own = match &trial.outcome {
         Outcome::Measured { value, .. } => value.value,
@@ -30,7 +32,7 @@ fn dominates(one: Pair, other: Pair) -> bool {
     one != other && one.iter().zip(other).all(|(one, other)| *one >= other)
 }
 
-/// The trials that were measured in full and that no other one dominates, the best in the objective first; of equals the first.
+/// The measured trials that none dominates, the best in the objective first; the first of equals.
 pub(crate) fn front<'a>(trials: impl Iterator<Item = &'a Trial>, goal: &Goal) -> Vec<&'a Trial> {
     let measured = trials.filter(|trial| trial.value().is_some());
     let all: Vec<(Pair, &Trial)> = measured.filter_map(|trial| Some((pair(trial, goal)?, trial))).collect();
@@ -45,7 +47,7 @@ pub(crate) fn front<'a>(trials: impl Iterator<Item = &'a Trial>, goal: &Goal) ->
     members.into_iter().map(|(_, trial)| trial).collect()
 }
 
-/// How much the first measure counts; the second one counts for the rest.
+/// The weight of the first measure; the second one has the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Weight {
     share: f64,
@@ -54,13 +56,13 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
-    /// A share from 0 to 1, for trials of which these are the pairs; `None` without one.
+    /// A weight with a share from 0 to 1 for these pairs; `None` without pairs.
     pub(crate) fn new(share: f64, pairs: impl Iterator<Item = Pair>) -> Option<Self> {
         let best = pairs.reduce(|one, other| [one[0].max(other[0]), one[1].max(other[1])])?;
         Some(Self { share, best })
     }
 
-    /// A pair as one score.
+    /// A pair as one score; more is better.
     pub(crate) fn score(&self, pair: Pair) -> f64 {
         let [own, other] = [self.share * (self.best[0] - pair[0]), (1.0 - self.share) * (self.best[1] - pair[1])];
         -own.max(other) - AUGMENT * (own + other)
@@ -85,12 +87,12 @@ mod tests {
             let members = front(trials.iter(), &goal);
             let pairs: Vec<Pair> = trials.iter().map(|trial| pair(trial, &goal).unwrap()).collect();
             let inside: Vec<Pair> = members.iter().map(|trial| pair(trial, &goal).unwrap()).collect();
-            // Nothing dominates a member, and what is no member is dominated by one or equal to one.
+            // Nothing dominates a member. Each other pair is dominated by a member or equal to one.
             prop_assert!(inside.iter().all(|own| !pairs.iter().any(|other| dominates(*other, *own))));
             prop_assert!(pairs.iter().all(|own| inside.iter().any(|member| member == own || dominates(*member, *own))));
-            // In one measure they get worse, in the other better.
+            // Along the front, one measure gets worse and the other better.
             prop_assert!(inside.windows(2).all(|two| two[0][0] > two[1][0] && two[0][1] < two[1][1]));
-            // What is best by a weight is a member.
+            // The best pair by a weight is a member.
             let weight = Weight::new(share, pairs.iter().copied()).unwrap();
             let most = pairs.iter().copied().max_by(|one, other| weight.score(*one).total_cmp(&weight.score(*other)));
             prop_assert!(inside.contains(&most.unwrap()));

@@ -1,48 +1,48 @@
-//! What is optimised: the highest rate at which objectives hold, or a measure.
+//! The objective: the highest rate at which objectives hold, or a measure.
 //!
-//! Values are compared by their logarithms, so that ratios count: a rate of 11 is as far above 10 as 110 above 100.
+//! Values are compared by logarithms, so that ratios count: 11 is as far above 10 as 110 above 100.
 
 use crate::error::TuneError;
 use crate::file::{MemoryTable, TuneTable};
 use sluice_core::stats::Sense;
 use sluice_lab::Measure;
 
-/// What is optimised.
+/// The value to optimise.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Objective {
-    /// The highest rate at which this share (0 to 1) of the requests of every class and adapter meets its objectives.
+    /// The highest rate at which the requests of every class and adapter meet their objectives.
     Rate {
-        /// The share.
+        /// The share (0 to 1) that must meet them.
         attainment: f64,
     },
-    /// A measure of runs with the traffic as it is.
+    /// A measure of runs with the traffic as configured.
     Measure(Measure),
 }
 
 /// An objective, and how thoroughly it is measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Goal {
-    /// What is optimised.
+    /// The objective.
     pub objective: Objective,
-    /// A second measure. Then every setting is wanted that no other one beats in both: the front.
+    /// A second measure: the result is the front of both.
     pub against: Option<Measure>,
-    /// Other measures.
+    /// More measures to show.
     pub beside: Vec<Measure>,
-    /// The least number of requests of the shortest trial of a rate.
+    /// The fewest requests of the shortest trial of a rate.
     pub requests: usize,
-    /// Runs of a setting, for a measure.
+    /// Runs of a setting for a measure.
     pub runs: usize,
-    /// Number of runs with new loads that prove the winner.
+    /// Runs with new loads that prove the winner.
     pub repeats: usize,
-    /// A gain below this share counts as no gain.
+    /// A gain below this share counts as none.
     pub margin: f64,
-    /// The least share of prompt tokens that the engines must find in their prefix caches.
+    /// The least share of prompt tokens that the prefix caches must hold.
     pub hit_rate: Option<f64>,
-    /// Whether every setting is measured in full, also one that is certainly worse.
+    /// Whether every setting is measured in full.
     pub complete: bool,
     /// The first seed.
     pub seed: u64,
-    /// The values of `gpu-memory-utilization` of which the largest is found first.
+    /// The range of `gpu-memory-utilization` to search first.
     pub memory: Option<MemoryTable>,
 }
 
@@ -50,7 +50,7 @@ impl Goal {
     /// The goal of a table.
     ///
     /// # Errors
-    /// The objective is neither a rate nor a measure, or a rate beside other measures.
+    /// The objective is neither a rate nor a measure, or a rate is combined with other measures.
     pub fn new(table: &TuneTable, seed: u64) -> Result<Self, TuneError> {
         let objective = match table.objective.as_str() {
             "rate" => Objective::Rate { attainment: table.attainment / 100.0 },
@@ -68,7 +68,7 @@ impl Goal {
         Ok(Self { objective, against, beside, requests, runs, repeats, margin, hit_rate, complete, seed, memory })
     }
 
-    /// Which direction is good.
+    /// The good direction.
     pub fn sense(&self) -> Sense {
         match &self.objective {
             Objective::Rate { .. } => Sense::HigherIsBetter,
@@ -76,13 +76,14 @@ impl Goal {
         }
     }
 
-    /// A value of the objective as a score: its logarithm, so that more is better and ratios count.
+    /// The score of a value: a logarithm, more is better.
     pub fn score(&self, value: f64) -> f64 {
         score_of(self.sense(), value)
     }
 
-    /// What a run with the traffic as it is measures: the objective, the second measure of a front, the others. In the first two a
-    /// percentile counts requests without a response, so that no setting wins by shedding.
+    /// The measures of a run with the traffic as configured: the objective, the second measure of a
+    /// front, the others. Percentiles of the first two count requests without a response, so that
+    /// no setting wins by shedding.
     pub fn measures(&self) -> Vec<Measure> {
         let own = match &self.objective {
             Objective::Rate { .. } => None,
@@ -92,7 +93,7 @@ impl Goal {
         optimised.chain(self.beside.iter().cloned()).collect()
     }
 
-    /// The objective in a table's head.
+    /// The objective as the head of a column.
     pub fn label(&self) -> String {
         match &self.objective {
             Objective::Rate { attainment } => format!("rate at {} % (/s)", attainment * 100.0),
@@ -101,13 +102,13 @@ impl Goal {
     }
 }
 
-/// A value as a score, if this is the good direction.
+/// The score of a value with this good direction.
 pub fn score_of(sense: Sense, value: f64) -> f64 {
     let logarithm = value.max(1e-12).ln();
     if sense == Sense::HigherIsBetter { logarithm } else { -logarithm }
 }
 
-/// A measure in a table's head.
+/// A measure as the head of a column.
 pub fn label_of(measure: &Measure) -> String {
     match measure.unit() {
         "" => measure.to_string(),

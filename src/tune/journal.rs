@@ -1,12 +1,13 @@
-//! The journal: every trial as a line of JSON, written before the next one begins.
+//! The journal: each trial as a line of JSON, written before the next trial begins.
 //!
-//! With real engines each load of a rate search has a line too, before the trial's own; those after the last trial are of the
-//! trial under way, which goes on from there.
+//! The first line names file, method and seed. A search repeats the same trials when it gets the
+//! same outcomes. So a killed tuning resumes from the beginning and takes the outcomes from the
+//! journal; only work in progress is lost. With real engines each load of a rate search has a line,
+//! before the line of the trial. Loads after the last trial belong to the trial under way, which
+//! continues from there.
 //!
-//! The first line says which file, method and seed it belongs to. A search asks for the same trials again when it is given the same
-//! outcomes, so a tuning that was killed at any moment resumes by asking from the beginning and taking the outcomes from the
-//! journal; only what was under way is lost. A last line without its end is one that was being written: it is cut off. A line that
-//! cannot be written is cut off again, so that the journal stays whole when the disk is full.
+//! A last line without an end was being written and is cut off. A line that cannot be written is
+//! cut off too, so a full disk leaves whole lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
@@ -21,15 +22,14 @@ use crate::trial::Trial;
 use sluice_bench::search::TrialRecord;
 use sluice_gateway::owner::check_named_file;
 
-/// Version of the format of the lines. A journal with another version is refused.
+/// Version of the lines' format; other versions are refused.
 const FORM: u32 = 1;
 
-/// What a journal belongs to.
+/// The tuning that a journal belongs to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// The form of the lines.
     form: u32,
-    /// Of the file that is tuned.
+    /// The fingerprint of the tuned file.
     pub fingerprint: String,
     /// The method.
     pub method: String,
@@ -46,36 +46,36 @@ impl Header {
         Self { form: FORM, fingerprint: fingerprint.to_owned(), method: method.to_owned(), seed, real: false }
     }
 
-    /// The same, of real engines or not.
+    /// Sets whether the engines are real.
     #[must_use]
     pub fn of_real_engines(self, real: bool) -> Self {
         Self { real, ..self }
     }
 }
 
-/// A journal that is open.
+/// An open journal.
 #[derive(Debug)]
 pub struct Journal<F = File> {
     path: PathBuf,
     file: F,
-    /// Length of the lines that are whole.
+    /// Length of the whole lines, in bytes.
     length: u64,
-    /// Loads of the trial under way when the tuning was ended.
+    /// Loads of the trial that was under way when the tuning ended.
     loads: Vec<LoadLine>,
 }
 
-/// What a journal is written to: a file, or in tests one that fails.
+/// The storage of a journal: a file, or in tests one that fails.
 pub trait Storage: Write {
-    /// Makes what was written durable.
+    /// Makes written bytes durable.
     ///
     /// # Errors
-    /// It cannot.
+    /// The storage fails.
     fn sync(&mut self) -> std::io::Result<()>;
 
-    /// Removes what follows the first `length` bytes. The next write continues there.
+    /// Removes all after the first `length` bytes. The next write continues there.
     ///
     /// # Errors
-    /// It cannot.
+    /// The storage fails.
     fn truncate(&mut self, length: u64) -> std::io::Result<()>;
 }
 
@@ -94,7 +94,7 @@ impl Journal {
     /// Begins a journal.
     ///
     /// # Errors
-    /// There is one already, or it cannot be written.
+    /// The file exists or cannot be written.
     pub fn create(path: &Path, header: &Header) -> Result<Self, TuneError> {
         let file =
             OpenOptions::new().write(true).create_new(true).open(path).map_err(|source| match source.kind() {
@@ -108,10 +108,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Opens a journal to continue it. Returns also the trials in it.
-    ///
-    /// # Errors
-    /// It cannot be read, belongs to something else, or is damaged before its last line.
+    /// Opens a journal to continue it, and returns the trials in it.
     pub fn resume(path: &Path, header: &Header) -> Result<(Self, Vec<Trial>), TuneError> {
         check_named_file(path).map_err(|untrusted| unusable(path, untrusted.to_string()))?;
         let open = || -> std::io::Result<(File, Vec<u8>)> {
@@ -121,21 +118,21 @@ impl Journal {
             Ok((file, bytes))
         };
         let (file, mut bytes) = open().map_err(|error| unusable(path, format!("{error}; begin without --resume")))?;
-        // A torn line may end inside of a character.
+        // A torn line may end within a character.
         bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
         let text = String::from_utf8_lossy(&bytes);
         let (trials, loads) = read(&text, header).map_err(|reason| unusable(path, reason))?;
         let mut journal = Self { path: path.to_owned(), file, length: bytes.len() as u64, loads };
         journal.file.truncate(journal.length).map_err(|source| journal.failed(source))?;
         if text.is_empty() {
-            // It was killed before the first line was whole.
+            // The tuning was killed before the first line was whole.
             journal.write(header)?;
         }
         Ok((journal, trials))
     }
 }
 
-/// The trials of a journal that consists of whole lines and the loads after them, or why it cannot be used.
+/// The trials and trailing loads in whole lines, or why the journal cannot be used.
 fn read(text: &str, header: &Header) -> Result<(Vec<Trial>, Vec<LoadLine>), String> {
     let mut lines = text.lines();
     let Some(first) = lines.next() else { return Ok(Default::default()) };
@@ -158,7 +155,7 @@ fn read(text: &str, header: &Header) -> Result<(Vec<Trial>, Vec<LoadLine>), Stri
 }
 
 impl Header {
-    /// What of the other header differs, as a sentence.
+    /// The first difference from the wanted header, as a sentence.
     fn differs(&self, wanted: &Self) -> Option<String> {
         if self.form != wanted.form {
             Some(format!("its format has version {} and not {}", self.form, wanted.form))
@@ -176,7 +173,7 @@ impl Header {
 }
 
 impl<F: Storage> Journal<F> {
-    /// The error of a journal whose trial is not the one that is due.
+    /// The error when the next trial of the journal is not the one that is due.
     pub(crate) fn mismatch(&self, found: &str) -> TuneError {
         let reason =
             format!("it has a trial of '{found}' where another one is due, so another version wrote it; delete it");
@@ -186,7 +183,7 @@ impl<F: Storage> Journal<F> {
     /// Adds a trial.
     ///
     /// # Errors
-    /// It cannot be written. The journal holds what it held before.
+    /// It cannot be written. The journal keeps its content.
     pub fn append(&mut self, trial: &Trial) -> Result<(), TuneError> {
         self.write(trial)
     }
@@ -194,13 +191,14 @@ impl<F: Storage> Journal<F> {
     /// Adds a load of a rate search.
     ///
     /// # Errors
-    /// It cannot be written. The journal holds what it held before.
+    /// It cannot be written. The journal keeps its content.
     pub(crate) fn append_load(&mut self, load: &LoadLine) -> Result<(), TuneError> {
         self.write(load)
     }
 
-    /// The loads of the trial that was under way, if it is of the setting `of`; nothing the second time. The last one
-    /// is left out: what is only seen while a load runs, such as the state of the KV cache, is seen in it again.
+    /// Takes the loads of the trial that was under way, if it has the setting `of`. The last load
+    /// is left out and runs again, because some observations, such as the state of the KV cache,
+    /// exist only during a load.
     pub(crate) fn take_loads(&mut self, of: &Value) -> Vec<TrialRecord> {
         let mut loads = std::mem::take(&mut self.loads);
         loads.pop();
@@ -211,7 +209,7 @@ impl<F: Storage> Journal<F> {
         let encoded = serde_json::to_string(line).map_err(|error| self.failed(error.into()))? + "\n";
         let written = self.file.write_all(encoded.as_bytes()).and_then(|()| self.file.sync());
         if let Err(source) = written {
-            // If even that fails, the torn line is cut off by the next start.
+            // If this fails too, the next start cuts the torn line off.
             let _ = self.file.truncate(self.length);
             return Err(self.failed(source));
         }
@@ -295,12 +293,12 @@ mod tests {
         assert_eq!((resumed.take_loads(&of("a")), trials.len()), (vec![load(1.0), load(2.0)], 1));
         assert!(resumed.take_loads(&of("a")).is_empty(), "they are of one trial only");
         assert!(Journal::resume(&path, &header()).unwrap().0.take_loads(&of("b")).is_empty());
-        // After the trial they have no more use.
+        // After their trial, loads are not used.
         journal.append(&trial(1)).unwrap();
         write(&mut journal, of("c"), &[4.0, 5.0]);
         let (mut resumed, trials) = Journal::resume(&path, &header()).unwrap();
         assert_eq!((resumed.take_loads(&of("c")), trials.len()), (vec![load(4.0)], 2));
-        // Earlier versions wrote the name of the setting, which two settings may have: such loads run again.
+        // Earlier versions wrote names, which two settings may share. Such loads run again.
         journal.append(&trial(2)).unwrap();
         write(&mut journal, "slots=16".into(), &[4.0, 5.0]);
         let (mut resumed, trials) = Journal::resume(&path, &header()).unwrap();
@@ -333,7 +331,7 @@ mod tests {
         assert!(Journal::resume(&path, &header()).unwrap_err().to_string().contains("line 2 is damaged"));
     }
 
-    /// Storage with room for so many bytes.
+    /// Storage with a bounded size.
     struct Full {
         bytes: Vec<u8>,
         room: usize,

@@ -1,8 +1,9 @@
-//! The laboratory as a backend: the gateway's own request path, simulated engines, virtual time.
+//! The laboratory as a backend: the gateway's request path, simulated engines, virtual time.
 //!
-//! A start is not simulated but priced: it takes as long as the simulator's start-up log, with a warm compile cache if an engine of the
-//! same compiled flags was started before. What vLLM refuses while it checks its settings is known without a start; what it
-//! refuses when the memory is measured costs the time until then.
+//! A start is priced and not simulated. It takes as long as in the simulator's start-up log, with a
+//! warm compile cache if an engine with the same compiled flags was started before. Settings that
+//! vLLM refuses while checking them are known without a start; a refusal after measuring the memory
+//! costs the time until then.
 
 use std::collections::BTreeSet;
 use std::task::{Context, Poll, Waker};
@@ -20,31 +21,32 @@ use sluice_lab::{Lab, LabError, LabRun, Measure, Scenario, run};
 use sluice_sim::process::refusal::Stage;
 use sluice_sim::process::startup::{Event, Surroundings, plan};
 
-/// Seconds until vLLM reports that the memory does not suffice: imports, the engine process, the weights of an 8B model.
+/// Seconds until vLLM reports too little memory: imports, engine process, weights of an 8B model.
 const SECONDS_TO_REFUSAL: f64 = 30.0;
-/// Share of the time in which requests waited for an adapter slot that is worth a note.
+/// A longer share of the time with requests that wait for an adapter slot is noted.
 const DEFERRED_NOTE: f64 = 0.02;
 
-/// The laboratory. See the header of this file.
+/// The laboratory as a backend.
 #[derive(Debug)]
 pub struct Laboratory {
     scenario: Scenario,
     measures: Vec<Measure>,
-    /// Settings of compiled flags that were started before.
+    /// Compiled flags that were started before.
     compiled: BTreeSet<String>,
-    /// The flags of the engines that run. With other keys of the gateway they need no start.
+    /// The flags of the running engines. Changes of the gateway's keys need no start.
     running: Option<Setting>,
 }
 
 impl Laboratory {
-    /// A laboratory of a scenario that measures the objective's measure first, then others.
+    /// A laboratory of a scenario, with the objective's measure first.
     pub fn new(scenario: Scenario, measures: Vec<Measure>) -> Self {
         Self { scenario, measures, compiled: BTreeSet::new(), running: None }
     }
 
     fn lab(&self, setting: &Setting) -> Result<Lab, LabError> {
         let mut lab = self.scenario.lab(&variant(setting)?)?;
-        // One engine gets every request whatever its ids are, and writing them would be half of the work.
+        // A single engine gets every request for any token ids. Writing the ids would be half of
+        // the work.
         for traffic in lab.traffic.iter_mut().filter(|_| lab.engines.len() == 1) {
             if let PromptTokens::Ids(ids) = &mut traffic.workload.tokens {
                 *ids = ids.start..ids.start + 1;
@@ -53,7 +55,7 @@ impl Laboratory {
         Ok(lab)
     }
 
-    /// What the start of the slowest engine takes. Engines start side by side.
+    /// Seconds of the slowest engine's start; engines start in parallel.
     fn start_seconds(&mut self, lab: &Lab, setting: &Setting) -> f64 {
         let compiled: String = setting
             .iter()
@@ -111,7 +113,7 @@ fn copied((key, value): (&String, &ArgValue)) -> (String, ArgValue) {
     (key.clone(), value.clone())
 }
 
-/// The sentence of an error, without what pydantic adds.
+/// The message without pydantic's additions.
 fn reason(line: Option<&str>) -> String {
     line.and_then(|line| line.split(" [type=").next()).unwrap_or_default().to_owned()
 }
@@ -159,7 +161,7 @@ impl System for SimulatedSystem {
         Ok((values, seconds))
     }
 
-    /// A simulated engine runs out of memory at the start only.
+    /// A simulated engine runs out of memory only at the start.
     async fn stress(&mut self, _: u64) -> Result<f64, TuneError> {
         Ok(0.0)
     }
@@ -193,10 +195,10 @@ fn sides(run: &LabRun) -> Vec<&ServerSide> {
     run.engines.iter().map(|engine| &engine.side).collect()
 }
 
-/// Runs a future on a backend that never waits.
+/// Runs a future that never waits.
 ///
 /// # Errors
-/// Those of the future; it waited after all.
+/// The future fails, or it waits.
 pub fn at_once<T>(future: impl Future<Output = Result<T, TuneError>>) -> Result<T, TuneError> {
     match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,

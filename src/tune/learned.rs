@@ -1,8 +1,9 @@
-//! What the refusal of an engine teaches about other settings, whatever the search.
+//! What an engine's refusal of one setting implies for others, for every search method.
 //!
-//! When the KV cache is too small for one request of `max-model-len`, vLLM says the largest length that would fit. With no more
-//! memory for the cache, every longer one is refused too, so such settings are not started. Keys of the gateway do not
-//! matter. A setting that leaves `max-model-len` alone is started, because the model's own length is not known here.
+//! If the KV cache is too small for one request of `max-model-len`, vLLM reports the largest length
+//! that fits. With no more memory for the cache, it refuses every longer one too, so such settings
+//! are not started. Keys of the gateway do not matter. A setting without `max-model-len` is
+//! started, because the model's length is unknown here.
 
 use crate::setting::{Setting, name, number, shown};
 use crate::trial::{Outcome, Trial};
@@ -10,19 +11,19 @@ use sluice_core::vllm::failure::{Diagnosis, FailureClass};
 use sluice_gateway::config::ArgValue;
 use sluice_lab::sweep::flag_of;
 
-/// The flag whose largest possible value vLLM reports when it refuses to start.
+/// The flag whose largest possible value vLLM reports.
 const LENGTH: &str = "max-model-len";
-/// The flag of which a larger value leaves more memory for the KV cache.
+/// The flag that gives the KV cache more memory.
 const SHARE: &str = "gpu-memory-utilization";
 
-/// Why a setting would not start, as an earlier trial shows.
+/// Why a setting would not start, by an earlier trial.
 pub(crate) fn refusal(trials: &[Trial], setting: &Setting) -> Option<String> {
     trials.iter().find_map(|trial| {
         let Outcome::Refused { reason, foreseen: false } = &trial.outcome else { return None };
         let most = Diagnosis::plain(FailureClass::KvTooSmall, Some(reason.clone())).suggestion?.value;
         let wanted = value(setting, LENGTH).filter(|wanted| *wanted > most as f64)?;
         let same = others(setting) == others(&trial.setting);
-        // Left alone it is 0.9 or so, which is not known to be less.
+        // The default, about 0.9, is not known to be less.
         let no_more = match (value(setting, SHARE), value(&trial.setting, SHARE)) {
             (Some(one), Some(other)) => one <= other,
             (one, other) => one == other,
@@ -40,7 +41,7 @@ fn value(setting: &Setting, flag: &str) -> Option<f64> {
     setting.get(&format!("vllm.{flag}")).and_then(number)
 }
 
-/// The flags besides those two.
+/// The flags except [`LENGTH`] and [`SHARE`].
 fn others(setting: &Setting) -> Vec<(&String, String)> {
     let is_other = |(key, value): (&'_ String, &'_ ArgValue)| match flag_of(key) {
         Some((None, LENGTH | SHARE)) | None => None,

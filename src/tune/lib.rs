@@ -1,4 +1,4 @@
-//! The tuner: the settings of vLLM and of the gateway that are best for a workload and its objectives, with proof.
+//! Finds the best settings of vLLM and the gateway for a workload and its objectives, with proof.
 //!
 //! ```text
 //! tune.toml ──▶ space ──▶ search ──asks──▶ verdict ──▶ backend: the laboratory, or real engines
@@ -9,10 +9,11 @@
 //!                      winner against default ──▶ table, JSON, result.txt, page
 //! ```
 //!
-//! A *trial* is one setting and what came of it; a *search* decides from the trials so far which setting is next; a *verdict* is the
-//! search for the highest rate at which the objectives hold, or runs that measure something. The untuned default is always tried,
-//! and what is reported about winner and default comes from loads of its own. Nothing here depends on the clock: time is
-//! what the backend says that its engines took.
+//! A *trial* is one setting with an outcome. A *search* chooses the next setting from the trials so
+//! far. A *verdict* is the search for the highest rate at which the objectives hold, or a number of
+//! runs that measure something. The untuned default is always tried. Reports about winner and
+//! default come from loads that no search used. Nothing depends on the clock: the backend reports
+//! the time that engines took.
 
 pub mod error;
 pub mod setting;

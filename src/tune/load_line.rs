@@ -1,7 +1,7 @@
-//! A load of a rate search as a line of the journal, so that a search that was ended goes on from there.
+//! A load of a rate search as a line of the journal, so that an interrupted search continues.
 //!
-//! All that the search keeps of a load is written: the verdict, the attainment, the throughput, and the counts for its curve.
-//! Rates are in requests per second, times in seconds.
+//! The line has everything that the search keeps of a load: verdict, attainment, throughput, and
+//! the counts for the curve. Rates are in requests per second, times in seconds.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::trial::Range;
 use sluice_bench::search::{RatePoint, TrialKind, TrialLoad, TrialRecord, TrialReport, TrialStats, TrialVerdict};
 
-/// A line of the journal. Its only key, which no trial has, distinguishes it.
+/// A line of the journal. Its only key, `load`, distinguishes it from a trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LoadLine {
     load: Load,
@@ -17,7 +17,7 @@ pub(crate) struct LoadLine {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Load {
-    /// The setting, as [`identity`](crate::setting::identity) has it.
+    /// The setting, by [`identity`](crate::setting::identity).
     of: Value,
     sent: Sent,
     kind: Kind,
@@ -49,10 +49,9 @@ enum Kind {
 }
 
 impl LoadLine {
-    /// What the line of a load begins with.
+    /// The beginning of each such line.
     pub(crate) const BEGINS: &'static str = "{\"load\":";
 
-    /// The line of a load of the setting `of`.
     pub(crate) fn new(of: Value, record: &TrialRecord) -> Self {
         let report = &record.report;
         let sent = match report.load {
@@ -81,12 +80,11 @@ impl LoadLine {
         Self { load }
     }
 
-    /// Whether it is of the setting `of`.
+    /// Whether the load belongs to the setting `of`.
     pub(crate) fn is_of(&self, of: &Value) -> bool {
         self.load.of == *of
     }
 
-    /// The load as the search knows it.
     pub(crate) fn record(&self) -> TrialRecord {
         let Load { sent, kind, holds, requests, group, attainment, throughput, delivered, seconds, .. } = self.load;
         let load = match sent {

@@ -1,20 +1,18 @@
-//! The largest `gpu-memory-utilization` at which the engines start and survive the worst load, by bisection.
+//! Bisects the largest `gpu-memory-utilization` at which engines start and survive the worst load.
 //!
-//! An engine that starts with much memory may still run out of it when every sequence runs and every step is full: vLLM measures
-//! its memory with one kind of step only, and the allocator fragments. So each share is tried with the setting of the space that
-//! needs most memory, and under a load that fills it. More memory is never worse: the first share that is tried is the
-//! largest, then the bisection takes about log2 of the number of shares. Every setting but the default gets what was found.
-//!
-//! Simulated engines run out of memory at the start only.
+//! An engine that starts may still run out of memory when all sequences run and all steps are full,
+//! because vLLM measures only one kind of step and the allocator fragments. So each share is tried
+//! under such a load, with the setting of the space that needs most memory. More memory is never
+//! worse: the largest share is tried first, then about log2 of the number of shares. Every setting
+//! but the default gets the share found. Simulated engines run out of memory only at the start.
 
 use crate::error::TuneError;
 use crate::file::MemoryTable;
 use crate::setting::{Setting, number};
 use sluice_gateway::config::ArgValue;
 
-/// The flag.
 pub(crate) const SHARE: &str = "vllm.gpu-memory-utilization";
-/// More of these needs more memory besides the KV cache.
+/// Larger values need more memory besides the KV cache.
 const HUNGRY: [&str; 5] = [
     "vllm.max-num-seqs",
     "vllm.max-num-batched-tokens",
@@ -25,7 +23,7 @@ const HUNGRY: [&str; 5] = [
 /// The most shares.
 const MOST: usize = 100;
 
-/// The bisection. Shares below `held` and above `failed` are decided.
+/// The bisection. Shares up to `held` survived, shares from `failed` on did not.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Bisection {
     shares: Vec<f64>,
@@ -37,7 +35,7 @@ impl Bisection {
     /// The shares of a table.
     ///
     /// # Errors
-    /// They make no sense.
+    /// The table makes no sense.
     pub(crate) fn new(table: &MemoryTable) -> Result<Self, TuneError> {
         let MemoryTable { from, to, step } = *table;
         if !(0.0 < from && from <= to && to <= 1.0 && step > 0.0 && (to - from) / step <= MOST as f64) {
@@ -45,32 +43,32 @@ impl Bisection {
             return Err(TuneError::Goal(text));
         }
         let count = ((to - from) / step + 1e-9) as usize + 1;
-        // The last is `to`; steps add up rounding errors.
+        // Counts down from `to`, because steps add up rounding errors.
         let share = |at: usize| ((to - step * (count - 1 - at) as f64) * 1e6).round() / 1e6;
         let shares: Vec<f64> = (0..count).map(share).collect();
         Ok(Self { failed: shares.len(), held: None, shares })
     }
 
-    /// The share to try; `None` when all are decided.
+    /// The next share to try; `None` when all are decided.
     pub(crate) fn next(&self) -> Option<f64> {
         let low = self.held.map_or(0, |held| held + 1);
         let at = if self.failed == self.shares.len() { self.failed - 1 } else { (low + self.failed) / 2 };
         (low < self.failed).then(|| self.shares[at.max(low)])
     }
 
-    /// Records whether the engines survived with a share that was tried.
+    /// Records whether the engines survived a share.
     pub(crate) fn record(&mut self, share: f64, lived: bool) {
         let Some(at) = self.shares.iter().position(|other| *other == share) else { return };
         if lived { self.held = Some(at) } else { self.failed = at }
     }
 
-    /// The largest share with which they survived.
+    /// The largest share that survived.
     pub(crate) fn found(&self) -> Option<f64> {
         self.held.map(|held| self.shares[held])
     }
 }
 
-/// The setting that needs most memory: of those with most sequences, the one with most tokens in a step, and so on.
+/// The setting that needs most memory: most sequences, then most tokens in a step, and so on.
 pub(crate) fn hungriest(settings: &[Setting]) -> Setting {
     let need = |setting: &Setting| HUNGRY.map(|key| setting.get(key).and_then(number).unwrap_or(0.0));
     let larger =
@@ -78,7 +76,7 @@ pub(crate) fn hungriest(settings: &[Setting]) -> Setting {
     settings.iter().max_by(larger).cloned().unwrap_or_default()
 }
 
-/// A setting with a share, unless it has one.
+/// A setting with this share, unless it has one.
 pub(crate) fn with_share(setting: &Setting, share: f64) -> Setting {
     let mut setting = setting.clone();
     setting.entry(SHARE.to_owned()).or_insert(ArgValue::Float(share));

@@ -1,9 +1,10 @@
-//! One setting as vLLM's `auto_tune.sh` judges it, for comparison.
+//! The verdict of vLLM's `auto_tune.sh` on one setting, for comparison.
 //!
-//! 1,000 requests at once; if their P99 of E2EL is within the bound, that is the result. Otherwise 100 requests at the integer rate above
-//! the throughput that was seen, then at each integer rate below it, until their P99 of E2EL is within the bound. The value is
-//! the throughput of that run: its requests over the time until the last of them ends. The rate is what the script
-//! certifies; the verdict of 100 requests is what this is compared with.
+//! The script sends 1,000 requests at once; if their P99 of E2EL is within the bound, this is the
+//! result. Otherwise it sends 100 requests at the integer rate above the measured throughput, then
+//! at each lower integer rate, until P99 is within the bound. The value is the throughput of that
+//! run: requests over the time until the last one ends. The script certifies the rate by these 100
+//! requests.
 
 use crate::backend::System;
 use crate::error::TuneError;
@@ -14,20 +15,20 @@ use sluice_core::stats::percentile;
 
 /// Requests of the first run.
 const AT_ONCE: usize = 1000;
-/// Requests of every other.
+/// Requests of each later run.
 const AT_A_RATE: usize = 100;
-/// Between runs the script waits so many seconds, after it has emptied the prefix cache.
+/// Seconds that the script waits between runs, after it emptied the prefix cache.
 const PAUSE: f64 = 5.0;
-/// After each setting it waits so many seconds.
+/// Seconds that the script waits after each setting.
 const STOP: f64 = 10.0;
 
-/// What one run of the client reports.
+/// The client's report of a run.
 struct Report {
     throughput: f64,
     p99: f64,
 }
 
-/// Judges a system as the script does, for the bound on E2EL of its first class.
+/// Judges a system like the script, by the E2EL bound of the first class.
 pub(crate) async fn judge<S: System>(system: &mut S, goal: &SearchGoal, trial: &mut Trial) -> Result<(), TuneError> {
     let first = run(system, goal, TrialLoad::Saturated(AT_ONCE), AT_ONCE, trial).await?;
     let bound = bound(system)?;
@@ -65,7 +66,7 @@ async fn run<S: System>(
     requests: usize,
     trial: &mut Trial,
 ) -> Result<Report, TuneError> {
-    // A target of 0 ends no run early.
+    // With a target of 0, no run ends early.
     let mut judge = Judge::new(TrialRule { kind: TrialKind::Sample, target: 0.0, warmup: 0, length: requests });
     // The script's client always draws the same requests.
     let stats = system.run(&search::Trial { load, requests, warmup: 0, seed: goal.seed }, &mut judge).await?;
@@ -84,7 +85,7 @@ fn report(result: &RunResult) -> Report {
     Report { throughput: latencies.len() as f64 / result.duration.max(1e-9), p99 }
 }
 
-/// The bound on E2EL of the first class, seconds.
+/// The E2EL bound of the first class, in seconds.
 fn bound<S: System>(system: &S) -> Result<f64, TuneError> {
     let bound = system.last().and_then(|result| result.config.slo_of(0).e2el);
     let text = "the method auto-tune needs an objective on E2EL: give the class e2el";

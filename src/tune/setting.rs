@@ -1,9 +1,8 @@
 //! A setting: keys and values that differ from the defaults.
 //!
-//! Keys are those of `sluice lab run --sweep`: `vllm.FLAG` for a flag of every engine, `vllm@BACKEND.FLAG` for one engine, anything
-//! else for a key of the gateway. The empty setting is the untuned default.
-//!
-//! A change of a setting costs a restart, or nothing ([`RestartCost`]).
+//! Keys are as in `sluice lab run --sweep`: `vllm.FLAG` for a flag of all engines,
+//! `vllm@BACKEND.FLAG` for one engine, anything else for a key of the gateway. The empty setting is
+//! the untuned default. A change costs a restart, or nothing ([`RestartCost`]).
 
 use std::collections::BTreeMap;
 
@@ -16,18 +15,18 @@ use sluice_lab::sweep::{self, flag_of};
 /// Keys and values; empty for the defaults.
 pub type Setting = BTreeMap<String, ArgValue>;
 
-/// What a change of a key costs. In this order: dimensions that cost more vary less often.
+/// The cost of changing a key, ascending. Dimensions with a higher cost vary less often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RestartCost {
     /// A key of the gateway: a reload.
     None,
-    /// A flag of vLLM that its compile cache does not depend on.
+    /// A flag outside the key of vLLM's compile cache.
     Restart,
-    /// A flag that needs a compilation the first time.
+    /// A flag that needs a compilation on first use.
     Compile,
 }
 
-/// Flags on which the key of vLLM's compile cache does not depend (0.33).
+/// Flags outside the key of vLLM's compile cache (0.33).
 const NOT_COMPILED: [&str; 18] = [
     "api-server-count",
     "enable-chunked-prefill",
@@ -60,17 +59,18 @@ impl RestartCost {
     }
 }
 
-/// The variant of a scenario that has a setting.
+/// The variant of a scenario with a setting.
 ///
 /// # Errors
-/// A value that its key cannot have.
+/// A key cannot have its value.
 pub fn variant(setting: &Setting) -> Result<Variant, LabError> {
     let mut variant = Variant { name: name(setting), ..Variant::default() };
     setting.iter().try_for_each(|(key, value)| sweep::change(&mut variant, key, value))?;
     Ok(variant)
 }
 
-/// The flags of vLLM in a setting, as `vllm serve` takes them: those of every engine, then those of single backends.
+/// The vLLM flags of a setting, as `vllm serve` takes them: for all engines, then for single
+/// backends.
 pub fn flags(setting: &Setting) -> Vec<(Option<String>, String)> {
     let mut flags: Vec<(Option<String>, String)> = setting
         .iter()
@@ -89,13 +89,13 @@ pub fn flags(setting: &Setting) -> Vec<(Option<String>, String)> {
     flags
 }
 
-/// What distinguishes a setting from every other, in a form that can be hashed and written to the journal.
+/// Distinguishes a setting from every other, for hashes and the journal.
 pub fn identity(setting: &Setting) -> serde_json::Value {
     serde_json::json!(setting)
 }
 
-/// The name of a setting in tables: `max-num-seqs=128 pool.all.policy=least_work`, or `defaults`. Keys of the gateway are given in
-/// full, because pools have keys of the same names.
+/// The name of a setting in tables: `max-num-seqs=128 pool.all.policy=least_work`, or `defaults`.
+/// Keys of the gateway are complete, because pools have equal keys.
 pub fn name(setting: &Setting) -> String {
     if setting.is_empty() {
         return "defaults".to_owned();
@@ -113,7 +113,7 @@ pub fn key_name(key: &str) -> String {
     }
 }
 
-/// A text as the value that it would be in TOML.
+/// A text as the TOML value that it would be.
 pub fn value(text: &str) -> ArgValue {
     sweep::flag_value(text)
 }

@@ -1,9 +1,10 @@
-//! The settings that a tuning may try: dimensions with values, conditions between them.
+//! The settings that a tuning may try: dimensions with values, and conditions.
 //!
-//! A dimension has a key and its values, in an order that means something: neighbours are alike. It is either a list, or a range
-//! with a step, or a range by a factor. The value `default` leaves the key alone. A dimension with a condition `when` is left alone
-//! where that does not hold. A setting is in the space if no constraint is broken; one about a key that is left alone says
-//! nothing. The defaults are always in it, as the first.
+//! A dimension has a key and values in a meaningful order: neighbours are alike. It is a list, or a
+//! range with a step or a factor. The value `default` leaves the key alone, and so does a dimension
+//! whose condition `when` does not hold. A setting is in the space if it breaks no constraint; a
+//! constraint on a key that is left alone does not apply. The defaults are always in the space,
+//! first.
 //!
 //! Bounds: [`MAX_SETTINGS`] settings, [`MAX_VALUES`] values of a dimension.
 
@@ -23,9 +24,9 @@ pub const MAX_SETTINGS: usize = 20_000;
 pub const MAX_VALUES: usize = 1_000;
 /// The value that leaves a key alone.
 const DEFAULT: &str = "default";
-/// Distance between two values without an order, where 1 is the length of a dimension with one.
+/// Distance between two unordered values; an ordered dimension has length 1.
 const UNORDERED: f64 = 0.7;
-/// The dearest first.
+/// The most expensive first.
 const COSTS: [RestartCost; 3] = [RestartCost::Compile, RestartCost::Restart, RestartCost::None];
 
 /// A key and the values that it may have.
@@ -33,9 +34,9 @@ const COSTS: [RestartCost; 3] = [RestartCost::Compile, RestartCost::Restart, Res
 pub struct Dimension {
     /// The key.
     pub key: String,
-    /// Its values; `None` leaves it alone.
+    /// The values; `None` leaves the key alone.
     pub values: Vec<Option<ArgValue>>,
-    /// What a change costs.
+    /// The cost of a change.
     pub cost: RestartCost,
     when: Option<Condition>,
 }
@@ -43,10 +44,10 @@ pub struct Dimension {
 /// Dimensions and constraints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Space {
-    /// In the order of the file.
+    /// The dimensions, in the order of the file.
     pub dimensions: Vec<Dimension>,
     constraints: Vec<Condition>,
-    /// Settings besides the grid of the dimensions. Constraints do not concern them.
+    /// Settings besides the grid, without constraints.
     singles: Vec<Setting>,
 }
 
@@ -73,13 +74,13 @@ impl Dimension {
         Ok(Self { key: table.key.clone(), values, cost: RestartCost::of(&table.key), when })
     }
 
-    /// Whether its values have an order: all are numbers, or left alone.
+    /// Whether the values have an order: all are numbers, or the default.
     fn is_ordered(&self) -> bool {
         self.values.iter().flatten().all(|value| number(value).is_some())
     }
 }
 
-/// The values from `from` to `to`, both included if the step or the factor reaches it.
+/// The values from `from` to `to`, inclusive if the step or factor reaches it.
 fn range_of(from: Number, to: Number, table: &DimensionTable) -> Result<Vec<ArgValue>, String> {
     let (low, high) = (from.value(), to.value());
     if !(low.is_finite() && high.is_finite() && low <= high) {
@@ -118,7 +119,8 @@ impl Space {
         Ok(Self { dimensions, constraints, singles: setting.clone() })
     }
 
-    /// Every setting of the space: the defaults, then in the order of the dimensions, the last varying fastest.
+    /// All settings: the defaults, then in the order of the dimensions, the last one varying
+    /// fastest.
     ///
     /// # Errors
     /// There are too many, or none besides the defaults.
@@ -164,24 +166,24 @@ impl Space {
         }
     }
 
-    /// The first constraint that a setting breaks.
+    /// The first broken constraint.
     fn broken(&self, setting: &Setting) -> Option<usize> {
         self.constraints.iter().position(|constraint| constraint.holds(setting) == Some(false))
     }
 
-    /// Every key that a setting may have.
+    /// All keys that a setting may have.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         let singles = self.singles.iter().flat_map(|setting| setting.keys());
         self.dimensions.iter().map(|dimension| &dimension.key).chain(singles).map(String::as_str)
     }
 
-    /// Whether no constraint is broken.
+    /// Whether the setting breaks no constraint.
     pub fn allows(&self, setting: &Setting) -> bool {
         self.broken(setting).is_none()
     }
 
-    /// Settings, by their number in `settings`, in a random order in which keys whose change is expensive change
-    /// as seldom as possible.
+    /// Numbers of `settings` in a random order in which expensive keys change as seldom as
+    /// possible.
     pub fn order(&self, settings: &[Setting], seed: u64) -> Vec<usize> {
         let rank = |setting: &Setting, cost: RestartCost| {
             let text = self.costly(setting, cost);
@@ -192,9 +194,10 @@ impl Space {
         order
     }
 
-    /// The same, but the settings with the best of `scores` as early as that allows. Equals stay in the order of `order`.
+    /// Such an order with the best of `scores` as early as possible. Equals stay in the order of
+    /// `order`.
     pub fn best_first(&self, settings: &[Setting], order: &[usize], scores: &[f64]) -> Vec<usize> {
-        // Of each group of settings with the same costly values: its best score, and its first place.
+        // Best score and first place of each group of settings with the same costly values.
         let mut groups: BTreeMap<(RestartCost, String), (f64, usize)> = BTreeMap::new();
         for (place, at) in order.iter().enumerate() {
             for cost in COSTS {
@@ -213,14 +216,15 @@ impl Space {
         keyed.into_iter().map(|(_, at)| at).collect()
     }
 
-    /// The values of the dimensions whose change costs at least so much.
+    /// The values of the dimensions with at least this cost.
     fn costly(&self, setting: &Setting, cost: RestartCost) -> String {
         let costly = self.dimensions.iter().filter(|dimension| dimension.cost >= cost);
         costly.map(|dimension| setting.get(&dimension.key).map_or("-".to_owned(), shown) + " ").collect()
     }
 
-    /// Where a setting lies: an ordered dimension from 0 to 1, one coordinate for each value of another. A key that is left alone
-    /// lies where `default` is listed, otherwise in the middle.
+    /// Coordinates of a setting: 0 to 1 for an ordered dimension, one for each value of an
+    /// unordered one. A key that is left alone lies where `default` is listed, otherwise in the
+    /// middle.
     pub fn coordinates(&self, setting: &Setting) -> Vec<f64> {
         let mut coordinates = Vec::new();
         for dimension in &self.dimensions {
@@ -239,7 +243,8 @@ impl Space {
 }
 
 impl Dimension {
-    /// A setting with each value of the dimension, or as it is where the dimension does not apply.
+    /// The setting with each value of the dimension, or unchanged where the dimension does not
+    /// apply.
     fn extended<'a>(&'a self, setting: &'a Setting) -> impl Iterator<Item = Setting> + 'a {
         let applies = self.when.as_ref().is_none_or(|when| when.holds(setting) == Some(true));
         let values: &[Option<ArgValue>] = if applies { &self.values } else { &[None] };

@@ -1,7 +1,8 @@
-//! A backend whose capacity is known by formula: one server, exponential work, random (Poisson) arrivals.
+//! A backend whose capacity is known by formula: one server, exponential work, Poisson arrivals.
 //!
-//! The time in the system is exponential with rate mu - load, so with an objective of `BOUND` seconds the highest rate with a share a
-//! of hits is mu + ln(1 - a) / BOUND. A setting determines mu, the service rate; `None` does not start.
+//! The time in the system is exponential with rate mu - load. With an objective of `BOUND` seconds,
+//! the highest rate with a share a of hits is mu + ln(1 - a) / BOUND. A setting determines the
+//! service rate mu; `None` does not start.
 
 use crate::backend::{Backend, Started, System};
 use crate::error::TuneError;
@@ -14,17 +15,17 @@ use sluice_bench::search::{Judge, SearchGoal, SystemUnderTest, Trial, TrialLoad,
 use sluice_bench::{Outcome, Record, RunConfig, RunResult, Slo};
 use sluice_core::base::Rng;
 
-/// The objective, seconds.
+/// The objective, in seconds.
 pub(crate) const BOUND: f64 = 2.0;
 
-/// A goal of two measures, both latencies.
+/// A goal of two latencies.
 pub(crate) fn paired_goal() -> Goal {
     let measure = |text: &str| text.to_owned();
     let (objective, against) = (measure("all.ttft.p99"), Some(measure("all.e2el.p99")));
     Goal::new(&TuneTable { objective, against, ..TuneTable::default() }, 1).unwrap()
 }
 
-/// A trial in which these were measured.
+/// A trial with these measured values.
 pub(crate) fn paired_trial(value: f64, against: f64) -> trial::Trial {
     let mut trial = trial::Trial::new(&Setting::new(), Effort::Race(None), 1);
     let range = Range { value, low: None, high: None };
@@ -33,12 +34,10 @@ pub(crate) fn paired_trial(value: f64, against: f64) -> trial::Trial {
     trial
 }
 
-/// Queues. See the header of this file.
 pub(crate) struct Queues<F> {
     pub(crate) service: F,
-    /// The second measure of a setting.
+    /// The second measure, by setting.
     pub(crate) other: fn(&Setting) -> f64,
-    /// Starts so far.
     pub(crate) started: Vec<Setting>,
 }
 
@@ -69,7 +68,6 @@ impl<F: Fn(&Setting) -> Option<f64>> Backend for Queues<F> {
     }
 }
 
-/// One queue.
 pub(crate) struct Queue {
     service: f64,
     other: f64,
@@ -120,7 +118,8 @@ impl System for Queue {
         String::new()
     }
 
-    /// The mean work of 200 requests, whose noise runs of the same seed share; and the second measure with that noise.
+    /// The mean work of 200 requests and the second measure; both have noise that only depends on
+    /// the seed.
     async fn observe(&mut self, seed: u64) -> Result<(Vec<f64>, f64), TuneError> {
         let mut rng = Rng::new(Rng::new(seed).next_u64());
         let mean = (0..200).map(|_| rng.exponential()).sum::<f64>() / 200.0;

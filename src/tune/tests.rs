@@ -1,4 +1,6 @@
-//! Whole tunings: of queues whose capacity is known, and of the laboratory.
+//! Whole tunings, of queues with known capacity and of the laboratory.
+//!
+//! The tests check the winner, the trials, and how a tuning resumes.
 
 use std::path::Path;
 
@@ -8,7 +10,7 @@ use crate::testing::{BOUND, Queue, Queues, capacity};
 use crate::*;
 use sluice_bench::search::{Judge, SystemUnderTest as _, TrialKind, TrialLoad, TrialRule};
 
-/// A file of one simulated engine.
+/// A file with one simulated engine.
 pub(crate) fn file(engine: &str, class: &str, tune: &str) -> TuneFile {
     let text = format!("[[engine]]\n{engine}\n[[traffic]]\n{class}\n{tune}");
     TuneFile::parse(&text, "test", Path::new(".")).unwrap_or_else(|error| panic!("{error}\n{text}"))
@@ -36,7 +38,7 @@ fn tuned_at<B: Backend>(
     at_once(tune(plan, backend, &mut journal, done, |_| ()))
 }
 
-/// A tuning without a journal's past.
+/// A tuning with an empty journal.
 pub(crate) fn tuned<B: Backend>(plan: &Plan, backend: &mut B) -> Report {
     let folder = tempfile::tempdir().unwrap();
     tuned_at(plan, "", backend, &folder.path().join("journal"), false).unwrap()
@@ -93,7 +95,7 @@ fn every_method_finds_a_setting_near_the_best_and_certifies_what_it_can_do() {
             high += usize::from(certified.rate > capacity(hill(&winner.setting).unwrap(), 0.98));
             assert!(certified.attainment.value >= 0.99, "{certified:?}");
         }
-        // A queue of exponential work is the hardest case: of 100 searches 9 alone would be too high.
+        // Exponential work is the hardest case: alone, 9 of 100 searches would be too high.
         let found = format!("{}: {near} near the best, {right} within 5 %, {high} too high", method.name());
         assert!(near == 4 && right >= 3 && high <= 1, "{found}");
     }
@@ -104,18 +106,18 @@ fn defaults_that_are_as_good_are_called_so() {
     let plan = plan(&hills(""), Some(Method::Race), 1, Budget::default());
     let flat = |_: &setting::Setting| Some(20.0);
     let report = tuned(&plan, &mut Queues::new(flat));
-    // By how much is not known to the margin after 400 requests at each rate, so that they may be as good.
+    // After 400 requests at each rate, the difference is not known to the margin.
     let lines = answer::answer(&report, &plan.goal);
     assert!(lines[0].starts_with("the defaults ") && lines[0].contains("as good: keep them"), "{lines:?}");
     assert_eq!(answer::advised(&report, &plan.goal), Some(setting::Setting::new()));
-    // A race against an equal ends early nearly always: far fewer runs than full searches would need.
+    // A race against an equal nearly always ends early, with far fewer runs than full searches.
     let worse = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
     assert!(worse >= 22, "{worse} of 25");
 }
 
 #[test]
 fn a_rule_that_excludes_a_better_setting_is_found_out_by_the_check() {
-    // It does not start with 2 of max-loras, but does with more: against the rule.
+    // Does not start with 2 of max-loras, but with more: against the rule.
     let tune = format!("[tune]\nrequests = 400\n{}", dimension("max-loras", 4));
     let plan = plan(&file("", CLASS, &tune), Some(Method::Race), 1, Budget::default());
     let service = |setting: &setting::Setting| match of(setting, "max-loras") as u32 {
@@ -175,7 +177,7 @@ fn the_memory_is_what_the_hungriest_setting_lives_with_and_every_setting_but_the
     );
     let plan = plan(&file("", CLASS, &tune), Some(Method::Race), 1, Budget::default());
     let share = |setting: &setting::Setting| setting.get("vllm.gpu-memory-utilization").and_then(number);
-    // With four sequences it starts up to 0.94 and lives under load up to 0.86.
+    // With four sequences, engines start up to 0.94 and survive load up to 0.86.
     let service = |setting: &setting::Setting| match (share(setting), of(setting, "max-num-seqs") as u32) {
         (Some(share), 4) if share > 0.94 => None,
         (Some(share), 4) if share > 0.86 => Some(0.5),
@@ -228,7 +230,7 @@ fn a_measure_is_tuned_by_pairs_of_runs() {
     assert!(lost(&report.trials) > 10);
     let complete = Plan { goal: Goal { complete: true, ..plan.goal.clone() }, ..plan.clone() };
     assert_eq!(lost(&tuned(&complete, &mut Queues::new(hill)).trials), 0);
-    // The noise is that of the pairs: none.
+    // Pairs share all noise.
     assert!((comparison.change.value - truth).abs() < 1e-9, "{comparison:?}");
 }
 
@@ -273,7 +275,7 @@ fn a_space_without_a_setting_is_refused_with_the_constraint() {
     assert!(error.contains("all of its 4 settings break") && error.contains("max-num-seqs > 500"), "{error}");
 }
 
-/// What the script makes of a queue: the rate that it certifies and the throughput there, worked out by hand.
+/// The script's certified rate, throughput and cost for a queue, worked out by hand.
 fn script_on(service: f64, seed: u64) -> (f64, f64, u32) {
     let run = |load: TrialLoad, requests: usize| {
         let mut queue = Queue::new(service, 1.0);
@@ -283,7 +285,7 @@ fn script_on(service: f64, seed: u64) -> (f64, f64, u32) {
         let result = queue.last().unwrap();
         let mut latencies: Vec<f64> = result.requests.iter().map(|record| record.latency).collect();
         latencies.sort_by(f64::total_cmp);
-        // Linear interpolation between ranks, as numpy does it.
+        // Linear interpolation between ranks, as in numpy.
         let at = (requests - 1) as f64 * 0.99;
         let (low, part) = (at.floor() as usize, at.fract());
         (requests as f64 / result.duration, latencies[low] * (1.0 - part) + latencies[low + 1] * part)
@@ -320,7 +322,7 @@ fn the_script_goes_through_its_steps_in_its_order_with_its_arithmetic() {
         let (rate, throughput, runs) = script_on(service, 5);
         assert_eq!((certified.rate, trial.loads), (rate, runs));
         assert!((value.value - throughput).abs() < 1e-9, "{value:?} {throughput}");
-        // Pauses of 5 s before every rate, 10 s at the end.
+        // Pauses of 5 s before each rate, 10 s at the end.
         let load = trial.requests as f64 / trial.seconds;
         assert!(trial.requests == 1000 + 100 * u64::from(runs - 1) && load < 12.5, "{trial:?}");
     }
@@ -343,7 +345,7 @@ fn the_script_says_when_no_rate_is_left_and_needs_a_bound_on_e2el() {
     );
 }
 
-/// The best of the first measure is at a = 1, that of the second at a = 5; both are best at b = 2.
+/// The first measure is best at a = 1, the second at a = 5; both are best at b = 2.
 fn trade(setting: &setting::Setting) -> Option<f64> {
     (!setting.is_empty()).then(|| (-0.1 * of(setting, "a") - 0.2 * (of(setting, "b") - 2.0).abs()).exp()).or(Some(0.1))
 }
@@ -367,7 +369,7 @@ fn a_front_holds_every_compromise_and_nothing_that_another_setting_beats() {
         assert!(front.len() >= least && front.iter().all(|(_, b)| *b == 2.0), "{}: {text}", method.name());
         assert!(front.windows(2).all(|two| two[0].0 < two[1].0), "{front:?}");
         assert!(text.contains("settings are not beaten in both a.ttft.p99 and a.e2el.p99"), "{text}");
-        // What is beaten in both loses its race after two of eight runs.
+        // A setting that is beaten in both measures loses after two of eight runs.
         let lost = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
         assert!(lost >= 5, "{}: {lost} lost", method.name());
     }
@@ -399,12 +401,12 @@ fn a_key_of_the_gateway_and_an_emulated_limit_need_no_start() {
         let search = || report.trials.iter().filter(|trial| trial.is_search());
         let capped =
             search().filter(|trial| trial.notes.iter().any(|note| note.contains("cap of the gateway"))).count();
-        // The winner runs with its own flag.
+        // The winner is confirmed with its real flag.
         let winner = report.winner.as_ref().unwrap();
         assert!(winner.notes.iter().all(|note| !note.contains("cap of the gateway")), "{winner:?}");
         (search().map(|trial| trial.starts).sum::<u32>(), capped)
     };
-    // The default, then one for each number of sequences; each with both policies.
+    // The default, then one start for each number of sequences; each with both policies.
     assert_eq!(starts(false), (3, 0));
     assert_eq!(starts(true), (2, 2));
 }
@@ -442,7 +444,7 @@ fn a_simulation_orders_the_settings_and_is_shown_beside_what_was_measured() {
     let predicted = |setting: &setting::Setting| {
         report.predicted.iter().find(|trial| trial.setting == *setting).and_then(Trial::value).unwrap()
     };
-    // 4 sequences are far too few: both settings with 32 come first.
+    // 4 sequences are far too few, so both settings with 32 come first.
     let seqs: Vec<f64> =
         report.trials[1..5].iter().map(|trial| number(&trial.setting["vllm.max-num-seqs"]).unwrap()).collect();
     assert_eq!(seqs, [32.0, 32.0, 4.0, 4.0]);
@@ -450,7 +452,7 @@ fn a_simulation_orders_the_settings_and_is_shown_beside_what_was_measured() {
     assert!(text.contains("  predicted  ") && text.contains("the laboratory's prediction of "), "{text}");
     let winner = report.winner.as_ref().unwrap();
     assert!((predicted(&winner.setting) / winner.value().unwrap() - 1.0).abs() < 0.3, "{text}");
-    // Killed among the predictions, it goes on with the next one.
+    // A tuning that is killed among the predictions continues with the next one.
     let whole = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, whole.lines().take(3).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
     let resumed = tuned_at(&plan, "x", &mut laboratory(&file, &plan), &path, true).unwrap();

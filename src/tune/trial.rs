@@ -1,7 +1,7 @@
-//! A trial: one setting, how thoroughly it was tried, and what came of it.
+//! A trial: one setting, the effort, and the outcome.
 //!
-//! Trials are what searches learn from and what the journal holds. Rates are in requests per second, measures in their own
-//! unit, times in seconds of the engines.
+//! Searches learn from trials, and the journal stores them. Rates are in requests per second,
+//! measures in their own unit, times in engine seconds.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -12,23 +12,24 @@ use sluice_core::stats::Estimate;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effort {
-    /// Compared with the value of the best so far, and ended once it cannot be better. `None`: there is no best yet.
+    /// Compared with the best value so far, and ended once it cannot win. `None`: there is no best
+    /// yet.
     Race(Option<f64>),
-    /// With this share of the usual number of requests or runs, without a comparison.
+    /// With this share of the usual requests or runs, without a comparison.
     Rung(f64),
-    /// With loads that no earlier trial had, and verified: what the report states.
+    /// With loads that no earlier trial had, and verified: the reported values.
     Confirm,
-    /// Roughly and by simulation alone, before any engine starts.
+    /// Roughly, by simulation, before any engine starts.
     Predict,
-    /// As vLLM's `auto_tune.sh` does.
+    /// Like vLLM's `auto_tune.sh`.
     Script,
-    /// Started only, to see whether it starts.
+    /// Only started.
     Start,
-    /// Started and put under the worst load, to see whether it survives.
+    /// Started and put under the worst load.
     Stress,
 }
 
-/// A value and its range; an end that is not known is `None`.
+/// A value and its range; `None` for an unknown end.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Range {
     /// The value.
@@ -53,90 +54,92 @@ impl From<Range> for Estimate {
     }
 }
 
-/// A rate that was proven.
+/// A proven rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Certified {
     /// Requests per second.
     pub rate: f64,
-    /// Share of the requests of the worst class and adapter that met their objectives, over all proofs.
+    /// Attainment of the worst class and adapter, over all proofs.
     pub attainment: Range,
     /// Proofs that were run.
     pub proofs: usize,
-    /// Requests that counted in them.
+    /// Requests that counted in the proofs.
     pub requests: usize,
 }
 
-/// The ratio of [`Outcome::Unmet`] for requests that do not complete. Finite, because JSON has no infinity and a percentile
-/// between two infinite values is NaN.
+/// The ratio of [`Outcome::Unmet`] for requests that do not complete. Finite, because JSON has no
+/// infinity, and a percentile between infinite values is NaN.
 pub const NEVER: f64 = 1e9;
-/// A ratio above this is a percentile between that of requests that do not complete and a measured one.
+/// A larger ratio is a percentile between incomplete and measured requests.
 const SLOWEST: f64 = 1e6;
 
-/// What came of a trial.
+/// The outcome of a trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Outcome {
-    /// The value of the objective.
+    /// The objective has a value.
     Measured {
         /// The value and its interval (90 % for a rate, 95 % for a measure).
         value: Range,
-        /// Of each run, for a measure.
+        /// The value of each run, for a measure.
         runs: Vec<f64>,
-        /// What was proven of it, for a rate.
+        /// The proven rate, for a rate.
         certified: Option<Certified>,
     },
-    /// Not better than the best so far. The guess is a rough one.
+    /// The setting is not better than the best so far.
     Worse {
-        /// About where its value lies.
+        /// A rough guess of the value.
         guess: f64,
     },
     /// No rate meets the objectives: even single requests miss them.
     Unmet {
-        /// The requests that miss them most.
+        /// The requests that miss by most.
         group: String,
         /// The objective that they miss by most.
         objective: String,
-        /// By how much: 1.2 is 20 % beyond the bound.
+        /// The ratio to the bound: 1.2 is 20 % above it.
         ratio: f64,
     },
-    /// So many requests have no complete response that a percentile which is optimised is one of theirs.
+    /// An optimised percentile falls on a request without a complete response, because too many
+    /// requests have none.
     Lossy {
         /// The percentile.
         measure: String,
     },
-    /// Too few prompt tokens came from the prefix caches, so what was measured is not the workload that was meant.
+    /// The prefix caches held too few prompt tokens, so the measured workload is not the intended
+    /// one.
     ColdCache {
-        /// The share that did.
+        /// The share that they held.
         hit_rate: f64,
         /// The least share.
         wanted: f64,
     },
-    /// It starts; nothing was measured.
+    /// The engine starts; nothing was measured.
     Starts,
     /// The engine does not start.
     Refused {
-        /// What it says.
+        /// The engine's message.
         reason: String,
-        /// Whether that was known without a start.
+        /// Whether this was known without a start.
         foreseen: bool,
     },
 }
 
-/// A trial. See the header of this file.
+/// One setting, the effort and the outcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
-    /// What was tried.
+    /// The setting.
     pub setting: Setting,
-    /// How thoroughly.
+    /// The effort.
     pub effort: Effort,
-    /// The seed of its loads.
+    /// The seed of the loads.
     pub seed: u64,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The runs of the second measure, for a front.
+    /// The second measure of each run, for a front.
     #[serde(default, deserialize_with = "with_unknown")]
     pub against: Vec<f64>,
-    /// Other measures, in the order of the file; NaN where a run has no data for one.
+    /// Other measures, in the order of the file; NaN without data.
     #[serde(default, deserialize_with = "with_unknown")]
     pub beside: Vec<f64>,
     /// Seconds under load.
@@ -152,19 +155,19 @@ pub struct Trial {
     /// Whether the KV cache was full, so that more sequences do not help.
     #[serde(default)]
     pub kv_full: bool,
-    /// What was seen besides: why it is not better.
+    /// Observations that explain the value.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
-/// JSON has no NaN: it is written as null.
+/// JSON has no NaN and writes null.
 fn with_unknown<'de, D: Deserializer<'de>>(values: D) -> Result<Vec<f64>, D::Error> {
     let values = Vec::<Option<f64>>::deserialize(values)?;
     Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())
 }
 
 impl Outcome {
-    /// Whether the objectives are missed because requests do not complete.
+    /// Whether objectives are missed because requests do not complete.
     pub fn is_incomplete(&self) -> bool {
         matches!(self, Self::Unmet { ratio, .. } if *ratio > SLOWEST)
     }
@@ -176,7 +179,7 @@ impl Trial {
         Self { outcome: Outcome::Refused { reason, foreseen }, ..Self::new(setting, effort, 0) }
     }
 
-    /// A trial of which nothing is known yet.
+    /// A trial without results.
     pub fn new(setting: &Setting, effort: Effort, seed: u64) -> Self {
         Self {
             setting: setting.clone(),
@@ -203,7 +206,7 @@ impl Trial {
         }
     }
 
-    /// The runs of a measure.
+    /// The value of each run of a measure.
     pub fn runs(&self) -> &[f64] {
         match &self.outcome {
             Outcome::Measured { runs, .. } => runs,
@@ -211,7 +214,7 @@ impl Trial {
         }
     }
 
-    /// Whether it counts in the search, and not for the winner alone.
+    /// Whether it is a trial of the search and not a prediction or confirmation.
     pub fn is_search(&self) -> bool {
         !matches!(self.effort, Effort::Confirm | Effort::Predict)
     }

@@ -1,12 +1,14 @@
-//! A tuning: what a simulation predicts, trials as the search asks for them, then the winner against the default.
+//! A tuning: predictions, the trials of a search, then the winner against the default.
 //!
-//! With [`Plan::prior`], every setting is first tried roughly in the laboratory, before any engine starts. That costs no engine time. It
-//! says which settings to try first, and the report shows predicted values beside measured ones; it decides nothing.
+//! With [`Plan::prior`] every setting is first tried roughly in the laboratory, without engine
+//! time. Predictions decide only the order of the trials; the report shows them next to measured
+//! values.
 //!
-//! The best of many noisy values is too good by chance. So the winner and the default are measured once more, with loads of their
-//! own, and only that is reported: a certified rate for each, and the change between them with its interval. The winner wins
-//! if that interval is above zero and the gain not within the margin; otherwise the default is as good. For a front of two measures
-//! its members are measured once more, and those that no other one beats then are reported.
+//! The best of many noisy values is too good by chance. So winner and default are measured again
+//! with new loads, and only this is reported: a certified rate for each, and the change with its
+//! interval. The winner wins if the interval is above zero and the gain not within the margin. For
+//! a front of two measures the members are measured again, and the ones that none beats in both are
+//! reported.
 
 use std::time::Duration;
 
@@ -29,49 +31,49 @@ use sluice_bench::search::{TrialRecord, TrialReport};
 use sluice_core::stats::{Change, Estimate, Verdict};
 use sluice_lab::Scenario;
 
-/// Settings that cannot be confirmed before the tuning ends without a winner.
+/// The most settings that are confirmed before the tuning ends without a winner.
 const CONFIRMATIONS: usize = 3;
-/// Members of a front that are confirmed.
+/// Members of a front to confirm.
 const MEMBERS: usize = 6;
-/// Settings that are predicted; of more, as many by chance.
+/// The most predicted settings, chosen at random from more.
 pub const MOST_PREDICTED: usize = 500;
-/// The seeds of predictions begin this far from those of the search.
+/// Distance of the seeds of predictions from the seeds of the search.
 const PREDICTIONS: u64 = 1 << 32;
 /// Confidence of the change between the winner and the default.
 const CONFIDENCE: f64 = 0.95;
 
-/// When a search ends at the latest.
+/// The latest end of a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Budget {
     /// Trials of the search.
     pub trials: Option<usize>,
-    /// Time of the engines, starts included.
+    /// Engine time, starts included.
     pub time: Option<Duration>,
 }
 
-/// What is tuned, and how.
+/// The plan of a tuning.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The settings.
     pub space: Space,
-    /// What is optimised.
+    /// The goal.
     pub goal: Goal,
-    /// How it is searched.
+    /// The search method.
     pub method: Method,
-    /// When the search ends.
+    /// The latest end of the search.
     pub budget: Budget,
-    /// What predicts the values of settings.
+    /// The scenario that predicts values.
     pub prior: Option<Scenario>,
-    /// What runs in place of a smaller `max-num-seqs` in the search.
+    /// The replacement of a smaller `max-num-seqs` in the search.
     pub emulation: Option<Emulation>,
 }
 
-/// The winner against the default.
+/// The winner compared with the default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// The change from the default to the winner, as a share.
+    /// The change from default to winner, as a share.
     pub change: Estimate,
-    /// What that means.
+    /// The verdict on the change.
     pub verdict: Verdict,
 }
 
@@ -80,28 +82,28 @@ pub struct Comparison {
 pub struct Report {
     /// Every trial, in order.
     pub trials: Vec<Trial>,
-    /// What was predicted of the settings; empty without [`Plan::prior`].
+    /// Predicted trials; empty without [`Plan::prior`].
     pub predicted: Vec<Trial>,
-    /// What was left out.
+    /// Settings that were left out.
     pub pruned: Vec<Pruned>,
-    /// Settings of the space.
+    /// Number of settings in the space.
     pub settings: usize,
-    /// The confirmation of the winner. `None`: no setting meets the goal.
+    /// The confirmation of the winner; `None`: no setting meets the goal.
     pub winner: Option<Trial>,
-    /// The confirmation of the default; `None` if the winner is the default, or the default does not meet the goal.
+    /// The confirmation of the default; `None` if the winner is the default, or the default is
+    /// unusable.
     pub default: Option<Trial>,
     /// The winner against the default.
     pub comparison: Option<Comparison>,
-    /// The confirmed settings of a front that no other one beats in both measures, the best in the objective first. The winner is
-    /// the one of them with the best product of both.
+    /// The confirmed settings of a front that none beats in both measures, the best in the
+    /// objective first. The winner is the one with the best product.
     pub front: Vec<Trial>,
     /// Whether the budget ended the search.
     pub out_of_budget: bool,
-    /// Whether the engines were real ones; predictions never are.
+    /// Whether the engines were real; predictions never are.
     pub real: bool,
 }
 
-/// What confirmations found.
 #[derive(Default)]
 struct Confirmed {
     winner: Option<Trial>,
@@ -110,20 +112,19 @@ struct Confirmed {
     front: Vec<Trial>,
 }
 
-/// What happens in a tuning.
+/// An event of a tuning.
 #[derive(Debug)]
 pub enum Progress<'a> {
-    /// A setting was predicted: how many are done, and how many there are.
+    /// Settings predicted so far, and in total.
     Predicted(usize, usize),
-    /// A trial begins: its setting and effort.
+    /// A trial begins, with a setting and an effort.
     Begins(&'a Setting, Effort),
-    /// A load of the search for its rate has ended.
+    /// A load of the rate search has ended.
     Load(&'a TrialReport),
-    /// The trial has ended; with it the best so far.
+    /// The trial has ended, with the best so far.
     Ended(&'a Trial, Option<&'a Trial>),
 }
 
-/// A tuning under way.
 struct Tuning<'a, B, F> {
     plan: &'a Plan,
     backend: &'a mut B,
@@ -134,10 +135,11 @@ struct Tuning<'a, B, F> {
     on_progress: F,
 }
 
-/// Runs a tuning. `done` are the trials of a journal that is continued.
+/// Runs a tuning. `done`: the trials of a continued journal.
 ///
 /// # Errors
-/// The space is empty, the goal makes no sense, the backend fails, or the journal cannot be written.
+/// The space is empty, the goal makes no sense, the backend fails, or the journal cannot be
+/// written.
 pub async fn tune<B: Backend>(
     plan: &Plan,
     backend: &mut B,
@@ -189,7 +191,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         trials.is_some_and(|most| tried >= most) || time.is_some_and(|most| spent >= most.as_secs_f64())
     }
 
-    /// The largest share of the memory with which the engines live, if it is to be found and there is one.
+    /// The largest share of memory with which engines survive, if the goal asks for it.
     async fn find_memory(&mut self, settings: &[Setting]) -> Result<Option<f64>, TuneError> {
         let Some(table) = &self.plan.goal.memory else { return Ok(None) };
         if settings.iter().any(|setting| setting.contains_key(SHARE)) {
@@ -229,7 +231,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(())
     }
 
-    /// Tries a setting, or in the search what stands in for it.
+    /// Tries a setting, or in the search its stand-in.
     async fn judge(&mut self, ask: &Ask, best: &Incumbent) -> Result<Trial, TuneError> {
         let emulation =
             self.plan.emulation.as_ref().filter(|_| matches!(ask.effort, Effort::Race(_) | Effort::Rung(_)));
@@ -251,7 +253,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(trial)
     }
 
-    /// The trial of the journal that is due, if there is one left.
+    /// The next trial of the journal, if any is left.
     fn replayed(&mut self, ask: &Ask) -> Result<Option<Trial>, TuneError> {
         match self.replay.next() {
             Some(trial) if !is_same(&trial, ask) => Err(self.journal.mismatch(&crate::setting::name(&trial.setting))),
@@ -270,7 +272,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         }
     }
 
-    /// Tries every setting roughly in the laboratory, with loads of its own.
+    /// Tries settings roughly in the laboratory, with separate loads.
     async fn predict(&mut self, settings: &[Setting]) -> Result<Vec<Trial>, TuneError> {
         let Some(scenario) = &self.plan.prior else { return Ok(Vec::new()) };
         let goal =
@@ -297,11 +299,11 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(predicted)
     }
 
-    /// Measures the members of the front and the default once more.
+    /// Measures the members of the front and the default again.
     async fn confirm_front(&mut self) -> Result<Confirmed, TuneError> {
         let goal = &self.plan.goal;
         let members = front(self.trials.iter().filter(|trial| trial.is_search()), goal);
-        // Of many, some that are spread evenly, both ends included.
+        // If there are many, evenly spread ones with both ends.
         let step = (members.len().saturating_sub(1) as f64 / (MEMBERS - 1) as f64).max(1.0);
         let places = (0..MEMBERS).map(|number| (number as f64 * step).round() as usize);
         let mut chosen: Vec<Setting> =
@@ -323,7 +325,8 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(Confirmed { winner, default, comparison, front })
     }
 
-    /// Measures the best setting and the default once more. If the best does not hold, the next best.
+    /// Measures the best setting and the default again. If the best does not hold, tries the next
+    /// best.
     async fn confirm(&mut self) -> Result<Confirmed, TuneError> {
         let mut candidates: Vec<(f64, Setting)> = Vec::new();
         let mut left = self.trials.clone();
@@ -377,7 +380,7 @@ fn range(trial: &Trial) -> Option<Estimate> {
     }
 }
 
-/// Whether a trial of the journal is the one that is asked for. Numbers may differ in the last bit after JSON.
+/// Whether a trial of the journal is the requested one. JSON may change the last bit of numbers.
 fn is_same(trial: &Trial, ask: &Ask) -> bool {
     let close = |one: f64, other: f64| (one - other).abs() <= 1e-9 * one.abs().max(1.0);
     let effort = match (trial.effort, ask.effort) {

@@ -1,21 +1,24 @@
-//! The outcome for a system that misses objectives at every rate: which objective is missed by most, and by how much.
+//! The outcome of a system that misses objectives at every rate: the objective missed by most, and
+//! by how much.
 //!
-//! It is read from the last run, at the lowest load that was tried, where a higher rate is not to blame. Requests that the end of a
-//! trial cut off say nothing about it; those that fail miss by [`NEVER`].
+//! It is read from the last run, which had the lowest load, so the rate is not to blame. Requests
+//! cut off by the end of a trial do not count; failed ones miss by [`NEVER`].
 
 use crate::trial::{NEVER, Outcome};
 use sluice_bench::{Outcome as Ended, Record, RunResult};
 use sluice_core::stats::percentile;
 
-/// The outcome after the run `last`, in which `group` decided; empty if all requests are one group.
+/// The outcome after the run `last`. `group`: the requests that decided; empty if all are one
+/// group.
 pub(crate) fn unmet(last: Option<&RunResult>, group: String, attainment: f64) -> Outcome {
     let (class, objective, ratio) =
         last.and_then(|result| binding(result, attainment)).unwrap_or((String::new(), "E2EL", NEVER));
     Outcome::Unmet { group: if group.is_empty() { class } else { group }, objective: objective.to_owned(), ratio }
 }
 
-/// The class and the objective that are missed by most, and by how much: the quantile of the measure over its bound. Requests
-/// without an end when the run ended do not count; `None` if the others miss nothing, so that these decided.
+/// The class and the objective missed by most, and the ratio of the measured quantile to the bound.
+/// Unfinished requests do not count; `None` if the others miss nothing, so that the unfinished ones
+/// decided.
 fn binding(result: &RunResult, attainment: f64) -> Option<(String, &'static str, f64)> {
     let is_unfinished = |record: &Record| record.outcome == Ended::Unfinished;
     let mut worst: Option<(String, &'static str, f64)> = None;
@@ -69,10 +72,10 @@ mod tests {
             let expected = f64::max(longest / 2.0 / ttft, longest / e2el);
             prop_assert!((ratio / expected - 1.0).abs() < 1e-9, "{} {}", ratio, expected);
             prop_assert_eq!(name == "TTFT", longest / 2.0 / ttft >= longest / e2el);
-            // A request that has no end yet says nothing, unless the others miss nothing.
+            // An unfinished request does not count, unless the others miss nothing.
             result.requests.push(Record { outcome: Ended::Unfinished, ..Record::default() });
             prop_assert_eq!(binding(&result, 1.0).map(|found| found.2), (ratio > 1.0).then_some(ratio));
-            // One that fails misses by more than any other.
+            // A failed request misses by more than any other.
             result.requests[0].outcome = Ended::Failed("status 503".into());
             prop_assert_eq!(binding(&result, 1.0).unwrap().2, NEVER);
         }

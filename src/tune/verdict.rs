@@ -1,14 +1,15 @@
-//! The verdict about one setting: how good it is, as thoroughly as asked.
+//! The verdict about one setting, as thorough as asked.
 //!
-//! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`): warm-up, a horizon of many times the longest
-//! bound, overdue requests as misses, early ends, a bracket from saturation. In a race it gives up as soon as the rate is not
-//! above the best so far: when the throughput at saturation is not, or when one trial there fails. The margin is not asked for here:
-//! a race is noisy, and its error would come on top of what a setting may gain and still lose.
+//! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`): warm-up,
+//! a horizon of many times the longest bound, overdue requests as misses, early ends, a bracket
+//! from saturation. A race ends as soon as the rate is not above the best so far: by the throughput
+//! at saturation, or by one failed trial at the best rate. The margin is not asked for, because the
+//! noise of a race would come on top of it.
 //!
-//! A measure is compared by runs that have the same seeds for every setting, so that run n of one setting and run n of another
-//! are a pair. In a race the runs end when the setting is certainly worse than the best: when the interval of the pairs' mean
-//! log ratio lies on the worse side of zero. Its confidence is Bonferroni-corrected for all [`LOOKS`]. Requests without a complete
-//! response are infinitely slow in a percentile that is optimised: a setting for which it is infinite in one run cannot win.
+//! A measure is compared in pairs of runs with the same seed. A race ends when the interval of the
+//! pairs' mean log ratio lies on the worse side of zero, Bonferroni-corrected for all [`LOOKS`]. In
+//! optimised percentiles, requests without a complete response are infinitely slow: a setting with
+//! an infinite percentile in one run cannot win.
 
 use crate::backend::{Backend, Started, System};
 use crate::error::TuneError;
@@ -23,35 +24,35 @@ use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, mean};
 use sluice_lab::Measure;
 
-/// Looks at a race of a measure, after each of which it may end: after 2, 4 and 8 runs, if more are to come.
+/// Looks at which a race of a measure may end: after 2, 4 and 8 runs, if more follow.
 const LOOKS: usize = 3;
-/// Confidence of intervals.
 const CONFIDENCE: f64 = 0.95;
-/// Tolerance of the rate searches of races and full rungs: they end when the rate is known to this share (90 %).
+/// Tolerance of rate searches in races and full rungs (90 %).
 const COARSE: f64 = 0.05;
 /// The most trials of a rate search in a race.
 const RACE_TRIALS: usize = 30;
-/// The trials of a rate search that predicts.
+/// The most trials of a rate search that predicts.
 const PREDICT_TRIALS: usize = 12;
-/// Tolerance of the confirmation's rate search (90 %).
+/// Tolerance of a confirmation's rate search (90 %).
 const FINE: f64 = 0.025;
 /// The most trials of the confirmation.
 const CONFIRM_TRIALS: usize = 60;
-/// The seeds of a confirmation's proofs begin this far after those of its search.
+/// Distance of the seeds of proofs from the seeds of the confirmation's search.
 const PROOF_SEEDS: u64 = 1 << 20;
-/// The seeds of a confirmation begin this far after those of the search.
+/// Distance of the seeds of confirmations from the seeds of the search.
 pub(crate) const HOLDOUT: u64 = 1 << 24;
 
-/// What is known before a trial: the best setting so far, for a race, and the expected rate of the setting to be tried.
+/// The best setting so far, for a race.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Incumbent {
     pub(crate) value: Option<f64>,
     pub(crate) runs: Vec<f64>,
-    /// The runs of every member of a front, of both measures.
+    /// Both measures of each run, for every member of a front.
     pub(crate) front: Vec<[Vec<f64>; 2]>,
 }
 
-/// The loads that an interrupted rate search has already run, and the callback that writes new ones to the journal.
+/// The loads that an interrupted rate search has run, and the callback that writes new ones to the
+/// journal.
 pub(crate) struct Loads<'a> {
     pub(crate) past: Vec<TrialRecord>,
     pub(crate) on_load: &'a mut dyn FnMut(&TrialRecord) -> Result<(), TuneError>,
@@ -60,7 +61,7 @@ pub(crate) struct Loads<'a> {
 /// Tries a setting.
 ///
 /// # Errors
-/// Those of the backend.
+/// The backend fails.
 pub(crate) async fn judge<B: Backend>(
     backend: &mut B,
     goal: &Goal,
@@ -86,18 +87,18 @@ pub(crate) async fn judge<B: Backend>(
         return Ok(trial);
     }
     match measured(backend, &mut system, goal, best, loads, &mut trial).await {
-        // An engine that ends under load cannot be used, whatever was measured before.
+        // An engine that ends under load is unusable, even if it was measured before.
         Err(TuneError::Died(reason)) => {
             trial.outcome = Outcome::Refused { reason: format!("it ends under load: {reason}"), foreseen: false };
         }
         outcome => outcome?,
     }
-    // After all that is measured, which a profiler slows down.
+    // A profiler slows engines down, so it runs last.
     if effort == Effort::Confirm
         && let Outcome::Measured { certified, .. } = &trial.outcome
     {
         let traced = system.profile(certified.map(|certified| certified.rate)).await;
-        // What was measured stays, even if the engine ends while it is traced.
+        // Measured values stay, even if the engine ends while it is traced.
         trial.notes.extend(traced.unwrap_or_else(|error| Some(format!("no trace was recorded: {error}"))));
     }
     Ok(trial)
@@ -198,7 +199,8 @@ async fn rate<S: System>(
     Ok(())
 }
 
-/// The highest rate as settings are compared by it: not above the most that is certified. A race is given up by that bound as well.
+/// The highest rate for comparisons: at most the rate that can be certified, by which races end as
+/// well.
 fn within(boundary: Estimate, most: f64) -> Estimate {
     Estimate { value: boundary.value.min(most), low: boundary.low.min(most), ..boundary }
 }
@@ -227,7 +229,8 @@ fn count(trial: &mut Trial, found: &SearchResult) {
     trial.requests += found.trials.iter().map(|run| run.requests as u64).sum::<u64>();
 }
 
-/// A rough guess of a losing setting's highest rate: at most the throughput at saturation, and at most the rate that failed.
+/// A rough guess of a losing setting's highest rate: at most the throughput at saturation and the
+/// failed rate.
 fn guess(found: &SearchResult, floor: f64) -> f64 {
     let most = found.trials.iter().find_map(|run| match run.load {
         TrialLoad::Saturated(_) => Some(run.stats.throughput.value),
@@ -287,13 +290,13 @@ async fn measure<S: System>(
     Ok(())
 }
 
-/// One of the observed values, run by run.
+/// One of the observed values, for each run.
 fn series(values: &[Vec<f64>], at: usize) -> Vec<f64> {
     values.iter().map(|values| values[at]).collect()
 }
 
-/// Whether a race is lost: the values are certainly worse than those of the best. With two measures: worse in both than those of
-/// one member of the front.
+/// Whether a race is lost: certainly worse than the best; with two measures, worse in both than one
+/// member of the front.
 fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
     let own = series(values, 0);
     let Some(against) = &goal.against else { return is_worse(&own, &best.runs, goal.sense(), LOOKS) };
@@ -303,8 +306,8 @@ fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
         .any(|[one, two]| is_worse(&own, one, goal.sense(), looks) && is_worse(&other, two, against.sense(), looks))
 }
 
-/// Whether pairs of runs show that the values are worse than those of the best. The confidence holds for `looks` such questions
-/// together.
+/// Whether pairs of runs show that the values are worse than the best ones. The confidence holds
+/// for `looks` such questions together.
 fn is_worse(values: &[f64], best: &[f64], sense: Sense, looks: usize) -> bool {
     let Change(change) = Change::of_pairs(&best[..values.len().min(best.len())], values, each_of(looks, CONFIDENCE));
     match sense {
@@ -321,7 +324,7 @@ mod tests {
     use proptest::prelude::*;
     use sluice_core::base::Rng;
 
-    /// Pairs of runs whose true ratio is `ratio`. The noise of a run has a part that its pair shares and a part of its own.
+    /// Pairs of runs with a true ratio of `ratio`. Part of the noise is shared by the pair.
     fn pairs(seed: u64, count: usize, ratio: f64) -> (Vec<f64>, Vec<f64>) {
         let mut rng = Rng::new(Rng::new(seed).next_u64());
         let mut noise = |size: f64| ((0..12).map(|_| rng.unit()).sum::<f64>() - 6.0) * size;
@@ -342,7 +345,7 @@ mod tests {
             };
             seeds.filter(ends).count() as f64 / 2000.0
         };
-        // Two looks of three, one side of each interval: 1.7 % are promised.
+        // Two looks of three, one side of each interval: at most 1.7 %.
         assert!(ended(1.0) < 0.025, "{}", ended(1.0));
         assert!(ended(1.5) > 0.95, "{}", ended(1.5));
         assert!(ended(0.7) == 0.0);
@@ -381,7 +384,7 @@ mod tests {
             prop_assert_eq!(lower(values, best), higher);
             prop_assert_eq!(lower(values, best), lower(&scaled(values, unit), &scaled(best, unit)));
             prop_assert!(!lower(values, best) || lower(&scaled(values, loss), best));
-            // The more often it is asked, the harder it is to be worse.
+            // More looks make it harder to be worse.
             prop_assert!(!is_worse(values, best, Sense::LowerIsBetter, 50) || lower(values, best));
         }
 
@@ -393,7 +396,7 @@ mod tests {
             let rows: Vec<Vec<f64>> = values.iter().map(|(one, two)| vec![*one, *two]).collect();
             let member = |factor: &f64| [series(&rows, 0), series(&rows, 1)].map(|runs| runs.iter().map(|v| v * factor).collect());
             let best = Incumbent { front: members.iter().map(member).collect(), ..Incumbent::default() };
-            // Pairs without noise: lost exactly if a member is better, which all of a smaller factor are.
+            // Without noise, a race is lost exactly if a member is better (a factor below 1).
             prop_assert_eq!(has_lost(&goal, &rows, &best), members.iter().any(|factor| *factor < 1.0));
             let mut traded = best.clone();
             traded.front.iter_mut().for_each(|[_, other]| other.iter_mut().for_each(|value| *value *= 100.0));
@@ -403,7 +406,8 @@ mod tests {
 
     #[test]
     fn a_race_is_not_lost_by_a_setting_that_gains_less_than_the_margin() {
-        // So fast that the capacity is 98.8 % of the throughput, and more than what is certified; so many that both are known to 1 %.
+        // So fast that the capacity is 98.8 % of the throughput and above the certified rate; with
+        // enough requests to know both to 1 %.
         let goal = |seed| Goal { requests: 10_000, ..rate_goal(seed) };
         let best = judged(200.0, Effort::Race(None), &goal(7), None).value();
         for (gain, is_lost) in [(1.02, false), (0.97, true)] {
@@ -423,15 +427,16 @@ mod tests {
             let goal = rate_goal(seed);
             let own = capacity(service, 0.99);
             let lost = judged(service, Effort::Race(Some(1.3 * own)), &goal, Some(1.3 * own));
-            // A look at a rate that is too high holds by chance now and then. Then the whole search says that it is not the best.
+            // A look at a rate that is too high holds by chance now and then. Then the whole search
+            // finds that it is not the best.
             let is_below = match lost.outcome {
                 Outcome::Worse { guess } => lost.loads <= 3 && guess > 0.0 && guess <= 1.3 * own * 1.04,
                 _ => lost.value().is_some_and(|value| value < 1.3 * own),
             };
             prop_assert!(is_below, "{:?}", lost);
             let won = judged(service, Effort::Race(Some(0.6 * own)), &goal, Some(0.6 * own));
-            // The slower the service, the fewer queues come and go in a run of 400 requests: 400 searches erred by up to 15 % at 7
-            // requests a second and by 9 % at 100, and one by 22 % at 8.
+            // Slower services have fewer queues in a run of 400 requests: 400 searches erred by up
+            // to 15 % at 7 requests/s and by 9 % at 100, and one by 22 % at 8.
             let close = 0.12 + 1.0 / service;
             let is_close = won.value().is_some_and(|value| (value / own - 1.0).abs() < close);
             prop_assert!(is_close, "{:?} for {} within {}", won, own, close);

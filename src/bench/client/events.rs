@@ -1,24 +1,17 @@
-//! Parses a response stream into messages.
+//! Parses a response stream into messages. It shares no code with the gateway's parser
+//! (`openai::sse`, `meter`), so that a mistake there shows in the results.
 //!
-//! The gateway meters streams with `openai::sse` and `meter`. This parser shares no code with them, so that a mistake there
-//! shows in the results.
+//! Framing: lines end with LF or CRLF; a byte order mark may come first. A line `data: <JSON>` is
+//! one message, `data: [DONE]` the end. JSON in several data lines is joined, as SSE specifies.
+//! Other lines are ignored, but data without choices and usage after `event: error` is an error.
 //!
-//! Framing: lines end with LF or CRLF, and a byte order mark may stand before the first. A line `data: <JSON>` is one message,
-//! and `data: [DONE]` ends the stream. JSON that is spread over several data lines is joined, as SSE specifies. Comments (`:`)
-//! and other fields are ignored, except that data without choices after `event: error` is an error. vLLM writes each message
-//! on one line, so a line is parsed as soon as it is complete, without waiting for the blank line after it.
+//! As in `vllm bench serve`, `null` counts as absent, and these messages are *token events*.
+//! Completions: `choices` is not empty (the text may be). Chat: a delta has non-empty content,
+//! reasoning or calls; or empty content and no role, which excludes the first chunk.
 //!
-//! These messages are *token events*, as in `vllm bench serve`:
-//!
-//! - completions: `choices` is not empty; the text may be;
-//! - chat: the delta of a choice has non-empty content, reasoning, tool calls or function call, or it has empty content and no
-//!   role. So the first chunk, which has the role, is not a token event.
-//!
-//! As there, a field that is `null` is a field that is absent, wherever it stands, and usage is read wherever it stands.
-//!
-//! A message with a top-level `error` is a failure whatever the HTTP status was. So is a response that the server aborted
-//! (`finish_reason` is `abort`, which vLLM sends when it shuts down); `vllm bench serve` counts that as a success. Bounds: at
-//! most [`MAX_LINE`] bytes of an unfinished message are kept, and texts of [`MAX_CHOICES`] choices.
+//! A top-level `error` is a failure whatever the HTTP status. So is `finish_reason` `abort`, which
+//! vLLM sends when it shuts down (`vllm bench serve` counts a success). Bounds: [`MAX_LINE`] bytes
+//! of an unfinished message; texts of [`MAX_CHOICES`] choices.
 
 use std::borrow::Cow;
 
@@ -28,49 +21,48 @@ use serde_json::value::RawValue;
 
 use crate::load::body::Api;
 
-/// The longest incomplete message that is kept, bytes: far longer than any event of a generation.
+/// The longest unfinished message, bytes: far longer than any event of a generation.
 pub const MAX_LINE: usize = 1 << 20;
 
-/// Bytes of a response's text after which no more of it is kept: about a million tokens.
+/// The text of a choice is kept up to about this many bytes: a million tokens.
 pub const MAX_TEXT: usize = 4 << 20;
 
-/// Choices of a response that are distinguished; those with a higher index count as the last of these.
+/// Choices that are distinguished. A higher index counts as the last of them.
 pub const MAX_CHOICES: usize = 64;
 
-/// The content of one message.
+/// One message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// It carried tokens, by the rule in the header.
+    /// Whether this is a token event.
     pub token: bool,
-    /// It carried usage: prompt and completion tokens so far.
+    /// Prompt and completion tokens so far.
     pub usage: Option<Usage>,
-    /// It carried usage and no choice: nothing but `[DONE]` comes after it.
+    /// Whether there is usage and no choice: only `[DONE]` comes after this message.
     pub summary: bool,
-    /// It was an error.
+    /// The error, if this is one.
     pub error: Option<StreamError>,
-    /// It was the end of the stream.
+    /// Whether this is `[DONE]`.
     pub done: bool,
-    /// The server aborted the response (`finish_reason` is `abort`).
+    /// Whether the server aborted the response (`finish_reason` is `abort`).
     pub aborted: bool,
-    /// The choices that it mentioned, and those with a finish reason: one bit for each index.
+    /// The choices mentioned: one bit for each index.
     pub choices: u64,
-    /// See `choices`.
+    /// The choices with a finish reason, as in `choices`.
     pub finished: u64,
 }
 
-/// Token counts as the server reports them. A count that is missing, `null` or not a number is `None`.
+/// Token counts by the server. A count that is missing, `null` or not a number is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: Option<u64>,
     /// Tokens generated so far.
     pub completion_tokens: Option<u64>,
-    /// Tokens of the prompt that were found in the prefix cache.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: Option<u64>,
 }
 
 impl Usage {
-    /// `None` for `null` and for anything but an object.
     fn read(raw: &RawValue) -> Option<Self> {
         let usage: serde_json::Map<String, serde_json::Value> = serde_json::from_str(raw.get()).ok()?;
         // Some servers write counts as floats.
@@ -90,7 +82,7 @@ impl Usage {
 /// An error object inside a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamError {
-    /// Its `code`, when that is a number (vLLM puts the HTTP status there).
+    /// The error's `code`, if it is a number (vLLM puts the HTTP status there).
     pub code: Option<u16>,
 }
 
@@ -105,33 +97,30 @@ pub enum EventError {
     TooLong,
 }
 
-/// Splits a stream into messages, whatever the boundaries of its reads.
+/// Splits a stream into messages, independently of read boundaries. A line is parsed without
+/// waiting for the blank line after it, because vLLM writes each message on one line.
 #[derive(Debug)]
 pub struct EventReader {
     api: Api,
     unfinished: Vec<u8>,
     event: Event,
-    /// The text of each choice so far, if it is to be kept.
+    /// The text of each choice, if texts are kept.
     texts: Option<Vec<ChoiceText>>,
 }
 
-/// The event that the lines since the last blank one belong to.
 #[derive(Debug, Default)]
 struct Event {
-    /// Lines were read before this one.
     begun: bool,
-    /// A data line was read, in this event or an earlier one.
     any_data: bool,
-    /// The event is named `error`.
     error: bool,
-    /// Data lines that are not JSON by themselves.
+    /// Data lines that are not complete JSON yet.
     partial: Vec<u8>,
 }
 
-/// What one choice said.
+/// The output of one choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChoiceText {
-    /// Its text, without reasoning and calls.
+    /// The text, without reasoning and calls.
     pub text: String,
     /// Reasoning, and the names and arguments of calls: tokens, too.
     pub other: String,
@@ -181,7 +170,8 @@ impl EventReader {
         self.keep(piece)
     }
 
-    /// Reads the end of the stream: a last line without its end counts, as in `vllm bench serve`.
+    /// Reads the end of the stream. As in `vllm bench serve`, a last line without a line end
+    /// counts.
     ///
     /// # Errors
     /// The last message is not complete.
@@ -233,7 +223,7 @@ impl Event {
         };
         match read_message(api, &value, self.error, texts) {
             Some(message) => Ok(Some(message)),
-            // What is not the beginning of an object can never become one.
+            // A value that does not begin like an object can never become one.
             None if value[0] != b'{' => Err(EventError::NotJson),
             None if value.len() > MAX_LINE => Err(EventError::TooLong),
             None => {
@@ -244,7 +234,7 @@ impl Event {
     }
 }
 
-/// The message of a JSON object; `None` when it is not one, or not yet.
+/// The message of a JSON object; `None` if the value is not an object, or is incomplete.
 fn read_message(api: Api, value: &[u8], error: bool, texts: Option<&mut Vec<ChoiceText>>) -> Option<Message> {
     let chunk: Chunk<'_> = serde_json::from_slice(value).ok()?;
     let choices = chunk.choices.as_deref().unwrap_or_default();
@@ -273,7 +263,7 @@ fn read_message(api: Api, value: &[u8], error: bool, texts: Option<&mut Vec<Choi
     Some(message)
 }
 
-/// `error` is an object in every version of vLLM; anything else but `null` still means that it failed.
+/// The `error` field. vLLM always sends an object, but any value other than `null` is a failure.
 fn stream_error(raw: &RawValue) -> StreamError {
     #[derive(Deserialize)]
     struct Coded {
@@ -330,7 +320,6 @@ impl Choice<'_> {
         self.index.and_then(|index| index.get().parse::<usize>().ok()).unwrap_or(0).min(MAX_CHOICES - 1)
     }
 
-    /// Adds what it says to the text of its choice.
     fn say(&self, texts: &mut Vec<ChoiceText>) {
         let at = self.at();
         if texts.len() <= at {

@@ -1,7 +1,8 @@
 //! Why a request failed.
 //!
-//! The text of a failure is a key in results and reports, so it is part of the format of result files. The error message
-//! of the server is not part of it; [`LoadClient`](super::load_client::LoadClient) keeps that.
+//! The text of a failure is a key in results and reports, so it is part of the format of result
+//! files. [`LoadClient`](super::load_client::LoadClient) keeps the server's error message
+//! separately.
 
 use std::fmt;
 
@@ -10,27 +11,27 @@ use std::fmt;
 pub enum RequestFailure {
     /// No connection could be made.
     Connect,
-    /// The TLS handshake failed: the certificate is not trusted, or the server speaks no TLS.
+    /// The certificate is not trusted, or the server speaks no TLS.
     Tls,
     /// The connection broke before the response began.
     NoResponse,
     /// A status other than 200.
     Status(u16),
-    /// An error object inside the stream, with its code when that was a number.
+    /// An error object inside the stream, with the error code if it is a number.
     InStream(Option<u16>),
-    /// The server aborted the request: `finish_reason` is `abort`.
+    /// The server aborted the request (`finish_reason` is `abort`).
     Aborted,
     /// The stream ended without `[DONE]`, a finish reason or usage.
     Truncated,
-    /// The stream ended properly without a single token event.
+    /// A complete stream without a token event.
     Empty,
     /// The body is not an event stream of this API.
     Malformed,
     /// More token events than one response may have.
     TooManyEvents,
-    /// Not finished within the time limit of the request.
+    /// The time limit of the request expired.
     Timeout,
-    /// The client left on purpose, as the workload asked. Not a failure of the server.
+    /// The client left on purpose, as the workload specifies.
     ClientLeft,
 }
 

@@ -1,11 +1,13 @@
-//! The client of the load generator: sends one request and returns its timing.
+//! The client of the load generator: sends one request and returns the timing.
 //!
-//! Times are those of a client: TTFT from the start given by the caller (just before the request is sent; connection set-up is
-//! included) to the first token event, ITL between token events, E2EL to the last token event. Failures have no timing. A
-//! client that leaves on purpose closes its connection, which is how vLLM notices it.
+//! TTFT counts from the caller's start (just before the request is sent, so connection set-up is
+//! included) to the first token event, ITL between token events, E2EL to the last token event.
+//! Failures have no timing. A client that leaves on purpose closes the connection, which is how
+//! vLLM notices it.
 //!
-//! Several targets are used in turn. The routing headers of the gateway are kept beside the timing. It speaks HTTP/1.1
-//! with keep-alive; one request is sent once, except after a dead idle connection (`target`).
+//! Several targets are used in turn. The gateway's routing headers are kept next to the timing. The
+//! client speaks HTTP/1.1 with keep-alive and sends a request once, except after a dead idle
+//! connection (`target`).
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -31,22 +33,22 @@ use crate::error::BenchError;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
 
-/// The longest error body that is read to reuse its connection, bytes.
+/// The longest error body that is read to reuse the connection, bytes.
 const MAX_REFUSAL: usize = 64 << 10;
 /// The longest error message that is kept, characters.
 const MAX_REASON: usize = 300;
-/// The most statuses whose messages are kept.
+/// The most statuses with a kept message.
 const MAX_REASONS: usize = 16;
 /// How long a client that leaves before the first token waits.
 const LEAVE_WAITING: Duration = Duration::from_millis(100);
-/// Connections opened at the same time.
 const OPENING: usize = 32;
-/// Time limit for opening: the first connections must not become idle for too long.
+/// Time limit for opening connections ahead, so that the first ones do not become idle for too
+/// long.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
-/// The most names of pools, backends and arms that are shared between records.
+/// The most names (of pools, backends and arms) that records share.
 const MAX_NAMES: usize = 4_096;
 
-/// How the gateway routed a request, by its response headers. Empty without a gateway.
+/// How the gateway routed a request, by the response headers. Empty without a gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoutingInfo {
     /// `x-sluice-pool`.
@@ -69,13 +71,13 @@ pub struct LoadClient {
     headers: HeaderMap,
     limit: Duration,
     tls: TlsSettings,
-    /// The first error message of each status.
     reasons: Mutex<BTreeMap<u16, String>>,
     names: Mutex<BTreeMap<String, Arc<str>>>,
 }
 
 impl LoadClient {
-    /// A client for the servers at `urls` (`http://host:port` or `https://host`, with an optional path prefix). A request times out after `limit`.
+    /// A client for the servers at `urls` (`http://host:port` or `https://host`, with an optional
+    /// path prefix). A request times out after `limit`.
     ///
     /// # Errors
     /// No url, or one that cannot be used.
@@ -83,10 +85,10 @@ impl LoadClient {
         Self::trusting(Trust::System, urls, api, limit)
     }
 
-    /// The same, with a choice of the servers that are trusted at https addresses.
+    /// Like [`LoadClient::new`], with a choice of the trusted https servers.
     ///
     /// # Errors
-    /// No url, or one that cannot be used; this machine has no CA certificates.
+    /// No url, or one that cannot be used; no CA certificates on this machine.
     pub fn trusting(trust: Trust, urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
         let tls = TlsSettings::new(trust);
         if urls.is_empty() {
@@ -123,7 +125,7 @@ impl LoadClient {
     /// Sends requests to `path` instead of the API's default path.
     ///
     /// # Errors
-    /// It is not a path.
+    /// `path` is not a path.
     pub fn with_path(self, path: &str) -> Result<Self, BenchError> {
         let sound = path.starts_with('/') && path.parse::<http::uri::PathAndQuery>().is_ok();
         if sound { Ok(Self { path: path.to_owned(), ..self }) } else { Err(BenchError::BadPath(path.to_owned())) }
@@ -139,7 +141,6 @@ impl LoadClient {
         &self.path
     }
 
-    /// The TLS settings of https addresses.
     pub(crate) fn tls(&self) -> &TlsSettings {
         &self.tls
     }
@@ -154,8 +155,8 @@ impl LoadClient {
         self.reasons.lock().clone()
     }
 
-    /// Opens `count` connections, spread over the servers, a few at a time. Connections that cannot be opened in time are opened
-    /// by the requests themselves.
+    /// Opens `count` connections, spread over the servers, 32 at a time. Requests open the
+    /// connections that are not open within 2 s.
     pub async fn open(&self, count: usize) {
         let opening = async {
             for begin in (0..count).step_by(OPENING) {
@@ -164,11 +165,12 @@ impl LoadClient {
                 futures_all(all).await;
             }
         };
-        // After a timeout the connections opened so far are kept.
+        // After a timeout, the open connections are kept.
         let _ = tokio::time::timeout(OPEN_LIMIT, opening).await;
     }
 
-    /// Sends GET `path` to each server, in order. Returns status and body of at most `max` bytes. Each times out after `limit`.
+    /// Sends GET `path` to each server in turn, each with the timeout `limit`. Returns status and
+    /// body; a body of more than `max` bytes is an error.
     pub async fn get_each(&self, path: &str, max: usize, limit: Duration) -> Vec<Result<(u16, Bytes), RequestFailure>> {
         let mut responses = Vec::with_capacity(self.targets.len());
         for target in &self.targets {
@@ -178,7 +180,7 @@ impl LoadClient {
         responses
     }
 
-    /// Sends an empty POST to `path` of each server, in order. Returns the statuses.
+    /// Sends an empty POST to `path` of each server in turn. Returns the statuses.
     pub async fn post_each(&self, path: &str) -> Vec<Result<u16, RequestFailure>> {
         let mut responses = Vec::with_capacity(self.targets.len());
         for target in &self.targets {
@@ -190,7 +192,8 @@ impl LoadClient {
         responses
     }
 
-    /// Sends `request` and reads its response to the end. Times count from `start`, which is just before the call.
+    /// Sends `request` and reads the whole response. Times count from `start`, just before the
+    /// call.
     ///
     /// # Errors
     /// The request failed.
@@ -198,10 +201,11 @@ impl LoadClient {
         self.send_with_routing(request, start, &mut RoutingInfo::default()).await
     }
 
-    /// Like [`LoadClient::send`]; also sets `routing` to the routing of the request, even when it failed.
+    /// Like [`LoadClient::send`]; also sets `routing`, even if the request fails after the response
+    /// head.
     ///
     /// # Errors
-    /// Why there is no timing.
+    /// The request failed.
     pub async fn send_with_routing(
         &self,
         request: &LoadRequest,
@@ -209,7 +213,6 @@ impl LoadClient {
         routing: &mut RoutingInfo,
     ) -> Result<Timing, RequestFailure> {
         let target = &self.targets[self.turn.fetch_add(1, Ordering::Relaxed) % self.targets.len()];
-        // A client that leaves before the first token waits for a short time only.
         let (limit, at_limit) = match request.leave_after {
             Some(0) if LEAVE_WAITING < self.limit => (LEAVE_WAITING, RequestFailure::ClientLeft),
             _ => (self.limit, RequestFailure::Timeout),
@@ -279,7 +282,6 @@ impl LoadClient {
     }
 }
 
-/// Waits for all futures, concurrently.
 async fn futures_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
     let mut open: Vec<_> = all.map(Box::pin).collect();
     poll_fn(|context| {
@@ -289,14 +291,14 @@ async fn futures_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
     .await;
 }
 
-/// The duration of `name` in a `server-timing` header, which counts in milliseconds.
+/// The duration of the metric `name` in a `server-timing` header, which counts milliseconds.
 fn span_of(timing: &str, name: &str) -> Option<Duration> {
     let metric = timing.split(',').find(|metric| metric.split(';').next().is_some_and(|found| found.trim() == name))?;
     let millis = metric.split(';').find_map(|part| part.trim().strip_prefix("dur="))?.parse::<f64>().ok()?;
     Duration::try_from_secs_f64(millis / 1e3).ok()
 }
 
-/// Reads the body of an error response. `None` when it is too long or incomplete.
+/// Reads the body of an error response; `None` if it is too long or incomplete.
 async fn drain(connection: &mut HttpConnection, mut body: Incoming) -> Option<Vec<u8>> {
     let mut read = Vec::new();
     while let Some(frame) = connection.drive(body.frame()).await {

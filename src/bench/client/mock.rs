@@ -1,7 +1,7 @@
 //! A scripted server for tests: the test gives the response to each request.
 //!
-//! It parses only the length of a request and measures nothing. The test decides what it sends and how it fails. The
-//! simulator of vLLM is `sim`, which the load generator may not depend on.
+//! The server parses only the length of a request and measures nothing. (The simulator of vLLM is
+//! `sim`, on which the load generator may not depend.)
 
 #![allow(missing_docs, unreachable_pub, reason = "used only by tests")]
 
@@ -39,7 +39,7 @@ impl MockResponse {
     }
 }
 
-/// A completions stream of `tokens` events, usage and end.
+/// A completions stream of `tokens` events, usage and `[DONE]`.
 pub fn completion_stream(tokens: u64) -> Vec<String> {
     let event = "data: {\"choices\":[{\"index\":0,\"text\":\" a\",\"finish_reason\":null}]}\n\n".to_owned();
     let mut pieces = vec![event; usize::try_from(tokens).unwrap()];
@@ -55,14 +55,14 @@ pub fn small_workload() -> Workload {
     Workload::of_classes("m", vec![class], 1)
 }
 
-/// A request of that workload.
+/// Request 0 of [`small_workload`].
 pub fn request() -> LoadRequest {
     small_workload().request(0)
 }
 
 type Script = Arc<dyn Fn(u64) -> MockResponse + Send + Sync>;
 
-/// The server; stops when dropped.
+/// The server, which stops when dropped.
 pub struct MockEngine {
     address: SocketAddr,
     script: Script,
@@ -78,7 +78,7 @@ struct Counts {
 }
 
 impl MockEngine {
-    /// Serves on a free port; `script` gets the number of the request, from 0.
+    /// Serves on a free port. `script` gets the number of the request, from 0.
     pub async fn start(script: impl Fn(u64) -> MockResponse + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self::serve(listener, Arc::new(script))
@@ -91,7 +91,7 @@ impl MockEngine {
         Self { address, script, counts, accepting }
     }
 
-    /// Closes everything and begins again on the same port with counts of 0.
+    /// Closes all connections and serves again on the same port, with counts of 0.
     pub async fn restart(mut self) -> Self {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
@@ -125,7 +125,7 @@ impl Drop for MockEngine {
     }
 }
 
-/// The connections are tasks of a set that this task owns, so aborting it closes them.
+/// Accepts connections. This task owns their tasks, so aborting it closes the connections.
 async fn accept(listener: TcpListener, script: Script, counts: Arc<Counts>) -> Infallible {
     let mut connections = JoinSet::new();
     loop {
@@ -159,7 +159,7 @@ async fn connection(mut socket: TcpStream, script: Script, counts: Arc<Counts>) 
     Ok(())
 }
 
-/// Reads one request and returns its body; `None` when the client has closed the connection.
+/// Reads one request and returns the body; `None` if the client closed the connection.
 async fn read_request(socket: &mut TcpStream, input: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
     loop {
         if let Some(head) = memchr::memmem::find(input, b"\r\n\r\n") {

@@ -1,11 +1,13 @@
 //! Reads one response stream and measures it.
 //!
-//! All events in one read from the network share the time of that read. A response is complete when its body ended properly,
-//! it had at least one token event and no error message, and it said that it was complete: by `[DONE]`, by a finish reason for
-//! every choice, or by usage without choices, which comes last. Everything else is a [`RequestFailure`] without a timing,
-//! because fast refusals would improve percentiles. `vllm bench serve` also counts a body that just ends.
+//! All events in one read from the network share the time of that read. A response is complete if
+//! the body ended properly, had a token event and no error, and marked the end: by `[DONE]`, by a
+//! finish reason for every choice, or by usage without choices. Everything else is a
+//! [`RequestFailure`] without a timing, because fast refusals would improve percentiles.
+//! (`vllm bench serve` needs no such mark.)
 //!
-//! Chunks are never counted as tokens: a server may put several tokens into one. Bounds: [`MAX_EVENTS`] token events.
+//! Chunks are never counted as tokens: a server may put several tokens into one. Bounds:
+//! [`MAX_EVENTS`] token events.
 
 use std::time::Duration;
 
@@ -19,40 +21,40 @@ use crate::client::target::HttpConnection;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
 
-/// The most token events of one response. A stream with more counts as one that never ends.
+/// The most token events of one response. A stream with more counts as endless.
 const MAX_EVENTS: usize = 1 << 20;
 
-/// What the client measured of a completed response.
+/// Measurements of a completed response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timing {
     /// Start to first token event.
     pub ttft: Duration,
     /// Start to last token event.
     pub e2el: Duration,
-    /// Gaps between successive token events: one fewer than there were events.
+    /// Gaps between successive token events.
     pub gaps: Vec<Duration>,
-    /// Completion tokens by the server's usage, when it sent one.
+    /// Completion tokens by the server's usage.
     pub output_tokens: Option<u64>,
-    /// Prompt tokens by the server's usage, when it sent one.
+    /// Prompt tokens by the server's usage.
     pub prompt_tokens: Option<u64>,
-    /// Prompt tokens found in the prefix cache, if the server reports it.
+    /// Prompt tokens found in the prefix cache, by the server's usage.
     pub cached_tokens: Option<u64>,
-    /// The texts of the choices, when the request asked for them.
+    /// The texts of the choices, if the request asked for them.
     pub texts: Option<Vec<ChoiceText>>,
 }
 
 impl Timing {
-    /// The text of the first choice, when the request asked for it.
+    /// The text of the first choice, if the request asked for it.
     pub fn text(&self) -> Option<&str> {
         let texts = self.texts.as_ref()?;
         Some(texts.first().map_or("", |first| first.text.as_str()))
     }
 }
 
-/// Reads the response stream of `request` to its end.
+/// Reads the response stream of `request`.
 ///
 /// # Errors
-/// The stream is incomplete, malformed or reports an error; or the client left as the request specifies.
+/// The stream is incomplete, malformed or reports an error; or the client left as requested.
 pub(super) async fn read_stream(
     api: Api,
     connection: &mut HttpConnection,
@@ -80,7 +82,7 @@ pub(super) async fn read_stream(
             return Err(RequestFailure::ClientLeft);
         }
     }
-    // If the last line is not a message, the stream was cut, which `StreamState::finish` reports.
+    // If the last line is not a message, the stream was cut; `StreamState::finish` reports that.
     let _ = reader.finish(|message| state.record(message, last));
     if let Some(failure) = state.failure() {
         return Err(failure);
@@ -91,7 +93,6 @@ pub(super) async fn read_stream(
     Ok(Timing { texts: reader.into_texts(), ..state.finish(start)? })
 }
 
-/// The state of a stream so far.
 #[derive(Default)]
 struct StreamState {
     first: Option<Instant>,
@@ -105,7 +106,7 @@ struct StreamState {
     /// `[DONE]`, or usage after the last choice.
     done: bool,
     aborted: bool,
-    /// The choices seen, and those with a finish reason.
+    /// One bit for each choice; `finished`: the choices with a finish reason.
     choices: u64,
     finished: u64,
 }
@@ -155,7 +156,8 @@ impl StreamState {
         Ok(Timing {
             ttft: first.saturating_duration_since(start),
             e2el: last.saturating_duration_since(start),
-            // A response with token events has tokens; `vllm bench serve` takes 0 for no count, too.
+            // A response with token events has tokens. `vllm bench serve`, too, reads 0 as no
+            // count.
             output_tokens: self.output_tokens.filter(|tokens| *tokens > 0),
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,

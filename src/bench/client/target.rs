@@ -1,12 +1,14 @@
 //! One server: its address and its idle connections.
 //!
-//! Idle connections are kept for [`IDLE_LIMIT`] (vLLM closes them after 5 s); the most recently used one is reused first. If a
-//! reused connection breaks before the first byte of a response, the request is sent again on a new connection, as HTTP clients
-//! do, and the latency still counts from the first send. In no other case is a request sent twice.
+//! The most recently used idle connection is reused first. If it breaks before the first byte of a
+//! response, the request is sent again on a new connection, as HTTP clients do; the latency still
+//! counts from the first send. In no other case is a request sent twice.
 //!
-//! A connection has no task of its own: the task that waits for a response polls it ([`HttpConnection::drive`]). With a
-//! second task, writing a request and reading the clock would wait for the scheduler, which takes milliseconds with 500
-//! streams on two cores. Bounds: a target has at most as many idle connections as it had requests in flight at once.
+//! The task that waits for a response also polls the connection ([`HttpConnection::drive`]). With a
+//! second task, writing a request and reading the clock would wait for the scheduler, which takes
+//! milliseconds with 500 streams on two cores.
+//!
+//! Bounds: as many idle connections as were opened ahead or in use at once, whichever is more.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -32,22 +34,20 @@ use crate::client::failure::RequestFailure;
 use crate::client::tls::TlsSettings;
 use crate::error::BenchError;
 
-/// How long an idle connection is reused: below the 5 s after which vLLM closes it.
+/// How long an idle connection is reused: less than the 5 s after which vLLM closes it.
 pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
 /// The I/O part of a connection, which must be polled.
 type HyperConnection = Connection<TokioIo<Either<TcpStream, Box<TlsStream<TcpStream>>>>, Full<Bytes>>;
 
-/// One connection to the server.
 #[derive(Debug)]
 pub(crate) struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
-    /// `None` once it is closed: `sender` notices the end only after this half is dropped.
+    /// `None` once closed: `sender` notices the end only after this half is dropped.
     connection: Option<Pin<Box<HyperConnection>>>,
 }
 
 impl HttpConnection {
-    /// Waits for `work`, and polls the connection while it waits.
     pub(crate) async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -60,14 +60,14 @@ impl HttpConnection {
         .await
     }
 
-    /// Polls the connection. Its errors are ignored here: the future that waits for the response returns them, too.
+    /// Polls the connection. Errors are ignored: the future that waits for the response returns
+    /// them.
     fn advance(&mut self, context: &mut Context<'_>) {
         if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
             self.connection = None;
         }
     }
 
-    /// Whether another request may be sent.
     async fn ready(&mut self) -> bool {
         let ready = poll_fn(|context| {
             self.advance(context);
@@ -83,16 +83,15 @@ impl HttpConnection {
 }
 
 pub(crate) struct Target {
-    /// As configured, without a trailing slash.
+    /// Without a trailing slash.
     pub(crate) url: String,
-    /// `host:port`, for connecting and for the Host header.
+    /// `host:port`, for connecting and for the `Host` header.
     authority: String,
     host: HeaderValue,
-    /// For an https address.
+    /// `None` for an http address.
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// The path prefix, without a trailing slash.
     base: String,
-    /// At most as many as requests were in flight at once.
     idle: Mutex<Vec<Idle>>,
 }
 
@@ -125,19 +124,18 @@ impl Target {
         Ok(Self { url, authority, host, tls, base, idle: Mutex::new(Vec::new()) })
     }
 
-    /// A request for `path` of this server.
     pub(crate) fn request(&self, method: Method, path: &str, headers: &HeaderMap, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
-        // Parsing does not fail: `new` has parsed the base as part of a URI, and `path` is a valid path.
+        // Cannot fail: `new` has parsed the base as part of a URI, and `path` is a valid path.
         *request.uri_mut() = format!("{}{path}", self.base).parse().unwrap_or_default();
         *request.headers_mut() = headers.clone();
         request.headers_mut().insert(HOST, self.host.clone());
         request
     }
 
-    /// Sends the request that `make` builds and waits for the head of the response. The caller returns the connection with
-    /// [`Target::put_back`] after it has read the body.
+    /// Sends the request that `make` builds and waits for the response head. After reading the
+    /// body, the caller returns the connection with [`Target::put_back`].
     pub(crate) async fn send(
         &self,
         make: impl Fn() -> Request<Full<Bytes>>,
@@ -148,7 +146,8 @@ impl Target {
             }
             match connection.send(make()).await {
                 Ok(response) => return Ok((connection, response)),
-                // Broken before the first byte of a response: the only case in which a request is sent again.
+                // Broken before the first byte of a response: the only case in which a request is
+                // sent again.
                 Err(error) if error.is_canceled() || error.is_incomplete_message() || error.is_closed() => break,
                 Err(_) => return Err(RequestFailure::NoResponse),
             }
@@ -158,7 +157,7 @@ impl Target {
         Ok((connection, response))
     }
 
-    /// Sends GET `path`. Returns the status and the body, which may have at most `max` bytes.
+    /// Sends GET `path`. Returns the status and the body; more than `max` bytes are an error.
     pub(crate) async fn get(
         &self,
         path: &str,
@@ -179,19 +178,19 @@ impl Target {
         if newest.since.elapsed() < IDLE_LIMIT {
             return Some(newest.connection);
         }
-        // The newest is too old, so all others are, too.
+        // The newest connection is too old, so all are.
         idle.clear();
         None
     }
 
-    /// Keeps a connection whose response has been read to its end.
+    /// Keeps a connection after the response was read completely.
     pub(crate) async fn put_back(&self, mut connection: HttpConnection) {
         if connection.ready().await && connection.connection.is_some() {
             self.idle.lock().push(Idle { connection, since: Instant::now() });
         }
     }
 
-    /// Opens a connection and keeps it. Failures are ignored.
+    /// Opens a connection and keeps it. A failure is ignored.
     pub(crate) async fn open(&self) {
         if let Ok(connection) = self.connect().await {
             self.put_back(connection).await;
@@ -200,7 +199,7 @@ impl Target {
 
     async fn connect(&self) -> Result<HttpConnection, RequestFailure> {
         let socket = TcpStream::connect(&self.authority).await.map_err(|_| RequestFailure::Connect)?;
-        // Sends small requests without delay. The error is ignored: without the option they are only slower.
+        // Sends small requests without delay. Errors are ignored: requests are then only slower.
         let _ = socket.set_nodelay(true);
         let stream = match &self.tls {
             None => Either::Left(socket),

@@ -1,8 +1,8 @@
-//! TLS to servers whose address is https: which certificates are accepted, and the handshake.
+//! TLS for https addresses: which certificates are accepted, and the handshake.
 //!
-//! The CA certificates are those of this machine, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`. [`Trust::Anyone`] accepts every
-//! certificate, as `--insecure` of `vllm bench serve` does. They are read when the first https address is met, since that
-//! takes milliseconds. HTTP/1.1 is negotiated.
+//! Accepted CAs are the machine's, or the ones in `SSL_CERT_FILE` and `SSL_CERT_DIR`. They are read
+//! at the first https address, because reading takes milliseconds. [`Trust::Anyone`] accepts every
+//! certificate, like `--insecure` of `vllm bench serve`. HTTP/1.1 is negotiated.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,14 +17,13 @@ use crate::error::BenchError;
 /// Which servers are trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// Those whose certificate a CA of this machine has signed.
+    /// Servers with a certificate of a CA that this machine trusts.
     #[default]
     System,
-    /// All. Connections are encrypted, but any server can answer them.
+    /// All servers. Connections are encrypted, but any server can answer them.
     Anyone,
 }
 
-/// TLS settings of a client.
 #[derive(Clone, Default)]
 pub(crate) struct TlsSettings {
     pub(crate) trust: Trust,
@@ -42,10 +41,10 @@ impl TlsSettings {
         Self { trust, config: Arc::default() }
     }
 
-    /// The connector for the server called `host`, and its name in certificates.
+    /// The connector for `host`, and the server's name in certificates.
     ///
     /// # Errors
-    /// `host` is neither a DNS name nor an IP address, or this machine has no CA certificates.
+    /// `host` is neither a DNS name nor an IP address; or this machine has no CA certificates.
     pub(crate) fn to(&self, host: &str) -> Result<(TlsConnector, ServerName<'static>), BenchError> {
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(bare).map_err(|_| BenchError::BadUrl(format!("https://{host}")))?;

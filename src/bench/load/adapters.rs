@@ -1,9 +1,10 @@
 //! The mix of LoRA adapters: which adapter each request uses.
 //!
-//! Real traffic uses some adapters far more than others, and an engine with few adapter slots then reloads the rarely used
-//! ones. So there are weights and Zipf's law besides the two choices of `vllm bench serve` (even, round robin). The adapter
-//! of request `n` is a pure function of (seed, n). It is sent as `"model"`; the base model may be part of the mix. The number
-//! of adapters is not limited.
+//! Real traffic uses some adapters far more than others, and an engine with few adapter slots then
+//! reloads the rarely used ones. So there are weights and Zipf's law besides the choices of
+//! `vllm bench serve` (even, round robin). The adapter of request `n` is a pure function of (seed,
+//! n), unless a dataset names it. It is sent as `"model"`; the base model may be part of the mix.
+//! The number of adapters is not limited.
 
 use crate::error::BenchError;
 use crate::seed::{Purpose, rng_for};
@@ -13,23 +14,24 @@ use crate::seed::{Purpose, rng_for};
 pub struct Adapters {
     /// Sent as `"model"`.
     pub names: Vec<String>,
-    /// How one is chosen.
+    /// How the adapter of a request is chosen.
     pub choice: AdapterChoice,
 }
 
 /// How an adapter is chosen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum AdapterChoice {
-    /// Each as likely as any other.
+    /// Each adapter with the same probability.
     #[default]
     Even,
-    /// One after the other, in order of the requests.
+    /// In turn, in the order of the requests.
     RoundRobin,
     /// The k-th name (from 1) in proportion to `1 / k^s`.
     Zipf(f64),
-    /// As the dataset says: each of its requests names an adapter, or none for the base model.
+    /// Each request of the dataset names an adapter, or none for the base model.
     Named,
-    /// In proportion to these weights: one for each name, then optionally one for the base model.
+    /// In proportion to these weights: one for each name, and optionally a last one for the base
+    /// model.
     Weights(Vec<f64>),
 }
 
@@ -37,8 +39,8 @@ impl Adapters {
     /// Checks names, weights and exponent.
     ///
     /// # Errors
-    /// The number of weights is not that of the names (or one more); a weight is not above 0; an exponent is below 0; a name
-    /// is empty or given twice.
+    /// A name is empty or repeated; the weights are neither as many as the names nor one more; a
+    /// weight is not above 0; the exponent is below 0.
     pub fn check(&self) -> Result<(), BenchError> {
         let bad = |why: String| Err(BenchError::BadAdapters(why));
         for (place, name) in self.names.iter().enumerate() {
@@ -84,7 +86,7 @@ impl Adapters {
         (index < count).then_some(index as u32)
     }
 
-    /// The share of the requests of each name; empty if a dataset decides it.
+    /// The share of requests of each name; empty if a dataset decides it.
     pub fn shares(&self) -> Vec<f64> {
         let count = self.names.len();
         let weights: Vec<f64> = match &self.choice {
@@ -98,12 +100,12 @@ impl Adapters {
     }
 }
 
-/// The weights of Zipf's law with exponent `s`.
 fn zipf(count: usize, s: f64) -> impl Iterator<Item = f64> + Clone {
     (1..=count).map(move |k| (k as f64).powf(-s))
 }
 
-/// The index of a weight, each with a probability in proportion to it. `unit` is a random number in [0, 1).
+/// Draws the index of a weight with probability in proportion to it. `unit`: a random number in [0,
+/// 1).
 pub(crate) fn pick(unit: f64, weights: impl Iterator<Item = f64> + Clone) -> usize {
     let mut left = unit * weights.clone().sum::<f64>();
     let mut last = 0;

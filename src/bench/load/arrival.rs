@@ -1,24 +1,24 @@
 //! When requests are due: the schedule of a run, drawn before the run begins.
 //!
-//! In an open loop the due time of every request is fixed in advance, whatever the server does. Independent users behave like
-//! that, and only such a load shows how queues build up. A closed loop keeps a fixed number of requests in flight (its
-//! *concurrency*): it sends the next request when one has ended. It has no schedule. A slow server slows its clients down, so a
-//! closed loop does not show the queueing that an open loop shows.
+//! In an open loop, due times do not depend on the server. Independent users behave like that, and
+//! only such a load shows how queues build up. A closed loop keeps a fixed number of requests in
+//! flight (its *concurrency*) and has no schedule. A slow server slows its clients down, so a
+//! closed loop hides queueing. With rate r in requests per second:
 //!
-//! With rate r in requests per second:
+//! | arrivals | due times |
+//! |---|---|
+//! | gamma | gaps from Gamma(shape b, scale 1/(r b)); *burstiness* b: 1 Poisson, less is burstier |
+//! | constant | request i at (i + 1)/r |
+//! | bursts | `size` requests every size/r seconds, the first burst at 0 |
+//! | ramp | gap before request i of N with the rate at i/(N - 1) of the way |
+//! | steps | rates in turn; the integral of the rate over a gap is from Gamma(b, 1/b) |
+//! | at once | all at 0 |
+//! | recorded | the arrival times of a trace |
 //!
-//! - Gamma: gaps are drawn from Gamma(shape = b, scale = 1/(r b)), where b is the *burstiness*: 1 is Poisson, less is burstier, more is
-//!   more even. For a given number of requests N, all times are scaled so that the last is N/r, as `vllm bench serve` does. The
-//!   process is then not exactly Poisson, since its count does not vary. For a given duration nothing is scaled.
-//! - Constant: request i is due at (i + 1)/r.
-//! - Burst: `size` requests at once, every size/r seconds, the first burst at time 0.
-//! - Ramp (`--ramp-up-strategy`): the rate goes from start to end, linearly or geometrically. The gap before request i of N is
-//!   drawn with the rate at the share i/(N - 1) of the way; nothing is scaled.
-//! - Steps: several rates in turn, each for its duration. The integral of the rate over a gap is drawn from Gamma(b, 1/b): with b = 1
-//!   arrivals are Poisson.
-//! - At once: all requests are due at 0. Recorded: the arrival times of a trace.
-//!
-//! Times are offsets from the start of the run. Bounds: at most [`MAX_REQUESTS`] requests and [`MAX_SECONDS`] seconds.
+//! For a given number N of Poisson or gamma arrivals, all times are scaled so that the last is N/r,
+//! as in `vllm bench serve`; the process is then not exactly Poisson, since its count does not
+//! vary. Nothing else is scaled. Times are offsets from the start of the run. Bounds: at most
+//! [`MAX_REQUESTS`] requests and [`MAX_SECONDS`] seconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,32 +28,32 @@ use crate::load::length::normal;
 use crate::seed::{Purpose, rng_for};
 use sluice_core::base::Rng;
 
-/// The latest time at which a request may be due, seconds from the start: thirty years.
+/// The latest due time, seconds from the start: thirty years.
 pub const MAX_SECONDS: f64 = 1e9;
-/// The most requests in one run. A result holds about 300 bytes for each, and 8 for each of its tokens.
+/// The most requests in one run. A result holds about 300 bytes for each, and 8 for each token.
 pub const MAX_REQUESTS: u64 = 5_000_000;
 
 /// How requests arrive.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arrival {
-    /// Independent arrivals at `rate` requests per second.
+    /// Independent arrivals.
     Poisson {
         /// Requests per second.
         rate: f64,
     },
-    /// Arrivals at `rate` whose gaps are gamma distributed.
+    /// Arrivals with gamma distributed gaps.
     Gamma {
         /// Requests per second.
         rate: f64,
         /// Shape of the gaps: 1 is Poisson, less is burstier.
         burstiness: f64,
     },
-    /// Evenly spaced arrivals at `rate` requests per second.
+    /// Evenly spaced arrivals.
     Constant {
         /// Requests per second.
         rate: f64,
     },
-    /// `size` requests at the same time, `rate` requests per second on average.
+    /// `size` requests at the same time.
     Burst {
         /// Requests per second on average.
         rate: f64,
@@ -66,16 +66,16 @@ pub enum Arrival {
         start: f64,
         /// Requests per second at the last request.
         end: f64,
-        /// Whether the rate grows by equal factors instead of equal steps.
+        /// Whether the rate changes by equal factors instead of equal steps.
         geometric: bool,
-        /// As in `Gamma`; infinite means equal gaps.
+        /// As in `Gamma`; infinite: equal gaps.
         burstiness: f64,
     },
     /// Rates that follow one another.
     Steps {
-        /// Pairs of a rate (requests per second) and its duration (seconds).
+        /// Rates (requests per second) and durations (seconds).
         steps: Vec<(f64, f64)>,
-        /// As in `Gamma`, for gaps in units of the mean gap at each moment.
+        /// As in `Gamma`, for gaps in units of the mean gap at that time.
         burstiness: f64,
     },
     /// All at the start.
@@ -99,7 +99,8 @@ pub enum Extent {
 }
 
 impl Arrival {
-    /// Arrivals of the same kind at `rate` requests per second; where there is no rate, Poisson arrivals.
+    /// Arrivals of the same kind at `rate` requests per second; Poisson arrivals if the kind has no
+    /// rate.
     #[must_use]
     pub fn at_rate(&self, rate: f64) -> Self {
         match *self {
@@ -113,7 +114,7 @@ impl Arrival {
     /// Checks that all numbers are above 0.
     ///
     /// # Errors
-    /// A rate, duration, burstiness, size or concurrency that is not above 0.
+    /// A number is not above 0.
     pub fn check(&self) -> Result<(), BenchError> {
         let positive = |value: f64| value.is_finite() && value > 0.0;
         let wrong = match self {
@@ -151,7 +152,7 @@ impl Arrival {
         wrong.map_or(Ok(()), |what| Err(BenchError::BadArrival(what)))
     }
 
-    /// Requests per second; `None` when the rate changes or is not given.
+    /// Requests per second; `None` if the rate changes or is not given.
     pub fn rate(&self) -> Option<f64> {
         match self {
             Self::Poisson { rate } | Self::Gamma { rate, .. } | Self::Constant { rate } | Self::Burst { rate, .. } => {
@@ -161,7 +162,7 @@ impl Arrival {
         }
     }
 
-    /// Its name in reports.
+    /// The name in reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Poisson { .. } => "poisson",
@@ -176,10 +177,11 @@ impl Arrival {
         }
     }
 
-    /// When requests are due, ascending; empty for a closed loop.
+    /// The due times, ascending; empty for a closed loop.
     ///
     /// # Errors
-    /// As [`Arrival::check`]; or more than [`MAX_REQUESTS`] requests.
+    /// As [`Arrival::check`]; or more than [`MAX_REQUESTS`] requests, or a due time after
+    /// [`MAX_SECONDS`].
     pub fn schedule(&self, extent: Extent, seed: u64) -> Result<Vec<Duration>, BenchError> {
         self.check()?;
         let expected = match (self, extent) {
@@ -244,7 +246,8 @@ impl Arrival {
     }
 }
 
-/// A sample of the gamma distribution with this shape and mean 1 (Marsaglia and Tsang 2000); 1 when the shape is infinite.
+/// A sample of the gamma distribution with mean 1 (Marsaglia and Tsang 2000); 1 for an infinite
+/// shape.
 fn gamma(rng: &mut Rng, shape: f64) -> f64 {
     if shape == 1.0 {
         return rng.exponential();
@@ -267,8 +270,8 @@ fn gamma(rng: &mut Rng, shape: f64) -> f64 {
     }
 }
 
-/// The next arrival after `now` of a process whose rate changes in steps. `unit` is drawn from a distribution with mean 1: the
-/// number of arrivals expected in between.
+/// The next arrival after `now` if the rate changes in steps. `unit`: the expected arrivals until
+/// then, from a distribution with mean 1.
 fn next_in_steps(steps: &[(f64, f64)], mut now: f64, mut unit: f64) -> Option<f64> {
     let mut end = 0.0;
     for (rate, time) in steps {

@@ -1,11 +1,11 @@
-//! The JSON bodies of requests: prompts as token ids or as text, and the fields around them.
+//! The JSON bodies of requests: prompts as token ids or as text, and the other fields.
 //!
-//! Token ids give a prompt of an exact length without a tokenizer; text needs one for that (`text`). Results use the server's
-//! `usage`. Tokens are drawn from random number generators: a shared prefix uses the same generator in every prompt, all other
-//! tokens are independent.
+//! Token ids give a prompt of an exact length without a tokenizer; exact text needs one (`text`).
+//! Tokens are drawn from random number generators: a shared prefix uses the same generator in every
+//! prompt, all other tokens are independent.
 //!
-//! Bodies are written directly, without a JSON tree: a prompt may have 100,000 ids. Bounds: prompts are at most
-//! [`MAX_TOKENS`](super::length::MAX_TOKENS) long.
+//! Bodies are written without a JSON tree, because a prompt may have 100,000 ids. Bounds: prompts
+//! of [`MAX_TOKENS`](super::length::MAX_TOKENS).
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -36,19 +36,20 @@ impl Api {
     }
 }
 
-/// What generated prompts consist of.
+/// The tokens of generated prompts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PromptTokens {
     /// Ids drawn uniformly from this range (completions only).
     Ids(Range<u32>),
     /// One word for each token.
     Words,
-    /// Text of exactly the tokens asked for.
+    /// Text with exactly the requested tokens.
     Exact(ExactText),
 }
 
 impl PromptTokens {
-    /// Writes text with the tokens of `parts`; as a whole prompt, less those that the server adds. It needs no escaping.
+    /// Writes text with the tokens of `parts`, in a `whole` prompt minus the tokens that the server
+    /// adds. It needs no escaping.
     pub(crate) fn push_text(&self, text: &mut String, parts: &mut [PromptPart], whole: bool) {
         match self {
             Self::Exact(exact) if whole => exact.push_prompt(text, parts),
@@ -58,38 +59,36 @@ impl PromptTokens {
     }
 }
 
-/// The fields of a body that are the same for all requests.
+/// The fields that are the same in all bodies.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BodyFields {
     /// `ignore_eos`: generate to the full length, even past an end-of-sequence token.
     pub ignore_eos: bool,
-    /// Sampling parameters and other fields; they replace generated fields of the same name.
+    /// Other fields, such as sampling parameters. They replace generated fields of the same name.
     pub extra: Map<String, Value>,
 }
 
-/// Names in a body.
 #[derive(Clone, Copy)]
 pub(crate) struct Names<'a> {
     pub(crate) model: &'a str,
-    /// `user`, by its number.
+    /// The number in the field `user`.
     pub(crate) user: Option<u32>,
 }
 
-/// A prompt to write.
 pub(crate) enum Prompt<'a> {
-    /// Tokens drawn from random number generators, one part after the other.
+    /// Tokens drawn from random number generators, part by part.
     Parts(&'a mut [PromptPart]),
     /// This text.
     Text(&'a str),
-    /// Role and text of the turns of a conversation; the last is the user's.
+    /// Role and text of each turn of a conversation; the last is the user's.
     Turns(&'a [(&'static str, String)]),
 }
 
 impl BodyFields {
-    /// Checks that the extra fields do not replace those that the measurement needs.
+    /// Checks that the extra fields do not replace fields that the measurement needs.
     ///
     /// # Errors
-    /// An extra field that the load generator sets itself, such as `stream`.
+    /// An extra field that the load generator sets, such as `stream`.
     pub fn check(&self) -> Result<(), BenchError> {
         match ["stream", "stream_options", "model", "prompt", "messages"]
             .into_iter()
@@ -100,7 +99,6 @@ impl BodyFields {
         }
     }
 
-    /// The body of one request.
     pub(crate) fn body(
         &self,
         api: Api,
@@ -111,7 +109,7 @@ impl BodyFields {
     ) -> Bytes {
         let Names { model, user } = names;
         let size = match &prompt {
-            // Seven bytes hold an id and its comma, or a word and its space.
+            // Seven bytes hold an id and a comma, or a word and a space.
             Prompt::Parts(parts) => 7 * parts.iter().map(|part| part.count as usize).sum::<usize>(),
             Prompt::Text(text) => text.len() * 9 / 8,
             Prompt::Turns(turns) => turns.iter().map(|(_, text)| text.len() * 9 / 8 + 40).sum(),
@@ -169,7 +167,7 @@ fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
             body.push('[');
             let before = body.len();
             match range.len() {
-                // There is nothing to draw.
+                // With one choice there is nothing to draw.
                 1 => {
                     let count = parts.iter().map(|part| part.count as usize).sum();
                     *body += &format!("{},", range.start).repeat(count);
@@ -178,7 +176,7 @@ fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
                     (0..part.count).for_each(|_| push_id(body, range.start as usize + part.rng.below(choices)));
                 }),
             }
-            // The last comma.
+            // Removes the last comma.
             body.truncate(before.max(body.len().saturating_sub(1)));
             body.push(']');
         }
@@ -195,7 +193,7 @@ fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
     }
 }
 
-/// Writes an id and a comma: half of the time of a simulation would go into formatting ids.
+/// Writes an id and a comma. With `write!`, a simulation would spend half of the time on ids.
 fn push_id(body: &mut String, mut id: usize) {
     let mut text = *b"....................,";
     let mut from = text.len() - 1;

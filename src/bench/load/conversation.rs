@@ -1,9 +1,9 @@
-//! One conversation: its turns, each a request that contains all before it.
+//! One conversation: each turn is a request that contains the whole conversation so far.
 //!
-//! A turn contains the whole conversation so far, with the responses of the server, so the prefix cache is used as by real
-//! users. All turns have the same class and adapter. Prompts are text, because responses carry no token ids. If the class
-//! has a prefix of a fixed number of tokens, every conversation begins with it as a system prompt, which conversations of
-//! the same prefix share. Bounds: at most [`MAX_TURNS`] turns.
+//! A turn includes the server's earlier responses, so the prefix cache is used as by real users.
+//! All turns have the same class and adapter. Prompts are text, because responses carry no token
+//! ids. If the class has a prefix of fixed length, conversations with that prefix begin with it as
+//! a system prompt. Bounds: at most [`MAX_TURNS`] turns.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::load::session::{MAX_TURNS, Sessions};
 use crate::load::workload::{LoadRequest, PrefixKind, RequestSource, Sender, Workload};
 use crate::seed::{Purpose, rng_for};
 
-/// A bit of the segment ids (see [`LoadRequest::shared`]) of messages in conversations. Those of prefixes do not have it.
+/// Marks segment ids (see [`LoadRequest::shared`]) of messages; ids of prefixes lack this bit.
 const MESSAGE: u64 = 1 << 63;
 
 /// One conversation so far.
@@ -22,17 +22,16 @@ pub struct Conversation {
     class: u32,
     adapter: Option<u32>,
     turns: u32,
-    /// Turns begun.
     begun: u32,
     /// Role and text of each message.
     messages: Vec<(&'static str, String)>,
     tokens: u32,
-    /// The segments of the messages, as in [`LoadRequest::shared`].
+    /// Segments of the messages, as in [`LoadRequest::shared`].
     shared: Vec<(u64, u32)>,
 }
 
 impl Conversation {
-    /// Conversation number `session`, before its first turn.
+    /// Conversation number `session`, before the first turn.
     pub fn new(workload: &Workload, sessions: &Sessions, session: u64) -> Self {
         let mut rng = rng_for(workload.seed, Purpose::Session, session);
         let class = workload.class_of(session);
@@ -59,7 +58,7 @@ impl Conversation {
         conversation
     }
 
-    /// Its class.
+    /// Index of the class.
     pub fn class(&self) -> u32 {
         self.class
     }
@@ -69,7 +68,7 @@ impl Conversation {
         self.session * u64::from(MAX_TURNS) + u64::from(self.begun.saturating_sub(1))
     }
 
-    /// Begins the next turn, by adding a user's message. `None` after the last turn.
+    /// Begins the next turn by adding a user's message. `None` after the last turn.
     pub fn next_turn(&mut self, workload: &Workload, sessions: &Sessions) -> Option<LoadRequest> {
         if self.begun == self.turns {
             return None;
@@ -84,7 +83,7 @@ impl Conversation {
         let request = workload.build_request(self.class, sender, self.ordinal(), lengths, prompt);
         let session = Some((self.session, turn));
         let keep_text = self.begun < self.turns;
-        // Later turns have the responses in them, whose tokens the server chose.
+        // Later turns contain responses, whose tokens the server chose.
         let generated = turn == 0;
         Some(LoadRequest { session, keep_text, generated, shared: self.shared.clone(), ..request })
     }
@@ -127,7 +126,7 @@ impl Conversation {
         if !self.messages.is_empty() {
             text.push(' ');
         }
-        // The tokens that the server adds to a prompt are taken off the user's first message.
+        // The tokens that the server adds are subtracted from the user's first message.
         kind.push_text(&mut text, parts, role == "user" && self.begun == 1);
         self.messages.push((role, text));
         self.tokens = self.tokens.saturating_add(tokens);

@@ -4,18 +4,18 @@
 //! |---|---|
 //! | `200` | always 200 |
 //! | `100-300` | uniform over the integers 100 to 300, both included |
-//! | `lognormal:MEDIAN:SIGMA` | log-normal: its logarithm has mean ln MEDIAN and standard deviation SIGMA; rounded |
+//! | `lognormal:MEDIAN:SIGMA` | log-normal; the logarithm has mean ln MEDIAN, deviation SIGMA |
 //! | `lognormal:MEDIAN:SIGMA:MAX` | the same, limited to MAX |
 //!
-//! Lengths of real prompts and responses are close to log-normal. The mean of that distribution is
-//! MEDIAN * exp(SIGMA^2 / 2). Bounds: drawn values are limited to the range 1 to [`MAX_TOKENS`].
+//! Real lengths are close to log-normal, with mean MEDIAN * exp(SIGMA^2 / 2). Bounds: 1 to
+//! [`MAX_TOKENS`].
 
 use std::fmt;
 use std::str::FromStr;
 
 use sluice_core::base::Rng;
 
-/// The longest prompt or response: a bound on memory, above every context length in use.
+/// The longest prompt or response: bounds memory, above every context length in use.
 pub const MAX_TOKENS: u32 = 1 << 24;
 
 /// A number of tokens.
@@ -23,14 +23,14 @@ pub const MAX_TOKENS: u32 = 1 << 24;
 pub enum Length {
     /// Always this many.
     Exactly(u32),
-    /// Uniform over the integers from `min` to `max`, both included.
+    /// Uniform from `min` to `max`, both included.
     Between {
         /// The smallest length.
         min: u32,
         /// The largest length.
         max: u32,
     },
-    /// Log-normal, rounded to the nearest integer, limited to the range 1 to `max`.
+    /// Log-normal, rounded, limited to 1 to `max`.
     LogNormal {
         /// The median.
         median: f64,
@@ -41,14 +41,14 @@ pub enum Length {
     },
 }
 
-/// Text that is not a length.
+/// A text that is not a length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a length; write 200, 100-300 or lognormal:MEDIAN:SIGMA[:MAX]")]
 pub struct BadLength(pub String);
 
 impl Length {
-    /// Integers from `mean * (1 - ratio)` (rounded down) to `mean * (1 + ratio)` (rounded up), at least 1, as with
-    /// `--random-range-ratio` of `vllm bench serve`.
+    /// Uniform from `mean * (1 - ratio)` (rounded down, at least 1) to `mean * (1 + ratio)`
+    /// (rounded up), like `--random-range-ratio` of `vllm bench serve`.
     pub fn around(mean: u32, ratio: f64) -> Self {
         if ratio <= 0.0 {
             return Self::Exactly(mean);
@@ -57,7 +57,7 @@ impl Length {
         Self::Between { min, max: (f64::from(mean) * (1.0 + ratio)).ceil() as u32 }
     }
 
-    /// Whether every draw is at least 1 and at most [`MAX_TOKENS`].
+    /// Whether every draw is from 1 to [`MAX_TOKENS`].
     pub fn is_possible(self) -> bool {
         match self {
             Self::Exactly(tokens) => (1..=MAX_TOKENS).contains(&tokens),
@@ -168,9 +168,9 @@ mod tests {
         let mut draws: Vec<u32> =
             (0..20_000).map(|_| Length::LogNormal { median: 500.0, sigma: 0.8, max: 4_000 }.draw(&mut rng)).collect();
         draws.sort_unstable();
-        // The median's standard error is 1.2533 * sigma / sqrt(n) of it: 0.7 %.
+        // The standard error of the median is 1.2533 * sigma / sqrt(n) of it: 0.7 %.
         assert!((485..515).contains(&draws[10_000]), "{}", draws[10_000]);
-        // One deviation up is the 84.13th percentile.
+        // One standard deviation up is the 84.13th percentile.
         let upper = f64::from(draws[16_827]) / 500.0;
         assert!((upper.ln() - 0.8).abs() < 0.05, "{upper}");
         assert!(*draws.last().unwrap() <= 4_000 && draws[0] >= 1);

@@ -1,8 +1,9 @@
-//! What is sent, and when: the workload, and the schedule of its requests.
+//! The requests of a run and their due times.
 //!
-//! `workload` draws the requests: classes, lengths (`length`), prompts and bodies (`text`, `body`), adapters, or the items of a
-//! `dataset`. `session` and `conversation` chain requests into conversations. `arrival` decides when each request is due. All
-//! randomness follows from the seed of the run. The only I/O is reading dataset files.
+//! `workload` draws the requests: classes, lengths (`length`), prompts and bodies (`text`, `body`),
+//! adapters, or the items of a `dataset`. `session` and `conversation` chain them into
+//! conversations. `arrival` decides the due times. All randomness follows from the seed of the run.
+//! The only I/O is reading dataset files.
 
 pub mod length;
 pub mod text;

@@ -1,10 +1,10 @@
-//! Settings of conversations: how many turns, how long, and the time between them.
+//! Settings of conversations: the number of turns, their lengths, and the time between them.
 //!
-//! The time between two turns is drawn from an exponential distribution. The first turn has the prompt length of the class;
-//! later turns may have another. Responses have the output length of the class. `conversation` has the turns.
+//! The time between turns is exponentially distributed. The first turn has the prompt length of the
+//! class; later turns may have another. Responses have the output length of the class.
 //!
-//! Turn t of conversation s is request number s * [`MAX_TURNS`] + t. What the user says is a pure function of the seed and
-//! that number. Bounds: at most [`MAX_TURNS`] turns.
+//! Turn t of conversation s is request number s * [`MAX_TURNS`] + t. The user's message is a pure
+//! function of the seed and that number. `conversation` builds the turns.
 
 use crate::error::BenchError;
 use crate::load::body::PromptTokens;
@@ -19,9 +19,9 @@ pub const MAX_TURNS: u32 = 1_000;
 pub struct Sessions {
     /// Turns of each conversation.
     pub turns: Length,
-    /// Tokens that the user adds from the second turn on; `None`: the class's prompt length.
+    /// Tokens that the user adds in each later turn; `None`: the prompt length of the class.
     pub later: Option<Length>,
-    /// Mean time between the end of a response and the next turn, seconds.
+    /// Mean time from the end of a response to the next turn, seconds.
     pub think: f64,
 }
 

@@ -1,12 +1,14 @@
 //! Generated text: a number of words, or, with the model's tokenizer, a number of tokens.
 //!
-//! Without a tokenizer a token is a common short word, which is nearly exact for large English vocabularies and far off for
-//! small ones. With one, text consists of words that this tokenizer encodes as one token each after a blank, so any number of
-//! them has as many tokens. They are found in its vocabulary, and [`ExactText::new`] checks the sum on a sample. If the sum is
-//! wrong (a tokenizer that joins words, or has no such words), each text is encoded and cut where it has the right number.
+//! Without a tokenizer, a common short word stands for a token: nearly exact for large English
+//! vocabularies, far off for small ones. With a tokenizer, text consists of words of the vocabulary
+//! that are one token each after a blank, so n words have n tokens. [`ExactText::new`] checks that
+//! on a sample. If it does not hold (the tokenizer joins words, or has no such words), each text is
+//! encoded and cut at the right number of tokens.
 //!
-//! What the server adds (special tokens, a chat template) is set by [`ExactText::adding`] and taken off each prompt. Random
-//! numbers come from the parts of a prompt, so a shared prefix is the same text in every prompt. Bounds: [`MAX_WORDS`] words.
+//! Tokens that the server adds (special tokens, a chat template) are set by [`ExactText::adding`]
+//! and subtracted from each prompt. Random numbers come from the parts of a prompt, so a shared
+//! prefix is the same text in every prompt. Bounds: [`MAX_WORDS`] words.
 
 use std::sync::Arc;
 
@@ -14,20 +16,17 @@ use tokenizers::Tokenizer;
 
 use sluice_core::base::Rng;
 
-/// The most words that text is made of.
+/// The most different words in a text.
 const MAX_WORDS: usize = 512;
 /// With fewer words of two letters or more, single letters are words, too.
 const FEW_WORDS: usize = 64;
-/// Repetitions by which a word is checked.
 const REPEATED: usize = 8;
-/// Tokens of the sample by which the sum is checked.
 const SAMPLE: u32 = 2_048;
-/// Letters of the longest word.
 const LONGEST: usize = 12;
-/// Cuts tried around the place where a text has the right number of tokens.
+/// Cuts tried on each side of the estimated place.
 const NEAR: usize = 16;
 
-/// A part of a prompt: the first `count` tokens of a random number generator.
+/// The first `count` tokens of a random number generator, as a part of a prompt.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptPart {
     pub(crate) rng: Rng,
@@ -62,7 +61,6 @@ fn push_any(text: &mut String, words: &[impl AsRef<str>], parts: &mut [PromptPar
 #[derive(Clone, Debug)]
 pub struct ExactText {
     vocabulary: Arc<WordList>,
-    /// Tokens that the server adds to a prompt.
     added: u32,
 }
 
@@ -70,7 +68,7 @@ pub struct ExactText {
 struct WordList {
     tokenizer: Arc<Tokenizer>,
     words: Vec<Box<str>>,
-    /// Any number of words has as many tokens.
+    /// Whether n words always have n tokens.
     additive: bool,
 }
 
@@ -99,7 +97,7 @@ impl ExactText {
         Self { vocabulary: Arc::new(list), added: 0 }
     }
 
-    /// The same, for a server that adds `tokens` to each prompt.
+    /// The same for a server that adds `tokens` to each prompt.
     #[must_use]
     pub fn adding(&self, tokens: u32) -> Self {
         Self { vocabulary: Arc::clone(&self.vocabulary), added: tokens }
@@ -110,16 +108,18 @@ impl ExactText {
         self.added
     }
 
-    /// Tokens of a text, without special ones.
+    /// Tokens of a text, without special tokens.
     pub fn count(&self, text: &str) -> usize {
         self.vocabulary.count(text)
     }
 
-    /// Writes a prompt that has, with what the server adds, the tokens of `parts`; at least one word. It needs no escaping.
+    /// Writes a prompt that has the tokens of `parts` once the server has added tokens; at least
+    /// one word. The prompt needs no escaping.
     pub(crate) fn push_prompt(&self, text: &mut String, parts: &mut [PromptPart]) {
         let mut excess = self.added;
         let all: u32 = parts.iter().map(|part| part.count).sum();
-        // From the end: the beginning is shared. One token of each part stays as long as there are others.
+        // From the end, because the beginning is shared. One token of each part stays as long as
+        // any part has more.
         for least in [1, 0] {
             for part in parts.iter_mut().rev() {
                 let less = excess.min(part.count.saturating_sub(least));
@@ -132,7 +132,7 @@ impl ExactText {
         self.push(text, parts);
     }
 
-    /// Writes text of as many tokens as `parts` have. It needs no escaping.
+    /// Writes text with the tokens of `parts`. It needs no escaping.
     pub(crate) fn push(&self, text: &mut String, parts: &mut [PromptPart]) {
         let list = &*self.vocabulary;
         if list.additive {
@@ -157,13 +157,13 @@ impl WordList {
         self.tokenizer.encode_fast(text, false).map_or(0, |encoding| encoding.get_ids().len())
     }
 
-    /// `before` with words after it, cut where the whole has `wanted` tokens, or as near as a cut comes.
+    /// `before` followed by words, cut at `wanted` tokens in all, or as near to that as possible.
     fn fit(&self, before: &str, rng: &mut Rng, wanted: usize) -> String {
         let mut text = before.to_owned();
         let mut words = wanted.max(1);
         loop {
             push_any(&mut text, &self.words, &mut [PromptPart { rng: rng.clone(), count: words as u32 }]);
-            // A word has a token or more, unless the tokenizer joins words.
+            // A word has at least one token, unless the tokenizer joins words.
             if self.count(&text) >= wanted || words > 8 * wanted {
                 break;
             }
@@ -176,7 +176,8 @@ impl WordList {
             let middle = low.midpoint(high);
             if self.count(&text[..middle]) < wanted { low = middle + 1 } else { high = middle }
         }
-        // A template may strip a blank at the end, so a letter takes its place where it has the same tokens.
+        // A chat template may strip a blank at the end, so a letter replaces the blank if the
+        // tokens stay the same.
         let cuts = low.saturating_sub(NEAR).max(least)..=(low + NEAR).min(text.len());
         let ends = cuts.flat_map(|cut| ["", "s", "z"].map(|end| format!("{}{end}", &text[..cut])));
         let nearest = ends.filter(|text| !text.ends_with(' ')).min_by_key(|text| self.count(text).abs_diff(wanted));
@@ -184,13 +185,14 @@ impl WordList {
     }
 }
 
-/// Words of the vocabulary, of `letters` letters or more (exactly one for 1), that are one token after a blank.
+/// Words of the vocabulary that are one token after a blank, with `letters` letters or more
+/// (exactly 1 for 1).
 fn words(tokenizer: &Tokenizer, letters: usize) -> Vec<Box<str>> {
     let lengths = if letters == 1 { 1..=1 } else { letters..=LONGEST };
     let mut found: Vec<Box<str>> = Vec::new();
     for id in 0..tokenizer.get_vocab_size(false) as u32 {
         let Some(token) = tokenizer.id_to_token(id) else { continue };
-        // The blank of byte-level vocabularies and of SentencePiece.
+        // The blank in byte-level vocabularies and in SentencePiece.
         let word = token.trim_start_matches(['\u{120}', '\u{2581}']);
         if !lengths.contains(&word.len()) || !word.bytes().all(|byte| byte.is_ascii_lowercase()) {
             continue;

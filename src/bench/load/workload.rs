@@ -1,14 +1,16 @@
 //! The requests of a run: request number `n` is a pure function of (seed, n).
 //!
-//! A workload has either *classes* ("short": 200 prompt tokens, 128 output tokens, weight 30) or *items* read from a file
-//! (`dataset`). With classes, each request draws its class by weight, then its two lengths. Requests do not depend on when
-//! they are sent, nor in which order, so several server configurations can be tested with exactly the same requests.
+//! A workload has *classes* ("short": 200 prompt tokens, 128 output tokens, weight 30) or *items*
+//! read from a file (`dataset`). With classes, each request draws a class by weight, then two
+//! lengths. Requests do not depend on when or in which order they are sent, so several
+//! configurations can be tested with exactly the same requests.
 //!
-//! Shared prefixes: `Extra` adds shared tokens before a prompt of the class's length (`--random-prefix-len`). `Share` replaces
-//! the first part of that prompt by shared tokens: with `Share(0.6)`, the server should find 60 % of the prompt tokens in its
-//! prefix cache, except when a prefix is used for the first time. The cache holds whole blocks of [`BLOCK`] tokens, so the
-//! length of such a prefix is a multiple of that, rounded up or down at random, so that the mean is exact. `run::scrape`
-//! measures the real hit rate. Bounds: at most [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
+//! A shared prefix of kind `Extra` is added before a prompt of the class's length
+//! (`--random-prefix-len`). `Share` replaces the first part of that prompt: with `Share(0.6)`, the
+//! server should find 60 % of the prompt tokens in its prefix cache, except at the first use of a
+//! prefix. The cache holds blocks of [`BLOCK`] tokens, so a `Share` prefix is rounded to whole
+//! blocks, up or down at random; the mean stays exact. `run::scrape` measures the real hit rate.
+//! Bounds: at most [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +26,7 @@ use crate::result::record::{ClassConfig, Slo};
 use crate::seed::{Purpose, rng_for};
 use sluice_core::base::Rng;
 
-/// Tokens in a block of vLLM's prefix cache, by default.
+/// Default tokens in a block of vLLM's prefix cache.
 pub const BLOCK: u32 = 16;
 
 /// One kind of request.
@@ -36,32 +38,32 @@ pub struct Class {
     pub prompt: Length,
     /// Output length in tokens.
     pub output: Length,
-    /// Share of the requests, relative to the other classes' weights. Above 0.
+    /// Weight relative to the other classes. Above 0.
     pub weight: f64,
-    /// The prefix that its prompts share.
+    /// The prefix that prompts share.
     pub prefix: Prefix,
-    /// Its objectives; if empty, those of the run.
+    /// Objectives; if empty, the objectives of the run.
     pub slo: Slo,
 }
 
-/// The prefix that the prompts of a class share.
+/// The prefix that prompts of a class share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prefix {
-    /// How long it is.
+    /// The length.
     pub kind: PrefixKind,
-    /// Number of different prefixes, at least 1. Each is equally likely.
+    /// Number of different prefixes, at least 1, equally likely.
     pub groups: u32,
-    /// Share of the requests that have a shared prefix, 0 to 1.
+    /// Share of the requests with a shared prefix, 0 to 1.
     pub warm: f64,
 }
 
-/// How long a shared prefix is.
+/// The length of a shared prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum PrefixKind {
     /// Nothing is shared.
     #[default]
     None,
-    /// This many tokens, added before a prompt of the class's length.
+    /// This many tokens before a prompt of the class's length.
     Extra(u32),
     /// This share of the prompt, 0 to 1.
     Share(f64),
@@ -89,7 +91,7 @@ impl Default for Prefix {
 /// Where requests come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestSource {
-    /// Generated: each request draws one of these classes by weight. Records name the class by its index in this list.
+    /// Each request draws one of these classes by weight. Records refer to classes by index.
     Classes(Vec<Class>),
     /// Read from a file.
     Items(Arc<Items>),
@@ -106,24 +108,21 @@ pub struct Workload {
     pub source: RequestSource,
     /// The mix of adapters.
     pub adapters: Adapters,
-    /// What generated prompts consist of. Chat needs words.
+    /// The tokens of generated prompts. Chat needs text.
     pub tokens: PromptTokens,
     /// Other fields of the body.
     pub fields: BodyFields,
-    /// Share of the requests whose client leaves before the end, 0 to 1.
+    /// Share of the requests whose client leaves early, 0 to 1.
     pub leaving: f64,
-    /// Users that requests name in their field `user`, each equally likely; 0: no such field.
+    /// Number of users that requests name in the field `user`; 0: no such field.
     pub users: u32,
     /// Seed of all randomness.
     pub seed: u64,
 }
 
-/// Who sends a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sender {
-    /// Index of the adapter.
     pub(crate) adapter: Option<u32>,
-    /// Number of the user.
     pub(crate) user: Option<u32>,
 }
 
@@ -138,23 +137,25 @@ pub struct LoadRequest {
     pub session: Option<(u64, u32)>,
     /// Prompt tokens (exact for token ids).
     pub prompt_tokens: u32,
-    /// The prompt was generated to have `prompt_tokens`; that of a file has as many as were counted or estimated.
+    /// Whether the prompt was generated to have `prompt_tokens`. For prompts of a file, these are
+    /// counted or estimated.
     pub generated: bool,
     /// Requested output tokens.
     pub output_tokens: u32,
-    /// The client leaves after this many token events; 0: before the first.
+    /// The client leaves after this many token events.
     pub leave_after: Option<u32>,
     /// Whether to keep the text of the response.
     pub keep_text: bool,
-    /// The shared beginning of the prompt: segments in order, each an id and a number of tokens. Prompts with the same
-    /// segments begin with the same tokens. The rest of the prompt is unique.
+    /// The shared beginning of the prompt, as segments: id and number of tokens. Prompts with the
+    /// same segments begin with the same tokens; the rest is unique.
     pub shared: Vec<(u64, u32)>,
     /// The JSON body.
     pub body: Bytes,
 }
 
 impl Workload {
-    /// Requests of `classes` for `model`: completions, prompts of token ids, defaults for the rest.
+    /// Completion requests of `classes` for `model`, with token ids as prompts and defaults for the
+    /// rest.
     pub fn of_classes(model: &str, classes: Vec<Class>, seed: u64) -> Self {
         Self {
             model: model.to_owned(),
@@ -169,10 +170,10 @@ impl Workload {
         }
     }
 
-    /// Checks that every request of this workload can be built.
+    /// Checks that every request can be built.
     ///
     /// # Errors
-    /// The first invalid class, weight, length or vocabulary.
+    /// The first invalid setting: vocabulary, adapters, extra fields, a share, or a class.
     pub fn check(&self) -> Result<(), BenchError> {
         match &self.tokens {
             PromptTokens::Ids(range) if range.is_empty() => {
@@ -231,10 +232,11 @@ impl Workload {
         }
     }
 
-    /// Request number `ordinal`, with the class at index `class` instead of its own (for warm-up). Items keep their class.
+    /// Request number `ordinal` in the class at index `class` instead of a drawn one (for warm-up).
+    /// Items keep their class.
     ///
     /// # Panics
-    /// When requests are generated and there is no such class.
+    /// Requests are generated and there is no such class.
     pub fn request_in_class(&self, class: u32, ordinal: u64) -> LoadRequest {
         let RequestSource::Classes(classes) = &self.source else { return self.request(ordinal) };
         let shape = &classes[class as usize];
@@ -277,7 +279,7 @@ impl Workload {
         self.build_request(class, sender, ordinal, (tokens, output), Prompt::Parts(parts))
     }
 
-    /// A request with this prompt. `lengths` are the tokens of prompt and output.
+    /// A request with this prompt. `lengths`: the tokens of prompt and output.
     pub(crate) fn build_request(
         &self,
         class: u32,
@@ -303,7 +305,7 @@ impl Workload {
         }
     }
 
-    /// The user of request, or conversation, number `ordinal`.
+    /// The user of request or conversation number `ordinal`.
     pub(crate) fn user_of(&self, ordinal: u64) -> Option<u32> {
         let users = self.users as usize;
         (users > 0).then(|| rng_for(self.seed, Purpose::User, ordinal).below(users) as u32)
@@ -316,7 +318,7 @@ impl Workload {
 }
 
 impl Class {
-    /// A class without a shared prefix and without objectives of its own.
+    /// A class without a shared prefix and without objectives.
     pub fn new(name: &str, prompt: Length, output: Length, weight: f64) -> Self {
         Self { name: name.to_owned(), prompt, output, weight, prefix: Prefix::default(), slo: Slo::default() }
     }
@@ -342,8 +344,9 @@ impl Class {
 }
 
 impl Prefix {
-    /// The segment id of the shared prefix, and the two parts of a prompt: the prefix, and the rest, which is drawn from `own`.
-    /// Both parts together have `length` tokens; with [`PrefixKind::Extra`] the prefix is added to that.
+    /// The segment id of the shared prefix, and the two parts of a prompt: the prefix, and the
+    /// rest, drawn from `own`. Both have `length` tokens together; with [`PrefixKind::Extra`], the
+    /// rest has them.
     pub(super) fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> (u64, [PromptPart; 2]) {
         let mut rng = rng_for(seed, Purpose::Prefix, ordinal);
         let group = rng.below(self.groups as usize) as u64;
@@ -364,8 +367,8 @@ impl Prefix {
     }
 }
 
-/// A prompt of `tokens` tokens that begins with `blocks`. Blocks with the same id have the same content. Tokens after the
-/// last block are unique to the request.
+/// A prompt of `tokens` tokens that begins with `blocks`. Blocks with the same id have the same
+/// tokens; tokens after the last block are unique to the request.
 fn block_parts(seed: u64, ordinal: u64, tokens: u32, blocks: &[u64], block: u32) -> Vec<PromptPart> {
     let mut parts = Vec::with_capacity(blocks.len() + 1);
     let mut left = tokens;

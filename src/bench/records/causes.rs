@@ -1,9 +1,10 @@
-//! Why requests were slow or failed: the parts of TTFT, the slowest requests with their causes, reasons of failures.
+//! Why requests were slow or failed: the parts of TTFT, the slowest requests, reasons of failures.
 //!
-//! TTFT is the wait for room on a backend (queue), the time from sending the request to its first token (engine: its own queue
-//! and the prefill), and the rest (elsewhere: reading, connecting, attempts that were repeated). A cause is the largest
-//! part; of the engine it says how many prompts were before it there, or else whether that took unusually long for the length
-//! of the prompt. In a burst the usual time is itself that of the burst, so the prompts before it come first.
+//! TTFT is the wait for room on a backend (queue), the time from sending the request to the first
+//! token (engine: the engine's queue and the prefill), and the rest (elsewhere: reading,
+//! connecting, repeated attempts). A request's cause is the largest part. For the engine it also
+//! says how many earlier prompts were unfinished; if few, whether the time was unusual for the
+//! length of the prompt. (In a burst the usual time is itself long, so earlier prompts come first.)
 //!
 //! Bounds: [`SLOWEST`] requests, [`REASONS`] reasons.
 
@@ -13,17 +14,15 @@ use super::table::{clock, count, millis, percent, quantile, row};
 use super::{Entry, Group, group};
 use crate::report::sections::Section;
 
-/// Requests that are listed as the slowest.
 const SLOWEST: usize = 20;
-/// Reasons that are listed.
 const REASONS: usize = 50;
-/// An engine that takes this many times the median of its length class was slow; below, the prompt was long.
+/// An engine's time is unusual from this many times the median of the length class on.
 const UNUSUAL: f64 = 3.0;
 
-/// With as many prompts before it in the engine, these are the cause.
+/// From this many unfinished earlier prompts on, these are the cause.
 const CROWD: usize = 3;
 
-/// TTFT and its parts, milliseconds.
+/// TTFT and the parts, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Parts {
     pub(super) ttft: f64,
@@ -38,7 +37,7 @@ impl Parts {
         Some(Self { ttft, queue, engine, elsewhere: (ttft - queue - engine).max(0.0) })
     }
 
-    /// The means of all streams among these requests and of their slowest hundredth, with how many each are.
+    /// The mean parts of all streams and of the slowest hundredth, with the numbers of streams.
     pub(super) fn means(entries: &[&Entry]) -> Option<[(usize, Self); 2]> {
         let mut all: Vec<Self> = entries.iter().filter_map(|entry| Self::of(entry)).collect();
         all.sort_by(|one, other| one.ttft.total_cmp(&other.ttft));
@@ -56,13 +55,12 @@ impl Parts {
         }
     }
 
-    /// The largest part and its name.
+    /// The name and time of the largest part.
     fn largest(&self) -> (&'static str, f64) {
         let parts = [("queue", self.queue), ("engine", self.engine), ("elsewhere", self.elsewhere)];
         parts.into_iter().max_by(|one, other| one.1.total_cmp(&other.1)).unwrap_or(parts[0])
     }
 
-    /// Shares in words.
     pub(super) fn text(&self) -> String {
         let share = |part| percent(part, self.ttft);
         let [queue, engine, elsewhere] = [self.queue, self.engine, self.elsewhere].map(share);
@@ -70,7 +68,6 @@ impl Parts {
     }
 }
 
-/// Where TTFT went, by class.
 pub(super) fn ttft_parts(classes: &BTreeMap<String, Group<'_>>) -> Section {
     let mut rows = vec![row(["class", "streams", "TTFT", "queue", "engine", "elsewhere", "largest part"])];
     for (name, entries) in classes {
@@ -96,7 +93,6 @@ pub(super) fn ttft_parts(classes: &BTreeMap<String, Group<'_>>) -> Section {
     Section { title: "Where TTFT went".to_owned(), note: note.to_owned(), rows, ..Section::default() }
 }
 
-/// Reasons of failures, the most frequent first.
 pub(super) fn failures(entries: &[Entry]) -> Section {
     let failed = entries.iter().filter(|entry| entry.is_shed() || entry.is_broken());
     let key = |entry: &Entry| [&entry.outcome, &entry.detail, &entry.class, &entry.backend].map(ToString::to_string);
@@ -122,7 +118,7 @@ pub(super) fn failures(entries: &[Entry]) -> Section {
     Section { title: "What was shed or failed, and why".to_owned(), note, rows, ..Section::default() }
 }
 
-/// The slowest requests, the slowest first.
+/// The slowest requests with their causes, the slowest first.
 pub(super) fn slowest<'a>(entries: &'a [Entry], most: usize) -> Vec<(&'a Entry, String)> {
     let mut all: Vec<&'a Entry> = entries.iter().filter(|entry| entry.latency().is_some()).collect();
     let time = |entry: &Entry| entry.latency().unwrap_or(0.0);
@@ -132,7 +128,8 @@ pub(super) fn slowest<'a>(entries: &'a [Entry], most: usize) -> Vec<(&'a Entry, 
     all.into_iter().map(|entry| (entry, cause(entry, &usual, before(entry, entries)))).collect()
 }
 
-/// The prompts that the engine of `entry` had received before it and had not finished, and their tokens.
+/// The number and tokens of the prompts that the engine of `entry` had received earlier and not
+/// finished.
 fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
     let times = |entry: &Entry| {
         let (ttft, engine) = (entry.ttft?, entry.engine?);
@@ -143,7 +140,7 @@ fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
         other.backend == entry.backend
             && other.pool == entry.pool
             && times(other).is_some_and(|(began, first)| {
-                // Of those that were sent in the same instant, the ones that were served sooner.
+                // Of requests sent in the same instant, those served sooner.
                 let sooner = began < sent || began == sent && times(entry).is_some_and(|(_, own)| first < own);
                 sooner && first > sent
             })
@@ -157,7 +154,6 @@ fn usual(entries: &[Entry]) -> BTreeMap<&'static str, f64> {
     lengths.iter().filter_map(|(name, entries)| Some((*name, quantile(entries, 0.5, |entry| entry.engine)?))).collect()
 }
 
-/// Why a request took as long as it did.
 fn cause(entry: &Entry, usual: &BTreeMap<&'static str, f64>, (before, tokens): (usize, u64)) -> String {
     let Some(parts) = Parts::of(entry) else {
         let whole = entry.e2el.unwrap_or(0.0);
@@ -183,7 +179,6 @@ fn cause(entry: &Entry, usual: &BTreeMap<&'static str, f64>, (before, tokens): (
     }
 }
 
-/// The table of the slowest requests.
 pub(super) fn slow(entries: &[Entry]) -> Section {
     let row_of = |(entry, cause): &(&Entry, String)| {
         let backend =

@@ -1,6 +1,8 @@
-//! The sections of a report: the traffic, latencies by class and pool, by length and by time, and the causes.
+//! The sections of a report: the traffic, latencies by class and pool, by length and by time, the
+//! causes.
 //!
-//! Bounds: a row for each class in each pool, for each length and for each interval that had requests; plots of [`PLOTTED`] classes.
+//! Tables have a row for each class and each length in each pool, and for each interval with
+//! requests. Bounds: plots of [`PLOTTED`] classes.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +10,10 @@ use super::table::{Interval, count, e2el, head, latencies, met, percent, quantil
 use super::{Entry, Group, LENGTHS, causes, group};
 use crate::report::sections::{Dots, Section};
 
-/// Classes in a plot, those with the most requests.
+/// The most classes in a plot; the largest are plotted.
 const PLOTTED: usize = 4;
 
-/// The sections about records in the order of their arrival.
+/// The sections about records in the order of arrival.
 pub fn sections(entries: &[Entry]) -> Vec<Section> {
     let classes = group(entries, |entry| entry.class.to_string());
     vec![
@@ -44,7 +46,6 @@ fn volume(entries: &[Entry]) -> Section {
     Section { title: "The traffic".to_owned(), tiles: tiles.into(), ..Section::default() }
 }
 
-/// A number of tokens with three digits.
 fn tokens(count: u64) -> String {
     match count as f64 {
         count if count >= 1e9 => format!("{:.2} G", count / 1e9),
@@ -82,7 +83,7 @@ fn by_length(entries: &[Entry]) -> Section {
     }
 }
 
-/// The interval with the longest P99 of TTFT, or of E2EL where nothing is streamed, and that P99.
+/// The interval with the longest P99 of TTFT (E2EL if not streamed), and that P99.
 pub(super) fn slowest_interval(entries: &[Entry], interval: Interval) -> Option<(i64, f64)> {
     let p99 = |entries: &Group<'_>| quantile(entries, 0.99, Entry::latency);
     let intervals = group(entries, |entry| interval.number(entry));
@@ -104,7 +105,7 @@ fn by_time(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section 
         _ => (first.div_euclid(day) * day, 3_600.0, "hour since midnight of the first day, UTC".to_owned()),
     };
     let place = |number: i64| (number - origin) as f64 * interval.seconds / unit;
-    // With one class, the lengths of prompts show what it hides.
+    // With one class, the plots show lengths of prompts.
     let lengths = group(entries, |entry| entry.length().to_owned());
     let mut plotted: Vec<_> = if classes.len() > 1 { classes } else { &lengths }.iter().collect();
     plotted.sort_by_key(|(_, entries)| std::cmp::Reverse(entries.len()));
@@ -117,7 +118,7 @@ fn by_time(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section 
         let series = plotted.iter().map(|(name, entries)| ((*name).clone(), points(entries))).collect();
         Dots { title: title.to_owned(), x: x.clone(), y: y.to_owned(), series, connected: true, ..Dots::default() }
     };
-    // Next to nothing waits in many queues: a logarithmic axis would show differences of microseconds.
+    // Queue times are often close to 0: a logarithmic axis would show differences of microseconds.
     let latency = |dots: Dots| Dots { may_be_log: true, ..dots };
     let dots = vec![
         course("Requests", &format!("per {}", interval.name), &|entries| Some(entries.len() as f64)),

@@ -1,10 +1,9 @@
-//! A day of the gateway's own records: what was asked, what was slow, and why.
+//! Reports on one day of the gateway's own records: the traffic, the slow requests, and the causes.
 //!
-//! Records are lines of `[records]` or of the access log. [`Entry`] is what is kept of one ([`read`]), [`day`] and [`causes`] make
-//! the sections of a page from them, [`worst`] finds the period that most deserves a second look, [`summary`] says it all in a
-//! few lines of text. Times are UTC, latencies milliseconds; TTFT is of streams.
-//!
-//! Bounds: [`ENTRIES_MAX`] records.
+//! Records are lines of `[records]` or of the access log. [`read`] turns each into an [`Entry`],
+//! [`day`] and [`causes`] make the sections of a page, [`worst`] finds the worst period,
+//! [`summary`] makes a few lines of text. Times are UTC, latencies milliseconds. Only streams have
+//! a TTFT. Bounds: [`ENTRIES_MAX`] records.
 
 pub mod read;
 mod table;
@@ -20,37 +19,37 @@ pub use day::sections;
 pub use read::{Day, RecordsError};
 pub use table::clock;
 
-/// The most records of one report, about 1 GB in memory: a day of 58 requests per second.
+/// The most records of one report: about 1 GB of memory, or a day of 58 requests per second.
 pub const ENTRIES_MAX: usize = 5_000_000;
 
 /// One request. Times are seconds, latencies milliseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// When it arrived, since 1970.
+    /// Arrival, since 1970.
     pub at: f64,
-    /// Its home pool.
+    /// The home pool.
     pub class: Arc<str>,
-    /// The pool in which it ran; its home pool if it did not.
+    /// The pool that ran the request; the home pool if none did.
     pub pool: Arc<str>,
-    /// The backend, the last one tried; empty if none was.
+    /// The last backend tried; empty if none was.
     pub backend: Arc<str>,
-    /// Its model.
+    /// The model.
     pub model: Arc<str>,
-    /// How it ended: one of the words of the metric.
+    /// The outcome, as in the gateway's metrics.
     pub outcome: Arc<str>,
-    /// Why, if it failed.
+    /// The reason, if the request failed.
     pub detail: Arc<str>,
-    /// Why attempts were repeated.
+    /// The reasons for repeated attempts.
     pub retries: Arc<str>,
-    /// The name of the file it stands in.
+    /// Name of the file with the record.
     pub file: Arc<str>,
-    /// The line, from 1.
+    /// Line in the file, from 1.
     pub line: u32,
-    /// Waiting for a backend.
+    /// Wait for a backend.
     pub queue: f64,
     /// Time to first token of a stream.
     pub ttft: Option<f64>,
-    /// The same from when it had been sent to the engine.
+    /// Time from sending the request to the engine until the first token of a stream.
     pub engine: Option<f64>,
     /// Time per output token.
     pub tpot: Option<f64>,
@@ -62,52 +61,50 @@ pub struct Entry {
     pub output: u64,
     /// Prompt tokens from the prefix cache.
     pub cached: u64,
-    /// Whether it met its objectives.
+    /// Whether the objectives were met, if there are any.
     pub met: Option<bool>,
 }
 
 impl Entry {
-    /// Whether it got its whole response.
+    /// Whether the client got the whole response.
     pub fn is_completed(&self) -> bool {
         &*self.outcome == "completed"
     }
 
-    /// Whether the gateway refused it because no backend had room or was ready.
+    /// Whether the gateway refused the request because no backend had room or was ready.
     pub fn is_shed(&self) -> bool {
         &*self.outcome == "shed"
     }
 
-    /// Whether an engine failed it, or it took too long.
+    /// Whether an engine failed or a timeout expired.
     pub fn is_broken(&self) -> bool {
         matches!(&*self.outcome, "upstream_error" | "timeout")
     }
 
-    /// Whether it failed for the client, or missed an objective.
+    /// Whether the request failed for the client or missed an objective.
     pub fn is_miss(&self) -> bool {
         self.is_shed() || self.is_broken() || self.met == Some(false)
     }
 
-    /// By what it is sorted among slow requests: TTFT, or E2EL where nothing was streamed.
+    /// The latency by which slow requests are sorted: TTFT, or E2EL if not streamed.
     pub fn latency(&self) -> Option<f64> {
         self.ttft.or(self.e2el)
     }
 
-    /// Where it stands.
+    /// File and line of the record.
     pub fn place(&self) -> String {
         format!("{}:{}", self.file, self.line)
     }
 
-    /// Its length class.
     fn length(&self) -> &'static str {
         LENGTHS.iter().find(|(most, _)| self.prompt <= *most).map_or("", |(_, name)| name)
     }
 }
 
-/// Lengths of prompts that are distinguished, in tokens.
+/// Length classes of prompts: the most tokens, and the name.
 const LENGTHS: [(u64, &str); 5] =
     [(1_000, "up to 1k"), (4_000, "1k to 4k"), (16_000, "4k to 16k"), (64_000, "16k to 64k"), (u64::MAX, "over 64k")];
 
-/// Requests of one kind.
 type Group<'a> = Vec<&'a Entry>;
 
 fn group<'a, K: Ord>(entries: impl IntoIterator<Item = &'a Entry>, by: impl Fn(&Entry) -> K) -> BTreeMap<K, Group<'a>> {

@@ -1,8 +1,9 @@
 //! Reads records: lines of JSON that the gateway wrote.
 //!
-//! A line that is no record is an error, because a report on half of a day would mislead. An exception is the last line of a
-//! file without its line feed: the gateway is writing it, or a crash cut it off. Copies for shadow arms, which no client sent, and
-//! requests that generate nothing are left out and counted.
+//! A line that is not a record is an error, because a report on half of a day would mislead. The
+//! exception is a last line without a line feed: it is being written, or a crash cut it off. Copies
+//! for shadow arms, which no client sent, and requests that generate no text are left out and
+//! counted.
 //!
 //! Bounds: [`LINE_MAX`], [`ENTRIES_MAX`], [`NAMES_MAX`].
 
@@ -24,14 +25,14 @@ const NAMES_MAX: usize = 100_000;
 /// Why records cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
-    /// A line is something else.
+    /// A line is not a record.
     #[error("{file}, line {line}: {reason}; give files that the gateway wrote for [records], or its access log")]
     Line {
         /// The file.
         file: String,
-        /// Its number, from 1.
+        /// The line, from 1.
         line: u32,
-        /// What is wrong.
+        /// The fault of the line.
         reason: String,
     },
     /// A record of another version.
@@ -46,19 +47,19 @@ pub enum RecordsError {
         /// The version.
         version: u32,
     },
-    /// Records and an access log.
+    /// Both records and an access log were given.
     #[error(
         "{file} is {this}, and the files before it are {others}: the same requests would count twice; give one kind"
     )]
     Mixed {
         /// The file.
         file: String,
-        /// What it is.
+        /// Kind of this file.
         this: &'static str,
-        /// What the others are.
+        /// Kind of the earlier files.
         others: &'static str,
     },
-    /// Something has too many.
+    /// Too many records or names: the limit, and which.
     #[error("more than {0} {1}; give fewer files")]
     TooMany(usize, &'static str),
     /// An I/O error.
@@ -66,7 +67,6 @@ pub enum RecordsError {
     Io(String, std::io::Error),
 }
 
-/// A line as it is written.
 #[derive(Deserialize)]
 struct Line<'a> {
     version: Option<u32>,
@@ -106,30 +106,29 @@ struct Line<'a> {
     slo_met: Option<bool>,
 }
 
-/// Routes that generate text, as they are named in records.
+/// Routes that generate text, as named in records.
 const GENERATING: [&str; 5] = ["chat_completions", "chat_batch", "completions", "responses", "messages"];
 
 /// The records of some files.
 #[derive(Debug, Default)]
 pub struct Day {
-    /// In the order of their arrival, after [`Day::sort`].
+    /// The records; after [`Day::sort`] in the order of arrival.
     pub entries: Vec<Entry>,
-    /// What was left out of the files, for a reader of the report.
+    /// Notes on lines left out, for the report.
     pub notes: Vec<String>,
-    /// Copies for shadow arms.
+    /// Number of copies for shadow arms.
     copies: usize,
-    /// Requests that generate nothing.
+    /// Number of requests that generate no text.
     other: usize,
-    /// What kind of file it was so far.
     kind: Option<&'static str>,
     names: HashSet<Arc<str>>,
 }
 
 impl Day {
-    /// Adds the records of a file with this name.
+    /// Adds the records of the file called `file`.
     ///
     /// # Errors
-    /// A line is no record, or there are too many.
+    /// I/O; a line that is not a record of this version and kind; too many records or names.
     pub fn read(&mut self, file: &str, mut text: impl BufRead) -> Result<(), RecordsError> {
         let name = self.name(file)?;
         let mut line = Vec::new();
@@ -153,7 +152,7 @@ impl Day {
         Ok(())
     }
 
-    /// Puts the records in the order of their arrival, and notes what was left out.
+    /// Sorts the records by arrival and adds notes on lines left out.
     pub fn sort(&mut self) {
         self.entries.sort_by(|one, other| one.at.total_cmp(&other.at));
         let left_out = [(self.copies, "copies for shadow arms"), (self.other, "requests that generate no text")];
@@ -211,7 +210,7 @@ impl Day {
         })
     }
 
-    /// A text that many entries share.
+    /// A shared copy of `text`.
     fn name(&mut self, text: &str) -> Result<Arc<str>, RecordsError> {
         if let Some(name) = self.names.get(text) {
             return Ok(Arc::clone(name));
@@ -225,8 +224,8 @@ impl Day {
     }
 }
 
-/// Writes the lines of a file that are about requests which arrived from `from` until before `to`, seconds since 1970. Lines that
-/// are no records are left out: [`Day::read`] has seen them.
+/// Copies the lines about requests that arrived from `from` until before `to`, seconds since 1970.
+/// Lines that are not records are left out; [`Day::read`] has reported them.
 ///
 /// # Errors
 /// Reading or writing fails.
@@ -242,7 +241,7 @@ pub fn copy_between(text: impl BufRead, (from, to): (f64, f64), out: &mut impl W
     Ok(())
 }
 
-/// When a request arrived, seconds since 1970: a line says when it was over.
+/// The arrival, seconds since 1970. A line has the time of the end.
 fn arrival(line: &Line<'_>) -> Result<f64, String> {
     let ended: jiff::Timestamp =
         line.time.parse().map_err(|_| format!("`time` '{}' is not a time (RFC 3339)", line.time))?;

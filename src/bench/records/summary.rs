@@ -1,6 +1,6 @@
 //! A day of records in a few lines of text, for a terminal of 80 columns.
 //!
-//! The page has everything; here is what decides whether to open it. Bounds: [`CLASSES`] classes.
+//! It shows whether the page is worth opening. Bounds: [`CLASSES`] classes.
 
 use super::causes::{Parts, slowest};
 use super::day::slowest_interval;
@@ -8,12 +8,12 @@ use super::table::{Interval, clock, count, e2el, millis, ttft};
 use super::worst::Period;
 use super::{Entry, group};
 
-/// Classes that are listed, those with the most requests.
+/// The most classes listed; the largest are listed.
 const CLASSES: usize = 8;
-/// Characters of a name.
 const NAME: usize = 20;
 
-/// The text about records in the order of their arrival, without `notes` on what was left out of them. Sentences are not wrapped.
+/// The text about records in the order of arrival, without notes on lines left out. Sentences are
+/// not wrapped.
 pub fn text(entries: &[Entry], worst: &Period) -> String {
     let all: Vec<&Entry> = entries.iter().collect();
     let (first, last) = (entries.first().map_or(0.0, |entry| entry.at), entries.last().map_or(0.0, |entry| entry.at));

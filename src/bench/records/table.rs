@@ -1,15 +1,14 @@
 //! Cells and rows of the tables of a report: counts, percentiles, shares.
 //!
-//! Percentiles are of every value. TTFT and the queue are of all requests that had them, TPOT and E2EL of completed ones: a
-//! response that was cut off is short for the wrong reason.
+//! Percentiles are of every value. TTFT and queue time are of all requests that have them, TPOT and
+//! E2EL of completed ones: a response that was cut off is short for the wrong reason.
 
 use super::Entry;
 use sluice_core::stats::quantile::percentile;
 
-/// Rows of a table by time, where intervals are shorter than an hour.
+/// Approximate limit on rows of a table by time, for intervals shorter than an hour.
 const ROWS: f64 = 100.0;
 
-/// The intervals of a table by time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Interval {
     pub(super) seconds: f64,
@@ -17,7 +16,8 @@ pub(super) struct Interval {
 }
 
 impl Interval {
-    /// The shortest one for which these records, in the order of their arrival, need no more than [`ROWS`]; an hour if all need more.
+    /// The shortest interval that needs about [`ROWS`] rows or fewer, otherwise an hour. Records
+    /// must be in the order of arrival.
     pub(super) fn of(entries: &[Entry]) -> Self {
         let span = entries.first().zip(entries.last()).map_or(0.0, |(first, last)| last.at - first.at);
         let hour = Self { seconds: 3_600.0, name: "hour" };
@@ -25,24 +25,23 @@ impl Interval {
         shorter.into_iter().find(|interval| span <= ROWS * interval.seconds).unwrap_or(hour)
     }
 
-    /// The interval of an arrival, since 1970.
+    /// The number of the interval of an arrival, since 1970.
     pub(super) fn number(self, entry: &Entry) -> i64 {
         (entry.at / self.seconds).floor() as i64
     }
 
-    /// When it begins.
     pub(super) fn clock(self, number: i64) -> String {
         clock(number as f64 * self.seconds)[..16].to_owned()
     }
 }
 
-/// A time of day, UTC, with its date.
+/// Date and time of day, UTC.
 pub fn clock(at: f64) -> String {
     let time = jiff::Timestamp::from_microsecond((at * 1e6) as i64).unwrap_or_default();
     time.strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// A quantile of what requests have of something, milliseconds.
+/// A quantile of a measure, if any request has it.
 pub(super) fn quantile(entries: &[&Entry], q: f64, of: impl Fn(&Entry) -> Option<f64>) -> Option<f64> {
     let mut values: Vec<f64> = entries.iter().filter_map(|entry| of(entry)).collect();
     values.sort_by(f64::total_cmp);
@@ -65,7 +64,7 @@ fn tpot(entries: &[&Entry], q: f64) -> Option<f64> {
     quantile(entries, q, |entry| entry.tpot.filter(|_| entry.is_completed()))
 }
 
-/// Milliseconds as they stand in a table; a dash where there are none.
+/// Milliseconds as in a table; a dash for `None`.
 pub(super) fn millis(value: Option<f64>) -> String {
     match value {
         None => "-".to_owned(),
@@ -93,7 +92,6 @@ pub(super) fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
 
-/// The columns of [`latencies`].
 const LATENCIES: [&str; 12] = [
     "requests",
     "shed",
@@ -109,12 +107,12 @@ const LATENCIES: [&str; 12] = [
     "objectives met",
 ];
 
-/// The head of a table of latencies whose first columns are these.
+/// The head of a table of latencies whose first columns are `first`.
 pub(super) fn head(first: &[&str]) -> Vec<String> {
     first.iter().copied().chain(LATENCIES).map(str::to_owned).collect()
 }
 
-/// A row of such a table.
+/// A row below [`head`].
 pub(super) fn latencies(first: &[&str], entries: &[&Entry]) -> Vec<String> {
     let mut cells: Vec<String> = first.iter().map(|name| (*name).to_owned()).collect();
     cells.extend(

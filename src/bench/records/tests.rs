@@ -1,4 +1,6 @@
-//! Records are read, counted and explained.
+//! Tests of reports on records: reading, counting and explaining.
+//!
+//! Records are from 2026-01-02, 3:00 on, unless a test changes that.
 
 use super::worst::{PERIOD, worst};
 use super::*;
@@ -11,7 +13,7 @@ fn line(second: u32, rest: &str) -> String {
     )
 }
 
-/// A stream whose first token came after `ttft`, 10 ms of it in the engine and the rest in the queue.
+/// A stream with 10 ms in the engine and the rest of `ttft` ms in the queue.
 fn good(second: u32, ttft: u32) -> String {
     line(
         second,
@@ -98,7 +100,7 @@ fn years_between_two_records_cost_nothing() {
     assert_eq!(worst(&entries(&text)).map(|period| period.requests), Some(1));
 }
 
-/// 99 short waits, a long one, one that was shed, and one whose engine was slow.
+/// 99 short waits, a long one, a request that was shed, and one with a slow engine.
 fn mixed() -> Vec<Entry> {
     let slow = good(102, 50)
         .replace("\"backend_ttft_ms\":10", "\"backend_ttft_ms\":700")
@@ -153,7 +155,7 @@ fn times_are_by_minute_or_by_hour_as_the_records_need() {
         let all = sections(&entries(&(good(0, 50) + &good(last, 50))));
         assert!(all.iter().any(|section| section.title == title), "{last}");
     }
-    // One class: what it hides is shown by length.
+    // With one class, the plots show lengths of prompts.
     let long = good(70, 50).replace("\"prompt_tokens\":100", "\"prompt_tokens\":9000");
     let all = sections(&entries(&(good(0, 50) + &long)));
     let plots = &all.iter().find(|section| section.title == "By minute").unwrap().dots;

@@ -1,32 +1,34 @@
-//! The worst period of some records: the one to try other settings on.
+//! The worst period of some records: the one on which to try other settings.
 //!
-//! With objectives or failures it is the period with the most requests that failed or missed an objective; without, the one with
-//! the longest P99 of TTFT (of E2EL where nothing is streamed). Periods begin every half of their length.
+//! It is the period with the most requests that failed or missed an objective; if there are none,
+//! the one with the longest P99 of TTFT (E2EL if not streamed). Periods are [`PERIOD`] long and
+//! begin half a period apart. Periods with fewer than 20 requests do not count, unless all are that
+//! small.
 
 use super::Entry;
 use super::table::{count, quantile};
 
 /// Length of a period, seconds.
 pub const PERIOD: f64 = 300.0;
-/// A period with fewer requests says little about a P99.
+/// With fewer requests, a P99 says little.
 const REQUESTS_MIN: usize = 20;
 
 /// A period.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Period {
-    /// Its begin, seconds since 1970.
+    /// Start, seconds since 1970.
     pub from: f64,
-    /// Its end.
+    /// End, seconds since 1970.
     pub to: f64,
-    /// Requests that arrived in it.
+    /// Requests that arrived in the period.
     pub requests: usize,
-    /// Those that failed or missed an objective.
+    /// Requests that failed or missed an objective.
     pub missed: usize,
-    /// P99 of TTFT, or of E2EL where nothing is streamed; milliseconds.
+    /// P99 of TTFT (E2EL if not streamed), milliseconds; 0 if unknown.
     pub p99: f64,
 }
 
-/// The worst period of records in the order of their arrival. `None`: there are none.
+/// The worst period of records in the order of arrival, if there are any.
 pub fn worst(entries: &[Entry]) -> Option<Period> {
     let first = entries.first()?.at;
     let is_judged = entries.iter().any(Entry::is_miss);
@@ -38,7 +40,8 @@ pub fn worst(entries: &[Entry]) -> Option<Period> {
         .or_else(|| Some(period(entries, first)))
 }
 
-/// Where periods begin that have a request in their first half. Times without requests are skipped, however long they are.
+/// The starts of periods with a request in the first half. Gaps without requests are skipped at
+/// once.
 fn begins(entries: &[Entry], first: f64) -> impl Iterator<Item = f64> {
     let mut next = 0.0_f64;
     entries.iter().filter_map(move |entry| {

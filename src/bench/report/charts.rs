@@ -1,8 +1,10 @@
-//! The plots of a report: distributions and plots over time of one run; throughput and latency of a sweep.
+//! The plots of a report: distributions and plots over time of one run; throughput and latency of a
+//! sweep.
 //!
-//! Latencies are in milliseconds while the largest is below 10 s, else in seconds. Distributions show every value up to
-//! [`MOST_POINTS`]; of more, every n-th in sorted order, and both ends. Bounds: a plot over time has at most [`MOST_DOTS`] dots,
-//! each the slowest request of an interval, so that no tail is hidden; the caption says so.
+//! Latencies are in milliseconds if the largest is below 10 s, otherwise in seconds. Distributions
+//! show up to [`MOST_POINTS`] values; of more, every n-th in sorted order, and both ends. Bounds: a
+//! series over time has at most [`MOST_DOTS`] dots. Of more requests, a dot is the slowest of
+//! several, so that no tail is hidden; the caption says so.
 
 use super::plot::{Axis, Draw, Mark, Plot, Series};
 use crate::report::knee::knee;
@@ -12,9 +14,9 @@ use crate::result::slices::{SliceBy, slices};
 
 /// The most points of a distribution.
 const MOST_POINTS: usize = 400;
-/// The most dots of a plot over time.
+/// The most dots of a series in a plot over time.
 pub(super) const MOST_DOTS: usize = 1200;
-/// The most classes with colours of their own in a plot.
+/// The most classes with separate colours in a plot.
 pub(super) const MOST_CLASSES: usize = 4;
 
 /// Key and name of each measure that has a distribution.
@@ -25,7 +27,7 @@ pub(super) const MEASURES: [(&str, &str); 4] = [
     ("e2el", "End-to-end latency"),
 ];
 
-/// Milliseconds or seconds: what to multiply with, and what to call it.
+/// The factor from seconds to the unit, and the unit.
 fn unit(largest: f64) -> (f64, &'static str) {
     if largest < 10.0 { (1e3, "ms") } else { (1.0, "s") }
 }
@@ -34,7 +36,6 @@ fn axis(label: String) -> Axis {
     Axis { label, ..Axis::default() }
 }
 
-/// The distributions of one run: TTFT, TPOT, ITL, E2EL, where there are values.
 pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
     let classes = slices(run, SliceBy::Class);
     let parts: Vec<(String, Metrics)> = match classes.len() {
@@ -46,11 +47,11 @@ pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
     plots.into_iter().filter(|plot| !plot.is_empty()).collect()
 }
 
-/// An objective of some classes: its name, and its value in seconds.
+/// Label and value (seconds) of an objective.
 type Objective = (String, f64);
 
-/// The different objectives of runs for a measure, at most [`MOST_CLASSES`]: those of `class`, or of all classes, which are named
-/// unless all have the same one.
+/// The different objectives for a measure, of `class` or of all classes; at most [`MOST_CLASSES`].
+/// Labels name the class if objectives differ.
 pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>) -> Vec<Objective> {
     let of = |slo: &Slo| match measure {
         "ttft" => slo.ttft,
@@ -82,12 +83,12 @@ pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>
     objectives
 }
 
-/// Lines at objectives on an axis with `scale` units in a second.
+/// Lines at objectives, on an axis with `scale` units in a second.
 fn lines(objectives: &[Objective], scale: f64) -> impl Iterator<Item = Mark> {
     objectives.iter().map(move |(label, bound)| Mark { at: bound * scale, label: label.clone() })
 }
 
-/// The distributions of one measure in several parts of a run, or in several runs.
+/// The distributions of one measure in parts of a run, or in several runs.
 pub(super) fn distribution(parts: &[(String, Metrics)], measure: &str, title: &str, objectives: &[Objective]) -> Plot {
     let of = |metrics: &Metrics| metrics.measure(measure).cloned().unwrap_or_default();
     let all: Vec<(&String, Distribution)> = parts.iter().map(|(name, metrics)| (name, of(metrics))).collect();
@@ -125,7 +126,7 @@ pub(super) fn distribution(parts: &[(String, Metrics)], measure: &str, title: &s
     }
 }
 
-/// Share of values at or below each value, in percent.
+/// Percentage of values at or below each value.
 fn cumulative(sorted: &[f64], scale: f64) -> Vec<(f64, f64)> {
     let count = sorted.len();
     let step = count.div_ceil(MOST_POINTS).max(1);
@@ -133,13 +134,11 @@ fn cumulative(sorted: &[f64], scale: f64) -> Vec<(f64, f64)> {
     places.map(|place| (sorted[place] * scale, 100.0 * (place + 1) as f64 / count as f64)).collect()
 }
 
-/// A duration with its unit.
 pub(super) fn duration_text(seconds: f64) -> String {
     let (scale, unit) = if seconds < 1.0 { (1e3, "ms") } else { (1.0, "s") };
     format!("{} {unit}", super::scale::short(seconds * scale))
 }
 
-/// Requests in flight over time.
 pub(super) fn in_flight(run: &RunResult) -> Plot {
     let mut changes: Vec<(f64, f64)> = Vec::new();
     for record in &run.requests {
@@ -179,7 +178,7 @@ pub(super) fn in_flight(run: &RunResult) -> Plot {
     }
 }
 
-/// Divides the points into at most `most` parts and keeps the largest of each.
+/// Divides the points into at most `most` parts and keeps the highest of each.
 fn thinned(points: Vec<(f64, f64)>, most: usize) -> Vec<(f64, f64)> {
     if points.len() <= most {
         return points;
@@ -189,7 +188,7 @@ fn thinned(points: Vec<(f64, f64)>, most: usize) -> Vec<(f64, f64)> {
     points.chunks(part).filter_map(highest).collect()
 }
 
-/// TTFT of every request over the time at which it was sent, and where requests failed.
+/// TTFT of every request over the time of sending, and the failed requests.
 pub(super) fn ttft_course(run: &RunResult) -> Plot {
     let largest =
         run.requests.iter().filter(|record| record.is_completed()).map(|record| record.ttft).fold(0.0, f64::max);
@@ -234,19 +233,18 @@ fn dots(run: &RunResult, name: &str, color: usize, scale: f64, of: impl Fn(usize
     Series { name: name.to_owned(), draw: Draw::Dots, color, points: thinned(points, MOST_DOTS) }
 }
 
-/// What a sweep varies, and the position of each run on that axis.
+/// The setting varied by a sweep, and the value of each run.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sweep {
     /// `concurrency` or `rate`.
     pub(super) varied: &'static str,
-    /// What a plot's axis says.
     pub(super) label: &'static str,
-    /// Place and index of each run, ascending.
+    /// Value and index of each run, ascending.
     pub(super) places: Vec<(f64, usize)>,
 }
 
 impl Sweep {
-    /// Of runs that differ in their concurrency, or in their rate; `None` when they differ in neither.
+    /// The sweep over concurrency, otherwise over rate; `None` if the runs differ in neither.
     pub(super) fn of(runs: &[RunResult]) -> Option<Self> {
         let by = |varied, label, place: fn(&RunResult) -> Option<f64>| {
             let mut places: Vec<(f64, usize)> =
@@ -260,14 +258,13 @@ impl Sweep {
             .or_else(|| by("rate", "configured rate (requests per second)", |run| run.config.request_rate))
     }
 
-    /// Where the knee is, in a sweep over concurrency.
     pub(super) fn knee(&self, metrics: &[Metrics]) -> Option<f64> {
         let throughput = |metrics: &Metrics| metrics.per_second(metrics.completed);
         let points: Vec<(f64, f64)> = self.places.iter().map(|(at, run)| (*at, throughput(&metrics[*run]))).collect();
         knee(&points).filter(|_| self.varied == "concurrency")
     }
 
-    /// Throughput, output tokens, TTFT and TPOT over what is varied; the knee marked.
+    /// Throughput, output tokens, TTFT and TPOT over the varied setting.
     pub(super) fn plots(&self, runs: &[RunResult], metrics: &[Metrics]) -> Vec<Plot> {
         let marks: Vec<Mark> =
             self.knee(metrics).map(|at| Mark { at, label: format!("knee at {at:.0}") }).into_iter().collect();
@@ -313,7 +310,7 @@ impl Sweep {
             let levels = lines(&objectives(&runs.iter().collect::<Vec<_>>(), measure, None), scale).collect();
             plots.push(Plot { levels, ..plot(over(title), Axis { log, from_zero: true, ..axis(label) }, series) });
         }
-        // The two most important plots are side by side.
+        // Puts the most important plots, throughput and TTFT, side by side.
         plots.swap(1, 2);
         plots.into_iter().filter(|plot| !plot.is_empty()).collect()
     }

@@ -1,9 +1,9 @@
 //! A table of text that fits the terminal without breaking a cell.
 //!
-//! The first column names the row and is aligned to the left, the others to the right. Where the table is wider than the
-//! terminal, its columns move together; where that is not enough, it is divided into blocks of whole columns, one below the
-//! other, each with the names again: nothing is left out, and no number is cut in two. Without a width the table is one block.
-//! Columns are counted as characters.
+//! The first column names the row and is aligned to the left, the others to the right. If the table
+//! is wider than the terminal, the gaps between columns shrink. If that is not enough, it is
+//! divided into blocks of whole columns, one below the other, each with the names again. Without a
+//! width, it is one block. Widths are counted in characters.
 
 use std::fmt;
 
@@ -16,7 +16,6 @@ pub struct Columns {
     rows: Vec<Vec<String>>,
 }
 
-/// Blanks between two columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gap {
     Three,
@@ -27,7 +26,7 @@ enum Gap {
 impl Gap {
     const ALL: [Self; 3] = [Self::Three, Self::Two, Self::One];
 
-    /// Blanks on the left and the right of a cell, besides the one between two cells.
+    /// Blanks to the left and right of a cell, besides one between cells.
     fn padding(self) -> (u16, u16) {
         match self {
             Self::Three => (1, 1),
@@ -48,7 +47,7 @@ impl Columns {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    /// The table in at most `width` columns of the terminal, as far as two columns of the table fit.
+    /// The table in at most `width` characters, if two columns fit.
     pub fn text(&self, width: Option<usize>) -> String {
         let fits = |gap: &Gap| width.is_none_or(|width| self.blocks(Some(width), *gap).len() == 1);
         let gap = Gap::ALL.into_iter().find(fits).unwrap_or(Gap::Two);
@@ -56,12 +55,11 @@ impl Columns {
         blocks.join("\n")
     }
 
-    /// Which columns each block has.
     fn blocks(&self, width: Option<usize>, gap: Gap) -> Vec<Vec<usize>> {
         let wide = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column)).chain(self.header.get(column));
             let (left, right) = gap.padding();
-            // With the blank between two columns.
+            // Includes the blank between two columns.
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0) + usize::from(left + right) + 1
         };
         let (mut blocks, mut block) = (Vec::new(), vec![0]);

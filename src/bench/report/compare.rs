@@ -1,27 +1,23 @@
-//! Compares two results: what changed from A to B, how certain that is, and whether it matters.
+//! Compares two results: the change from A to B, how certain that is, and whether it matters.
 //!
 //! Each metric has both values, the change with an interval, and a verdict by
-//! [`stats::compare`](sluice_core::stats::compare): better, worse, no difference (the whole interval is inside the margin), or
-//! undecided. The intervals account for clustering of requests within a run. They are simultaneous: all of them hold together
-//! with [`CompareOptions::confidence`]. To that end each is widened by Bonferroni's correction for [`INDEPENDENT_METRICS`]
-//! intervals of each class.
+//! [`stats::compare`](sluice_core::stats::compare): better, worse, no difference (the whole
+//! interval is inside the margin), or undecided. If the loads differ, there is no verdict.
+//! Intervals account for clustering of requests within a run. Together they hold with
+//! [`CompareOptions::confidence`]: each is widened by Bonferroni's correction for
+//! [`INDEPENDENT_METRICS`] intervals of each class.
 //!
 //! | metric | change | interval from |
 //! |---|---|---|
-//! | completed requests and output tokens per second | ratio | counts in all but the first and last of [`WINDOWS`] windows |
-//! | failed (if any); within objectives (if both runs have the same) | difference | Wilson, effective number of requests |
+//! | completed requests, output tokens per second | ratio | counts in the inner [`WINDOWS`] |
+//! | failed; within objectives | difference | Wilson, effective number of requests |
 //! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values |
 //!
-//! With several classes, failures, objectives and latencies of each class that both results have are compared, too.
-//!
-//! Where the loads differ, there is no verdict: neither result can be better.
-//!
-//! If order statistics give no bound, the interval comes from consecutive sections of the run and is marked as approximate
-//! ([`ComparedMetric::rough`]). Values are in order of time: requests by when they were sent, gaps between tokens by when they
-//! ended. Only completed requests have latencies, so a run with more failures can look faster; the table shows failures first.
-//!
-//! The intervals cannot account for other differences between the runs, such as the age of the server, its caches, or
-//! the machine. `sluice bench compare` therefore advises the user to repeat the comparison.
+//! If order statistics give no bound, the interval comes from consecutive sections of the run and
+//! is marked as approximate ([`ComparedMetric::rough`]). Only completed requests have latencies, so
+//! a run with more failures can look faster; failures come first. The intervals cannot account for
+//! the age of the server, for caches or for the machine, so `sluice bench compare` advises to
+//! repeat the comparison.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -31,27 +27,28 @@ use crate::result::record::{Outcome, Record, RunConfig, RunResult};
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, proportion, quantile};
 
-/// Windows of a run in which completed requests are counted.
+/// Windows of a run for counting completed requests. The first and the last do not count for the
+/// interval.
 pub const WINDOWS: usize = 10;
-/// The number of effectively independent metrics; the others are correlated with them. With this number, two runs of the same
-/// configuration are called different in about 1 of 20 comparisons (a test checks that).
+/// The number of effectively independent metrics. With it, two runs of the same configuration are
+/// called different in about 1 of 20 comparisons (a test checks that).
 pub const INDEPENDENT_METRICS: usize = 5;
-/// About the most gaps between tokens that are used. If a run has more, only those of every n-th request are used.
+/// Approximate limit on gaps between tokens: of more, the gaps of every n-th request are used.
 const MOST_GAPS: usize = 1_000_000;
 
-/// How to compare.
+/// Options of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CompareOptions {
     /// Confidence of all intervals together, in (0, 1).
     pub confidence: f64,
-    /// The change of a rate or latency that does not matter, as a share.
+    /// A relative change of a rate or latency up to this does not matter.
     pub margin: f64,
-    /// The same for shares of requests, as a difference.
+    /// A difference of shares of requests up to this does not matter.
     pub points: f64,
 }
 
 impl Default for CompareOptions {
-    /// 95 %, 5 %, 1 point.
+    /// Confidence 95 %, margin 5 %, 1 percentage point.
     fn default() -> Self {
         Self { confidence: 0.95, margin: 0.05, points: 0.01 }
     }
@@ -65,37 +62,37 @@ pub enum Unit {
     PerSecond,
     /// Share of requests.
     Share,
-    /// Seconds of a latency.
+    /// A latency in seconds.
     Seconds,
 }
 
 /// One metric of both results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ComparedMetric {
-    /// Its name.
+    /// Name of the metric.
     pub name: String,
-    /// The unit of its values and intervals.
+    /// The unit of the values and intervals.
     pub unit: Unit,
-    /// Its value in A, with an interval.
+    /// The value in A, with an interval.
     pub a: Estimate,
-    /// Its value in B, with an interval.
+    /// The value in B, with an interval.
     pub b: Estimate,
     /// The change from A to B: a share of A, or a difference for [`Unit::Share`].
     pub change: Change,
     /// The verdict.
     pub verdict: Verdict,
-    /// The interval is approximate: the values are too few, or too clustered, for a guaranteed one.
+    /// Whether the interval is approximate: the values are too few or too clustered.
     pub rough: bool,
 }
 
 /// Two results side by side.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// Every metric that both have.
+    /// Every metric that both results have.
     pub rows: Vec<ComparedMetric>,
-    /// How the loads differ, as sentences. If they do, rows have no verdict.
+    /// Differences of the loads, as sentences. If there are any, there is no verdict.
     pub loads: Vec<String>,
-    /// Other differences that make the two hard to compare, as sentences.
+    /// Other differences that make a comparison hard, as sentences.
     pub notes: Vec<String>,
     /// The options of the comparison.
     pub options: CompareOptions,
@@ -104,7 +101,7 @@ pub struct Comparison {
 /// Why two results cannot be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompareError {
-    /// The file has only summary statistics, from which no interval can be computed.
+    /// The file has only summary statistics, which give no interval.
     #[error(
         "result {0} has only totals, not each request, so its uncertainty is unknown; save it with --save-detailed"
     )]
@@ -114,10 +111,9 @@ pub enum CompareError {
     NothingCompleted(char),
 }
 
-/// Estimates a metric of a result at a confidence; the flag says whether the interval is approximate.
+/// Estimates a metric at a confidence. The flag marks an approximate interval.
 type Estimator = Box<dyn Fn(&RunResult, f64) -> (Estimate, bool)>;
 
-/// A metric to compare.
 struct MetricSpec {
     name: String,
     unit: Unit,
@@ -125,10 +121,10 @@ struct MetricSpec {
     estimate: Estimator,
 }
 
-/// Compares `b` with `a`.
+/// Compares `b` with `a`. Each class with a completed request in both results is also compared.
 ///
 /// # Errors
-/// One of them has only totals, or completed no request.
+/// A result has only totals, or no completed request.
 pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<Comparison, CompareError> {
     for (name, result) in [('A', a), ('B', b)] {
         if result.requests.is_empty() {
@@ -167,7 +163,7 @@ fn rows(
     pairs(a, b, class).into_iter().map(compared).collect()
 }
 
-/// The classes of both results with a completed request in each; none when there is one class or none in all.
+/// Classes with a completed request in both results, if a result has several classes.
 fn classes<'a>(a: &'a RunResult, b: &RunResult) -> Vec<&'a str> {
     let has = |run: &RunResult, name: &str| {
         run.requests.iter().any(|record| record.is_completed() && class_name(run, record) == Some(name))
@@ -185,13 +181,13 @@ fn class_name<'a>(run: &'a RunResult, record: &Record) -> Option<&'a str> {
     run.config.classes.get(record.class as usize).map(|class| class.name.as_str())
 }
 
-/// The same result with the requests of one class only.
 fn of_class(run: &RunResult, name: &str) -> RunResult {
     let requests = run.requests.iter().filter(|record| class_name(run, record) == Some(name)).cloned().collect();
     RunResult { config: run.config.clone(), duration: run.duration, requests, ..RunResult::default() }
 }
 
-/// The metrics of two results. Throughputs and gaps between tokens are those of the servers, not of a class.
+/// The metrics of two results or of one class: failures if there are any, objectives if they are
+/// the same. Throughputs and gaps between tokens describe servers, so a class has none.
 fn pairs(a: &RunResult, b: &RunResult, class: Option<&str>) -> Vec<MetricSpec> {
     let pair = |name: &str, unit, sense, estimate: Estimator| {
         let name = class.map_or_else(|| name.to_owned(), |class| format!("{class}: {name}"));
@@ -251,7 +247,7 @@ impl Measure {
         }
     }
 
-    /// Seconds, in order of time.
+    /// Values in seconds, requests in the order of sending, gaps in the order of their ends.
     fn values(self, run: &RunResult) -> Vec<f64> {
         let requests = in_order(run);
         let completed = requests.iter().filter(|record| record.is_completed());
@@ -276,7 +272,7 @@ impl Measure {
     }
 }
 
-/// Requests that count for or against the server, by when they were sent.
+/// Completed and failed requests in the order of sending.
 fn in_order(run: &RunResult) -> Vec<&Record> {
     let judged = |record: &&Record| matches!(record.outcome, Outcome::Completed | Outcome::Failed(_));
     let mut requests: Vec<&Record> = run.requests.iter().filter(judged).collect();
@@ -298,7 +294,7 @@ fn within_objectives(run: &RunResult, confidence: f64) -> Estimate {
     proportion::of_series_with(&hits, &latencies, confidence)
 }
 
-/// A percentile of values in order of time, and whether its interval is approximate.
+/// A percentile of values in order of time; whether the interval is approximate.
 fn latency(values: &[f64], q: f64, confidence: f64) -> (Estimate, bool) {
     let sure = quantile::of_series(values, q, confidence);
     if sure.is_bounded() {
@@ -322,8 +318,9 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
     }
     let value = windows.iter().sum::<f64>() / run.duration;
-    // In an open loop the load generator draws the arrivals. Their randomness is not the server's, so it is subtracted: only
-    // the difference between completions and arrivals of a window counts.
+    // In an open loop, arrivals are drawn by the load generator. Their randomness is not the
+    // server's, so it is subtracted: only the difference of completions and arrivals in a window
+    // counts.
     if run.config.request_rate.is_some() {
         let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;
         for record in &run.requests {
@@ -338,7 +335,6 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
     Estimate { value, low: value - reach, high: value + reach }
 }
 
-/// What makes two results hard to compare.
 fn notes(a: &RunResult, b: &RunResult, differences: Vec<String>) -> Vec<String> {
     let mut notes: Vec<String> =
         differences.into_iter().map(|found| format!("the runs were configured differently: {found}")).collect();
@@ -352,7 +348,7 @@ fn notes(a: &RunResult, b: &RunResult, differences: Vec<String>) -> Vec<String> 
     notes
 }
 
-/// Says that what the servers kept of one run may have helped the other.
+/// A note that prefix caches may have helped a run.
 fn prefix_caches(a: &RunResult, b: &RunResult) -> Option<String> {
     let found = |run: &RunResult| {
         let cached: u64 = run.requests.iter().map(|record| record.cached_tokens).sum::<Option<u64>>()?;
@@ -379,7 +375,8 @@ impl Comparison {
         self.rows.iter().filter(|row| row.verdict == verdict).map(|row| row.name.as_str()).collect()
     }
 
-    /// The verdict in a word: `better`, `worse`, `mixed`, `no difference`, `undecided`, `loads differ`.
+    /// The verdict in a word: `better`, `worse`, `mixed`, `no difference`, `undecided`,
+    /// `loads differ`.
     pub fn word(&self) -> &'static str {
         if !self.loads.is_empty() {
             return "loads differ";
@@ -394,7 +391,7 @@ impl Comparison {
         }
     }
 
-    /// The verdict on a row in words; none where the loads differ.
+    /// The verdict on a row; `-` if the loads differ.
     pub fn verdict_on(&self, row: &ComparedMetric) -> &'static str {
         if self.loads.is_empty() { verdict_word(row.verdict) } else { "-" }
     }
@@ -458,7 +455,6 @@ impl Comparison {
     }
 }
 
-/// The name of a verdict.
 fn verdict_word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Better => "better",

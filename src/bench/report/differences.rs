@@ -1,25 +1,24 @@
-//! How two results differ besides their measurements, as sentences for their comparison.
+//! The differences between two results apart from their measurements, as sentences.
 //!
-//! A change of the server is what a comparison is for; a change of the load makes it worthless. So differences of the load
-//! stand apart: arrivals, and for each class its lengths, weight and shared prefix, the tokens that the servers counted, and
-//! every flag of the command line that is not known to leave requests unchanged (`flags`). The
-//! other differences are named, too: model,
-//! servers, versions, objectives. What only one file knows (files of other tools and of earlier versions lack some fields) is
-//! no difference. Bounds: one sentence for each field, class and flag.
+//! A comparison should show a change of the server; a change of the load makes it worthless. So
+//! differences of the load stand apart: arrivals; for each class the lengths, weight and shared
+//! prefix; the prompt tokens that the servers counted; and every flag that is not known to leave
+//! requests unchanged (`flags`). Model, servers, versions and objectives are compared, too. A value
+//! that only one file has is no difference: files of other tools and earlier versions lack some.
+//! Bounds: one sentence for each field, class and flag.
 
 use super::flags::flags;
 use crate::result::record::{ClassConfig, Record, RunConfig, RunResult, Slo};
 
-/// Relative difference of two mean prompt lengths beyond which the loads differ, unless chance
-/// explains it.
+/// Relative difference of two mean prompt lengths beyond which the loads differ, unless by chance.
 const MAX_LENGTH: f64 = 0.05;
-/// Standard errors by which two means of drawn lengths may differ by chance.
+/// Standard errors by which two means may differ by chance.
 const CHANCE: f64 = 3.0;
 
-/// What differs between two results.
+/// The differences between two results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
-    /// What was sent, or when.
+    /// Differences of the requests or their arrivals.
     pub(super) load: Vec<String>,
     /// Everything else.
     pub(super) other: Vec<String>,
@@ -31,7 +30,6 @@ impl Differences {
     }
 }
 
-/// The differences between two results.
 pub(super) fn differences(a: &RunResult, b: &RunResult) -> Differences {
     let mut found = Differences::default();
     for ((load, name, was), (too, _, is)) in settings(&a.config).into_iter().zip(settings(&b.config)) {
@@ -49,8 +47,8 @@ pub(super) fn differences(a: &RunResult, b: &RunResult) -> Differences {
     found
 }
 
-/// The lengths of the prompts of each class, as the servers counted them: the configurations may
-/// not state all lengths.
+/// The prompt lengths of each class by the servers' count: configurations may not state all
+/// lengths.
 fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
     let has_several = |run: &RunResult| run.config.classes.len() > 1;
     let mut names = vec![None];
@@ -60,11 +58,11 @@ fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
     names.into_iter().filter_map(|name| class_lengths(a, b, name)).collect()
 }
 
-/// The lengths of the prompts of one class, or of all requests.
+/// The prompt lengths of one class, or of all requests.
 ///
-/// The mean over completed requests falls if an engine fails at the long prompts of a class,
-/// although the load is the same. So the lengths differ only if the lengths of completed and failed
-/// requests together differ as well: a failed request counts with the requested length.
+/// If an engine fails on long prompts, the mean over completed requests falls although the load is
+/// the same. So the lengths must differ also with the failed requests included, which count with
+/// the requested length.
 fn class_lengths(a: &RunResult, b: &RunResult, class: Option<&str>) -> Option<String> {
     let completed = |run: &RunResult| PromptLengths::of(run, class, Record::is_completed);
     let ended = |run: &RunResult| PromptLengths::of(run, class, |record| record.is_completed() || record.is_failed());
@@ -76,14 +74,13 @@ fn class_lengths(a: &RunResult, b: &RunResult, class: Option<&str>) -> Option<St
     })
 }
 
-/// The mean number of tokens of some prompts, and the standard error of the mean.
+/// The mean tokens of some prompts, and the standard error of the mean.
 struct PromptLengths {
     mean: f64,
     error: f64,
 }
 
 impl PromptLengths {
-    /// `None` if no request counts.
     fn of(run: &RunResult, class: Option<&str>, counts: impl Fn(&Record) -> bool) -> Option<Self> {
         let name = |record: &Record| run.config.classes.get(record.class as usize).map(|class| class.name.as_str());
         let known = |record: &&Record| counts(record) && record.prompt_tokens > 0;
@@ -97,7 +94,7 @@ impl PromptLengths {
         (!tokens.is_empty()).then_some(Self { mean, error })
     }
 
-    /// Whether the means differ by more than [`MAX_LENGTH`], and chance does not explain it.
+    /// Whether the means differ by more than [`MAX_LENGTH`], and not by chance.
     fn differs(&self, other: &Self) -> bool {
         let apart = (self.mean - other.mean).abs();
         let chance = CHANCE * self.error.hypot(other.error);
@@ -109,16 +106,16 @@ fn sentence(name: &str, was: &str, is: &str) -> String {
     format!("{name} was '{was}' in A and '{is}' in B")
 }
 
-/// Whether it is part of the load, its name and its value; an empty value is not known.
+/// For each setting: whether it is part of the load, name and value. An empty value is unknown.
 fn settings(config: &RunConfig) -> [(bool, &'static str, String); 16] {
     let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
     let ramp = config.ramp.as_ref().map_or_else(
         || "none".to_owned(),
         |ramp| format!("{} from {} to {} per second", ramp.strategy, ramp.start, ramp.end),
     );
-    // Files of other tools do not hold it.
+    // Files of other tools do not hold the seed.
     let seed = if config.version.is_empty() { String::new() } else { config.seed.to_string() };
-    // Where all requests are due at once, their number is the length of the queue.
+    // If all requests are due at once, their number is the length of the queue.
     let many = config.arrival == "at once";
     [
         (false, "model", config.model.clone()),
@@ -140,7 +137,7 @@ fn settings(config: &RunConfig) -> [(bool, &'static str, String); 16] {
     ]
 }
 
-/// The differences between classes of the same name, and the classes that only one of them has.
+/// Differences between classes of the same name, and classes of only one configuration.
 fn classes(a: &RunConfig, b: &RunConfig, found: &mut Differences) {
     let named = |config: &RunConfig, name: &str| config.classes.iter().position(|class| class.name == name);
     for (one, other, here, there) in [(a, b, 'A', 'B'), (b, a, 'B', 'A')] {
@@ -161,13 +158,13 @@ fn classes(a: &RunConfig, b: &RunConfig, found: &mut Differences) {
     }
 }
 
-/// As [`settings`].
+/// The settings of a class, as in [`settings`].
 fn class_settings(config: &RunConfig, at: usize) -> [(bool, &'static str, String); 7] {
     let class: &ClassConfig = &config.classes[at];
     let total: f64 = config.classes.iter().map(|class| class.weight).sum();
     // Weights 15 and 1 are the same mix as 30 and 2.
     let share = if total > 0.0 { format!("{:.2} %", 100.0 * class.weight / total) } else { String::new() };
-    // A class of a file of an earlier version has no lengths; then it is not known whether a prefix was shared.
+    // A class of an earlier version has no lengths; a shared prefix is then unknown.
     let prefix = match (class.prompt.is_empty(), class.prefix.is_empty()) {
         (true, _) => String::new(),
         (false, true) => "none".to_owned(),

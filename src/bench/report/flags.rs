@@ -1,20 +1,19 @@
 //! Compares the flags of two command lines, and finds the flags that changed the load.
 //!
-//! A flag is covered if a field of the result states the flag's value, or if the flag only chooses
-//! how results are shown and saved. A flag outside the load leaves the requests and their arrivals
-//! unchanged. Every other flag is part of the load, also a flag that is unknown here.
+//! A flag is covered if a field of the result states the value, or if the flag only chooses how
+//! results are shown and saved. Some other flags are known to leave the requests and their arrivals
+//! unchanged. Every remaining flag is part of the load, even if it is unknown here.
 //!
-//! Flags are compared by their meaning: an alias counts as the flag that it stands for, a flag
-//! without a value as its default, and `1.0` as `1`. A test of the command line compares
-//! [`ALIASES`] and [`DEFAULTS`] with the definitions of the flags. Bound: one difference for each
-//! flag.
+//! Flags are compared by meaning: an alias counts as the flag, a missing flag as the default, `1.0`
+//! as `1`. A test of the command line checks [`ALIASES`] and [`DEFAULTS`]. Bound: one difference
+//! for each flag.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::result::record::RunConfig;
 
-/// Flags that fields of the result cover, that only choose the shown and saved output, or that name
-/// the same value as the field of the arrivals.
+/// Flags that fields of the result cover, that only choose the shown and saved output, or that
+/// repeat the arrivals.
 const COVERED: [&str; 34] = [
     "--append-result",
     "--backend",
@@ -77,7 +76,7 @@ const BESIDE_LOAD: [&str; 19] = [
     "--trust-remote-code",
 ];
 
-/// Flags of generated prompts. The lengths and the shared prefix of each class cover them.
+/// Flags of generated prompts, covered by the lengths and prefixes of classes.
 const GENERATED: [&str; 13] = [
     "--num-prefixes",
     "--output-len",
@@ -94,7 +93,7 @@ const GENERATED: [&str; 13] = [
     "--random-range-ratio",
 ];
 
-/// Other names of flags: the alias, and the flag that it stands for.
+/// Other names of flags: the alias and the flag.
 pub const ALIASES: [(&str, &str); 2] =
     [("--input-len", "--random-input-len"), ("--multi-turn-concurrency", "--max-concurrency")];
 
@@ -131,28 +130,26 @@ pub const DEFAULTS: [(&str, &str); 29] = [
     ("--vocabulary", "1000-7999"),
 ];
 
-/// Data sets in which the model ends each response, unless `--ignore-eos` is given.
+/// Data sets in which the model ends responses, unless `--ignore-eos` is given.
 const OWN_LENGTHS: [&str; 2] = ["sharegpt", "custom"];
 
-/// Whether fields of every result cover the flag, or the flag does not concern the requests.
+/// Whether fields of every result cover the flag, or it does not concern the requests.
 pub fn is_covered(name: &str) -> bool {
     COVERED.contains(&name)
 }
 
-/// A flag that differs between two command lines.
 pub(super) struct FlagDifference {
     /// Whether the flag changed the load.
     pub(super) is_load: bool,
-    /// The flag, with leading dashes.
     pub(super) name: String,
-    /// The flag's value in A, or a note that A does not give the flag.
+    /// The value in A, or a note that there is none.
     pub(super) was: String,
-    /// The flag's value in B, or a note that B does not give the flag.
+    /// The value in B, or a note that there is none.
     pub(super) is: String,
 }
 
-/// The flags that differ and that no field of both results covers. A result without its command
-/// line differs in no flag.
+/// The flags that differ and that no field of both results covers. None if a command line is
+/// missing.
 pub(super) fn flags(a: &RunConfig, b: &RunConfig) -> Vec<FlagDifference> {
     if a.arguments.is_empty() || b.arguments.is_empty() {
         return Vec::new();
@@ -171,7 +168,7 @@ pub(super) fn flags(a: &RunConfig, b: &RunConfig) -> Vec<FlagDifference> {
         .collect()
 }
 
-/// Whether fields of these two results state the flag's value, or the flag has no effect on them.
+/// Whether fields of these results state the flag's value, or it has no effect on them.
 fn has_field(name: &str, a: &RunConfig, b: &RunConfig) -> bool {
     let says_lengths =
         |config: &RunConfig| !config.classes.is_empty() && config.classes.iter().all(|class| !class.prompt.is_empty());
@@ -186,8 +183,7 @@ fn has_field(name: &str, a: &RunConfig, b: &RunConfig) -> bool {
     }
 }
 
-/// The values of a flag in a readable form. Without values, the flag was not given, or its default
-/// was.
+/// The values of a flag as text. `None`: not given, or the default.
 fn shown(values: Option<&Vec<String>>, name: &str) -> String {
     match values {
         None => default_of(name).map_or_else(|| "not given".to_owned(), |default| format!("{default}, the default")),
@@ -200,8 +196,8 @@ fn default_of(name: &str) -> Option<&'static str> {
     DEFAULTS.iter().find(|(flag, _)| *flag == name).map(|(_, default)| *default)
 }
 
-/// The values of each flag in one spelling. The values of a repeated flag stand together, and flags
-/// with their default value are left out.
+/// The values of each flag in one spelling, without defaults. Values of a repeated flag are
+/// together.
 fn by_flag(arguments: &[String]) -> BTreeMap<String, Vec<String>> {
     let (mut flags, mut last) = (BTreeMap::<String, Vec<String>>::new(), None);
     for argument in arguments {
@@ -221,12 +217,10 @@ fn by_flag(arguments: &[String]) -> BTreeMap<String, Vec<String>> {
     flags
 }
 
-/// The name of the flag that an alias stands for.
 fn own_name(name: &str) -> &str {
     ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, flag)| *flag)
 }
 
-/// A value with its numbers in one spelling.
 fn one_spelling(value: &str) -> String {
     let number = |part: &str| part.parse::<f64>().map_or_else(|_| part.to_owned(), |number| number.to_string());
     value.split(',').map(number).collect::<Vec<_>>().join(",")
@@ -237,7 +231,7 @@ mod tests {
     use super::*;
     use crate::result::record::ClassConfig;
 
-    /// The flags that differ, with a mark on the flags of the load.
+    /// The flags that differ; flags of the load are marked.
     fn found(dataset: &str, a: &str, b: &str) -> Vec<String> {
         let class = |name: &str| ClassConfig {
             name: name.to_owned(),

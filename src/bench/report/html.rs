@@ -1,11 +1,11 @@
 //! Results as one self-contained HTML file: no script, no font, no network.
 //!
-//! One run: its numbers, its distributions and plots over time. Several runs: their distributions over one another, a table, and
-//! a folded section for each run. Those that differ in concurrency or rate are a sweep: also plots of throughput and latency
-//! with the knee marked. Warnings are at the top.
+//! A page of one run has numbers, distributions and plots over time. A page of several runs has
+//! common plots, a table, and a folded section for each run. Runs that differ in concurrency or
+//! rate are a sweep: plots of throughput and latency mark the knee. Warnings are at the top.
 //!
-//! Every plot is drawn twice, for wide screens and for phones, and the page shows the one that fits. Dark mode is
-//! supported. [`plots`] gives the same plots as SVG files. `charts` limits the number of dots in a plot.
+//! Every plot is drawn for wide screens and for phones; the page shows the one that fits. Dark mode
+//! is supported. [`plots`] gives the same plots as SVG files. `charts` limits the dots in a plot.
 
 use std::fmt::Write as _;
 
@@ -50,7 +50,7 @@ pub fn html(runs: &[RunResult]) -> String {
     page.end()
 }
 
-/// The plots of some results, each as an SVG file: name and content.
+/// The plots of some results as SVG files, each with name and content.
 pub fn plots(runs: &[RunResult]) -> Vec<(String, String)> {
     let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
     let plots: Vec<Plot> = match (runs, Sweep::of(runs)) {
@@ -67,7 +67,7 @@ pub fn plots(runs: &[RunResult]) -> Vec<(String, String)> {
     };
     let mut files: Vec<(String, String)> = Vec::new();
     for plot in &plots {
-        // Names of classes may differ in signs alone.
+        // Names of classes may differ only in characters that are not in file names.
         let (plain, mut number) = (name(&plot.title), 1);
         let mut file = format!("{plain}.svg");
         while files.iter().any(|(other, _)| *other == file) {
@@ -208,7 +208,6 @@ fn millis(seconds: f64) -> String {
     short(seconds * 1e3)
 }
 
-/// A value that is not known.
 fn unknown() -> String {
     "-".to_owned()
 }

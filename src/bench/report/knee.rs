@@ -1,25 +1,26 @@
 //! The knee of a sweep: the concurrency beyond which latency grows and throughput does not.
 //!
-//! Two straight lines are fitted to throughput over concurrency by least squares; the knee is where they meet. It is reported
-//! if all of these hold, the same four rules as in guidellm:
+//! Two lines are fitted to throughput over concurrency by least squares; they meet at the knee. It
+//! is reported if the four rules of guidellm hold:
 //!
 //! - there are five points or more;
 //! - the second slope is at most [`FLAT`] of the first;
 //! - two lines leave at most half the squared error of one line;
 //! - throughput at the knee is at least [`HIGH`] of the maximum.
 //!
-//! So there is no knee while throughput still grows at the end of the sweep, or when its curve is smooth.
+//! So there is no knee if throughput still grows at the end of the sweep, or if its curve is
+//! smooth.
 
-/// The slope of the second line divided by that of the first: at most this.
+/// Limit on the ratio of the second slope to the first.
 const FLAT: f64 = 0.25;
-/// Throughput at the knee divided by the highest throughput: at least this.
+/// Least ratio of the throughput at the knee to the highest throughput.
 const HIGH: f64 = 0.85;
-/// With fewer points there is no knee.
+/// The fewest points with a knee.
 const POINTS: usize = 5;
-/// The range from the second point to the last but one is divided into so many steps, each of which is tried as the knee.
+/// Steps from the second point to the last but one, each tried as the knee.
 const POSITIONS: usize = 400;
 
-/// The knee of points (concurrency, throughput), which are in order of concurrency; `None` where there is none.
+/// The knee of points (concurrency, throughput) in order of concurrency; `None` if there is none.
 pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
     let points: Vec<(f64, f64)> = points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
     if points.len() < POINTS || !points.is_sorted_by(|a, b| a.0 < b.0) {
@@ -40,7 +41,7 @@ pub fn knee(points: &[(f64, f64)]) -> Option<f64> {
     accepted.then_some(at)
 }
 
-/// Two lines that meet at `at`: y = start + slope x + bend max(0, x - at). With the sum of squared errors.
+/// Two lines that meet at `at`: y = start + slope x + bend max(0, x - at).
 struct Fit {
     start: f64,
     slope: f64,
@@ -68,7 +69,8 @@ fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
     Some(Fit { start, slope, bend, squared_error })
 }
 
-/// Solves three linear equations by Gaussian elimination with pivoting; `None` when the solution is not unique.
+/// Solves three linear equations by Gaussian elimination with pivoting; `None` if the solution is
+/// not unique.
 fn solve(mut rows: [[f64; 4]; 3]) -> Option<[f64; 3]> {
     for column in 0..3 {
         let pivot = (column..3).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;
@@ -97,7 +99,7 @@ mod tests {
     fn the_knee_of_two_lines_is_where_they_meet() {
         let points = SWEEP.map(|x| (x, x.min(50.0) * 3.0));
         assert!((knee(&points).unwrap() - 50.0).abs() < 1.0);
-        // Between two points, with some noise, and coarse.
+        // A knee between two points, with some noise; then with few points.
         let points = SWEEP.map(|x| (x, x.min(46.0) * 3.0 * (1.0 + 0.02 * (x * 7.0).sin())));
         assert!((knee(&points).unwrap() - 46.0).abs() < 3.0);
         let coarse = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0].map(|x: f64| (x, x.min(50.0)));

@@ -1,10 +1,10 @@
 //! Results for people: tables in the terminal, HTML pages with plots, and comparisons.
 //!
-//! `table` prints one result in the terminal, with tables of `columns`. `html` is a page of one or more results; `charts` and `overlay` choose its plots,
-//! `plot`, `series` and `scale` draw them as SVG, `page` writes the HTML. `variants` is a page
-//! that compares variants, `sections` one of tables and dots that the caller fills. `knee` finds the knee of a sweep, `compare` judges the
-//! difference of two results, and `flags` compares the command lines of both. `result` computes the
-//! statistics.
+//! `table` prints one result, with tables of `columns`. `html` is a page of results: `charts` and
+//! `overlay` choose the plots, `plot`, `series` and `scale` draw them as SVG, `page` writes the
+//! HTML. `variants` is a page that compares variants, `sections` a page that the caller fills.
+//! `knee` finds the knee of a sweep. `compare` judges the difference of two results, `differences`
+//! and `flags` compare their loads and settings.
 
 mod scale;
 mod series;

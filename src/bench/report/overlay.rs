@@ -1,8 +1,8 @@
-//! Several runs over one another: their names, and the distributions of each measure in one plot.
+//! Several runs in one plot: their names, and their distributions of each measure.
 //!
-//! Runs need not be a sweep: two runs of one load are what is compared most. Every run has a name of its own: what was varied;
-//! where that is the same, also the file it came from; and at last a number. Bounds: a plot shows at most [`MOST_RUNS`] runs,
-//! which is as many as have colours of their own.
+//! The runs need not be a sweep: often, two runs of one load are compared. Each has a unique name:
+//! label and varied setting; if needed, also the file name; and if needed, a number. Bounds: a plot
+//! shows at most [`MOST_RUNS`] runs, as many as there are separate colours.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use crate::result::metrics::Metrics;
 use crate::result::record::RunResult;
 use crate::result::slices::{SliceBy, slices};
 
-/// The most runs over one another.
+/// The most runs in one plot.
 pub(super) const MOST_RUNS: usize = MOST_CLASSES;
 
-/// The name of a run among several, by its label and what a sweep varies.
+/// The name of a run: the label, and the settings that a sweep may vary.
 pub fn name(run: &RunResult) -> String {
     let config = &run.config;
     let streams = config.max_concurrency.map(|streams| format!("concurrency {streams}"));
@@ -47,7 +47,8 @@ fn distinguish(names: &mut [String], appendix: impl Fn(usize) -> String) {
     }
 }
 
-/// For all requests, or for each class where the runs have several: the distributions of all measures, with objectives.
+/// The distributions of all measures: for all requests, or for each class if the runs share
+/// several.
 pub(super) fn overlays(runs: &[RunResult], names: &[String], measures: &[(&str, &str)]) -> Vec<Plot> {
     let shown: Vec<&RunResult> = runs.iter().take(MOST_RUNS).collect();
     let parts: Vec<Vec<(String, Metrics)>> = shown.iter().map(|run| slices(run, SliceBy::Class)).collect();

@@ -1,7 +1,8 @@
 //! The HTML around numbers and plots: head, tiles, tables, folded sections.
 //!
-//! One column of cards on a phone, two on a desktop. All text of a result is escaped here, so callers pass plain text.
-//! Wide tables scroll inside their card. Only the first few warnings are shown unfolded.
+//! Cards are in one column on a phone, in two on a desktop. Text of a result is escaped here, so
+//! callers pass plain text. Wide tables scroll inside their card. Only the first few warnings are
+//! unfolded.
 
 use std::fmt::Write as _;
 
@@ -31,28 +32,25 @@ footer{color:var(--soft);font-size:12px;padding-top:26px;padding-bottom:30px}\
 .tiles{grid-template-columns:1fr 1fr;gap:8px}.tile{padding:10px 12px}.tile b{font-size:20px}.card{padding:10px 8px 6px}\
 .scroll{padding:4px 12px 6px}.wide{display:none}.narrow{display:block}}";
 
-/// Warnings that are not folded away.
+/// Warnings that are not folded.
 const WARNINGS: usize = 4;
 
-/// A number with its name and a note.
 pub(super) struct Tile {
     pub(super) value: String,
     pub(super) name: &'static str,
     pub(super) note: String,
 }
 
-/// A page being written.
 pub(super) struct Page {
     out: String,
 }
 
 impl Page {
-    /// A page of the load generator.
+    /// A page of the load generator (`sluice bench`).
     pub(super) fn new(title: &str) -> Self {
         Self::of("sluice bench", title)
     }
 
-    /// A page of a command.
     pub(super) fn of(command: &str, title: &str) -> Self {
         let title = escape(title);
         let out = format!(
@@ -64,7 +62,7 @@ impl Page {
         Self { out }
     }
 
-    /// Names and values of the configuration, without empty values. Ends the head of the page.
+    /// Names and values of the configuration for the head of the page, without empty values.
     pub(super) fn facts(&mut self, facts: &[(&str, String)]) {
         self.out.push_str("<dl>");
         for (name, value) in facts.iter().filter(|(_, value)| !value.is_empty()) {
@@ -138,7 +136,6 @@ impl Page {
         self.out.push_str("</table></div>\n");
     }
 
-    /// A folded section.
     pub(super) fn fold(&mut self, title: &str, inside: impl FnOnce(&mut Self)) {
         let _ = writeln!(self.out, "<details><summary>{}</summary>", escape(title));
         inside(self);

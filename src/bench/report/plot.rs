@@ -1,10 +1,9 @@
 //! A small renderer of line and dot plots as SVG.
 //!
-//! No plotting library offers what a page needs: dark mode through CSS variables, and two widths with text of the same size.
-//! Every plot has a title, axes with units, and a legend when it shows more than one series. Series also differ in dashes
-//! and marks, so they can be distinguished in grey.
-//!
-//! It draws lines and dots only; values that are not finite are left out.
+//! No plotting library has dark mode through CSS variables and two widths with text of the same
+//! size. Every plot has a title, axes with units, and a legend for more than one series. Series
+//! also differ in dashes and marks, so they can be distinguished in grey. Values that are not
+//! finite are left out.
 
 use std::fmt::Write as _;
 
@@ -12,38 +11,34 @@ use super::scale::{Scale, short};
 use super::series::DASHES;
 pub(super) use super::series::{Draw, Series, escape};
 
-/// What one axis shows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Axis {
     pub(super) label: String,
     pub(super) log: bool,
-    /// The range begins at 0 (not on a logarithmic axis).
+    /// Whether the range begins at 0 (not on a logarithmic axis).
     pub(super) from_zero: bool,
-    /// The range ends here and not at the largest value.
+    /// The end of the range, instead of the largest value.
     pub(super) until: Option<f64>,
 }
 
-/// A line with a label, across the whole plot at one value of an axis.
+/// A labelled line across the plot, at one value of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Mark {
     pub(super) at: f64,
     pub(super) label: String,
 }
 
-/// A plot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plot {
     pub(super) title: String,
     pub(super) x: Axis,
     pub(super) y: Axis,
     pub(super) series: Vec<Series>,
-    /// Vertical lines.
     pub(super) marks: Vec<Mark>,
-    /// Horizontal lines.
     pub(super) levels: Vec<Mark>,
 }
 
-/// The size of a plot, in pixels of its text.
+/// In pixels of the text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) width: f64,
@@ -55,11 +50,10 @@ pub(super) const WIDE: Size = Size { width: 580.0, height: 330.0 };
 /// For a phone.
 pub(super) const NARROW: Size = Size { width: 340.0, height: 290.0 };
 
-/// Colours of a plot in a file of its own; a page defines the variables itself.
+/// The CSS variables of [`STYLE`].
 pub(super) const VARIABLES: &str = ":root{--ink:#17202a;--soft:#5b6875;--line:#dfe4e9;--card:#fff;--s0:#0b7f7f;--s1:#c2570c;\
 --s2:#6a4bc4;--s3:#4d6a8a;--s4:#c62828}\n@media (prefers-color-scheme:dark){:root{--ink:#e6ebef;--soft:#9aa8b5;--line:#2b363f;\
 --card:#161d23;--s0:#3dbdb7;--s1:#f0a05a;--s2:#ab97f5;--s3:#9db7d3;--s4:#f0716b}}\n";
-/// The styles of a plot, besides the variables.
 pub(super) const STYLE: &str = ".plot{font:12px system-ui,sans-serif;font-variant-numeric:tabular-nums}\
 .plot text{fill:var(--soft)}.plot .t{fill:var(--ink);font-weight:600;font-size:14px}.plot .g{stroke:var(--line);stroke-width:1}\
 .plot .a{stroke:var(--soft);stroke-width:1}.plot .m{stroke:var(--ink);stroke-width:1;stroke-dasharray:3 3}\
@@ -70,21 +64,21 @@ const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 const LEGEND_ROW: f64 = 18.0;
 const MARK_ROW: f64 = 15.0;
-/// A logarithmic axis shows at most this ratio of values; smaller ones are at its beginning.
+/// The largest ratio of values on a logarithmic axis. Smaller values are at the beginning.
 const LOG_SPAN: f64 = 1e4;
-/// An axis is extended for a line that is at most this many times as far as its values.
+/// An axis is extended to a line that is at most this many times beyond the values.
 const LINE_REACH: f64 = 4.0;
-/// About the width of a character, for laying out the legend.
+/// Approximate width of a character in the legend.
 const CHARACTER: f64 = 6.8;
 
-/// The name of a series in the legend: its row, and where it begins.
+/// A series in the legend: row and horizontal position.
 struct LegendEntry {
     series: usize,
     row: usize,
     at: f64,
 }
 
-/// The area inside the axes; its left edge is [`LEFT`].
+/// The area inside the axes, from [`LEFT`] on.
 #[derive(Clone, Copy)]
 struct Field {
     top: f64,
@@ -93,21 +87,20 @@ struct Field {
 }
 
 impl Axis {
-    /// Its label, with a word where distances are not proportional.
+    /// The label, marked if the axis is logarithmic.
     fn text(&self, scale: &Scale) -> String {
         if scale.is_log() { format!("{}, logarithmic", self.label) } else { self.label.clone() }
     }
 }
 
 impl Mark {
-    /// Its label, with a word where its value is beyond the axis and the line therefore at its end.
+    /// The label, marked if the value is beyond the axis.
     fn text(&self, scale: &Scale) -> String {
         if scale.reaches(self.at) { self.label.clone() } else { format!("{} (beyond the axis)", self.label) }
     }
 }
 
 impl Plot {
-    /// Whether no series has a point.
     pub(super) fn is_empty(&self) -> bool {
         self.points().next().is_none()
     }
@@ -117,12 +110,12 @@ impl Plot {
         all.filter(|(x, y)| x.is_finite() && y.is_finite())
     }
 
-    /// An SVG element that a page can hold.
+    /// An SVG element for use inside a page.
     pub(super) fn svg(&self, size: Size) -> String {
         self.draw(size, "")
     }
 
-    /// An SVG file of its own.
+    /// A complete SVG file.
     pub(super) fn file(&self, size: Size) -> String {
         self.draw(
             size,
@@ -169,11 +162,11 @@ impl Plot {
         out
     }
 
-    /// The axis that shows coordinate 0 or 1 of the points.
+    /// The axis for coordinate 0 or 1 of the points.
     fn scale(&self, axis: &Axis, coordinate: usize, from: f64, to: f64) -> Scale {
         let values: Vec<f64> = self.points().map(|(x, y)| if coordinate == 0 { x } else { y }).collect();
-        // A value of 0, such as the gap between two tokens of one event, has no place on a logarithmic axis. It is drawn at
-        // its beginning.
+        // A value of 0, such as the gap between two tokens of one event, is drawn at the beginning
+        // of a logarithmic axis.
         let log = axis.log && values.iter().any(|value| *value > 0.0);
         let shown = values.iter().copied().filter(|value| !log || *value > 0.0);
         let (mut low, mut high) =
@@ -193,7 +186,7 @@ impl Plot {
             low = low.min(0.0);
         }
         if coordinate == 1 {
-            // Lines must not run along the frame.
+            // Keeps lines away from the frame.
             (low, high) = if log { (low / 1.12, high * 1.12) } else { (low, high + (high - low) * 0.06) };
         }
         Scale::new(low, axis.until.unwrap_or(high), log, from, to)
@@ -225,7 +218,7 @@ impl Plot {
         let _ = write!(out, "<line class=\"a\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\"/>");
     }
 
-    /// Horizontal lines, each with its label above its right end.
+    /// Draws horizontal lines with labels above their right ends.
     fn level(&self, out: &mut String, y: &Scale, right: f64) {
         for level in &self.levels {
             let at = y.at(level.at);
@@ -240,7 +233,7 @@ impl Plot {
         }
     }
 
-    /// Vertical lines from their labels above the field down; a label is on the side with more space.
+    /// Draws vertical lines from their labels downwards. A label is on the side with more space.
     fn mark(&self, out: &mut String, x: &Scale, top: f64, bottom: f64, right: f64) {
         for (row, mark) in self.marks.iter().enumerate() {
             let at = x.at(mark.at);
@@ -346,7 +339,7 @@ mod tests {
         }
     }
 
-    /// The horizontal places of these labels of the grid.
+    /// Horizontal positions of labels of the grid.
     fn places(svg: &str, labels: &[&str]) -> Vec<f64> {
         let place = |label: &&str| {
             let before = &svg
@@ -364,7 +357,7 @@ mod tests {
             let x = Axis { label: "ITL (ms)".to_owned(), log, ..Axis::default() };
             Plot { x, series: vec![series], ..Plot::default() }.svg(WIDE)
         };
-        // Gaps of 0: two tokens in one event.
+        // A gap is 0 if one event has two tokens.
         let log = with(true, &[0.0, 0.0, 0.5, 4.0, 200.0]);
         assert!(log.contains(">ITL (ms), logarithmic<"), "{log}");
         let at = places(&log, &["1", "10", "100"]);

@@ -1,10 +1,9 @@
 //! Axes of a chart: they map values to positions and choose the values to label (ticks).
 //!
-//! Ticks of a linear axis are multiples of 1, 2 or 5 times a power of ten. Those of a logarithmic axis are at 1, 2 and 5 in
-//! each decade, or at powers of ten alone when there are many. Ticks are inside the range. There are at
-//! least two, unless the range is too narrow.
+//! Ticks of a linear axis are multiples of 1, 2 or 5 times a power of ten. Ticks of a logarithmic
+//! axis are at 1, 2 and 5 in each decade; if too many, at 1 and 3, or at powers of ten. All are
+//! inside the range; there are at least two, unless it is too narrow.
 
-/// An axis: maps a range of values to a range of positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scale {
     low: f64,
@@ -15,8 +14,8 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// An axis from `low` at position `from` to `high` at position `to`. An empty range is widened. A logarithmic axis becomes
-    /// linear unless both values are above 0.
+    /// An axis from `low` at position `from` to `high` at position `to`. An empty range is widened.
+    /// With `log` and `low` not above 0, the axis is linear.
     pub(super) fn new(low: f64, high: f64, log: bool, from: f64, to: f64) -> Self {
         let log = log && low > 0.0;
         let (low, high) = match (high > low, log) {
@@ -27,13 +26,12 @@ impl Scale {
         Self { low, high, log, from, to }
     }
 
-    /// Whether `value` is not beyond its ends.
     pub(super) fn reaches(&self, value: f64) -> bool {
         let slack = 1e-9 * self.high.abs();
         (self.low - slack..=self.high + slack).contains(&value)
     }
 
-    /// Whether it is logarithmic, which is not always as wanted.
+    /// Whether the axis is logarithmic; see [`Scale::new`].
     pub(super) fn is_log(&self) -> bool {
         self.log
     }
@@ -90,7 +88,7 @@ pub(super) fn nice(step: f64) -> f64 {
     factor * power
 }
 
-/// A number in short form: 1,500 or 0.25 or 3.0e9; about three significant digits.
+/// A number with about three significant digits: 1,500 or 0.25 or 3.0e9.
 pub(super) fn short(value: f64) -> String {
     let size = value.abs();
     if size == 0.0 {

@@ -1,6 +1,6 @@
-//! A page of tables and plots that the caller fills: for results that are not runs of the load generator.
+//! A page of tables and plots that the caller fills, for results other than runs.
 //!
-//! It has the look of every other page and, like them, needs nothing but itself. Plots without a finite point are left out.
+//! It is self-contained, like the other pages. Plots without a finite point are left out.
 
 use super::page::{Page, Tile};
 use super::plot::{Axis, Draw, Plot, Series};
@@ -8,13 +8,13 @@ use super::plot::{Axis, Draw, Plot, Series};
 /// A part of a page.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
-    /// Its title.
+    /// The title.
     pub title: String,
-    /// A sentence below it.
+    /// A sentence below the title.
     pub note: String,
-    /// Numbers above the table: each with its name and a note.
+    /// Numbers above the table, with names and notes.
     pub tiles: Vec<(String, &'static str, String)>,
-    /// A table; the first row is the head. Empty: none.
+    /// A table, the first row as head; may be empty.
     pub rows: Vec<Vec<String>>,
     /// Plots.
     pub dots: Vec<Dots>,
@@ -23,24 +23,24 @@ pub struct Section {
 /// A plot of dots, or of lines between them.
 #[derive(Clone, Debug, Default)]
 pub struct Dots {
-    /// Its title.
+    /// The title.
     pub title: String,
     /// The label of the horizontal axis.
     pub x: String,
     /// The label of the vertical axis.
     pub y: String,
-    /// Names and points of its series.
+    /// Name and points of each series.
     pub series: Vec<(String, Vec<(f64, f64)>)>,
     /// Whether lines connect the points of a series.
     pub connected: bool,
-    /// Whether the vertical axis may be logarithmic; it is where values differ by a factor of more than [`WIDE`].
+    /// Whether the vertical axis is logarithmic if values differ by a factor of more than 30.
     pub may_be_log: bool,
 }
 
-/// See [`Dots::may_be_log`].
+/// The factor of [`Dots::may_be_log`].
 const WIDE: f64 = 30.0;
 
-/// The HTML of sections, made by a command. `notes` stand above them.
+/// The HTML of sections, made by a command. `notes` come first.
 pub fn page(command: &str, title: &str, notes: &[String], sections: &[Section]) -> String {
     let mut page = Page::of(command, title);
     page.warnings(notes);

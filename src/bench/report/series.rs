@@ -1,43 +1,40 @@
 //! Lines and dots of a plot as SVG, with values that appear while the pointer rests on them.
 //!
-//! A page has no script, so each value is the `<title>` of a mark: of the visible dot, or of an invisible one on a line. A line
-//! has at most [`TARGETS_MAX`] of them, spread over its points, so that a page stays small. Values that are not finite are left
-//! out.
+//! A page has no script, so each value is the `<title>` of a visible dot, or of an invisible dot on
+//! a line. A line has at most [`TARGETS_MAX`] invisible dots, so that a page stays small. Values
+//! that are not finite are left out.
 
 use std::fmt::Write as _;
 
 use super::scale::{Scale, short};
 
-/// The most invisible marks on a line.
+/// The most invisible dots on a line.
 pub(super) const TARGETS_MAX: usize = 48;
-/// Dashes of each colour, so that series can be distinguished in grey.
+/// Dashes for each colour, to distinguish series in grey.
 pub(super) const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
 
-/// How a series is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Draw {
     /// Straight lines between the points.
     Line,
     /// Lines, and a mark at each point.
     Marked,
-    /// Horizontal until the next point.
+    /// Horizontal lines until the next point.
     Steps,
     /// Dots alone.
     Dots,
 }
 
-/// A named line or set of dots in a plot.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub(super) name: String,
     pub(super) draw: Draw,
-    /// Which of the colours; 4 is the one for failures.
+    /// Index of the colour; 4 is for failures.
     pub(super) color: usize,
     pub(super) points: Vec<(f64, f64)>,
 }
 
 impl Series {
-    /// Draws it between two axes with these labels.
     pub(super) fn draw(&self, out: &mut String, (x, y): (&Scale, &Scale), labels: (&str, &str)) {
         let finite = |(a, b): &&(f64, f64)| a.is_finite() && b.is_finite();
         let points: Vec<(f64, f64)> = self.points.iter().filter(finite).copied().collect();
@@ -73,7 +70,7 @@ impl Series {
         }
     }
 
-    /// A visible mark; its shape differs between colours.
+    /// A visible mark, with a shape for each colour.
     fn mark(&self, out: &mut String, point: (f64, f64), (x, y): (f64, f64), labels: (&str, &str)) {
         let (color, title) = (self.color, self.title(point, Some(labels)));
         let (shape, end) = match color % 3 {
@@ -87,7 +84,7 @@ impl Series {
         let _ = write!(out, "{shape} stroke=\"var(--s{color})\">{title}{end}");
     }
 
-    /// What appears while the pointer rests on a point. Dots are many, so theirs have no labels.
+    /// The text for a point. Texts of dots have no labels of axes, because plots have many dots.
     fn title(&self, (x, y): (f64, f64), labels: Option<(&str, &str)>) -> String {
         let (name, x, y) = (escape(&self.name), short(x), short(y));
         match labels {

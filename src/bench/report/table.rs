@@ -1,10 +1,10 @@
-//! A result in the terminal: the block that `vllm bench serve` prints, and more below it.
+//! A result in the terminal: the block that `vllm bench serve` prints, and more.
 //!
-//! The block has the labels and the layout of `vllm bench serve` (40 columns of label, then the value with two decimals), so
-//! that scripts which parse its output can parse ours. Below it: the delivered load and the
-//! client's own lag; latencies from the due time, if they differ; the steady window; one line for each class, adapter, pool
-//! and backend, if there are several; reasons of failures; metrics of the servers; warnings. It is plain text without
-//! colours.
+//! The block has the labels and the layout of `vllm bench serve` (40 columns of label, then the
+//! value with two decimals), so that scripts that parse it work. Below it: the delivered load and
+//! the client's own lag; latencies from the due time, if they differ; the steady window; metrics of
+//! the servers; lines for each class, adapter, pool, backend and arm, if there are several; reasons
+//! of failures; warnings. The text has no colours.
 
 use std::fmt::Write as _;
 
@@ -16,11 +16,10 @@ use crate::result::steady::{self, Steady};
 use crate::result::validity::Delivered;
 use sluice_core::stats::proportion;
 
-/// Width of the block.
 const WIDTH: usize = 50;
-/// Below this share of independent requests the table says why an interval is wide.
+/// Below this share of independent requests, the table explains a wide interval.
 const FEWER: f64 = 0.8;
-/// A delay too small to matter, seconds.
+/// Delays up to this are too small to show, seconds.
 const NO_DELAY: f64 = 0.001;
 
 /// The whole text of a run, for a terminal with `width` columns.
@@ -81,7 +80,8 @@ pub fn block(result: &RunResult, metrics: &Metrics) -> String {
     line(&mut text, "Peak concurrent requests:", metrics.peak_requests as f64);
     let total = metrics.known_output().map(|output| metrics.per_second(metrics.input_tokens + output));
     known(&mut text, "Total token throughput (tok/s):", total.map(two));
-    // The median is the 50th percentile, which is shown twice only to a user who asked for it, as by `vllm bench serve`.
+    // The median is the 50th percentile. As in `vllm bench serve`, only a user who asked for it
+    // sees both.
     let asked = config.arguments.iter().any(|argument| argument.starts_with("--metric-percentiles"));
     let percentiles: Vec<f64> = config.percentiles.iter().copied().filter(|p| asked || *p != 50.0).collect();
     for (name, short, long) in MEASURES {
@@ -92,7 +92,6 @@ pub fn block(result: &RunResult, metrics: &Metrics) -> String {
     text
 }
 
-/// Key, abbreviation and name of each measure.
 const MEASURES: [(&str, &str, &str); 4] = [
     ("ttft", "TTFT", "Time to First Token"),
     ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
@@ -100,7 +99,7 @@ const MEASURES: [(&str, &str, &str); 4] = [
     ("e2el", "E2EL", "End-to-end Latency"),
 ];
 
-/// `None`: the measure is unknown.
+/// Writes one measure; `None` if it is unknown.
 fn measure(text: &mut String, short: &str, long: &str, of: Option<&Distribution>, percentiles: &[f64]) {
     title(text, '-', long);
     let mut show = |name: &str, value: &dyn Fn(&Distribution) -> f64| {
@@ -129,7 +128,6 @@ fn load(text: &mut String, result: &RunResult, metrics: &Metrics) {
         let share = metrics.attainment() * 100.0;
         let range = format!("{share:.2} % (95 %: {:.2} to {:.2})", interval.low * 100.0, interval.high * 100.0);
         known(text, "Met all objectives:", Some(range));
-        // Why an interval is wider than the number of requests suggests.
         let independent = proportion::effective(&interval, slices::CONFIDENCE);
         if independent < FEWER * metrics.judged() as f64 {
             let of = format!("{independent:.0} of {} requests (they share queues)", metrics.judged());
@@ -202,7 +200,7 @@ fn two(value: f64) -> String {
     format!("{value:.2}")
 }
 
-/// A dash stands for a value that is not known.
+/// Writes a line with a dash for an unknown value.
 fn known(text: &mut String, label: &str, value: Option<String>) {
     let _ = writeln!(text, "{label:<40} {:<10}", value.as_deref().unwrap_or("-"));
 }
@@ -254,17 +252,17 @@ fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Columns
     table
 }
 
-/// `seconds` of a measure in milliseconds with one decimal, or a dash when there is nothing to summarise.
+/// Milliseconds with one decimal, or a dash without values.
 fn millis(of: &Distribution, seconds: f64) -> String {
     if of.count() == 0 { "-".to_owned() } else { format!("{:.1}", seconds * 1e3) }
 }
 
-/// Output tokens per second with one decimal, or a dash when they are not known.
+/// Output tokens per second with one decimal, or a dash.
 fn output_rate(metrics: &Metrics) -> String {
     metrics.output_rate().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
 }
 
-/// One line for each run of a sweep, by what was varied. Rates are of the whole run, as in its JSON and its report.
+/// One line for each run of a sweep, named by the varied setting. Rates are of the whole run.
 pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Columns {
     let mut table = Columns::new([
         name,
@@ -389,7 +387,7 @@ mod tests {
     fn a_wide_interval_says_why() {
         let mut run = result();
         run.config.slo.ttft = Some(50.0);
-        // Bursts: each request is as slow as its neighbours.
+        // Bursts: each request is as slow as the neighbours.
         let slow = |i: u32| if (i / 20).is_multiple_of(2) { 0.01 } else { 0.02 };
         run.requests = (0..100)
             .map(|i| Record { ttft: slow(i), latency: slow(i), sent: f64::from(i), ..run.requests[0].clone() })

@@ -1,7 +1,8 @@
-//! An HTML page that compares variants: a table, plots of their latency distributions, and a section for each run.
+//! An HTML page that compares variants: a table, plots of latency distributions, a section for each
+//! run.
 //!
-//! The caller provides the table, because only the caller knows the variants and the number of runs. Plots show one run of
-//! each of the first few variants, by class.
+//! The caller provides the table, because only the caller knows the variants and the number of
+//! runs. Plots show one run of each of the first few variants, by class.
 
 use super::html;
 use super::overlay::{self, MOST_RUNS, overlays};
@@ -9,8 +10,8 @@ use super::page::Page;
 use crate::result::metrics::Metrics;
 use crate::result::record::RunResult;
 
-/// The page. `note` describes the table, whose first row is the header. `runs` has one run of each variant; its label is the
-/// name of the variant.
+/// The page. `note` describes the table, whose first row is the head. `runs`: one run of each
+/// variant, labelled with the variant's name.
 pub fn page(title: &str, note: &str, rows: &[Vec<String>], runs: &[RunResult]) -> String {
     let mut page = Page::new(title);
     html::warnings(&mut page, runs);

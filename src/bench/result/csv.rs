@@ -1,7 +1,7 @@
 //! One line of CSV for each request, for spreadsheets and scripts.
 //!
-//! Times are seconds, as in the result. An empty field does not apply. Of the gaps between tokens only the longest is
-//! written. Fields are quoted only where RFC 4180 requires it.
+//! Times are in seconds. An empty field does not apply. Only the longest gap between tokens is
+//! written. Fields are quoted only if RFC 4180 requires it.
 
 use std::io::{self, Write};
 
@@ -42,7 +42,7 @@ impl<W: Write> RequestCsv<W> {
     /// Writes the names of the columns to `out`.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Writing to `out` fails.
     pub fn new(out: W) -> io::Result<Self> {
         let mut writer = csv::Writer::from_writer(out);
         writer.write_record(COLUMNS)?;
@@ -50,10 +50,10 @@ impl<W: Write> RequestCsv<W> {
         Ok(Self(writer))
     }
 
-    /// Writes the requests of a run. `name` distinguishes it from the other runs of the file.
+    /// Writes the requests of a run. `name` is the name of the run in the file.
     ///
     /// # Errors
-    /// Those of the output.
+    /// Writing fails.
     pub fn write_run(&mut self, name: &str, result: &RunResult) -> io::Result<()> {
         for record in &result.requests {
             self.0.write_record(row(name, result, record))?;

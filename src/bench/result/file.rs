@@ -1,29 +1,14 @@
-//! Results on disk: the keys of `vllm bench serve --save-result`, and everything else under `sluice`.
+//! Results on disk: the keys of `vllm bench serve --save-result`, and everything else under
+//! `sluice`.
 //!
-//! A file is one JSON object, or several one after another (white space between them): a sweep, or `--append-result`.
-//! The top level of an object has the keys and the arithmetic of `vllm bench serve`, so that scripts written for its
-//! files work. The object `sluice` holds the whole [`RunResult`]. Gaps between tokens are most of its size; they are
-//! omitted from it when the top level has them, and beyond [`MAX_GAPS`].
+//! A file is one JSON object, or several in a row (a sweep, or `--append-result`). The top level
+//! has the keys and the arithmetic of `vllm bench serve`, so that the same scripts work. `sluice`
+//! holds the whole [`RunResult`]. Gaps between tokens take most of the space, so `sluice` omits
+//! them if the top level has them, or if there are more than [`MAX_GAPS`]. Texts are not read back.
 //!
-//! # Arrays
-//!
-//! Each array has one entry for each request, failed ones too; times are in seconds. As in vLLM 0.32, `latencies` and
-//! `queue_times` are in every file. `input_lens`, `output_lens`, `ttfts`, `itls`, `start_times`, `generated_texts` (of
-//! the first choice) and `errors` need `--save-detailed`. Intended differences from vLLM:
-//!
-//! - A failed request has zeros, no gaps and no text. vLLM may keep what it received before the failure.
-//! - `start_times` count from the start of the run. Those of vLLM have an arbitrary origin.
-//! - `queue_times` are the waits for `--max-concurrency` alone: 0 without a limit, and 0 in a closed loop, where a
-//!   request is due when the one before it has ended. vLLM also counts its own delays, and in a closed loop the time
-//!   since the start of the run.
-//!
-//! `tokenizer_id` is `--tokenizer`, otherwise the model: the server counts tokens with the model's own tokenizer. It is
-//! null with `--skip-tokenizer-init`, as in vLLM. Texts are not read back from a file.
-//!
-//! # Files of other tools
-//!
-//! Files of `vllm bench serve` and `vllm-rs bench serve` can be read too. Requests are reconstructed from their arrays; without
-//! these arrays there are no requests, and [`RunResult::reported`] holds the keys of the file. Bounds: [`MAX_FILE`] bytes.
+//! Files of `vllm bench serve` and `vllm-rs bench serve` can be read, too. Requests are
+//! reconstructed from the arrays of `--save-detailed`; without these, only [`RunResult::reported`]
+//! has the keys of the file. Bounds: [`MAX_FILE`] bytes.
 
 use std::io::Write;
 use std::path::Path;
@@ -39,7 +24,7 @@ use crate::result::steady::{self, Steady};
 use crate::result::validity::Delivered;
 use crate::result::vllm_keys::{metric_keys, statistics, vllm_keys};
 
-/// Gaps between tokens that a file holds without `--save-detailed`: about 20 MB of text.
+/// The most gaps between tokens in a file without `--save-detailed`: about 20 MB of text.
 pub const MAX_GAPS: usize = 1_000_000;
 /// The longest file that is read, bytes.
 pub const MAX_FILE: u64 = 2 << 30;
@@ -72,7 +57,7 @@ pub enum FileError {
 /// The results in the file at `path`, in order, at least one.
 ///
 /// # Errors
-/// The file cannot be read, or is not one of results.
+/// The file cannot be read, or does not consist of results.
 pub fn load(path: &Path) -> Result<Vec<RunResult>, FileError> {
     let name = path.display().to_string();
     let io = |error| FileError::Io(name.clone(), error);
@@ -85,7 +70,7 @@ pub fn load(path: &Path) -> Result<Vec<RunResult>, FileError> {
     Ok(results)
 }
 
-/// The results in the text of a file called `name`.
+/// The results in `text`, the content of a file called `name`.
 ///
 /// # Errors
 /// As [`load`].
@@ -104,7 +89,8 @@ pub fn parse(text: &[u8], name: &str) -> Result<Vec<RunResult>, FileError> {
     if results.is_empty() { Err(FileError::Empty(name.to_owned())) } else { Ok(results) }
 }
 
-/// Writes `result` to `path`: replaces the file in one step, or appends to it.
+/// Writes `result` to `path`: replaces the file in one step, or appends to it. Creates missing
+/// folders.
 ///
 /// # Errors
 /// An I/O error.
@@ -125,12 +111,27 @@ pub fn save(result: &RunResult, path: &Path, detailed: bool, append: bool) -> Re
     std::fs::rename(&unfinished, path).map_err(io)
 }
 
-/// Gaps between tokens in a result.
+/// Number of gaps between tokens.
 pub fn gaps(result: &RunResult) -> usize {
     result.requests.iter().map(|record| record.itls.len()).sum()
 }
 
-/// The JSON object of a result; with the arrays of single requests when `detailed`.
+/// The JSON object of a result; with the arrays of `--save-detailed` if `detailed`.
+///
+/// Each array has an entry for each request, even if it failed; times are in seconds. As in vLLM
+/// 0.32, `latencies` and `queue_times` are always written; `input_lens`, `output_lens`, `ttfts`,
+/// `itls`, `start_times`, `generated_texts` (of the first choice) and `errors` need `detailed`.
+/// Intended differences from vLLM:
+///
+/// - A failed request has zeros, no gaps and no text. vLLM may keep the part received before the
+///   failure.
+/// - `start_times` count from the start of the run. In vLLM, their origin is arbitrary.
+/// - `queue_times` are the waits for `--max-concurrency` alone: 0 without a limit, and 0 in a
+///   closed loop, where a request is due when the previous one has ended. vLLM also counts its own
+///   delays, and in a closed loop the time since the start of the run.
+///
+/// `tokenizer_id` is `--tokenizer`, otherwise the model, with whose tokenizer the server counts. It
+/// is null with `--skip-tokenizer-init`, as in vLLM.
 pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     let mut top = vllm_keys(result, &Metrics::of(result));
     top.append(&mut brief_arrays(result));
@@ -155,7 +156,7 @@ pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     Value::Object(top)
 }
 
-/// Statistics that `vllm bench serve` does not have. They are computed from the records and not read back.
+/// Statistics that `vllm bench serve` does not have. They are not read back.
 pub fn summary(result: &RunResult) -> Value {
     let whole = Metrics::of(result);
     let mut map = slices::slice_json(&whole, result);
@@ -200,7 +201,6 @@ fn steady_json(steady: &Steady, config: &RunConfig) -> Value {
     Value::Object(map)
 }
 
-/// One entry for each request.
 fn list(result: &RunResult, of: impl Fn(&Record) -> Value) -> Value {
     Value::Array(result.requests.iter().map(of).collect())
 }
@@ -216,7 +216,7 @@ pub fn brief_arrays(result: &RunResult) -> Map<String, Value> {
     .collect()
 }
 
-/// The arrays that `vllm bench serve` writes with `--save-detailed` only.
+/// The arrays that `vllm bench serve` writes only with `--save-detailed`.
 fn detailed_arrays(result: &RunResult) -> Map<String, Value> {
     let error = |record: &Record| match &record.outcome {
         Outcome::Completed => json!(""),
@@ -298,7 +298,7 @@ fn foreign(top: &Map<String, Value>) -> RunResult {
     RunResult { config, requests, duration: number("duration").unwrap_or(0.0), ..RunResult::default() }
 }
 
-/// Requests from the arrays of `--save-detailed`. Empty when a needed array is missing.
+/// Requests from the arrays of `--save-detailed`; empty if a needed array is missing.
 fn requests_of_arrays(top: &Map<String, Value>) -> Vec<Record> {
     let list = |key: &str| top.get(key).and_then(Value::as_array);
     let (Some(ttfts), Some(itls), Some(inputs), Some(outputs)) =
@@ -401,7 +401,8 @@ mod tests {
         assert!(json.get("mean_e2el_ms").is_none());
     }
 
-    /// The expected keys are what vLLM 0.32 removes without `--save-detailed`, and what it leaves.
+    /// The expected keys: all that vLLM 0.32 removes without `--save-detailed`, and all that it
+    /// keeps.
     #[test]
     fn arrays_of_single_requests_are_those_of_vllm() {
         let mut result = result();

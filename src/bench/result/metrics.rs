@@ -1,26 +1,23 @@
-//! The statistics of `vllm bench serve`, computed from records: exactly its arithmetic.
+//! The statistics of `vllm bench serve`, computed from records with the same arithmetic.
 //!
 //! | measure | of each completed request |
 //! |---|---|
 //! | TTFT | sent to first token event |
 //! | TPOT | (E2EL - TTFT) / (output tokens - 1), for 2 or more tokens |
-//! | ITL | gaps between token events, those of all requests together, so long responses weigh more |
+//! | ITL | each gap between token events, so long responses weigh more |
 //! | E2EL | sent to last token event |
 //!
-//! Mean, median, standard deviation (dividing by n) and percentiles are computed in seconds from every value and shown
-//! in milliseconds. Percentile p of sorted x: linear interpolation between the two values next to position
-//! (n - 1) (p / 100), rounded as numpy rounds. Statistics of no values are 0.
+//! Statistics are computed in seconds from every value (8 bytes each) and shown in milliseconds.
+//! Percentile p of sorted x interpolates linearly between the two values next to position (n - 1)
+//! (p / 100), rounded as numpy rounds. Statistics of no values are 0.
 //!
-//! Where a server sends no usage and no tokenizer counts the text, output tokens are unknown: so are their sum, their rates and
-//! TPOT. Chunks are not counted as tokens, since a server may put several tokens into one.
+//! If a server sends no usage and no tokenizer counts the text, output tokens are unknown, and so
+//! are their sum, rates and TPOT. Chunks do not count as tokens: one may hold several.
 //!
-//! Rates divide by the duration of the whole run, ramp-up and drain included; `steady` computes rates without them. Goodput
-//! counts completed requests that met all their objectives. Latencies are those of completed requests only. For peaks,
-//! time is divided into seconds from the first send of a completed request. The peak of output tokens counts token *events*
-//! in a second. The peak of concurrent requests counts all requests in flight during any part of a second, so it can be
-//! higher than the requests in flight at any one time.
-//!
-//! Memory: 8 bytes for each value.
+//! Rates divide by the duration of the whole run, including ramp-up and drain (`steady` excludes
+//! both). Goodput counts completed requests that met all objectives. Peaks count completed requests
+//! in seconds from the first send: token *events*, and requests in flight during any part of a
+//! second, which may be more than at any one time.
 
 use crate::result::record::{Outcome, Record, RunConfig, RunResult, Slo};
 use sluice_core::stats::percentile;
@@ -46,7 +43,7 @@ impl Distribution {
         Self { sorted: values, mean, std: variance.sqrt() }
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub fn count(&self) -> usize {
         self.sorted.len()
     }
@@ -56,12 +53,12 @@ impl Distribution {
         &self.sorted
     }
 
-    /// Their arithmetic mean.
+    /// The arithmetic mean.
     pub fn mean(&self) -> f64 {
         self.mean
     }
 
-    /// Their standard deviation, dividing by n.
+    /// The standard deviation, dividing by n.
     pub fn std(&self) -> f64 {
         self.std
     }
@@ -71,7 +68,7 @@ impl Distribution {
         self.sorted.last().copied().unwrap_or(0.0)
     }
 
-    /// The middle value, or the mean of the two in the middle.
+    /// The middle value, or the mean of the middle two.
     pub fn median(&self) -> f64 {
         let count = self.sorted.len();
         match (count, count % 2) {
@@ -81,7 +78,7 @@ impl Distribution {
         }
     }
 
-    /// The percentile `p` in 0..=100; values outside are taken as the nearer end.
+    /// The percentile `p`, limited to 0..=100.
     pub fn percentile(&self, p: f64) -> f64 {
         percentile(&self.sorted, p / 100.0)
     }
@@ -90,28 +87,28 @@ impl Distribution {
 /// The statistics of a set of requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
-    /// Seconds that rates divide by.
+    /// Seconds by which rates divide.
     pub duration: f64,
     /// Requests sent.
     pub sent: u64,
-    /// Those with a complete response.
+    /// Requests with a complete response.
     pub completed: u64,
-    /// Those that failed.
+    /// Requests that failed.
     pub failed: u64,
-    /// Those that the client abandoned on purpose.
+    /// Requests that the client abandoned on purpose.
     pub left: u64,
-    /// Those in flight when the run was ended early.
+    /// Requests in flight when the run was ended early.
     pub unfinished: u64,
-    /// Completed requests that met all their objectives; without objectives, all completed requests.
+    /// Completed requests that met all objectives.
     pub good: u64,
-    /// For each completed or failed request, in the order of sending: whether it met its objectives, and its latency
-    /// (infinite when it failed).
+    /// For each completed or failed request, in the order of the records: whether the objectives
+    /// were met, and the latency (infinite for a failure).
     pub judgements: Vec<(bool, f64)>,
     /// Prompt tokens of completed requests.
     pub input_tokens: u64,
-    /// Prompt tokens that were asked for in completed requests.
+    /// Requested prompt tokens of completed requests.
     pub asked_tokens: u64,
-    /// Output tokens of completed requests, as far as they are known: see [`Metrics::known_output`].
+    /// Known output tokens of completed requests; see [`Metrics::known_output`].
     pub output_tokens: u64,
     /// Completed requests whose output tokens are unknown.
     pub uncounted: u64,
@@ -127,11 +124,11 @@ pub struct Metrics {
     pub client_queue: Distribution,
     /// Waits in the gateway's queue, if it reported them.
     pub queue_wait: Distribution,
-    /// How late this client sent requests, failed ones included.
+    /// How late this client sent requests, including failed ones.
     pub lag: Distribution,
-    /// Most token events in one second.
+    /// The most token events in one second.
     pub peak_tokens: f64,
-    /// Most requests in flight during any part of one second.
+    /// The most requests in flight during any part of one second.
     pub peak_requests: u64,
 }
 
@@ -141,12 +138,12 @@ impl Metrics {
         Self::of_requests(&result.requests, result.duration, &result.config)
     }
 
-    /// The statistics of some requests of a run, as if the run had no others.
+    /// The statistics of some requests, as if the run had no others.
     pub fn of_requests<'a>(requests: impl IntoIterator<Item = &'a Record>, duration: f64, config: &RunConfig) -> Self {
         Self::with_slo(requests, duration, |record| config.slo_of(record.class))
     }
 
-    /// The statistics of some requests. `slo` gives the objectives of each.
+    /// The statistics of some requests with objectives from `slo`.
     pub fn with_slo<'a, 'b>(
         requests: impl IntoIterator<Item = &'a Record>,
         duration: f64,
@@ -192,7 +189,7 @@ impl Metrics {
         Self { ttft, tpot, itl, e2el, client_queue, queue_wait, lag, ..metrics }
     }
 
-    /// The measure called `ttft`, `tpot`, `itl` or `e2el`. An unknown TPOT is `None`, too.
+    /// The measure called `ttft`, `tpot`, `itl` or `e2el`; `None` also for an unknown TPOT.
     pub fn measure(&self, name: &str) -> Option<&Distribution> {
         match name {
             "ttft" => Some(&self.ttft),
@@ -203,49 +200,49 @@ impl Metrics {
         }
     }
 
-    /// `count` divided by the duration of the run; 0 for a run of no duration.
+    /// `count` divided by the duration; 0 if that is 0.
     pub fn per_second(&self, count: u64) -> f64 {
         if self.duration > 0.0 { count as f64 / self.duration } else { 0.0 }
     }
 
-    /// Output tokens of completed requests; `None` when those of any are unknown.
+    /// Output tokens of completed requests; `None` if a request has an unknown number.
     pub fn known_output(&self) -> Option<u64> {
         (self.uncounted == 0).then_some(self.output_tokens)
     }
 
-    /// Output tokens per second; `None` as [`Metrics::known_output`].
+    /// Output tokens per second; `None` as for [`Metrics::known_output`].
     pub fn output_rate(&self) -> Option<f64> {
         self.known_output().map(|tokens| self.per_second(tokens))
     }
 
-    /// Times per output token; `None` when nothing could be computed because tokens are unknown.
+    /// Times per output token; `None` if they are unknown.
     pub fn known_tpot(&self) -> Option<&Distribution> {
         (self.uncounted == 0 || self.tpot.count() > 0).then_some(&self.tpot)
     }
 
-    /// Most output tokens in one second, counted as token events; `None` as [`Metrics::known_output`].
+    /// The most token events in one second; `None` as for [`Metrics::known_output`].
     pub fn known_peak(&self) -> Option<f64> {
         (self.uncounted == 0).then_some(self.peak_tokens)
     }
 
-    /// Completed and failed requests: those that the server is judged by.
+    /// Requests by which the server is judged: completed and failed ones.
     pub fn judged(&self) -> u64 {
         self.completed + self.failed
     }
 
-    /// Share of judged requests that met all their objectives: failures are misses. 0 when none was judged.
+    /// Share of judged requests that met all objectives (failures did not); 0 if none was judged.
     pub fn attainment(&self) -> f64 {
         if self.judged() == 0 { 0.0 } else { self.good as f64 / self.judged() as f64 }
     }
 }
 
-/// The peaks of token events and of requests over seconds that begin with the earliest request.
+/// The peaks of token events and requests, in seconds that begin with the earliest request.
 fn peaks(completed: &[&Record]) -> (f64, u64) {
     let Some(start) = completed.iter().map(|record| record.sent).min_by(f64::total_cmp) else { return (0.0, 0) };
     let end = completed.iter().map(|record| record.sent + record.latency).max_by(f64::total_cmp).unwrap_or(start);
     let seconds = (end - start).max(0.0).ceil() as usize + 1;
     let mut tokens = vec![0u64; seconds];
-    // Requests that begin in a second, less those that ended in an earlier one.
+    // Requests that begin in a second, minus requests that ended in the previous one.
     let mut changes = vec![0i64; seconds + 1];
     for record in completed {
         let mut at = record.sent + record.ttft;
@@ -296,7 +293,7 @@ mod tests {
             assert_eq!(few.percentile(p), value, "P{p}");
         }
         assert_eq!((few.mean(), few.std(), few.median()), (32.0, 12.884098726725126, 35.0));
-        // [i * i / 7 for i in range(1, 12)]; the order given must not matter.
+        // [i * i / 7 for i in range(1, 12)], in reverse; the order must not matter.
         let squares = Distribution::of((1..12).rev().map(|i| f64::from(i * i) / 7.0).collect());
         let expected = [
             (12.3, 0.7357142857142859),
@@ -320,9 +317,9 @@ mod tests {
         assert_eq!(Metrics::of(&RunResult::default()), Metrics::default());
     }
 
-    /// One recorded run of `vllm-rs bench serve` 0.33.0: 80 requests, 26 of which failed, 9 responses of one token. Its own
-    /// numbers are in the file; beside it are those that `calculate_metrics` of `vllm bench serve` 0.33.0 gives for the same
-    /// timings with numpy 2.4.6.
+    /// A recorded run of `vllm-rs bench serve` 0.33.0: 80 requests, 26 failures, 9 responses of one
+    /// token. The first file has the tool's own numbers, the second those of `calculate_metrics` of
+    /// `vllm bench serve` 0.33.0 for the same timings (numpy 2.4.6).
     #[test]
     fn on_recorded_timings_the_arithmetic_is_that_of_the_originals_to_nine_digits() {
         let mut result =
@@ -344,7 +341,7 @@ mod tests {
                 );
                 compared += 1;
             }
-            // 4 measures of 11 statistics, 8 counts and sums, 5 rates and peaks or more.
+            // 4 measures of 11 statistics, 8 counts and sums, 5 or more rates and peaks.
             assert!(compared >= 55, "{reference}: only {compared} numbers were compared");
         }
         assert_eq!((ours["completed"].as_u64(), ours["failed"].as_u64()), (Some(54), Some(26)));
@@ -394,8 +391,8 @@ mod tests {
 
     #[test]
     fn peaks_are_counted_in_seconds_from_the_earliest_request() {
-        // Seconds begin at 0.9: the first request has its tokens at 1.0 and 1.1, and touches second 0 only; the second
-        // has them at 1.5, 2.1 and 2.3 and touches seconds 0 and 1.
+        // Seconds begin at 0.9. The first request has tokens at 1.0 and 1.1, in second 0. The
+        // second has tokens at 1.5, 2.1 and 2.3, in seconds 0 and 1.
         let requests = [completed(0.9, 0.1, &[0.1]), completed(1.0, 0.5, &[0.6, 0.2])];
         let metrics = Metrics::of_requests(&requests, 2.0, &RunConfig::default());
         assert_eq!((metrics.peak_tokens, metrics.peak_requests), (3.0, 2));

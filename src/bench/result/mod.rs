@@ -1,8 +1,9 @@
-//! The result of a run, its statistics, and its files.
+//! The result of a run, with statistics and files.
 //!
-//! `record` holds the raw data: one record for each request. `metrics` computes the statistics of `vllm bench serve`
-//! from it, `steady` those of the steady window, `slices` those by class, adapter or pool. `validity` warns when the
-//! client itself was the limit. `file` and `csv` are the formats on disk. Nothing here draws or prints.
+//! `record` holds the raw data, one record for each request. `metrics` computes the statistics of
+//! `vllm bench serve`, `steady` the same for the steady window, `slices` for each class, adapter or
+//! pool. `validity` warns if the client itself was the limit. `file` and `csv` are the formats on
+//! disk.
 
 pub mod record;
 pub mod metrics;

@@ -1,13 +1,16 @@
-//! The result of a run: its configuration, one record for each request, and the health of servers and client.
+//! The result of a run: its configuration, one record for each request, the health of servers and
+//! client.
 //!
-//! Tables, JSON, CSV, reports and comparisons are made from it. It holds measurements only; statistics are computed from
-//! them (`metrics`), so new statistics can be computed from old files.
+//! A result holds measurements only; `metrics` computes statistics, so new statistics can be
+//! computed from old files. Tables, files, reports and comparisons are made from it.
 //!
-//! Times are seconds as `f64`: points in time from the start of the run, durations from their own start. The clock of a
-//! request is that of `vllm bench serve`: it starts when the request is sent, after any wait for `--max-concurrency`. Earlier
-//! times are separate fields (`due`, `queued`), so latencies from the due time can be computed as well: [`Record::delay`].
+//! Times are seconds as `f64`; points in time count from the start of the run. The clock of a
+//! request starts when it is sent, after any wait for `--max-concurrency`, as in
+//! `vllm bench serve`. Earlier times are separate fields (`due`, `queued`), so latencies from the
+//! due time can be computed: [`Record::delay`].
 //!
-//! On disk: `file`. Bounds: some 300 bytes a request, 8 for each gap between tokens, and the texts, if they are kept.
+//! Bounds: about 300 bytes a request, 8 for each gap between tokens, and the texts, if kept. On
+//! disk: `file`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,27 +22,27 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunResult {
-    /// When the run began, UTC, RFC 3339; empty when it is not known.
+    /// When the run began, UTC, RFC 3339; empty if unknown.
     pub started_at: String,
     /// The configuration of the run.
     pub config: RunConfig,
-    /// Seconds from the start until the last request had ended. Rates are divided by it.
+    /// Seconds from the start until the last request ended. Rates divide by this.
     pub duration: f64,
-    /// The run was ended early (Ctrl-C); the result covers the time until then.
+    /// Whether the run was ended early (Ctrl-C). The result covers the time until then.
     pub partial: bool,
     /// One record for each request that was sent, in the order of the workload.
     pub requests: Vec<Record>,
-    /// One for each server whose `/metrics` could be read.
+    /// One entry for each server with readable `/metrics`.
     pub servers: Vec<ServerSide>,
     /// How well the load generator kept up.
     pub client: ClientHealth,
-    /// Warnings about the validity of the numbers, as sentences.
+    /// Warnings about the validity of the numbers.
     pub warnings: Vec<String>,
-    /// The top-level keys of the file that this was read from; empty for a run of our own. Files of other tools may
-    /// hold statistics without the requests they came from.
+    /// The top-level keys of the file that was read. Files of other tools may hold statistics
+    /// without requests.
     #[serde(skip)]
     pub reported: Map<String, Value>,
-    /// The file that it was read from; empty for a run of our own.
+    /// The file that was read; empty for a run of this process.
     #[serde(skip)]
     pub file: String,
 }
@@ -52,62 +55,62 @@ pub struct RunConfig {
     pub label: Option<String>,
     /// `openai`, `openai-chat` or `vllm`, as given.
     pub backend: String,
-    /// Base addresses of the servers; requests take them in turn.
+    /// Base addresses of the servers, which requests take in turn.
     pub urls: Vec<String>,
     /// Path of the requests.
     pub endpoint: String,
-    /// What was sent as `"model"` (without adapters).
+    /// The `"model"` of requests without an adapter.
     pub model: String,
-    /// Path or name of the tokenizer whose tokens are counted; `None` when it is not known.
+    /// Path or name of the tokenizer that counts tokens; `None` if unknown.
     pub tokenizer: Option<String>,
-    /// Requested number of requests.
+    /// Requested number of requests; 0 if a duration was given.
     pub num_prompts: u64,
-    /// Where prompts came from: `random`, `sharegpt`, ...
+    /// Source of the prompts: `random`, `sharegpt`, ...
     pub dataset: String,
-    /// How requests arrived, in words: `poisson`, `gamma`, `constant`, `closed loop`, `recorded`, ...
+    /// The arrivals in words: `poisson`, `gamma`, `constant`, `closed loop`, `recorded`, ...
     pub arrival: String,
-    /// Requests per second; `None` when all were due at once (`inf`) or at recorded times.
+    /// Requests per second; `None` if all were due at once (`inf`), at recorded times, or at a
+    /// changing rate.
     pub request_rate: Option<f64>,
-    /// Shape of the gamma distribution of the gaps; 1 is Poisson. `None` when gaps are constant.
+    /// Shape of the gamma distribution of the gaps; 1 is Poisson. `None` if gaps are constant.
     pub burstiness: Option<f64>,
-    /// Requests in flight at most.
+    /// The most requests in flight.
     pub max_concurrency: Option<u32>,
     /// How the rate changed during the run.
     pub ramp: Option<Ramp>,
-    /// Objectives of classes without objectives of their own.
+    /// Objectives of classes without their own.
     pub slo: Slo,
     /// Percentiles to report, 0 to 100.
     pub percentiles: Vec<f64>,
     /// Measures to report: `ttft`, `tpot`, `itl`, `e2el`.
     pub percentile_metrics: Vec<String>,
-    /// Kinds of requests; [`Record::class`] is an index into it.
+    /// Kinds of requests, the index of [`Record::class`].
     pub classes: Vec<ClassConfig>,
-    /// LoRA adapters in the mix; [`Record::adapter`] is an index into it.
+    /// LoRA adapters in the mix, the index of [`Record::adapter`].
     pub adapters: Vec<String>,
     /// The seed of all randomness.
     pub seed: u64,
     /// Keys and values given by the user.
     pub metadata: BTreeMap<String, String>,
-    /// The version of the load generator; empty when it is not known.
+    /// Version of the load generator; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub version: String,
-    /// The versions of vLLM that the servers reported, without repetitions; empty where none did (a gateway has no
-    /// `/version`).
+    /// The versions of vLLM that servers reported (a gateway has no `/version`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub server_versions: Vec<String>,
-    /// The arguments of the command line, secrets masked; empty when they are not known.
+    /// Arguments of the command line, secrets masked; empty if unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub arguments: Vec<String>,
 }
 
-/// A rate that changes over the requests of a run.
+/// A rate that changes during a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ramp {
     /// `linear` or `exponential`.
     pub strategy: String,
-    /// Requests per second of the first request.
+    /// Rate at the first request, per second.
     pub start: f64,
-    /// Requests per second of the last.
+    /// Rate at the last request, per second.
     pub end: f64,
 }
 
@@ -117,93 +120,93 @@ pub struct Ramp {
 pub struct ClassConfig {
     /// Name in reports.
     pub name: String,
-    /// Its share of the requests, relative to the other classes.
+    /// Share of the requests, relative to the other classes.
     pub weight: f64,
-    /// Its objectives.
+    /// The objectives.
     pub slo: Slo,
-    /// Its lengths of prompts and outputs in tokens, as on the command line (`200`, `100-2000`); empty when they came from a
-    /// file.
+    /// Prompt lengths in tokens, as on the command line (`200`, `100-2000`); empty if they came
+    /// from a file.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub prompt: String,
-    /// The same for outputs.
+    /// Output lengths, likewise.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub output: String,
-    /// The prefix that its prompts share, in words; empty: none.
+    /// The shared prefix in words; empty: none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub prefix: String,
 }
 
-/// Objectives: upper bounds in milliseconds, as in `--goodput`. `None` is no objective.
+/// Objectives: upper bounds in milliseconds, as in `--goodput`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Slo {
     /// Time to first token.
     pub ttft: Option<f64>,
-    /// Time per output token; a request of one token meets any bound.
+    /// Time per output token. A request of one token meets any bound.
     pub tpot: Option<f64>,
     /// Start to last token.
     pub e2el: Option<f64>,
 }
 
-/// One request and its outcome.
+/// One request and the outcome.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// Its number in the workload.
+    /// Number in the workload.
     pub index: u64,
     /// Index into [`RunConfig::classes`].
     pub class: u32,
     /// Index into [`RunConfig::adapters`]; `None` for the base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u32>,
-    /// Number of its conversation, and number of its turn (from 0).
+    /// Conversation and turn (from 0).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<(u64, u32)>,
-    /// When it should have been sent; `None` in a closed loop, where a request is sent when another has ended.
+    /// When the request should have been sent; `None` in a closed loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due: Option<f64>,
-    /// Time it waited in this process for `max_concurrency`.
+    /// Wait in this process for `max_concurrency`.
     #[serde(skip_serializing_if = "is_zero")]
     pub queued: f64,
-    /// When it was sent.
+    /// When the request was sent.
     pub sent: f64,
-    /// When its response had ended, or it had failed.
+    /// When the response ended, or the request failed.
     pub ended: f64,
-    /// Its outcome.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Prompt tokens: by the server's usage, otherwise as requested.
+    /// Prompt tokens by the server's usage, otherwise as requested.
     pub prompt_tokens: u64,
-    /// Prompt tokens that the server found in its prefix cache, if it reports that.
+    /// Prompt tokens found in the prefix cache, if the server reports them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// Prompt tokens that were asked for, where the server counted another number.
+    /// Requested tokens of a generated prompt, if the server counted another number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked_tokens: Option<u64>,
-    /// Output tokens: by the server's usage, otherwise by a tokenizer; `None` when neither counted them, or it failed.
+    /// Output tokens by the server's usage, otherwise by a tokenizer; `None` if unknown.
     pub output_tokens: Option<u64>,
-    /// Output tokens were counted by a tokenizer.
+    /// Whether a tokenizer counted the output tokens.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_counted: bool,
-    /// Sent to first token event. 0 when there was none.
+    /// Sent to first token event. 0 if there was none.
     pub ttft: f64,
-    /// Sent to last token event. 0 when there was none.
+    /// Sent to last token event. 0 if there was none.
     pub latency: f64,
     /// Gaps between token events.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub itls: Vec<f64>,
-    /// The generated text, when the run kept texts and the request completed. A file has it in `generated_texts`.
+    /// The generated text, if the run keeps texts. Files have it in `generated_texts`.
     #[serde(skip)]
     pub text: Option<Box<str>>,
-    /// The gateway's pool: `x-sluice-pool`.
+    /// From `x-sluice-pool`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<Arc<str>>,
-    /// `x-sluice-backend`.
+    /// From `x-sluice-backend`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<Arc<str>>,
-    /// `x-sluice-arm`.
+    /// From `x-sluice-arm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arm: Option<Arc<str>>,
-    /// Time in the gateway's queue: `server-timing: queue`.
+    /// Time in the gateway's queue, from `server-timing: queue`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_wait: Option<f64>,
 }
@@ -216,28 +219,28 @@ pub enum Outcome {
     Completed,
     /// No complete response, with the reason: `status 503`, `stream cut`, ...
     Failed(Arc<str>),
-    /// The client left on purpose, as the workload specified. Neither a success nor a failure.
+    /// The client left as the workload specified. Neither a success nor a failure.
     Left,
-    /// Still running when the run was ended early. Neither a success nor a failure.
+    /// In flight when the run was ended early. Neither a success nor a failure.
     #[default]
     Unfinished,
 }
 
-/// One server during the run, from its `/metrics`: differences over the run, and peaks of the samples.
+/// One server, from `/metrics`: differences over the run, and peaks of the samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerSide {
-    /// Its base address.
+    /// Base address of the server.
     pub url: String,
     /// Tokens looked up in the prefix cache.
     pub prefix_queries: f64,
-    /// Tokens found there.
+    /// Tokens found in the prefix cache.
     pub prefix_hits: f64,
     /// Requests evicted from the KV cache and recomputed.
     pub preemptions: f64,
-    /// Prompt tokens it counted.
+    /// Prompt tokens that the server counted.
     pub prompt_tokens: f64,
-    /// Output tokens it counted.
+    /// Output tokens that the server counted.
     pub generation_tokens: f64,
     /// Highest share of KV blocks in use, 0 to 1.
     pub kv_peak: f64,
@@ -269,59 +272,62 @@ pub struct ServerSample {
 pub struct ClientHealth {
     /// CPU time of this process during the run, user and system, seconds.
     pub cpu_seconds: f64,
-    /// Cores that it may use.
+    /// Cores that the process may use.
     pub cores: u32,
-    /// 99th percentile of how late its timers fired, seconds. Timers have a resolution of 1 ms.
+    /// P99 lag of the timers, seconds. Timers have a resolution of 1 ms.
     pub lag_p99: f64,
     /// The largest lag of a timer, seconds.
     pub lag_max: f64,
 }
 
 impl Record {
-    /// Whether it got a complete response.
+    /// Whether the response was complete.
     pub fn is_completed(&self) -> bool {
         self.outcome == Outcome::Completed
     }
 
-    /// Whether it failed.
+    /// Whether the request failed.
     pub fn is_failed(&self) -> bool {
         matches!(self.outcome, Outcome::Failed(_))
     }
 
-    /// (latency - ttft) / (output tokens - 1); `None` for responses of one token, or of an unknown number.
+    /// (latency - ttft) / (output tokens - 1), for completed requests with a known number of tokens
+    /// above 1.
     pub fn tpot(&self) -> Option<f64> {
         let tokens = self.output_tokens.filter(|tokens| self.is_completed() && *tokens > 1)?;
         Some((self.latency - self.ttft) / (tokens - 1) as f64)
     }
 
-    /// It completed, and how many tokens it has is unknown.
+    /// Whether the request completed with an unknown number of output tokens.
     pub fn is_uncounted(&self) -> bool {
         self.is_completed() && self.output_tokens.is_none()
     }
 
-    /// Prompt tokens that were asked for.
+    /// Requested prompt tokens.
     pub fn asked(&self) -> u64 {
         self.asked_tokens.unwrap_or(self.prompt_tokens)
     }
 
-    /// TPOT as objectives judge it: 0 for one token, infinite where the tokens are unknown.
+    /// TPOT as objectives judge it: 0 for one token, infinite if unknown.
     fn judged_tpot(&self) -> f64 {
         if self.is_uncounted() { f64::INFINITY } else { self.tpot().unwrap_or(0.0) }
     }
 
-    /// Time from when it was due until it was sent, for any reason; 0 in a closed loop. A user who does not wait for others
-    /// sees `ttft` and `latency` plus this delay.
+    /// Time from the due time until the request was sent; 0 in a closed loop. A user who does not
+    /// wait for others sees `ttft` and `latency` plus this delay.
     pub fn delay(&self) -> f64 {
         self.due.map_or(0.0, |due| (self.sent - due).max(0.0))
     }
 
-    /// The part of [`Record::delay`] that the load generator caused: all but the wait for `max_concurrency`.
+    /// The part of [`Record::delay`] that the load generator caused: without the wait for
+    /// `max_concurrency`.
     pub fn lag(&self) -> f64 {
         (self.delay() - self.queued).max(0.0)
     }
 
-    /// Whether it completed and met every bound of `slo`, as `vllm bench serve` decides (a bound is met at equality;
-    /// a request of one token meets any TPOT). One of unknown tokens meets none.
+    /// Whether the request completed and met every bound of `slo`, as in `vllm bench serve`:
+    /// equality meets a bound, and one token meets any TPOT. An unknown number of tokens meets no
+    /// TPOT.
     pub fn meets(&self, slo: &Slo) -> bool {
         let holds = |bound: Option<f64>, value: f64| bound.is_none_or(|bound| value <= bound / 1e3);
         self.is_completed()
@@ -332,7 +338,8 @@ impl Record {
 }
 
 impl Record {
-    /// The largest measure divided by its bound, counted from when the request was due; infinite unless it completed.
+    /// The largest ratio of a measure to the bound, counted from the due time; infinite unless
+    /// completed.
     pub fn slo_ratio(&self, slo: &Slo) -> f64 {
         if !self.is_completed() {
             return f64::INFINITY;
@@ -346,8 +353,8 @@ impl Record {
 }
 
 impl RunResult {
-    /// The same result as if every request had been sent when it was due: TTFT and E2EL include the lag of the client and the
-    /// wait for `max_concurrency`.
+    /// The same result as if every request had been sent when due: TTFT and E2EL include the lag of
+    /// the client and the wait for `max_concurrency`.
     #[must_use]
     pub fn from_due(&self) -> Self {
         let mut result = self.clone();
@@ -365,19 +372,19 @@ impl RunResult {
 }
 
 impl Slo {
-    /// Whether it has no bound.
+    /// Whether there is no bound.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl RunConfig {
-    /// The objectives of a class: its own, otherwise those of the run.
+    /// The objectives of a class, otherwise of the run.
     pub fn slo_of(&self, class: u32) -> &Slo {
         self.classes.get(class as usize).map(|class| &class.slo).filter(|slo| !slo.is_empty()).unwrap_or(&self.slo)
     }
 
-    /// Whether any class has objectives.
+    /// Whether the run or any class has objectives.
     pub fn has_slo(&self) -> bool {
         !self.slo.is_empty() || self.classes.iter().any(|class| !class.slo.is_empty())
     }

@@ -1,8 +1,9 @@
-//! Statistics of slices of a run. A slice is the requests of one class, adapter, pool, backend or arm.
+//! Statistics of slices of a run: the requests of one class, adapter, pool, backend or arm.
 //!
-//! Rates of a slice divide by the duration of the whole run, so the rates of all slices add up to that of the run. A request
-//! without a response from a gateway belongs to no pool, backend or arm. There is one slice for each name that occurs: classes of the
-//! same name, as two kinds of traffic may have, are one slice, in which each request is judged by the objectives of its own class.
+//! Rates of a slice divide by the duration of the whole run, so the rates of all slices add up to
+//! the rate of the run. A request without a response from a gateway belongs to no pool, backend or
+//! arm. Classes with the same name, as two kinds of traffic may have, form one slice, in which each
+//! request is judged by the objectives of its class.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +14,12 @@ use crate::result::record::{ClassConfig, Outcome, Record, RunResult};
 use crate::result::vllm_keys::metric_keys;
 use sluice_core::stats::{Estimate, proportion};
 
-/// What a run is split by.
+/// The property by which a run is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceBy {
     /// The workload's classes.
     Class,
-    /// LoRA adapters; the base model is a slice as well when there are adapters.
+    /// LoRA adapters, and the base model.
     Adapter,
     /// The gateway's pools.
     Pool,
@@ -29,7 +30,7 @@ pub enum SliceBy {
 }
 
 impl SliceBy {
-    /// Every one, in the order of reports.
+    /// All properties, in the order of reports.
     pub const ALL: [Self; 5] = [Self::Class, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
 
     /// Name in reports.
@@ -43,7 +44,7 @@ impl SliceBy {
         }
     }
 
-    /// The slice that a request belongs to: a sort key and a name.
+    /// The sort key and name of a request's slice.
     fn of(self, record: &Record, result: &RunResult) -> Option<(usize, String)> {
         let named = |name: &Option<std::sync::Arc<str>>| name.as_deref().map(|name| (0, name.to_owned()));
         match self {
@@ -66,7 +67,7 @@ impl SliceBy {
     }
 }
 
-/// The slices of a run and their statistics, in the order of the configuration or of their names.
+/// The slices with their statistics, in the order of the configuration, otherwise of their names.
 pub fn slices(result: &RunResult, by: SliceBy) -> Vec<(String, Metrics)> {
     let mut slices: BTreeMap<(usize, String), Vec<&Record>> = BTreeMap::new();
     for record in &result.requests {
@@ -92,19 +93,20 @@ pub fn failures(result: &RunResult) -> BTreeMap<&str, u64> {
 /// Confidence of the interval of [`attainment`].
 pub const CONFIDENCE: f64 = 0.95;
 
-/// The share of requests that met their objectives, with its 95 % interval, which accounts for clusters of misses.
+/// The share of requests that met their objectives. The 95 % interval accounts for clusters of
+/// misses.
 pub fn attainment(metrics: &Metrics) -> Estimate {
     let (hits, latencies): (Vec<bool>, Vec<f64>) = metrics.judgements.iter().copied().unzip();
     proportion::of_series_with(&hits, &latencies, CONFIDENCE)
 }
 
-/// The slices as JSON: for each, the keys of `vllm bench serve` and a few of our own.
+/// The slices as JSON, each as [`slice_json`].
 pub fn json(result: &RunResult, by: SliceBy) -> Value {
     let of_slice = |(name, metrics): &(String, Metrics)| (name.clone(), Value::Object(slice_json(metrics, result)));
     Value::Object(slices(result, by).iter().map(of_slice).collect())
 }
 
-/// One slice: the keys of `vllm bench serve`, then ours (sent, left, unfinished, attainment, queue wait).
+/// A slice as JSON: the keys of `vllm bench serve`, and additional ones.
 pub fn slice_json(metrics: &Metrics, result: &RunResult) -> Map<String, Value> {
     let mut map = metric_keys(metrics, &result.config);
     map.insert("sent".into(), json!(metrics.sent));
@@ -177,7 +179,8 @@ mod tests {
         let mut run = run();
         run.config.classes[1].name = "short".into();
         let slices = slices(&run, SliceBy::Class);
-        // The TTFT of 250 ms is within the 300 ms of the first class, and not within the 200 ms of the second one.
+        // A TTFT of 250 ms is within the 300 ms of the first class, not within the 200 ms of the
+        // second.
         assert_eq!((slices.len(), slices[0].1.sent, slices[0].1.good), (1, 4, 2));
         assert_eq!(json(&run, SliceBy::Class)["short"]["sent"], 4);
     }

@@ -1,18 +1,17 @@
-//! The part of a run in which the load was steady, and its statistics.
+//! The part of a run in which the load was steady, with statistics.
 //!
-//! Rates over a whole run include ramp-up and drain, and are too low for that reason: N requests at rate r to a perfect server
-//! give a throughput of N / (N/r + last latency). So a window is cut out of the run:
+//! Rates over a whole run are too low, because they include ramp-up and drain. So a window is cut
+//! out:
 //!
-//! - Closed loop with concurrency C, or all requests at once and C of them in flight, as in `vllm-rs bench serve`: from the first
-//!   to the last time with at least ceil(0.95 C) requests in flight.
-//! - Open loop: from the end of the warm-up until the last request was sent. The end of the warm-up is found with MSER
-//!   (White 1997): the requests in flight, averaged in each of [`SLOTS`] slots, are a series x. The warm-up ends at the slot
-//!   d in its first half that minimises sum((x_i - mean_d)^2) / (n - d)^2 over the slots from d on.
+//! - Closed loop with concurrency C, or all requests at once with a limit C: from the first to the
+//!   last time with at least ceil(0.95 C) requests in flight, as in `vllm-rs bench serve`.
+//! - Open loop: from the end of the warm-up until the last send. MSER (White 1997) finds that end:
+//!   with x the mean requests in flight in n = [`SLOTS`] slots, it is the slot d in the first half
+//!   that minimises sum((x_i - mean_d)^2) / (n - d)^2 over the slots from d on.
 //!
-//! Rates count requests completed and tokens received inside the window, where `vllm-rs` counts chunks, which may hold several
-//! tokens; latencies are those of requests sent in it. A window shorter than max(10 s, a tenth of the run) gets a note. An open
-//! loop whose requests in flight keep growing has no steady state: its latencies depend on the length of the run, and a warning
-//! says so. Recorded and changing rates have no steady window, also with a limit on requests in flight.
+//! Rates count completions and output tokens in the window (`vllm-rs` counts chunks); latencies are
+//! of requests sent in it. A window below max(10 s, a tenth of the run) gets a note. If requests in
+//! flight keep growing, latencies depend on the length of the run; a warning says so.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,33 +20,33 @@ use crate::result::record::{Record, RunConfig, RunResult};
 
 /// Share of the concurrency that must be in flight.
 pub const THRESHOLD: f64 = 0.95;
-/// Slots that the requests in flight of an open loop are averaged over.
+/// Slots over which requests in flight of an open loop are averaged.
 pub const SLOTS: usize = 100;
-/// A window is short below this, seconds.
+/// A shorter window gets a note, seconds.
 pub const SHORT: f64 = 10.0;
-/// Fewest requests in which a trend is looked for.
+/// The fewest requests in which growth can be found.
 const TREND_REQUESTS: usize = 50;
 
 /// A steady window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Window {
-    /// Its beginning, from the start of the run.
+    /// Start, seconds from the start of the run.
     pub start_s: f64,
-    /// Its end.
+    /// End, seconds from the start of the run.
     pub end_s: f64,
-    /// Its length.
+    /// Length, seconds.
     pub duration_s: f64,
-    /// Concurrency of a closed loop; `None` for an open one.
+    /// Concurrency of a closed loop; `None` for an open loop.
     pub target_concurrency: Option<u32>,
-    /// Most requests in flight at one time.
+    /// The most requests in flight at one time.
     pub observed_peak: u64,
-    /// Requests sent in it.
+    /// Completed requests sent in the window.
     pub requests_started_in_window: u64,
-    /// Requests completed in it.
+    /// Requests completed in the window.
     pub requests_completed_in_window: u64,
     /// All requests of the run.
     pub requests_total: u64,
-    /// A note when it is short.
+    /// A note if the window is short.
     pub warning: Option<String>,
 }
 
@@ -56,18 +55,20 @@ pub struct Window {
 pub struct Steady {
     /// The window.
     pub window: Window,
-    /// Requests completed in it, per second.
+    /// Requests completed in the window, per second.
     pub request_throughput: f64,
-    /// Prompt tokens of requests sent in it, per second.
+    /// Prompt tokens of completed requests sent in the window, per second.
     pub input_throughput: f64,
-    /// Output tokens in it, per second; `None` when those of a request are unknown. The tokens of a request are spread evenly
-    /// over its token events.
+    /// Output tokens in the window, per second; `None` if unknown. A request's tokens are spread
+    /// evenly over its token events.
     pub output_throughput: Option<f64>,
-    /// Of the requests sent in it.
+    /// Statistics of completed requests sent in the window.
     pub metrics: Metrics,
 }
 
-/// Finds the steady window of a run; `None` when there is none.
+/// The steady window of a run. Recorded and changing rates have none, even with a limit on requests
+/// in flight. (Over the whole run, N requests at rate r to a perfect server only give a throughput
+/// of N / (N/r + last latency).)
 pub fn steady(result: &RunResult) -> Option<Steady> {
     let changes = changes(&result.requests);
     let closed = result.config.max_concurrency.filter(|_| is_closed(&result.config));
@@ -80,8 +81,8 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
     if length <= 0.0 {
         return None;
     }
-    // The window of a closed loop ends when the load falls, so its end is outside. That of an open loop ends with a send, which is
-    // inside.
+    // In a closed loop, the window ends when the load falls, so the end is outside. In an open
+    // loop, it ends with a send, which is inside.
     let inside = |moment: f64| start <= moment && (moment < end || (closed.is_none() && moment <= end));
     let completed = || result.requests.iter().filter(|record| record.is_completed());
     let started = completed().filter(|record| inside(record.sent));
@@ -114,13 +115,14 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
     })
 }
 
-/// Whether a new request was sent whenever one had ended, as far as is known: a file of another tool does not say how requests
-/// arrived.
+/// Whether a new request was sent whenever one had ended. A file of another tool does not say how
+/// requests arrived.
 fn is_closed(config: &RunConfig) -> bool {
     config.request_rate.is_none() && config.ramp.is_none() && matches!(&*config.arrival, "" | "closed loop" | "at once")
 }
 
-/// Whether requests in flight kept growing in the steady window of an open loop: the means of its first and last third.
+/// The mean requests in flight in the first and last third of the steady window of an open loop, if
+/// they kept growing.
 pub fn growth(result: &RunResult) -> Option<(f64, f64)> {
     result.config.request_rate?;
     let changes = changes(&result.requests);
@@ -132,7 +134,7 @@ pub fn growth(result: &RunResult) -> Option<(f64, f64)> {
     let levels = levels(&changes, start, end);
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
     let (first, last) = (mean(&levels[..SLOTS / 3]), mean(&levels[SLOTS - SLOTS / 3..]));
-    // Growth by five standard deviations of a Poisson distribution, and by half or more.
+    // By half or more, and by five standard deviations of a Poisson distribution.
     let grown = third > 0.0 && last > first * 1.5 && last - first > 5.0 * first.max(1.0).sqrt();
     grown.then_some((first, last))
 }
@@ -142,7 +144,8 @@ pub fn changes(requests: &[Record]) -> Vec<(f64, i64)> {
     let mut changes: Vec<(f64, i64)> = Vec::with_capacity(requests.len() * 2);
     for record in requests {
         changes.push((record.sent, 1));
-        // In a closed loop the next request is sent just after the last token; the end of the stream comes between.
+        // In a closed loop the next request is sent just after the last token, before the stream
+        // ends.
         let end = if record.is_completed() { record.sent + record.latency } else { record.ended };
         changes.push((end.max(record.sent), -1));
     }
@@ -204,7 +207,6 @@ pub fn levels(changes: &[(f64, i64)], from: f64, to: f64) -> Vec<f64> {
     levels
 }
 
-/// When the token events of a request arrived.
 fn events(record: &Record) -> impl Iterator<Item = f64> + '_ {
     let first = record.sent + record.ttft;
     std::iter::once(first).chain(record.itls.iter().scan(first, |at, gap| {
@@ -242,17 +244,17 @@ mod tests {
 
     #[test]
     fn a_closed_loop_is_steady_while_its_streams_are_busy() {
-        // Two streams: 0 to 4 and 1 to 5 overlap, then one alone.
+        // Streams 0 to 4 and 1 to 5 overlap; the third is nearly alone.
         let requests = vec![record(0, 0.0, 4.0), record(1, 1.0, 4.0), record(2, 4.5, 2.0)];
         let result = run(requests, RunConfig { max_concurrency: Some(2), ..RunConfig::default() });
         let steady = steady(&result).unwrap();
         assert_eq!((steady.window.start_s, steady.window.end_s), (1.0, 5.0));
         assert_eq!(steady.window.requests_started_in_window, 2);
-        // The second ended with the window, not in it.
+        // The second request ended with the window, not in it.
         assert_eq!(steady.window.requests_completed_in_window, 1);
         assert_eq!(steady.request_throughput, 0.25);
         assert_eq!(steady.input_throughput, 5.0);
-        // Token events at 2, 4 and 3 are inside, those at 5, 5.5 and 6.5 are not.
+        // Token events at 2, 3 and 4 are inside; 5, 5.5 and 6.5 are not.
         assert_eq!(steady.output_throughput, Some(0.75));
         assert!(steady.window.warning.unwrap().contains("only 4.0 s"));
     }
@@ -276,21 +278,21 @@ mod tests {
 
     #[test]
     fn an_open_loop_is_steady_after_its_warm_up_until_the_last_request_was_sent() {
-        // Ten a second that take 20 s each: 200 in flight from second 20 on.
+        // Ten requests a second that take 20 s each: 200 in flight from second 20 on.
         let requests: Vec<Record> = (0..2_000).map(|i| record(i, i as f64 / 10.0, 20.0)).collect();
         let result = run(requests, RunConfig { request_rate: Some(10.0), ..RunConfig::default() });
         let steady = steady(&result).unwrap();
         assert!((18.0..24.0).contains(&steady.window.start_s), "{:?}", steady.window);
         assert_eq!(steady.window.end_s, 199.9);
         assert!((steady.request_throughput - 10.0).abs() < 0.2, "{}", steady.request_throughput);
-        // The whole run says less: 2000 requests in 219.9 s.
+        // The rate of the whole run is lower: 2000 requests in 219.9 s.
         assert!(Metrics::of(&result).per_second(2_000) < 9.1);
         assert_eq!(growth(&result), None);
     }
 
     #[test]
     fn a_growing_queue_is_detected() {
-        // Ten a second on a server that completes five.
+        // Ten requests a second for a server that completes five.
         let requests: Vec<Record> = (0..600).map(|i| record(i, i as f64 / 10.0, 1.0 + i as f64 / 10.0)).collect();
         let result = run(requests, RunConfig { request_rate: Some(10.0), ..RunConfig::default() });
         let (first, last) = growth(&result).unwrap();
@@ -306,9 +308,9 @@ mod tests {
         assert!((levels.iter().sum::<f64>() / SLOTS as f64 - 1.25).abs() < 1e-9);
     }
 
-    /// A run of `vllm-rs bench serve` 0.33.0 with a concurrency of 8. It counts requests in flight during the run, we from
-    /// its records, so the window's ends differ by microseconds. The requests in the window are the same. It counts chunks, we
-    /// tokens: 14 chunks of the run held two.
+    /// A run of `vllm-rs bench serve` 0.33.0 with a concurrency of 8. That tool counts requests in
+    /// flight during the run, not from records, so the ends of the window differ by microseconds;
+    /// the requests in it are the same. It counts chunks: 14 of them held two tokens.
     #[test]
     fn the_window_of_a_closed_loop_is_that_of_vllm_rs() {
         let text = include_bytes!("../../../tests/golden/bench_closed_loop.json");

@@ -1,9 +1,10 @@
-//! Warnings about the validity of a run: whether its load was delivered, and whether the client was the limit.
+//! Warnings about the validity of a run: whether the load was delivered, and whether the client was
+//! the limit.
 //!
-//! When the load generator cannot keep up, it measures its own delays and not the server's. So a result has the delivered
-//! share of the load, the lag of the client and its CPU time. There is a warning when less than [`MIN_DELIVERED`] of the rate
-//! was sent, requests were sent later than [`MAX_REQUEST_LAG`] (P99), timers fired later than [`MAX_TIMER_LAG`] (P99), or the
-//! client used more than [`MAX_CPU`] of the machine. Results are reported as measured, not corrected.
+//! A load generator that cannot keep up measures its own delays, not the server's. There is a
+//! warning if less than [`MIN_DELIVERED`] of the rate was sent, if requests were sent later than
+//! [`MAX_REQUEST_LAG`] (P99), if timers fired later than [`MAX_TIMER_LAG`] (P99), or if the client
+//! used more than [`MAX_CPU`] of the machine. Results are reported as measured, not corrected.
 
 use crate::result::metrics::Distribution;
 use crate::result::record::{Outcome, Record, RunResult};
@@ -25,9 +26,9 @@ const MIN_FOR_P99: u64 = 100;
 pub struct Delivered {
     /// Configured requests per second.
     pub configured: f64,
-    /// Requests per second of the drawn schedule: its requests, divided by the time when the last was due.
+    /// Requests of the drawn schedule, divided by the last due time.
     pub scheduled: f64,
-    /// Requests per second sent: the same requests, divided by the time when the last was sent.
+    /// The same requests, divided by the time of the last send.
     pub sent: f64,
 }
 
@@ -42,7 +43,7 @@ impl Delivered {
         (due > 0.0 && sent > 0.0).then(|| Self { configured, scheduled: count / due, sent: count / sent })
     }
 
-    /// Share of the schedule's rate that was sent.
+    /// Share of the scheduled rate that was sent.
     pub fn share(&self) -> f64 {
         self.sent / self.scheduled
     }
@@ -104,7 +105,6 @@ pub fn warnings(result: &RunResult) -> Vec<String> {
     warnings
 }
 
-/// Warns when there are too few requests for a P99.
 fn few(result: &RunResult, warnings: &mut Vec<String>) {
     let completed = result.requests.iter().filter(|record| record.is_completed()).count() as u64;
     if completed == 0 && !result.requests.is_empty() {

@@ -1,8 +1,8 @@
 //! Statistics as JSON, under the keys of `vllm bench serve`.
 //!
-//! The keys and their arithmetic are those of `vllm bench serve`, so that scripts written for its files read ours.
-//! Latencies are in milliseconds. What depends on output tokens is null where these are unknown. The arrays of single requests
-//! are in `file`.
+//! Keys and arithmetic are the same as there, so that the same scripts work. Latencies are in
+//! milliseconds. Values that depend on unknown output tokens are null. `file` has the arrays of
+//! single requests.
 
 use serde_json::{Map, Value, json};
 
@@ -73,7 +73,7 @@ pub fn metric_keys(metrics: &Metrics, config: &RunConfig) -> Map<String, Value> 
     map
 }
 
-/// The keys of [`statistics`], null: the measure is unknown.
+/// The keys of [`statistics`] with null, for an unknown measure.
 fn unknown(map: &mut Map<String, Value>, name: &str, percentiles: &[f64]) {
     for statistic in ["mean", "median", "std"] {
         map.insert(format!("{statistic}_{name}_ms"), Value::Null);

@@ -1,7 +1,7 @@
-//! Sends the turns of one conversation, each after the response to the turn before it.
+//! Sends the turns of one conversation, each after the response to the previous one.
 //!
-//! What a turn contains is decided in `load::conversation`. A conversation ends early when a turn fails or its client
-//! leaves. Bounds: at most [`MAX_TURNS`](crate::load::session::MAX_TURNS) turns.
+//! A conversation ends early when a turn fails or the client leaves. Bounds: at most
+//! [`MAX_TURNS`](crate::load::session::MAX_TURNS) turns.
 
 use tokio::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::load::session::Sessions;
 use crate::result::record::Record;
 use crate::run::sender::RequestSender;
 
-/// Runs conversation number `session`. Its first turn is due at `due`; without it, at once.
+/// Runs conversation number `session`. The first turn is due at `due`, or at once.
 pub(super) async fn run_conversation(
     sender: &RequestSender,
     sessions: &Sessions,

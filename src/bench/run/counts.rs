@@ -1,17 +1,17 @@
-//! Says where the token counts of a run are not what they seem: prompts of another length than asked, output without usage.
+//! Warns about misleading token counts: prompts of another length than requested, output without
+//! usage.
 //!
-//! The lengths of generated prompts are the load, so a server that counts them differently gets another load. The limit is
-//! [`MAX_DIFFERENCE`] of the tokens asked for, in any class. Output tokens come from the server's usage; without it from a
-//! tokenizer; otherwise they are unknown.
+//! A server that counts the tokens of generated prompts differently gets another load. The limit is
+//! [`MAX_DIFFERENCE`] of the requested tokens, in any class. Output tokens come from the server's
+//! usage, without it from a tokenizer; otherwise they are unknown.
 
 use crate::load::body::PromptTokens;
 use crate::result::record::{Record, RunResult};
 use crate::run::plan::RunPlan;
 
-/// From this relative difference of asked and counted prompt tokens there is a warning.
+/// The relative difference of requested and counted prompt tokens from which there is a warning.
 const MAX_DIFFERENCE: f64 = 0.05;
 
-/// The warnings about the token counts of a run of `plan`.
 pub(super) fn warnings(result: &RunResult, plan: &RunPlan) -> Vec<String> {
     prompts(result, plan).into_iter().chain(outputs(result)).collect()
 }
@@ -20,7 +20,7 @@ fn completed(result: &RunResult) -> impl Iterator<Item = &Record> {
     result.requests.iter().filter(|record| record.is_completed())
 }
 
-/// One sentence for the class with the largest difference.
+/// A sentence on the class with the largest difference.
 fn prompts(result: &RunResult, plan: &RunPlan) -> Option<String> {
     let classes = &result.config.classes;
     let difference = |class: u32| {

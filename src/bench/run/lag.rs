@@ -1,10 +1,12 @@
-//! How late the load generator is: the lag of its timers, and its CPU time during a run.
+//! The lag of the load generator (how late timers fire), and the CPU time of a run.
 //!
-//! A task sleeps for [`PERIOD`] again and again and records how late it wakes up. Up to 1 ms is normal, the resolution of
-//! tokio's timers. More means that the machine was busy, and every measured time may be too long by as much. CPU time is
-//! that of the whole process; in the demo it includes engines and gateway.
+//! A task sleeps for [`PERIOD`] again and again and records how late it wakes up. Up to 1 ms is
+//! normal, the resolution of tokio's timers. More means that the machine was busy, and every
+//! measured time may be too long by that amount. CPU time is of the whole process; in the demo it
+//! includes engines and gateway.
 //!
-//! Bounds: 8 bytes a tick, at most [`MAX_TICKS`] ticks (about three hours); later ones count for the maximum only.
+//! Bounds: 8 bytes a tick, [`MAX_TICKS`] ticks (about three hours); later ticks count for the
+//! maximum only.
 
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use crate::result::record::ClientHealth;
 
 /// Time between two ticks.
 pub const PERIOD: Duration = Duration::from_millis(10);
-/// Most ticks that are kept.
+/// The most ticks that are kept.
 pub const MAX_TICKS: usize = 1 << 20;
 
 /// Measures until [`LagMonitor::finish`].
@@ -66,7 +68,7 @@ impl Drop for LagMonitor {
     }
 }
 
-/// CPU time of this process so far, user and system; 0 if the system does not report it.
+/// CPU time of this process so far, user and system; 0 if unknown.
 fn cpu_seconds() -> f64 {
     use nix::sys::resource::{UsageWho, getrusage};
     let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return 0.0 };
@@ -81,7 +83,7 @@ mod tests {
     async fn a_thread_that_is_held_up_shows_in_the_lag() {
         let monitor = LagMonitor::start();
         tokio::time::sleep(PERIOD * 3).await;
-        // On this runtime of one thread nothing else runs meanwhile.
+        // The runtime has one thread, so nothing else runs meanwhile.
         let busy = std::time::Instant::now();
         while busy.elapsed() < Duration::from_millis(60) {}
         tokio::time::sleep(PERIOD * 3).await;

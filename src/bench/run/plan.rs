@@ -1,8 +1,9 @@
-//! The plan of a run: what to send, when, and how much at once.
+//! The plan of a run: the requests, their due times, and the limits on requests in flight.
 //!
-//! A plan is complete before the first request: the schedule follows from the plan and its seed. The plan also estimates how
-//! long preparations take, because connections are opened and prompts built before the clock starts. Labels, objectives
-//! and percentiles are not part of it; the caller adds them to the result.
+//! The schedule follows from the plan and the workload's seed. The plan also estimates how long
+//! preparations take, because connections are opened and prompts built before the clock starts.
+//! Labels, objectives of the run and percentiles are not part of it; the caller adds them to the
+//! result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,31 +14,32 @@ use crate::load::session::Sessions;
 use crate::load::workload::{RequestSource, Workload};
 use crate::result::record::{Ramp, RunConfig};
 
-/// How long before a request is due its task starts.
+/// Minimum time from the start of a request's task until the request is due.
 pub const LEAD: Duration = Duration::from_millis(20);
-/// The longest time that a run waits for prompts to be built and connections to be opened.
+/// Maximum time for building prompts and opening connections before a request is due.
 pub const MAX_LEAD: Duration = Duration::from_secs(5);
-/// Time planned for building a prompt, per token: several times the real time.
+/// Planned time for building a prompt, per token: several times the real time.
 const BUILD_TIME: Duration = Duration::from_nanos(100);
-/// Time planned for opening a connection.
 const CONNECT_TIME: Duration = Duration::from_millis(1);
-/// Default bound on requests in flight: each needs a file descriptor, and the raised soft limit allows more than this.
+/// Default bound on requests in flight. Each needs a file descriptor; the raised soft limit allows
+/// more.
 pub const MAX_IN_FLIGHT: usize = 10_000;
 
-/// What to send, and when.
+/// The load of a run.
 #[derive(Clone, Debug)]
 pub struct RunPlan {
     /// The requests.
     pub workload: Workload,
-    /// When they are due.
+    /// When the requests are due.
     pub arrival: Arrival,
     /// How many requests, or for how long.
     pub extent: Extent,
-    /// Limit of this process on requests in flight. Further requests wait, which counts as lag of the client.
+    /// This process's limit on requests in flight. Waiting for it counts as lag of the client.
     pub max_in_flight: usize,
-    /// The user's limit on requests in flight (`--max-concurrency`). Waits for it are recorded as `queued`.
+    /// The user's limit on requests in flight (`--max-concurrency`). Waits are recorded as
+    /// `queued`.
     pub max_concurrency: Option<u32>,
-    /// Conversations instead of single requests.
+    /// Settings of conversations; `None`: single requests.
     pub sessions: Option<Sessions>,
     /// Servers whose `/metrics` are read during the run.
     pub scrape: Vec<String>,
@@ -48,7 +50,7 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
-    /// A plan with defaults for everything else.
+    /// A plan with defaults for the other settings.
     pub fn new(workload: Workload, arrival: Arrival, extent: Extent) -> Self {
         Self {
             workload,
@@ -63,7 +65,7 @@ impl RunPlan {
         }
     }
 
-    /// The configuration that a result records for this plan, sent to the servers at `urls`.
+    /// The configuration in the result of this plan, for servers at `urls`.
     pub fn config(&self, urls: Vec<String>, path: &str) -> RunConfig {
         let concurrency = match self.arrival {
             Arrival::ClosedLoop { concurrency } => Some(concurrency),
@@ -105,7 +107,7 @@ impl RunPlan {
         }
     }
 
-    /// Requests that are sent at the very start.
+    /// Number of requests that are sent at the very start.
     pub(super) fn initial_requests(&self) -> usize {
         let at_once = match (&self.arrival, self.extent) {
             (Arrival::ClosedLoop { concurrency }, _) => *concurrency as usize,
@@ -116,12 +118,12 @@ impl RunPlan {
         at_once.min(self.max_in_flight).min(self.max_concurrency.map_or(usize::MAX, |most| most as usize))
     }
 
-    /// Seconds between the call of [`run`](super::runner::run) and the start of the clock.
+    /// Seconds from the call of [`run`](super::runner::run) until the clock starts.
     pub fn lead_seconds(&self) -> f64 {
         self.lead().as_secs_f64()
     }
 
-    /// How long before its start a run must begin, to open connections and build the first prompts in time.
+    /// Time before the start in which connections are opened and the first prompts built.
     pub(super) fn lead(&self) -> Duration {
         let at_once = u32::try_from(self.initial_requests()).unwrap_or(u32::MAX);
         let tokens = u64::from(self.workload.request(0).prompt_tokens) * u64::from(at_once.max(1));

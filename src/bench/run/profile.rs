@@ -1,26 +1,26 @@
-//! vLLM's profiler, which traces what an engine does between `/start_profile` and `/stop_profile`.
+//! vLLM's profiler, which traces an engine between `/start_profile` and `/stop_profile`.
 //!
-//! vLLM has the two routes with `--profiler-config` only, and writes the trace where that says. Writing takes seconds to minutes;
-//! `/stop_profile` responds when it is done.
+//! vLLM has these routes only with `--profiler-config`, which also sets the place of the trace.
+//! `/stop_profile` responds when the trace is written, which takes seconds to minutes.
 
 use crate::client::failure::RequestFailure;
 use crate::client::load_client::LoadClient;
 
-/// Why nothing is traced.
+/// Why a profiler cannot be started or stopped.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileError {
     /// The server has no profiler.
     #[error("{0} has no profiler; start vLLM with --profiler-config")]
     Missing(String),
-    /// The server refuses: 409 if its profiler runs already.
+    /// The server refuses: 409 if the profiler runs already.
     #[error("{0} returned status {1}")]
     Status(String, u16),
-    /// The server could not be asked.
+    /// The request to the server failed.
     #[error("{0}: {1}")]
     Failed(String, RequestFailure),
 }
 
-/// Starts the profilers of all servers of the client. Where one does not start, the others are stopped.
+/// Starts the profilers of all servers. If one does not start, stops the others.
 ///
 /// # Errors
 /// A profiler does not start.
@@ -37,7 +37,7 @@ pub async fn start(client: &LoadClient) -> Result<(), ProfileError> {
     }
 }
 
-/// Stops the profilers of all servers of the client, which write their traces.
+/// Stops the profilers of all servers, which write their traces.
 ///
 /// # Errors
 /// A profiler does not stop.

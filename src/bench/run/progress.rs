@@ -1,8 +1,8 @@
-//! The progress of a run while it lasts, and the way to stop it.
+//! The progress of a run, and the way to stop it.
 //!
-//! Counts for a progress line: sent, ended and failed requests, and the rate and P99 TTFT over the last [`WINDOW`]. An observer
-//! is called for each request when it is sent and when it ends. Bounds: the window holds at most [`RECENT`] requests, so at
-//! high rates it is shorter.
+//! A progress line shows sent, ended and failed requests, and the rate and P99 TTFT over the last
+//! [`WINDOW`]. An observer sees each request when it is sent and when it ends. Bounds: the window
+//! holds at most [`RECENT`] requests, so it is shorter at high rates.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,12 +20,12 @@ pub const WINDOW: Duration = Duration::from_secs(10);
 /// The most ended requests in the window.
 pub const RECENT: usize = 8_192;
 
-/// Counts that may be read while a run goes on.
+/// Counts that may be read during a run.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Requests sent.
     pub sent: AtomicU64,
-    /// Requests ended, failures included.
+    /// Requests ended, including failures.
     pub ended: AtomicU64,
     /// Requests failed.
     pub failed: AtomicU64,
@@ -34,25 +34,25 @@ pub struct Progress {
     observer: Observer,
 }
 
-/// What an observer sees of a request.
+/// An event of a request, for an observer.
 #[derive(Clone, Copy, Debug)]
 pub enum RequestEvent<'a> {
-    /// It was sent.
+    /// The request was sent.
     Sent(InFlight),
-    /// It has ended.
+    /// The request has ended.
     Ended(&'a Record),
 }
 
 /// A request in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InFlight {
-    /// Its number in the workload.
+    /// Number of the request in the workload.
     pub index: u64,
-    /// Index of its class.
+    /// Index of the class.
     pub class: u32,
-    /// Index of its adapter; `None`: the base model.
+    /// Index of the adapter; `None`: the base model.
     pub adapter: Option<u32>,
-    /// When it was due, or sent in a closed loop; seconds from the start.
+    /// Due time (in a closed loop: time of sending), seconds from the start.
     pub due: f64,
 }
 
@@ -63,7 +63,7 @@ impl From<&Record> for InFlight {
     }
 }
 
-/// Called for each request, on the task that sends it, so it must be fast.
+/// Called on the task that sends the request, so it must be fast.
 #[derive(Default)]
 struct Observer(Option<Box<ObserverFn>>);
 
@@ -75,17 +75,17 @@ impl std::fmt::Debug for Observer {
     }
 }
 
-/// The last [`WINDOW`].
+/// Statistics of the last [`WINDOW`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecentStats {
     /// Requests that ended, per second.
     pub rate: f64,
-    /// 99th percentile of their TTFT, seconds; `None` when none completed.
+    /// P99 TTFT, seconds; `None` if no request completed.
     pub ttft_p99: Option<f64>,
 }
 
 impl Progress {
-    /// Progress that calls `observer` for each event.
+    /// A progress that calls `observer` for each event.
     pub fn with_observer(observer: impl Fn(RequestEvent<'_>) + Send + Sync + 'static) -> Self {
         Self { observer: Observer(Some(Box::new(observer))), ..Self::default() }
     }
@@ -96,7 +96,7 @@ impl Progress {
         }
     }
 
-    /// Ends the run: no further request is sent, and requests in flight are abandoned at once.
+    /// Ends the run: sends no further request, and abandons requests in flight.
     pub fn stop(&self) {
         self.stop.cancel();
     }
@@ -120,7 +120,7 @@ impl Progress {
         self.sent.fetch_add(1, Relaxed);
     }
 
-    /// Counts a request that ended. `ttft` is set if it completed.
+    /// Counts a request that ended. `ttft`: of a completed request.
     pub(crate) fn record_ended(&self, ttft: Option<f64>, failed: bool) {
         self.ended.fetch_add(1, Relaxed);
         self.failed.fetch_add(u64::from(failed), Relaxed);
@@ -131,13 +131,13 @@ impl Progress {
         recent.push_back((Instant::now(), ttft));
     }
 
-    /// The TTFTs of the requests that completed in the last [`WINDOW`], seconds, at most [`RECENT`].
+    /// TTFTs of the requests that completed in the last [`WINDOW`], seconds; at most [`RECENT`].
     pub fn recent_ttfts(&self) -> Vec<f64> {
         let (recent, now) = (self.recent.lock(), Instant::now());
         recent.iter().filter(|(at, _)| now - *at <= WINDOW).filter_map(|(_, ttft)| *ttft).collect()
     }
 
-    /// The statistics of the last [`WINDOW`] of a run that began `since` ago.
+    /// The statistics of the last [`WINDOW`]. `since`: the age of the run.
     pub fn now(&self, since: Duration) -> RecentStats {
         let mut recent = self.recent.lock();
         let (now, full) = (Instant::now(), recent.len() == RECENT);

@@ -1,15 +1,17 @@
-//! Runs a plan from its first request to its result.
+//! Runs a plan from the first request to the result.
 //!
-//! Open loop: each request has a task of its own. The task starts `RunPlan::lead` before the request is due
-//! ([`LEAD`](super::plan::LEAD) or longer), so that even a long prompt is built in time. Closed loop: one task for each
-//! request in flight sends its next request when its last has ended, and builds the next one meanwhile. With sessions,
-//! both send conversations instead of single requests.
+//! Open loop: each request has its own task, which starts `RunPlan::lead` before the due time
+//! ([`LEAD`](super::plan::LEAD) or longer), so that even a long prompt is built in time. Closed
+//! loop: each request in flight has a task, which sends the next request when the last has ended
+//! and builds the next one meanwhile. With sessions, both send conversations.
 //!
-//! A run lasts from its start until the last request has ended, as in `vllm bench serve`. When a run is stopped, it abandons
-//! the requests in flight and returns its records so far. Dropping the future of [`run`] ends all requests.
+//! A run lasts until the last request has ended, as in `vllm bench serve`. A stopped run abandons
+//! the requests in flight and returns the records so far. Dropping the future of [`run`] ends all
+//! requests.
 //!
-//! Connections for the first requests are opened in advance. Opening hundreds at once would overflow the server's accept
-//! queue; the kernel then retries after a second, which would count as TTFT.
+//! Connections for the first requests are opened in advance. Opening hundreds at once would
+//! overflow the server's accept queue; the kernel then retries after a second, which would count as
+//! TTFT.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -37,10 +39,11 @@ use crate::run::sender::{RequestSender, join};
 
 /// Runs `plan` against the servers of `client`.
 ///
-/// The future is boxed, so that the load generator is compiled with this crate and not again with each caller.
+/// The future is boxed, so that the load generator is compiled with this crate and not with each
+/// caller.
 ///
 /// # Errors
-/// The plan is invalid. No request has been sent then.
+/// The plan, or the address of a server to scrape, is invalid. No request has been sent then.
 pub fn run<'a>(
     plan: &'a RunPlan,
     client: &'a Arc<LoadClient>,
@@ -114,7 +117,6 @@ async fn open_loop(sender: &RequestSender, schedule: &[Duration]) -> Vec<Record>
     records
 }
 
-/// Sends one request, or runs one conversation.
 async fn send_scheduled(sender: &RequestSender, ordinal: u64, due: Instant) -> Vec<Record> {
     if let Some(sessions) = &sender.plan.sessions {
         return run_conversation(sender, sessions, ordinal, Some(due)).await;
@@ -149,7 +151,7 @@ async fn closed_loop(sender: &RequestSender, concurrency: u32) -> Result<Vec<Rec
     Ok(records)
 }
 
-/// Gives each task of a closed loop its next request number, until `count` or `end`.
+/// The request numbers of a closed loop, until `count` or `end`.
 struct RequestNumbers {
     next: AtomicU64,
     count: u64,

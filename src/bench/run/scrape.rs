@@ -1,10 +1,12 @@
-//! Reads the `/metrics` of the servers before, after, and during a run: soon after its start, later once a second.
+//! Reads the `/metrics` of the servers before, during and after a run: soon after the start, later
+//! once a second.
 //!
-//! Differences of counters over the run give the hit rate of the prefix cache and the number of preemptions. Samples during
-//! the run give the use of the KV cache and the numbers of running and waiting requests; a run may be too short for one, and
-//! then these are unknown. Peaks are lower bounds, since values between two samples are not known. A server whose first page cannot be read, or is not vLLM's, is not sampled.
+//! Differences of counters over the run give the hit rate of the prefix cache and the preemptions.
+//! Samples give the usage of the KV cache and the running and waiting requests; in a run that is
+//! too short for a sample, these are unknown. Peaks are lower bounds: values between samples are
+//! not known. A server whose first page cannot be read, or is not vLLM's, is not sampled.
 //!
-//! Bounds: at most [`MAX_SAMPLES`] samples of each server are kept; later ones count for the peaks only.
+//! Bounds: [`MAX_SAMPLES`] samples of each server are kept; later ones count for the peaks only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +24,11 @@ use sluice_core::vllm::metrics::{MAX_PAGE, MetricsSnapshot};
 
 /// Time between two samples.
 pub const PERIOD: Duration = Duration::from_secs(1);
-/// Time from the start to the first sample. The time to the next one doubles until it is [`PERIOD`].
+/// Time from the start to the first sample. The following pauses double up to [`PERIOD`].
 pub const FIRST: Duration = Duration::from_millis(100);
-/// Timeout of one sample; a busy vLLM responds late.
+/// Timeout of one sample. A busy vLLM responds late.
 pub const LIMIT: Duration = Duration::from_secs(5);
-/// Samples kept for each server: a day.
+/// Samples kept for each server: one day.
 pub const MAX_SAMPLES: usize = 86_400;
 
 /// Samples servers until [`Scraper::finish`].
@@ -51,7 +53,7 @@ struct ServerHistory {
 }
 
 impl Scraper {
-    /// Begins to sample the servers at `urls`. Times count from `start`.
+    /// Begins to sample. Times count from `start`.
     pub(crate) async fn start(urls: &[String], client: &LoadClient, start: Instant) -> Result<Self, BenchError> {
         let mut scraper = Self::default();
         let headers = client.headers();
@@ -75,7 +77,7 @@ impl Scraper {
             let last = scrape(&server.target, &server.headers).await;
             let mut history = server.history.lock();
             if let Some(last) = last {
-                // The requests are over: it counts for the counters only.
+                // The requests are over: only the counters of this sample count.
                 history.last = last;
             }
             sides.push(history.side());
@@ -85,7 +87,7 @@ impl Scraper {
 }
 
 async fn scrape_periodically(server: Arc<ScrapedServer>, start: Instant) {
-    // The start may lie ahead, while prompts are built.
+    // The start may be in the future, while prompts are built.
     tokio::time::sleep_until(start).await;
     let mut pause = FIRST;
     loop {
@@ -118,7 +120,7 @@ impl ServerHistory {
 
     fn side(&self) -> ServerSide {
         let (before, after) = (&self.before, &self.last);
-        // A counter that went down belongs to a restarted server: its value counts from the restart.
+        // A counter that went down belongs to a restarted server and counts from the restart.
         let grown = |before: f64, after: f64| if after < before { after } else { after - before };
         ServerSide {
             prefix_queries: grown(before.prefix_queries, after.prefix_queries),
@@ -160,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn differences_and_peaks_over_the_run() {
-        // Before the run, during it, and from then on.
+        // Pages before, during and after the run.
         let engine = MockEngine::start(|number| match number {
             0 => page(100, 40, 5),
             1 => page(200, 40, 3),

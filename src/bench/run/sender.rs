@@ -1,8 +1,9 @@
-//! Sends one request of a run and turns its response into a record.
+//! Sends one request of a run and turns the response into a record.
 //!
-//! The clock of a request starts when it is sent. Its record also has the time when it was *due* and the wait for
-//! `max_concurrency`, so the lag of the client is visible. Prompts are built on blocking threads, so that a long prompt
-//! does not delay the timing of other requests. A failed request is not retried.
+//! The clock of a request starts when it is sent. The record also has the due time and the wait for
+//! `max_concurrency`, so the lag of the client is visible. Prompts are built on blocking threads,
+//! so that a long prompt does not delay the timing of other requests. A failed request is not
+//! retried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,24 +22,21 @@ use crate::run::progress::{InFlight, Progress, RequestEvent};
 /// Resolution of the runtime's timers.
 pub(super) const TIMER_GRAIN: Duration = Duration::from_millis(1);
 
-/// What every task of a run shares. Cheap to clone.
+/// The state shared by all tasks of a run. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct RequestSender {
     pub(super) plan: Arc<RunPlan>,
     client: Arc<LoadClient>,
     pub(super) progress: Arc<Progress>,
-    /// The user's `max_concurrency`.
     limit: Option<Arc<Semaphore>>,
     pub(super) start: Instant,
 }
 
-/// The right to send under `max_concurrency`.
 struct Slot {
     _permit: Option<OwnedSemaphorePermit>,
     waited: Duration,
 }
 
-/// How the exchange of a request ended.
 enum Exchange {
     Completed(Timing),
     Failed(RequestFailure),
@@ -46,7 +44,7 @@ enum Exchange {
     Abandoned,
 }
 
-/// A record, and the text of the response when the request asked for it.
+/// A record, and the response's text if requested.
 pub(super) struct SentRequest {
     pub(super) record: Record,
     pub(super) text: Option<String>,
@@ -68,7 +66,7 @@ impl RequestSender {
         join(tokio::task::spawn_blocking(move || plan.workload.request(ordinal)).await)
     }
 
-    /// Like [`Self::build_request`], for a task of its own.
+    /// Like [`Self::build_request`], for a separate task.
     pub(super) async fn build_request_owned(self, ordinal: u64) -> LoadRequest {
         self.build_request(ordinal).await
     }
@@ -81,7 +79,8 @@ impl RequestSender {
         }
     }
 
-    /// Sends `request` when it is due and `max_concurrency` allows. `None` when the run is stopped before that.
+    /// Sends `request` when it is due and `max_concurrency` allows. `None` if the run is stopped
+    /// first.
     pub(super) async fn send(
         &self,
         ordinal: u64,
@@ -90,7 +89,8 @@ impl RequestSender {
     ) -> Option<SentRequest> {
         request.keep_text |= self.plan.keep_texts || self.plan.counter.is_some();
         if let Some(due) = due {
-            // The runtime's timer may be late by its resolution. Never before the start: the times of a record count from it.
+            // The timer may be late by [`TIMER_GRAIN`]. Not before the start, from which times
+            // count.
             self.wait_until((due - TIMER_GRAIN).max(self.start)).await;
         }
         let slot = self.acquire_slot(due).await?;
@@ -142,7 +142,7 @@ impl RequestSender {
         true
     }
 
-    /// Waits until `max_concurrency` allows another request. `None` when the run is stopped meanwhile.
+    /// Waits until `max_concurrency` allows a request. `None` if the run is stopped first.
     async fn acquire_slot(&self, due: Option<Instant>) -> Option<Slot> {
         let Some(limit) = &self.limit else { return Some(Slot { _permit: None, waited: Duration::ZERO }) };
         if let Ok(permit) = limit.clone().try_acquire_owned() {
@@ -178,7 +178,7 @@ fn fill_routing(record: &mut Record, routing: RoutingInfo) {
     record.queue_wait = routing.queue.map(|queue| queue.as_secs_f64());
 }
 
-/// Writes the outcome into `record`. Returns the text of the response.
+/// Writes the outcome into `record`. Returns the response's text.
 fn fill_outcome(record: &mut Record, exchange: Exchange, generated: bool) -> Option<String> {
     match exchange {
         Exchange::Abandoned => record.outcome = Outcome::Unfinished,
@@ -200,7 +200,7 @@ fn fill_outcome(record: &mut Record, exchange: Exchange, generated: bool) -> Opt
     None
 }
 
-/// The value of an ended task. Tasks that are joined are never cancelled, so an error is a panic of the task, which is
+/// The value of an ended task. Joined tasks are never cancelled, so an error is a panic, which is
 /// resumed here.
 pub(super) fn join<T>(ended: Result<T, JoinError>) -> T {
     match ended {

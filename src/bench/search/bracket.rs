@@ -1,16 +1,17 @@
 //! The coarse phase: finds a rate that holds and a slightly higher one that fails.
 //!
-//! It starts at a given rate and goes up or down until one rate holds and one fails; then it tries the geometric middle. Looks
-//! may be wrong by a few percent near the boundary, so the bracket is not narrowed below [`COARSE`]; `curve` finds the
-//! boundary inside it. Bounds: it gives up far below the rate of single requests, one after the other ([`GIVE_UP`]).
+//! From a given rate it goes up or down until one rate holds and one fails, then tries the
+//! geometric middle. Short trials may be wrong by a few percent near the boundary, so the bracket
+//! is not narrowed below [`COARSE`]. Bounds: the search gives up at [`GIVE_UP`] of the rate of
+//! single requests, one after the other.
 
 use super::trial::TrialVerdict;
 
-/// The ends of a bracket are at most this far apart, as a ratio.
+/// The ratio of the ends at which a bracket is narrow enough.
 pub(super) const COARSE: f64 = 1.15;
 /// Without a failure so far, the rate grows by this factor.
 const UP: f64 = 1.4;
-/// Without a success so far, it shrinks at most by this factor.
+/// Without a success so far, the rate shrinks at most by this factor.
 const DOWN: f64 = 4.0;
 /// The search gives up below this share of the rate of single requests.
 const GIVE_UP: f64 = 1.0 / 16.0;
@@ -20,18 +21,19 @@ const GIVE_UP: f64 = 1.0 / 16.0;
 pub(super) struct Bracket {
     low: Option<f64>,
     high: Option<f64>,
-    /// Requests per second when each is sent after the one before it has ended.
+    /// Requests per second if each is sent after the previous one.
     one_stream: f64,
     first: f64,
 }
 
 impl Bracket {
-    /// Starts at the rate `first`. `one_stream` is the rate of single requests, one after the other. Both are above 0.
+    /// Starts at the rate `first`. `one_stream`: the rate of single requests, one after the other.
+    /// Both are above 0.
     pub(super) fn new(one_stream: f64, first: f64) -> Self {
         Self { low: None, high: None, one_stream, first }
     }
 
-    /// The next rate to try; `None` when the bracket is narrow enough, or the search gives up.
+    /// The next rate; `None` if the bracket is narrow enough or the search gives up.
     pub(super) fn next(&self) -> Option<f64> {
         match (self.low, self.high) {
             (None, None) => Some(self.first),
@@ -45,7 +47,6 @@ impl Bracket {
         }
     }
 
-    /// Records the verdict at a `rate` that [`Bracket::next`] returned.
     pub(super) fn record(&mut self, rate: f64, verdict: TrialVerdict) {
         match verdict {
             TrialVerdict::Holds => self.low = Some(rate),
@@ -58,7 +59,7 @@ impl Bracket {
         self.low.zip(self.high).map(|(low, high)| (low * high).sqrt())
     }
 
-    /// Whether a rate far below that of single requests fails.
+    /// Whether a rate far below `one_stream` failed.
     pub(super) fn is_hopeless(&self) -> bool {
         self.low.is_none() && self.high.is_some_and(|high| high < self.one_stream * GIVE_UP)
     }

@@ -1,40 +1,42 @@
 //! Estimates the boundary from all trials: the share of misses as a function of the rate.
 //!
-//! One trial is not enough: with 3,000 requests and 1 % of misses, which come in clusters, the boundary is known to 5 % either
-//! way. So all trials are used together. Near the boundary, the odds of a miss are assumed to grow as a power b of the rate r:
+//! One trial is not enough: 3,000 requests with 1 % of misses, in clusters, give the boundary to
+//! within 5 %. Near it, the odds of a miss are assumed to grow as a power b of the rate r:
 //!
 //! ```text
 //! ln(m / (1 - m)) = ln(a / (1 - a)) + b ln(r / r*)        m: share of misses, a: the allowed share
 //! ```
 //!
-//! The two unknowns are the boundary r* and the steepness b (10 when attainment falls slowly, hundreds when it falls at once).
-//! Each pair on a grid is weighted by its likelihood, which gives a distribution of r*. From that follow the rate to try
-//! next, when to stop, and the safety margin. The likelihood stays valid for trials that ended early.
+//! Unknown are the boundary r* and the steepness b (10 if attainment falls slowly, hundreds if at
+//! once). Pairs on a grid are weighted by likelihood, which also holds for trials that ended early.
+//! The distribution of r* gives the next rate, the end of the search, and the safety margin.
 //!
-//! Because misses come in clusters, the log-likelihood is divided by the dispersion phi (quasi-likelihood; McCullagh and
-//! Nelder, 9.2). phi is Pearson's statistic per degree of freedom at the best pair; with few trials, it is at least the mean
-//! design effect inside them. It is inflated, since it is estimated from few degrees of freedom. Some misses occur at any
-//! rate ([`BACKGROUND`]), so a single miss far below the boundary has little weight.
+//! Because of the clusters, the log-likelihood is divided by the dispersion phi (quasi-likelihood;
+//! McCullagh and Nelder, 9.2): Pearson's statistic per degree of freedom at the best pair, with few
+//! trials at least the mean design effect inside them, inflated for the few degrees of freedom.
+//! Some misses occur at any rate ([`BACKGROUND`]), so one far below the boundary has little weight.
 
 use sluice_core::stats::Dependence;
 
 /// Confidence of the intervals read from the curve.
 pub(super) const CONFIDENCE: f64 = 0.9;
-/// Number of exponents tried: from 4 by factors of 1.5 to 500.
+/// Number of exponents, from 4 by factors of 1.5 to 500.
 const SLOPES: usize = 13;
 const GENTLEST: f64 = 4.0;
 const SLOPE_STEP: f64 = 1.5;
 /// Step of ln r*.
 const STEP: f64 = 0.004;
-/// The grid reaches this far beyond the lowest and highest rate run, in ln r.
+/// The grid extends this far beyond the lowest and highest rate, in ln r.
 const REACH: f64 = 0.12;
-/// Shares of misses are limited to this many times the allowed share, since the model holds near the boundary only.
+/// Shares of misses are limited to this many times the allowed share: the model holds only near the
+/// boundary.
 const LOCAL: f64 = 20.0;
 /// Misses that occur at any rate, as a share of the allowed misses.
 const BACKGROUND: f64 = 0.05;
-/// Trials below this share of the highest rate are left out: they do not show where the boundary is and make the grid longer.
+/// Trials below this share of the highest rate are left out: they say little and make the grid
+/// longer.
 const NEAR: f64 = 0.5;
-/// Degrees of freedom from which Pearson's statistic is used alone.
+/// From this many degrees of freedom on, Pearson's statistic is used alone.
 const TRUSTED: f64 = 6.0;
 
 /// The counts of one trial.
@@ -44,23 +46,21 @@ pub struct RatePoint {
     pub rate: f64,
     /// Requests that counted.
     pub requests: f64,
-    /// Of them, those that missed an objective.
+    /// Counted requests that missed an objective.
     pub misses: f64,
-    /// Design effect of hits and misses inside the trial, 1 or more.
+    /// Design effect of the misses inside the trial, 1 or more.
     pub effect: f64,
 }
 
-/// One pair on the grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cell {
     /// ln r*.
     boundary: f64,
     slope: f64,
-    /// Log-likelihood while the grid is built, then its share of the total likelihood.
+    /// Log-likelihood while the grid is built, then the share of the total likelihood.
     weight: f64,
 }
 
-/// The distribution of the boundary, as the header describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Curve {
     /// Weights sum to 1.
@@ -69,7 +69,7 @@ pub(super) struct Curve {
 }
 
 impl Curve {
-    /// Fits the rate with the share `allowed` of misses to `points`. `None` without points.
+    /// Fits the rate with the share `allowed` of misses. `None` without points.
     pub(super) fn fit(points: &[RatePoint], allowed: f64) -> Option<Self> {
         let usable = |point: &&RatePoint| point.rate > 0.0 && point.requests > 0.0;
         let top = points.iter().filter(usable).map(|point| point.rate).reduce(f64::max)?;
@@ -117,7 +117,7 @@ impl Curve {
 impl RatePoint {
     fn share(&self, boundary: f64, slope: f64, allowed: f64) -> f64 {
         let odds = (logit(allowed) + slope * (self.rate.ln() - boundary)).clamp(-30.0, 30.0);
-        // Far outside of the model the share is clamped, to keep logarithms finite.
+        // Far outside the model, clamping keeps logarithms finite.
         (1.0 / (1.0 + (-odds).exp())).clamp(BACKGROUND * allowed, 0.999)
     }
 

@@ -1,32 +1,25 @@
 //! Finds the highest rate at which the objectives hold.
 //!
-//! Objectives hold at a rate when the *attainment*, the share of requests that meet all their objectives, stays at the
-//! target for as long as the load lasts. A search has five phases:
+//! They hold at a rate if the *attainment*, the share of requests that meet all their objectives,
+//! stays at the target however long the load lasts. A search has five phases:
 //!
 //! ```text
-//! one stream   requests one after the other; if these miss their objectives, no rate can hold and the search ends
+//! one stream   requests one after the other; if these miss their objectives, the search ends
 //! saturated    measures the throughput of the server while it has a backlog
-//! looks        short trials, the first at 0.8 of that throughput, until one rate holds and a slightly higher one
-//!              fails (`bracket`); a look ends as soon as it can decide (`judge`)
+//! looks        short trials, the first at 0.8 of that throughput, until one rate holds and
+//!              a slightly higher one fails (`bracket`); a look ends early if it can (`judge`)
 //! samples      longer trials near the boundary, until `curve` knows it within the tolerance
-//! proof        a trial with new requests at the rate to report; if it fails, again at a lower rate
+//! proof        a trial with new requests at the safe rate; if it fails, again at a lower rate
 //! ```
 //!
-//! The reported rate is the middle of the estimated boundary, lowered by three rules:
-//!
-//! - with 99 % probability its attainment is at most [`SearchGoal::slack`] below the target, which matters where the
-//!   attainment falls steeply;
-//! - half of the overload that a trial cannot detect is subtracted: when the rate is too high by a share e, the queue
-//!   misses the longest bound only after 1/e times that bound;
-//! - it is at most 97 % of the saturated throughput. Above that, a long burst leaves a queue that does not empty.
-//!
-//! Accuracy, measured with 100 seeds each: with three simulated engines, 92, 95 and 99 results were within 5 % of the true rate,
-//! and none had a long-run attainment more than 1 % below the target. With M/M/1 queues and objectives of 10, 40 and 200
-//! service times, 85, 90 and 91 were within 5 %, and 0, 9 and 0 were too high. A search sends 60,000 to 150,000 requests; [`SearchGoal::requests`] and
+//! Accuracy with 100 seeds each: with three simulated engines, 92, 95 and 99 results were within
+//! 5 % of the true rate, and none had a long-run attainment more than 1 % below the target. With
+//! M/M/1 queues and objectives of 10, 40 and 200 service times, 85, 90 and 91 were within 5 %, and
+//! 0, 9 and 0 too high. A search sends 60,000 to 150,000 requests; [`SearchGoal::requests`] and
 //! [`SearchGoal::tolerance`] trade accuracy for time.
 //!
-//! Rates are compared by ratio, so 0.05 and 5,000 requests per second take the same number of trials. Bounds:
-//! [`SearchGoal::max_trials`] trials.
+//! Rates are compared by ratio, so 0.05 and 5,000 requests per second take the same number of
+//! trials. Bounds: [`SearchGoal::max_trials`] trials.
 
 use sluice_core::stats::{Estimate, mean, proportion};
 
@@ -39,34 +32,37 @@ use super::trial::{
     TrialVerdict,
 };
 
-/// Requests that count in the trial with one stream.
+/// Counted requests of the trial with one stream.
 const STREAM_REQUESTS: usize = 30;
-/// Warm-up requests before them.
+/// Warm-up requests of that trial.
 const STREAM_WARMUP: usize = 2;
 /// The rate of the first look, as a share of the saturated throughput.
 const FIRST_SHARE: f64 = 0.8;
-/// The least number of samples.
+/// The fewest samples.
 const SAMPLES: usize = 6;
-/// The probability that the attainment at the reported rate is below the target by more than the slack.
+/// Accepted probability that the attainment at the reported rate is below the target by more than
+/// the slack.
 const SLACK_RISK: f64 = 0.01;
-/// Half of the smallest overload that a sample can detect: its queue must grow past the longest bound while it lasts.
+/// Half of the smallest overload that a sample can detect: the sample's queue must grow past the
+/// longest bound.
 const UNDETECTED_OVERLOAD: f64 = 0.5 / (3.0 * SearchGoal::SPANS);
 /// The reported rate is at most this share of the saturated throughput.
 const DRAIN_SHARE: f64 = 0.97;
-/// The lower end of the interval of the saturated throughput is used, but at least this share of its value: responses of
-/// equal length end in waves, which makes the interval too wide.
+/// The lower end of the interval of the saturated throughput counts, but at least this share of the
+/// value: responses of equal length end in waves, which makes the interval too wide.
 const DRAIN_LOW_LIMIT: f64 = 0.98;
 /// Trials reserved for proofs.
 const PROOF_RESERVE: usize = 8;
-/// Where samples are taken, as quantiles of the estimated boundary. Different rates are needed to estimate the slope.
+/// Rates of samples, as quantiles of the estimated boundary. The slope needs different rates.
 const SAMPLE_QUANTILES: [f64; 3] = [0.5, 0.2, 0.8];
-/// After a failed proof the next rate is at most this share of it.
+/// After a failed proof, the next rate is at most this share of the failed one.
 const STEP_DOWN: f64 = 0.985;
 
-/// Searches `system` for `goal`, as described above. Calls `on_trial` after each trial.
+/// The highest rate at which `system` meets the objectives of `goal`. Calls `on_trial` after each
+/// trial.
 ///
 /// # Errors
-/// Those of the system.
+/// An error of the system.
 pub async fn find_rate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,
@@ -79,11 +75,11 @@ pub async fn find_rate<S: SystemUnderTest>(
     resume_rate(system, goal, Vec::new(), on_trial).await
 }
 
-/// The same for a search that was ended: `past` are its trials, in order, which are not run again. `on_trial` is called for the
-/// others, and its error ends the search.
+/// Continues an interrupted search. `past`: the trials so far in order, which are not run again.
+/// `on_trial` is called for the others; an error from it ends the search.
 ///
 /// # Errors
-/// Those of the system and of `on_trial`.
+/// An error of the system or of `on_trial`.
 pub async fn resume_rate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,
@@ -107,17 +103,18 @@ pub async fn resume_rate<S: SystemUnderTest>(
     }
 }
 
-/// All that a search keeps of a trial.
+/// A trial with the data for resuming the search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrialRecord {
-    /// What is shown of it.
+    /// The report of the trial.
     pub report: TrialReport,
-    /// The counts of each group, for the curve; none of a look.
+    /// The counts of each group, for the curve; none for a look.
     pub points: Vec<RatePoint>,
 }
 
 impl TrialRecord {
-    /// Whether it is a trial of this load. Rates that were written as text may differ in the last bit.
+    /// Whether the record is of such a trial. Rates that were written as text may differ in the
+    /// last bit.
     fn is_of(&self, load: TrialLoad, kind: TrialKind) -> bool {
         let same = match (self.report.load, load) {
             (TrialLoad::Rate(one), TrialLoad::Rate(other)) => (one / other - 1.0).abs() < 1e-9,
@@ -127,13 +124,11 @@ impl TrialRecord {
     }
 }
 
-/// Why a search stops without a proven rate.
 enum Stop<E> {
     End(SearchEnd),
     System(E),
 }
 
-/// Results of the first two trials, requests per second.
 struct Capacity {
     one_stream: f64,
     most: f64,
@@ -145,11 +140,10 @@ struct Search<'a, S, F> {
     past: std::vec::IntoIter<TrialRecord>,
     on_trial: F,
     trials: Vec<TrialReport>,
-    /// By group.
     points: Vec<Vec<RatePoint>>,
-    /// Throughput of the server while it has a backlog.
+    /// Throughput with a backlog, requests per second.
     drain_rate: f64,
-    /// A rate failed that the client did not deliver, so the failure may be the client's.
+    /// A failed rate was not delivered, so the failure may be the client's.
     client_late: bool,
 }
 
@@ -170,7 +164,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
 
     /// Ends the search if the highest rate is not above the floor of the goal.
     async fn pass_floor(&mut self) -> Result<(), Stop<S::Error>> {
-        // The best so far may be that no rate holds.
+        // The floor may be 0: no other system's rate has held.
         let Some(floor) = self.goal.floor.filter(|floor| *floor > 0.0) else { return Ok(()) };
         if self.drain_rate * DRAIN_SHARE <= floor {
             return Err(Stop::End(SearchEnd::BelowFloor));
@@ -192,15 +186,14 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let streams = self.goal.requests.max(1);
         let full = self.trial(TrialLoad::Saturated(streams), TrialKind::Sample).await?.stats.throughput;
         let most = full.value.max(one_stream);
-        // With a backlog every request may take so long that the trial ends without a completion. Then there is no such limit, and
-        // proofs alone decide.
+        // With a backlog, a trial may end without a completion. Then there is no such limit.
         if full.value > 0.0 {
             self.drain_rate = most.min(full.low.max(full.value * DRAIN_LOW_LIMIT));
         }
         Ok(Capacity { one_stream, most })
     }
 
-    /// Takes looks until one rate holds and one slightly above it fails. Returns the middle of the two.
+    /// Takes looks until one rate holds and a slightly higher one fails. Returns the middle.
     async fn bracket_boundary(&mut self, capacity: &Capacity) -> Result<f64, Stop<S::Error>> {
         let first = capacity.most * FIRST_SHARE;
         let mut bracket = Bracket::new(capacity.one_stream, first);
@@ -215,7 +208,8 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok(bracket.middle().unwrap_or(first))
     }
 
-    /// Takes samples around `rate` until the boundary is known or the trials run out. Returns the rate to try next.
+    /// Takes samples around `rate` until the boundary is known or the trials run out. Returns the
+    /// next rate.
     async fn sample_boundary(&mut self, mut rate: f64) -> Result<f64, Stop<S::Error>> {
         for (taken, quantile) in (1..).zip(SAMPLE_QUANTILES.into_iter().cycle()) {
             let report = self.trial(TrialLoad::Rate(rate), TrialKind::Sample).await?;
@@ -241,13 +235,12 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         }
     }
 
-    /// Runs a trial, or takes it from the past.
     async fn trial(&mut self, load: TrialLoad, kind: TrialKind) -> Result<TrialReport, Stop<S::Error>> {
         let past = self.past.next().filter(|past| past.is_of(load, kind));
         let TrialRecord { report, points } = match past {
             Some(past) => past,
             None => {
-                // The past is that of another search from here on.
+                // The past trials belong to another search from here on.
                 self.past = Vec::new().into_iter();
                 let record = self.run_trial(load, kind).await?;
                 (self.on_trial)(&record).map_err(Stop::System)?;
@@ -275,7 +268,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let stats = self.system.run(&trial, &mut judge).await.map_err(Stop::System)?;
         let verdict = judge.close();
         let requests = judge.hits().len();
-        // The end of a look depends on its misses, so looks would bias the curve.
+        // Looks would bias the curve: their ends depend on their misses.
         let point = |requested: f64, group: usize| {
             let hits = judge.hits_of(group);
             RatePoint {
@@ -287,7 +280,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         };
         let points = match (load, kind) {
             (TrialLoad::Rate(requested), TrialKind::Sample | TrialKind::Proof) => {
-                // A group of an earlier trial may have had no request in this one.
+                // A group of an earlier trial may have no request in this one.
                 (0..judge.groups().max(self.points.len())).map(|group| point(requested, group)).collect()
             }
             _ => Vec::new(),
@@ -297,7 +290,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok(TrialRecord { report, points })
     }
 
-    /// Ends the search when the client was too slow for a rate that holds, or no trial is left.
+    /// Ends the search if the client was too slow for a rate that holds, or no trial is left.
     fn check_limits(&self, report: &TrialReport) -> Result<(), Stop<S::Error>> {
         if report.verdict == TrialVerdict::Holds && report.stats.delivered < DELIVERED {
             return Err(Stop::End(SearchEnd::ClientLimit));
@@ -312,12 +305,11 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         1.0 - self.goal.attainment
     }
 
-    /// The curve of each group that had requests.
     fn curves(&self) -> Vec<Curve> {
         self.points.iter().filter_map(|points| Curve::fit(points, self.allowed_misses())).collect()
     }
 
-    /// The given quantile of the estimated boundary: that of the group with the lowest.
+    /// A quantile of the estimated boundary, for the group with the lowest.
     fn boundary(&self, quantile: f64) -> Option<f64> {
         lowest(&self.curves(), self.allowed_misses(), quantile)
     }
@@ -328,15 +320,16 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         at(0.95).zip(at(0.05)).is_some_and(|(high, low)| (high / low).ln() <= 2.0 * self.goal.tolerance)
     }
 
-    /// The boundary and its interval: that of the curve, or that of the differences between trials, whichever is wider. Near
-    /// capacity one burst decides whether a trial has hardly a miss or many, so the curve alone is too sure of itself. The
-    /// differences show in how much the boundary moves when one trial is left out (jackknife; Efron 1982).
+    /// The boundary with the wider of two intervals: from the curve, and from the differences
+    /// between trials. Near capacity, one burst decides whether a trial has hardly any misses or
+    /// many, so the curve alone is overconfident. The differences show in how far the boundary
+    /// moves if one trial is left out (jackknife; Efron 1982).
     fn boundary_with_interval(&self) -> Option<Estimate> {
         let curves = self.curves();
         let at = |curves: &[Curve], quantile| lowest(curves, self.allowed_misses(), quantile);
         let (low, value, high) = (at(&curves, 0.05)?, at(&curves, 0.5)?, at(&curves, 0.95)?);
         let count = self.points.iter().map(Vec::len).max().unwrap_or(0);
-        // Groups that came late have points of the last trials only.
+        // From the end: groups that came late have points of the last trials only.
         let without = |place: usize| {
             let rest = |points: &Vec<RatePoint>| {
                 let all = points.iter().rev().enumerate().filter(|(at, _)| *at != place);
@@ -352,7 +345,14 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Some(Estimate { value, low: low.min(value * (-reach).exp()), high: high.max(value * reach.exp()) })
     }
 
-    /// The rate to report, by the three rules in the header.
+    /// The rate to report: the middle of the estimated boundary, lowered by three rules.
+    ///
+    /// - With 99 % probability, the attainment is at most [`SearchGoal::slack`] below the target.
+    ///   This matters if attainment falls steeply.
+    /// - Half of the overload that a trial cannot detect is subtracted: at a rate that is too high
+    ///   by a share e, the queue misses the longest bound only after 1/e times that bound.
+    /// - The rate is at most 97 % of the saturated throughput. Above that, a long burst leaves a
+    ///   queue that does not empty.
     fn safe_rate(&self) -> Option<f64> {
         let curves = self.curves();
         let within_slack = lowest(&curves, self.allowed_misses() + self.goal.slack, SLACK_RISK)?;
@@ -368,7 +368,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
     }
 }
 
-/// The lowest of the curves' quantiles of the rate with the share `misses` of misses.
+/// The lowest quantile, over all curves, of the rate with the share `misses` of misses.
 fn lowest(curves: &[Curve], misses: f64, quantile: f64) -> Option<f64> {
     curves.iter().map(|curve| curve.rate(misses, quantile)).reduce(f64::min)
 }

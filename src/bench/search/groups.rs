@@ -1,35 +1,36 @@
-//! The groups of requests that are judged for themselves: every class and, in it, every adapter that is not rare.
+//! Groups of requests that are judged separately: each class and, in it, each adapter that is not
+//! rare.
 //!
-//! A trial of a search holds when it holds in each group, so that a small class or adapter is not sacrificed. Adapters with fewer
-//! than [`RARE`] of the requests are one group with the base model: each for itself would take too many requests. Groups are
-//! numbered class by class, in a class the base model first.
+//! A trial must hold in each group, so that a small class or adapter is not sacrificed. Adapters
+//! with fewer than [`RARE`] of the requests form one group with the base model: judging each would
+//! take too many requests. Groups are numbered class by class, in a class from the base model on.
 
 use super::judge::Judge;
 use crate::load::workload::Workload;
 use crate::result::record::{ClassConfig, Record, Slo};
 use crate::run::progress::InFlight;
 
-/// Adapters with a smaller share of the requests are not judged for themselves.
+/// Adapters with a smaller share of the requests are rare.
 pub const RARE: f64 = 0.05;
 
-/// Objectives of classes, and the group of each request. See the header of this file.
+/// The objectives and groups of requests.
 #[derive(Clone, Debug)]
 pub struct Groups {
-    /// Of each class.
     slos: Vec<Slo>,
-    /// Class by class; empty: all requests are one group.
+    /// Names of the groups, class by class; empty: one group.
     names: Vec<String>,
-    /// The group, within its class, of each adapter.
+    /// The group of each adapter within a class.
     adapters: Vec<usize>,
 }
 
 impl Groups {
-    /// All requests are one group. `slos`: the objectives of each class.
+    /// One group. `slos`: the objectives of each class.
     pub fn one(slos: Vec<Slo>) -> Self {
         Self { slos, names: Vec::new(), adapters: Vec::new() }
     }
 
-    /// Every class and every adapter that is not rare. `shares`: of the requests, by adapter.
+    /// A group for each class and each adapter that is not rare. `shares`: of the requests, by
+    /// adapter.
     pub fn each(classes: &[ClassConfig], adapters: &[String], shares: &[f64]) -> Self {
         let mut kinds = vec![String::new()];
         let mut group = |place: usize, name: &String| {
@@ -54,7 +55,7 @@ impl Groups {
         Self::each(&workload.class_configs(), &adapters.names, &adapters.shares())
     }
 
-    /// The name of a group; empty if all requests are one, which needs no name.
+    /// The name of a group; empty for the only group.
     pub fn name(&self, group: usize) -> &str {
         self.names.get(group).filter(|_| self.names.len() > 1).map_or("", String::as_str)
     }
@@ -64,7 +65,7 @@ impl Groups {
         self.slos.get(class as usize).or(self.slos.first()).copied().unwrap_or_default()
     }
 
-    /// The shortest bound on E2EL, seconds; infinite without one. No request that is younger is overdue.
+    /// The shortest bound on E2EL, seconds; infinite without one. No younger request is overdue.
     pub fn shortest(&self) -> f64 {
         self.slos.iter().filter_map(|slo| slo.e2el).fold(f64::INFINITY, f64::min) / 1e3
     }
@@ -76,13 +77,13 @@ impl Groups {
         judge.record_in(self.group(record.class, record.adapter), record.index as usize, due, ratio);
     }
 
-    /// Records a miss of a request in flight.
+    /// Records a miss for a request in flight.
     pub fn miss(&self, judge: &mut Judge, request: &InFlight) {
         let group = self.group(request.class, request.adapter);
         judge.record_in(group, request.index as usize, request.due, f64::INFINITY);
     }
 
-    /// Whether a request in flight is overdue at `now`, by more than `grace` seconds.
+    /// Whether a request in flight exceeds the bound on E2EL at `now` by more than `grace` seconds.
     pub fn is_overdue(&self, request: &InFlight, now: f64, grace: f64) -> bool {
         self.slo(request.class).e2el.is_some_and(|bound| now - request.due > bound / 1e3 + grace)
     }

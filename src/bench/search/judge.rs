@@ -1,58 +1,48 @@
-//! Decides one trial: whether the objectives hold at its rate.
+//! Decides one trial: whether the objectives hold at a rate.
 //!
-//! The *SLO ratio* of a request is the largest of its measures divided by their bounds: 1 or less meets all objectives. It is
-//! infinite for a failed request, and for one in flight that can no longer meet its objectives, so that a server which
-//! never responds has an attainment of 0.
+//! The *SLO ratio* of a request is the largest ratio of a measure to the bound; objectives are met
+//! up to 1. It is infinite for a failed request and for one in flight that is too late. Misses are
+//! known later than hits, so requests count in the order due, once all earlier ones are known. The
+//! warm-up does not count.
 //!
-//! Requests are judged in the order in which they were due, and only when all requests before them are known: a miss becomes
-//! known later than a hit, so counting requests as they end would count too few misses. Requests due within the warm-up
-//! meet an empty server and do not count.
+//! - A * *look** fails with more misses than the trial's length allows. From [`EARLIEST`] of the
+//!   length on, it holds if Wald's test prefers half the allowed misses to twice as many.
+//! - A * *sample** counts misses at full length, but ends at [`HOPELESS`] times the allowed ones.
+//! - A * *proof** fails as a look does. At full length, it holds if the share of hits reaches the
+//!   target and SLO ratios do not grow; while they grow, it goes on, to [`MAX_EXTENSION`] lengths.
 //!
-//! - A **look** ends as soon as it can decide. It fails when it has more misses than its full length allows. After
-//!   [`EARLIEST`] of the length it holds when Wald's test prefers half the allowed share of misses to twice that share. At
-//!   its full length the share of hits decides.
-//! - A **sample** runs its full length to count misses. It ends early at [`HOPELESS`] times the allowed misses.
-//! - A **proof** runs its full length and fails as a look does. It holds when the share of hits reaches the target and SLO
-//!   ratios do not grow. While they grow, it continues, to at most [`MAX_EXTENSION`] times its length, and then fails.
-//!
-//! Requests may belong to *groups*, such as classes and adapters. The objectives hold when they hold in every group, so the
-//! worst group decides. Without groups all requests are one.
-//!
-//! SLO ratios grow when a line fitted to them ([`Trend`]) rises significantly and by more than a quarter of its mean. A
-//! queue that keeps growing has a long-run attainment of 0, whatever the attainment so far.
+//! With *groups* (classes, adapters), the objectives must hold in every group.
 
 use sluice_core::stats::{Estimate, RatioTest, TestState, Trend, proportion};
 
 use super::trial::{TrialKind, TrialRule, TrialVerdict};
 
-/// A proof continues to at most this many times its length.
+/// The longest extension of a proof, in lengths.
 const MAX_EXTENSION: usize = 4;
-/// Confidence of reported intervals.
 const CONFIDENCE: f64 = 0.95;
-/// A look may hold after this share of its length.
+/// A look may hold from this share of the length on.
 const EARLIEST: f64 = 0.5;
 /// A sample ends at this many times the allowed misses.
 const HOPELESS: f64 = 10.0;
 /// Both error probabilities of Wald's test.
 const LOOK_ERROR: f64 = 0.05;
-/// Ratios are limited to this one, so that one stuck request does not dominate a mean.
+/// Limit on SLO ratios, so that one stuck request does not dominate a mean.
 const MAX_SLO_RATIO: f64 = 3.0;
 
-/// A request as the judge knows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct JudgedRequest {
-    /// When it was due, seconds from the start.
+    /// Seconds from the start.
     due: f64,
     slo_ratio: f64,
     group: usize,
 }
 
-/// What is counted of one group.
 #[derive(Clone, Debug)]
 struct Group {
-    /// Known misses that count, whether or not all requests before them are known.
+    /// Known misses after the warm-up, including misses after unknown requests.
     misses: usize,
-    /// Requests before which all are known, and the misses among them; without the warm-up.
+    /// Requests after the warm-up and before the first unknown one; `missed`: the misses among
+    /// them.
     counted: usize,
     missed: usize,
     wald: RatioTest,
@@ -74,18 +64,18 @@ impl JudgedRequest {
 #[derive(Clone, Debug)]
 pub struct Judge {
     rule: TrialRule,
-    /// Requests by number in the order due. An unknown ratio is NaN.
+    /// In the order due. The ratio of an unknown request is NaN.
     requests: Vec<JudgedRequest>,
-    /// All requests before this one are known.
+    /// Number of requests before the first unknown one.
     known: usize,
     groups: Vec<Group>,
     verdict: Option<TrialVerdict>,
-    /// Whether misses after unknown requests decided: then all known requests count.
+    /// Whether misses after unknown requests decided; all known requests then count.
     ended_by_known_misses: bool,
 }
 
 impl Judge {
-    /// A judge of a trial that has not begun.
+    /// A judge for a trial that has not begun.
     pub fn new(rule: TrialRule) -> Self {
         Self {
             rule: TrialRule { length: rule.length.max(1), ..rule },
@@ -97,21 +87,21 @@ impl Judge {
         }
     }
 
-    /// The most requests that the trial may need, the warm-up included.
+    /// The most requests of the trial, with the warm-up.
     pub fn max_requests(&self) -> usize {
         let times = if self.rule.kind == TrialKind::Proof { MAX_EXTENSION } else { 1 };
         self.rule.warmup + self.rule.length * times
     }
 
-    /// The request with this `ordinal` (from 0, in the order due), `due` seconds after the start, has ended with this
-    /// `slo_ratio`, or can no longer meet its objectives.
+    /// Records request `ordinal` (from 0, in the order due), due `due` seconds after the start:
+    /// with `slo_ratio`, or with infinity if the objectives cannot be met any more.
     ///
     /// Only the first record of a request counts. Records after the verdict do not change it.
     pub fn record(&mut self, ordinal: usize, due: f64, slo_ratio: f64) {
         self.record_in(0, ordinal, due, slo_ratio);
     }
 
-    /// The same for a request of a `group`. Groups are numbered from 0, and every number below the largest is one.
+    /// Like [`Judge::record`], in a `group`. Groups are numbered from 0 without gaps.
     pub fn record_in(&mut self, group: usize, ordinal: usize, due: f64, slo_ratio: f64) {
         if ordinal >= self.max_requests() {
             return;
@@ -122,7 +112,7 @@ impl Judge {
         if self.requests[ordinal].is_known() {
             return;
         }
-        // A ratio that is not a number was not measured, which is not a hit.
+        // A ratio that was not measured is not a hit.
         let slo_ratio = if slo_ratio.is_nan() { f64::INFINITY } else { slo_ratio };
         self.requests[ordinal] = JudgedRequest { due, slo_ratio, group };
         let allowed = 1.0 - self.rule.target;
@@ -141,45 +131,44 @@ impl Judge {
         self.verdict
     }
 
-    /// Ends a trial that cannot continue: the share of hits so far decides, but an unfinished proof fails.
+    /// Ends a trial that cannot continue: by the share of hits so far; an unfinished proof fails.
     pub fn close(&mut self) -> TrialVerdict {
         let holds = self.rule.kind != TrialKind::Proof && self.counted() > 0 && self.holds_so_far();
         *self.verdict.get_or_insert(if holds { TrialVerdict::Holds } else { TrialVerdict::Fails })
     }
 
-    /// Requests that count, as far as all before them are known.
     fn counted(&self) -> usize {
         self.known.saturating_sub(self.rule.warmup)
     }
 
-    /// Whether each counted request met its objectives, in the order due. These are the requests before which all are known;
-    /// or all known ones, when misses further on ended the trial.
+    /// Whether each counted request met its objectives, in the order due. Counted are the requests
+    /// before the first unknown one; if misses after it ended the trial, all known ones.
     pub fn hits(&self) -> Vec<bool> {
         self.series().map(|request| request.is_hit()).collect()
     }
 
-    /// The same for the requests of one group.
+    /// Like [`Judge::hits`], for the requests of one group.
     pub fn hits_of(&self, group: usize) -> Vec<bool> {
         self.series().filter(|request| request.group == group).map(|request| request.is_hit()).collect()
     }
 
-    /// Their SLO ratios, limited to [`MAX_SLO_RATIO`].
+    /// The SLO ratios of [`Judge::hits_of`], limited to [`MAX_SLO_RATIO`].
     pub(super) fn ratios_of(&self, group: usize) -> Vec<f64> {
         let requests = self.series().filter(|request| request.group == group);
         requests.map(|request| request.slo_ratio.min(MAX_SLO_RATIO)).collect()
     }
 
-    /// Number of groups, at least 1.
+    /// The number of groups, at least 1.
     pub fn groups(&self) -> usize {
         self.groups.len().max(1)
     }
 
-    /// The group with the lowest attainment, and its attainment, of the requests counted.
+    /// The group with the lowest attainment, and that attainment.
     pub fn worst(&self) -> (usize, Estimate) {
         let of_group = |group: usize| {
             (group, proportion::of_series_with(&self.hits_of(group), &self.ratios_of(group), CONFIDENCE))
         };
-        // A group without a request says nothing.
+        // A group without requests has no attainment.
         let counted = (0..self.groups()).filter(|group| self.series().any(|request| request.group == *group));
         let worst = counted.map(of_group).min_by(|one, other| one.1.value.total_cmp(&other.1.value));
         worst.unwrap_or_else(|| (0, proportion::of_series(&[], CONFIDENCE)))
@@ -190,10 +179,10 @@ impl Judge {
         self.worst().1
     }
 
-    /// Requests per second among those counted, by when they were due. This is the load that the server really had; chance
-    /// moves it a few percent from the requested rate.
+    /// Counted requests per second, by due times: the load that the server really had, by chance a
+    /// few percent from the requested rate.
     pub fn rate(&self) -> Option<f64> {
-        // Requests that are not known yet were due in between, so all count.
+        // Unknown requests in between were due as well, so they count.
         let from = self.rule.warmup;
         let (first, last) = (self.requests.get(from)?.due, self.series().last()?.due);
         let count = self.requests.iter().rposition(|request| request.due == last)? - from;
@@ -212,8 +201,8 @@ impl Judge {
         self.groups.iter().all(holds)
     }
 
-    /// Whether a group has more misses than its share of the full length allows. With one group that is exact; with several,
-    /// the share is that of the requests so far.
+    /// Whether a group has more misses than the group's share of the full length allows. With
+    /// several groups, the share is estimated from the requests so far.
     fn has_too_many_misses(&self) -> bool {
         let times = if self.rule.kind == TrialKind::Sample { HOPELESS } else { 1.0 };
         let allowed = (1.0 - self.rule.target) * self.rule.length as f64 * times;
@@ -243,7 +232,6 @@ impl Judge {
         }
     }
 
-    /// Decides from the requests before the first unknown one, after each of them.
     fn decide(&mut self) {
         if self.verdict.is_some() {
             return;
@@ -270,7 +258,9 @@ impl Judge {
         };
     }
 
-    /// Whether SLO ratios rise through the series, as the header defines it.
+    /// Whether SLO ratios grow: a line fitted to them ([`Trend`]) rises significantly, by over a
+    /// quarter of their mean. A queue that keeps growing has a long-run attainment of 0, whatever
+    /// the attainment so far.
     pub(super) fn is_growing(&self) -> bool {
         let bounded: Vec<f64> = self.series().map(|request| request.slo_ratio.min(MAX_SLO_RATIO)).collect();
         Trend::of_series(&bounded).is_some_and(|trend| trend.is_rising() && trend.rise > trend.mean / 4.0)
@@ -284,7 +274,7 @@ mod tests {
     const LOOK: TrialRule = TrialRule { kind: TrialKind::Look, target: 0.99, warmup: 10, length: 1000 };
     const PROOF: TrialRule = TrialRule { kind: TrialKind::Proof, length: 2000, ..LOOK };
 
-    /// Records ratios in order until there is a verdict. Returns it with the number of records.
+    /// Records ratios until there is a verdict. Returns it with the number of records.
     fn feed(rule: TrialRule, slo_ratio: impl Fn(usize) -> f64) -> (Option<TrialVerdict>, usize) {
         let mut judge = Judge::new(rule);
         for ordinal in 0..judge.max_requests() {
@@ -301,7 +291,7 @@ mod tests {
         assert_eq!(feed(LOOK, |_| 0.5), (Some(TrialVerdict::Holds), 510));
         // 10 misses in 1000 are allowed; the eleventh is at the 11th request that counts.
         assert_eq!(feed(LOOK, |_| f64::INFINITY), (Some(TrialVerdict::Fails), 21));
-        // 1 miss in 50: the 11th is at ordinal 10 + 500.
+        // 1 miss in 50: the 11th miss is at ordinal 10 + 500.
         assert_eq!(feed(LOOK, |n| if (n - n.min(10)) % 50 == 0 { 2.0 } else { 0.5 }), (Some(TrialVerdict::Fails), 511));
     }
 
@@ -340,11 +330,11 @@ mod tests {
     #[test]
     fn a_queue_that_grows_is_not_proven_whatever_its_attainment() {
         assert_eq!(feed(PROOF, |_| 0.5), (Some(TrialVerdict::Holds), 2010));
-        // At its length everything has met its objectives; at twice the length it has not.
+        // After one length, all requests have met the objectives; after two, some have not.
         let (verdict, taken) = feed(PROOF, |n| 0.2 + 0.7 * n as f64 / 2010.0);
         assert_eq!(verdict, Some(TrialVerdict::Fails));
         assert!(taken > 2010, "{taken}");
-        // Rising and levelling off is a warm-up that was too short, not a queue that grows.
+        // Ratios that rise and level off come from a short warm-up, not from a growing queue.
         assert_eq!(feed(PROOF, |n| 0.6 - 0.5 * f64::exp(-(n as f64) / 200.0)).0, Some(TrialVerdict::Holds));
     }
 

@@ -1,8 +1,9 @@
 //! Runs the trials of a search against real servers.
 //!
-//! The SLO ratio of a request, from when it was due, is the largest of TTFT, TPOT and E2EL over the bound of its class.
-//! An observer of the run sees each request as it is sent and as it ends; a timer ([`CHECK_EVERY`]) finds those in
-//! flight for longer than their bound on E2EL. Without such a bound, a request that hangs is known when it times out.
+//! The SLO ratio of a request is the largest ratio of TTFT, TPOT or E2EL, from the due time, to the
+//! bound of the class. An observer of the run sees each request as it is sent and as it ends; a
+//! timer ([`CHECK_EVERY`]) finds requests in flight beyond the bound on E2EL. Without such a bound,
+//! a request that hangs becomes known only by its timeout.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ use crate::run::runner::run;
 
 /// Time between two checks for overdue requests.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-/// A request counts as missed this many seconds after its bound; a response before that gives its exact ratio.
+/// A request is a miss this many seconds after the bound; an earlier response gives the exact
+/// ratio.
 const GRACE: f64 = 0.25;
 
 /// One trial against real servers.
@@ -38,7 +40,7 @@ pub struct LiveTrial {
 }
 
 impl LiveTrial {
-    /// A trial with the requests of `plan`, which is due to be run.
+    /// A trial with the requests of `plan` at the load of `trial`. It must be run.
     pub fn new(plan: &RunPlan, trial: &Trial, judge: &Judge, groups: &Arc<Groups>) -> Self {
         let watch = TrialWatch::new(judge.clone(), groups.clone());
         let watch = Arc::new(Mutex::new(watch));
@@ -47,17 +49,18 @@ impl LiveTrial {
         Self { plan: plan_of(plan, trial), warmup: trial.warmup, watch, progress }
     }
 
-    /// What is sent.
+    /// The plan of the trial.
     pub fn plan(&self) -> &RunPlan {
         &self.plan
     }
 
-    /// Its progress, by which it can be stopped.
+    /// The progress, by which the trial can be stopped.
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
 
-    /// Runs it until `judge` has a verdict or all requests have ended; requests in flight are abandoned then.
+    /// Runs the trial until `judge` has a verdict (requests in flight are then abandoned) or all
+    /// requests have ended.
     ///
     /// # Errors
     /// The plan is invalid; nothing was sent.
@@ -85,7 +88,7 @@ impl LiveTrial {
     }
 }
 
-/// The plan of a trial: the requests of `plan` at the trial's load, with prompts of its own.
+/// The requests of `plan` at the trial's load, with new prompts.
 fn plan_of(plan: &RunPlan, trial: &Trial) -> RunPlan {
     let streams = |streams: usize| Arrival::ClosedLoop { concurrency: u32::try_from(streams).unwrap_or(u32::MAX) };
     let arrival = match trial.load {
@@ -99,15 +102,14 @@ fn plan_of(plan: &RunPlan, trial: &Trial) -> RunPlan {
     plan
 }
 
-/// The state of one trial, kept by the observer of its run.
 #[derive(Debug)]
 struct TrialWatch {
     judge: Judge,
     groups: Arc<Groups>,
-    /// Requests in flight, by number.
     open: HashMap<u64, InFlight>,
     ended: Vec<f64>,
-    /// The start of the run, or slightly later, since no request is sent before it is due.
+    /// The start of the run or slightly later, derived from sent requests: none is sent before it
+    /// is due.
     start: Option<Instant>,
 }
 
@@ -125,7 +127,7 @@ impl TrialWatch {
             }
             RequestEvent::Ended(record) => {
                 self.open.remove(&record.index);
-                // Requests abandoned at the end of a trial are not recorded.
+                // Abandoned requests are not recorded.
                 if record.is_completed() || record.is_failed() {
                     // Failures are not throughput.
                     self.ended.extend(record.is_completed().then_some(record.ended));
@@ -135,7 +137,8 @@ impl TrialWatch {
         }
     }
 
-    /// Records a miss for each request that is overdue at `now`. Whether there is a verdict.
+    /// Records a miss for each request that is overdue at `now`. Returns whether there is a
+    /// verdict.
     fn is_decided(&mut self, now: Instant) -> bool {
         if let Some(start) = self.start {
             self.fail_overdue(now.saturating_duration_since(start).as_secs_f64());

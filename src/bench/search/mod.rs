@@ -1,10 +1,10 @@
 //! The search for the highest rate at which the objectives hold.
 //!
-//! `find_rate` is the algorithm and `trial` its types. `judge` decides one trial, `bracket` finds a rate that holds and a
-//! slightly higher one that fails, and `curve` estimates the boundary between them from all trials. `validate`
-//! proves a rate again with other loads. There are no sockets
-//! and no clock in these; the caller provides the [`SystemUnderTest`] (`system`). `live` runs trials against real servers, and
-//! `groups` says which requests are judged for themselves.
+//! `find_rate` is the algorithm, `trial` has the types. `judge` decides one trial, `bracket` finds
+//! a rate that holds and a slightly higher one that fails, `curve` estimates the boundary from all
+//! trials, and `validate` proves a rate again with other loads. They use no sockets and no clock:
+//! the caller provides the [`SystemUnderTest`] (`system`). `live` runs trials against real servers.
+//! `groups` divides requests into groups that are judged separately.
 
 mod trial;
 mod judge;

@@ -1,7 +1,8 @@
-//! The search against queues whose capacity is known by formula.
+//! Tests of the search with queues whose capacity is known by formula.
 //!
-//! M/M/1, first come first served, service rate 1: the time in the system is exponential with rate 1 - load, whatever
-//! the seed, so attainment within t is 1 - exp(-(1 - load) t), and the highest load with a share a is 1 + ln(1 - a)/t.
+//! M/M/1, first come first served, service rate 1: the time in the system is exponential with rate
+//! 1 - load. So attainment within t is 1 - exp(-(1 - load) t), and the highest load with attainment
+//! a is 1 + ln(1 - a)/t.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll, Waker};
@@ -21,11 +22,11 @@ fn at_once<T>(future: impl Future<Output = T>) -> T {
 struct Queue {
     bound: f64,
     seed: u64,
-    /// The client sends no faster than this.
+    /// The highest rate of the client.
     fastest: f64,
-    /// Above this rate every request fails.
+    /// Above this rate, every request fails.
     breaks_at: f64,
-    /// With a backlog no request completes.
+    /// Whether no request completes during a backlog.
     stalls: bool,
 }
 
@@ -89,7 +90,7 @@ fn the_capacity_of_a_queue_is_found_and_not_exceeded() {
         too_high += usize::from(queue.attainment(rate(&found)) < 0.98);
         assert!(found.trials.len() <= 40 && matches!(found.ending, SearchEnd::Found | SearchEnd::TrialLimit));
     }
-    // 85 and 0 of 100 seeds; these 20 are the first of them.
+    // 100 seeds give 85 and 0; these are the first 20.
     assert!(near >= 17 && too_high == 0, "{near} of 20 within 5 %, {too_high} too high");
 }
 
@@ -175,7 +176,7 @@ fn a_search_that_was_ended_goes_on_from_its_records_to_the_same_result() {
         let (resumed, run) = search(records[..known].to_vec());
         assert_eq!((&resumed, run.len()), (&whole, records.len() - known), "after {known}");
     }
-    // Records of another search are not used from where they differ.
+    // Records of another search are not used from the first difference on.
     let mut other = records.clone();
     other[2].report.load = TrialLoad::Rate(0.123);
     let (resumed, run) = search(other);
@@ -185,7 +186,7 @@ fn a_search_that_was_ended_goes_on_from_its_records_to_the_same_result() {
 #[test]
 fn the_worst_group_decides() {
     let rule = TrialRule { kind: TrialKind::Look, target: 0.9, warmup: 0, length: 400 };
-    // One of twenty requests is of the second group, and a third of these miss: 98 % of all hit.
+    // One of twenty requests is in the second group, a third of which misses: 98 % of all hit.
     let judged = |grouped: bool| {
         let mut judge = Judge::new(rule);
         for ordinal in 0..400 {

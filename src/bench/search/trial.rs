@@ -1,44 +1,48 @@
-//! The types of a search: what a trial sends, how it is judged, and what a search returns.
+//! The types of a search: the load of a trial, the rule for the verdict, and the search's result.
 //!
-//! A *trial* is one run of the load generator at one load. A search is a sequence of trials. Every trial at a rate has a
-//! [`TrialKind`], which says how many requests it may take before it must decide. Bounds: [`SearchGoal::max_trials`].
+//! A *trial* is one run of the load generator at one load. A search is a sequence of trials. The
+//! [`TrialKind`] decides how many requests a trial may take before the verdict. Bounds:
+//! [`SearchGoal::max_trials`].
 
 use sluice_core::stats::{Estimate, mean};
 
-/// The share of the due requests that a trial must have sent. Below it the client is too slow for a verdict.
+/// The share of due requests that must be sent. Below it, the client is too slow for a verdict.
 pub const DELIVERED: f64 = 0.97;
 
-/// The objective of a search, and how thorough it is.
+/// The goal of a search, and how thorough it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SearchGoal {
     /// The share of requests that must meet their objectives, in (0, 1).
     pub attainment: f64,
-    /// The long-run attainment at the reported rate may be below the target by at most this much.
+    /// The long-run attainment may be below the target by at most this much.
     pub slack: f64,
-    /// The longest bound of an objective, seconds. Trials last a multiple of it, so that queues have time to grow.
+    /// The longest bound of an objective, seconds. Trials last a multiple of it, so that queues can
+    /// grow.
     pub longest_bound: f64,
-    /// Samples are taken until the rate is known to this share either way (90 %).
+    /// Samples are taken until the rate is known to within this share (90 % confidence).
     pub tolerance: f64,
-    /// The least number of requests of a look. A sample and a proof have three times as many.
+    /// The fewest requests of a look. Samples and proofs have three times as many.
     pub requests: usize,
     /// The most trials.
     pub max_trials: usize,
-    /// Gives up early, after two trials or three, on a system whose highest rate, or [`SearchResult::most`], is not above this
-    /// one. To compare systems, it is the highest rate of another, but not more than that one's `most`.
+    /// The search gives up after two or three trials if the highest rate, or
+    /// [`SearchResult::most`], is not above this. To compare systems: the highest rate of another
+    /// system, at most that system's `most`.
     pub floor: Option<f64>,
-    /// Whether the rate is proven in the end. Without a proof the search returns the boundary alone.
+    /// Whether to prove the rate in the end. Otherwise the search returns only the boundary.
     pub prove: bool,
     /// Seed of the loads.
     pub seed: u64,
 }
 
 impl SearchGoal {
-    /// A look lasts at least this many times the longest bound; a sample and a proof three times that.
+    /// Looks last at least this many times the longest bound; samples and proofs, three times that.
     pub const SPANS: f64 = 20.0;
     /// The warm-up of a trial, in multiples of the longest bound.
     const WARMUP_SPANS: f64 = 4.0;
 
-    /// 99 % attainment with the default thoroughness, for objectives of at most `longest_bound` seconds.
+    /// A goal of 99 % attainment with default thoroughness. No bound is above `longest_bound`
+    /// seconds.
     pub fn new(longest_bound: f64) -> Self {
         Self {
             attainment: 0.99,
@@ -53,7 +57,7 @@ impl SearchGoal {
         }
     }
 
-    /// How a trial at `rate` is judged.
+    /// The rule for a trial at `rate`.
     pub(super) fn rule(&self, rate: f64, kind: TrialKind) -> TrialRule {
         let requests_in = |spans: f64| (spans * self.longest_bound * rate).ceil().max(0.0) as usize;
         let times = if kind == TrialKind::Look { 1 } else { 3 };
@@ -62,25 +66,25 @@ impl SearchGoal {
     }
 }
 
-/// What a trial sends.
+/// The load of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TrialLoad {
     /// One request after the other.
     Stream,
     /// A closed loop with this many requests in flight.
     Saturated(usize),
-    /// An open loop at this many requests per second, with the arrival process of the workload.
+    /// An open loop at this many requests per second, with the workload's arrival process.
     Rate(f64),
 }
 
-/// How thorough a trial at a rate is.
+/// The thoroughness of a trial at a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrialKind {
-    /// Ends as soon as it can decide.
+    /// Ends as soon as it can decide; at full length, by the share of hits.
     Look,
-    /// Runs its length to count misses.
+    /// Counts misses at full length.
     Sample,
-    /// Runs its length, and fails if latencies keep growing.
+    /// Runs at full length, and fails if latencies keep growing.
     Proof,
 }
 
@@ -93,14 +97,14 @@ pub enum TrialVerdict {
     Fails,
 }
 
-/// How one trial is judged.
+/// The rule for the verdict of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrialRule {
     /// The kind of trial.
     pub kind: TrialKind,
     /// The share of requests that must meet their objectives.
     pub target: f64,
-    /// Requests at the start that do not count.
+    /// Requests at the start, which meet an empty server and do not count.
     pub warmup: usize,
     /// Requests that count, at least 1.
     pub length: usize,
@@ -109,22 +113,22 @@ pub struct TrialRule {
 /// One trial to run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trial {
-    /// What to send.
+    /// The load.
     pub load: TrialLoad,
     /// The most requests to send.
     pub requests: usize,
-    /// How many of the first completions do not count for the throughput.
+    /// First completions that do not count for the throughput.
     pub warmup: usize,
     /// Seed of arrivals and prompts.
     pub seed: u64,
 }
 
-/// What a trial measured besides its requests.
+/// Measurements apart from single requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrialStats {
     /// Requests completed per second ([`throughput`]), without the warm-up.
     pub throughput: Estimate,
-    /// Sent requests over due requests; 1 unless the client was too slow.
+    /// Sent divided by due requests; 1 unless the client was too slow.
     pub delivered: f64,
     /// Duration, seconds.
     pub seconds: f64,
@@ -133,9 +137,9 @@ pub struct TrialStats {
 /// A finished trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrialReport {
-    /// What was sent.
+    /// The load.
     pub load: TrialLoad,
-    /// How thoroughly it was judged.
+    /// The thoroughness.
     pub kind: TrialKind,
     /// The verdict.
     pub verdict: TrialVerdict,
@@ -143,7 +147,7 @@ pub struct TrialReport {
     pub requests: usize,
     /// The group of requests with the lowest attainment.
     pub group: usize,
-    /// The share of its requests that met their objectives.
+    /// The share of that group's requests that met their objectives.
     pub attainment: Estimate,
     /// Throughput, delivery and duration.
     pub stats: TrialStats,
@@ -152,15 +156,16 @@ pub struct TrialReport {
 /// Why a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchEnd {
-    /// The rate is known within the tolerance, and proven.
+    /// The rate is known within the tolerance, and proven if requested.
     Found,
-    /// Even a request alone does not meet the objectives often enough.
+    /// Single requests do not meet the objectives often enough, or no rate held.
     NoRate,
     /// The highest rate, or [`SearchResult::most`], is not above [`SearchGoal::floor`].
     BelowFloor,
-    /// The client could not send as fast as requested. The server may sustain a higher rate.
+    /// The client could not send fast enough. The server may sustain a higher rate.
     ClientLimit,
-    /// The limit on trials was reached. The reported rate is proven, but a higher one may hold too.
+    /// All trials were used. [`SearchResult::best`] is proven if given, but a higher rate may hold,
+    /// too.
     TrialLimit,
 }
 
@@ -176,13 +181,13 @@ pub struct ProvenRate {
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SearchResult {
-    /// The highest proven rate. `None` when no proof held.
+    /// The highest proven rate, if a proof was requested and held.
     pub best: Option<ProvenRate>,
-    /// The highest rate as estimated from all trials together (90 %).
+    /// The highest rate as estimated from all trials, with a 90 % interval.
     pub boundary: Option<Estimate>,
-    /// No rate above this one is reported: a share of the saturated throughput. Infinite if that was not measured.
+    /// The limit on reported rates: a share of the saturated throughput. Infinite if not measured.
     pub most: f64,
-    /// The rate that the search would prove next: the boundary with its safety margins.
+    /// The rate to prove next: the boundary with safety margins.
     pub safe: Option<f64>,
     /// Why the search ended.
     pub ending: SearchEnd,
@@ -190,8 +195,8 @@ pub struct SearchResult {
     pub trials: Vec<TrialReport>,
 }
 
-/// Completions per second and their long-run interval (90 %), from the times (seconds, ascending) at which requests ended. The
-/// first `warmup` do not count. 0 when there are too few.
+/// Completions per second with a long-run interval (90 %). `ended`: seconds, ascending; the first
+/// `warmup` do not count. 0 if there are too few.
 pub fn throughput(ended: &[f64], warmup: usize) -> Estimate {
     let counted = ended.get(warmup.saturating_sub(1)..).unwrap_or_default();
     let gaps: Vec<f64> = counted.windows(2).map(|pair| pair[1] - pair[0]).collect();

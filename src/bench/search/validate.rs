@@ -1,10 +1,11 @@
-//! Proves a rate with several loads of its own, and lowers it until it holds.
+//! Proves a rate with several new loads, and lowers the rate until it holds.
 //!
-//! One proof near the boundary is a matter of chance: at the boundary itself half of them fail. So the requests of several proofs, each
-//! with other arrivals and prompts, are counted together, group by group. The rate holds when the share of hits of every group
-//! reaches the target, its long-run share is above the target less the slack with 97.5 %, and latencies grow in no proof. If
-//! only the second is missing, there are more proofs, at most [`MORE`] times as many. Otherwise the rate is lowered by
-//! [`STEP_DOWN`] and all proofs are repeated. Bounds: [`MAX_STEPS`] rates.
+//! One proof near the boundary is a matter of chance: at the boundary, half of all proofs fail. So
+//! several proofs with other arrivals and prompts are counted together, group by group. The rate
+//! holds if in every group the share of hits reaches the target and the long-run share is above the
+//! target less the slack (97.5 % confidence), and if latencies grow in no proof. If only the
+//! long-run share is too uncertain, there are more proofs, at most [`MORE`] times as many.
+//! Otherwise all is repeated at [`STEP_DOWN`] of the rate. Bounds: [`MAX_STEPS`] rates.
 
 use sluice_core::stats::{Estimate, proportion};
 
@@ -13,13 +14,12 @@ use super::system::SystemUnderTest;
 use super::trial::{SearchGoal, Trial, TrialKind, TrialLoad, TrialRule, TrialVerdict};
 use crate::seed::nth_seed;
 
-/// A rate that does not hold is lowered to this share.
+/// The next rate as a share of the failed one.
 const STEP_DOWN: f64 = 0.985;
-/// The most rates that are tried.
+/// The most rates tried.
 const MAX_STEPS: usize = 20;
-/// At most so many times the proofs that were asked for, at one rate.
+/// The most proofs at one rate, in multiples of the requested number.
 const MORE: usize = 4;
-/// Confidence of the attainment's interval.
 const CONFIDENCE: f64 = 0.95;
 
 /// A rate that several proofs support.
@@ -29,7 +29,7 @@ pub struct ValidatedRate {
     pub rate: f64,
     /// Attainment of the worst group over all proofs.
     pub attainment: Estimate,
-    /// The group.
+    /// The worst group.
     pub group: usize,
     /// Requests that counted.
     pub requests: usize,
@@ -37,10 +37,11 @@ pub struct ValidatedRate {
     pub proofs: usize,
 }
 
-/// Proves `rate` with `repeats` loads from the seed of the goal on; `None` if none of [`MAX_STEPS`] rates holds.
+/// Proves `rate` with `repeats` loads, seeded from the goal's seed on. `None` if none of the rates
+/// holds (at most 20 are tried).
 ///
 /// # Errors
-/// Those of the system.
+/// An error of the system.
 pub async fn validate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,
@@ -52,7 +53,7 @@ pub async fn validate<S: SystemUnderTest>(
         let mut pooled = Pooled::default();
         let mut own = 0;
         while own < repeats.max(1) * MORE {
-            // A sample counts every miss, where a proof ends at the first that is too many for it alone.
+            // A sample counts every miss; a proof would end when it alone has too many.
             let rule = TrialRule { kind: TrialKind::Sample, ..goal.rule(rate, TrialKind::Proof) };
             let mut judge = Judge::new(rule);
             let seed = nth_seed(goal.seed, proofs as u64);
@@ -78,7 +79,7 @@ pub async fn validate<S: SystemUnderTest>(
     Ok(None)
 }
 
-/// The requests of several proofs, by group: whether each was a hit, and its SLO ratio.
+/// The requests of several proofs, by group: hits and SLO ratios.
 #[derive(Default)]
 struct Pooled(Vec<(Vec<bool>, Vec<f64>)>);
 
@@ -95,7 +96,6 @@ impl Pooled {
         self.0.iter().map(|(hits, _)| hits.len()).sum()
     }
 
-    /// The group with the lowest attainment.
     fn worst(&self) -> Option<(usize, Estimate)> {
         let counted = self.0.iter().enumerate().filter(|(_, (hits, _))| !hits.is_empty());
         let shares =

@@ -1,8 +1,9 @@
-//! The flags of `sluice bench`: those of `vllm bench serve` where one exists, with its meaning and default.
+//! The flags of `sluice bench`: as in `vllm bench serve` where one exists, with the same default.
 //!
-//! Intended differences: prompts for completions are token ids (exact lengths without a tokenizer), more measures and
-//! percentiles are shown, and several servers may be given. Flags that only say how `vllm bench serve` loads a tokenizer
-//! are accepted and ignored. `-h` shows the flags that most runs need, `--help` all of them. How flags fit together is checked in `plan` and `requests`.
+//! Intended differences: prompts for completions are token ids (exact lengths without a tokenizer),
+//! more measures and percentiles are shown, and several servers may be given. Flags about loading a
+//! tokenizer are accepted and ignored. `-h` shows the flags that most runs need, `--help` all.
+//! `plan` and `requests` check how flags fit together.
 
 use std::path::PathBuf;
 
@@ -13,7 +14,7 @@ use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
 use crate::bench::Length;
 
-/// Headings of `--help` besides those of the groups of flags.
+/// Headings of `--help`, besides the headings of the groups of flags.
 const GENERATED: &str = "Generated prompts";
 const REPETITION: &str = "Generated prompts of prefix_repetition";
 const FILES: &str = "Data sets and traces";
@@ -45,7 +46,7 @@ pub struct BenchArgs {
     pub(super) ignored: IgnoredArgs,
 }
 
-/// Which API requests use.
+/// The API that requests use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Backend {
     /// Completions
@@ -72,7 +73,8 @@ pub(super) struct ServerArgs {
     /// The API: completions (vllm, openai) or chat
     #[arg(long, value_enum, default_value = "openai")]
     pub(super) backend: Backend,
-    /// Address of the server, with or without /v1; several are used in turn [default: http://HOST:PORT]
+    /// Address of the server, with or without /v1; several are used in turn [default:
+    /// http://HOST:PORT]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(super) base_url: Vec<String>,
     /// Host, without --base-url
@@ -81,13 +83,13 @@ pub(super) struct ServerArgs {
     /// Port, without --base-url
     #[arg(long, hide_short_help = true, default_value_t = 8000)]
     pub(super) port: u16,
-    /// Path of requests [default: that of the backend]
+    /// Path of requests [default: the path of the backend]
     #[arg(long, hide_short_help = true, value_name = "PATH")]
     pub(super) endpoint: Option<String>,
-    /// What to send as "model" [default: the first that the server lists]
+    /// The "model" to send [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
-    /// What to send as "model", if it is not --model
+    /// The "model" to send, if it is not --model
     #[arg(long, hide_short_help = true, value_name = "NAME")]
     pub(super) served_model_name: Option<String>,
     /// Headers to send, KEY=VALUE; a bearer token is taken from OPENAI_API_KEY
@@ -107,7 +109,7 @@ pub(super) struct ServerArgs {
     pub(super) request_timeout: f64,
 }
 
-/// Where requests come from.
+/// The source of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum DatasetName {
     /// Generated prompts of given lengths
@@ -117,9 +119,9 @@ pub(super) enum DatasetName {
     PrefixRepetition,
     /// ShareGPT conversations: a JSON file
     Sharegpt,
-    /// Prompts of your own: JSON lines with "prompt" and "output_tokens"
+    /// Your prompts: JSON lines with "prompt" and "output_tokens"
     Custom,
-    /// BurstGPT's CSV, with its times
+    /// BurstGPT's CSV, with times
     Burstgpt,
     /// Azure's LLM traces (CSV), with their times
     Azure,
@@ -128,7 +130,7 @@ pub(super) enum DatasetName {
     /// JSON lines like Mooncake's, with configurable units and keys
     #[value(name = "timed_trace")]
     TimedTrace,
-    /// The records or the access log of sluice, to replay its traffic ("records" is the same)
+    /// The records or the access log of sluice, to replay the traffic ("records" is the same)
     #[value(name = "access_log", alias = "records")]
     AccessLog,
 }
@@ -136,7 +138,7 @@ pub(super) enum DatasetName {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Requests")]
 pub(super) struct DatasetArgs {
-    /// Where requests come from
+    /// Source of requests
     #[arg(long, value_enum, default_value = "random")]
     pub(super) dataset_name: DatasetName,
     /// The file of the dataset
@@ -157,7 +159,8 @@ pub(super) struct DatasetArgs {
     /// Tokens that all prompts share, added before the prompt length
     #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "TOKENS", default_value_t = 0)]
     pub(super) random_prefix_len: u32,
-    /// Share of prompt tokens that the prefix cache should find: that share of each prompt is a shared prefix
+    /// Share of prompt tokens that the prefix cache should find: that share of each prompt is a
+    /// shared prefix
     #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "SHARE", value_parser = share)]
     pub(super) prefix_hit_rate: Option<f64>,
     /// Number of different shared prefixes
@@ -184,7 +187,7 @@ pub(super) struct DatasetArgs {
     /// Output tokens of prefix_repetition
     #[arg(long, help_heading = REPETITION, hide_short_help = true, value_name = "TOKENS", default_value_t = 128)]
     pub(super) prefix_repetition_output_len: u32,
-    /// Output tokens of sharegpt, instead of each response's own length
+    /// Output tokens of sharegpt, instead of the length of each response
     #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) sharegpt_output_len: Option<u32>,
     /// Output tokens of custom; -1 takes "output_tokens" of each line
@@ -211,8 +214,8 @@ pub(super) struct DatasetArgs {
     /// Key of a timed trace's block names
     #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "KEY", default_value = "hash_ids")]
     pub(super) timed_trace_label_hash_ids: String,
-    /// The model's tokenizer.json, or its folder: text prompts have exactly the tokens asked for, and responses without usage are
-    /// counted
+    /// The model's tokenizer.json, or its folder: makes text prompts exactly as long as asked for,
+    /// and counts responses without usage
     #[arg(long, hide_short_help = true, value_name = "PATH")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Prompts of token ids (the default for completions)
@@ -245,10 +248,11 @@ pub(super) struct DatasetArgs {
     /// Exponent of zipf
     #[arg(long, help_heading = ADAPTERS, hide_short_help = true, value_name = "S", default_value_t = 1.0)]
     pub(super) lora_zipf: f64,
-    /// Weights of the adapters, and one more for the base model if it is to have a share
+    /// Weights of the adapters; one more weight gives the base model a share
     #[arg(long, help_heading = ADAPTERS, hide_short_help = true, value_name = "W", value_delimiter = ',')]
     pub(super) lora_weights: Vec<f64>,
-    /// Send the field "user" with one of this many names (user-0, user-1, ..); a conversation keeps its user
+    /// Send the field "user" with one of this many names (user-0, user-1, ..); a conversation keeps
+    /// its user
     #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub(super) users: u32,
     /// Share of clients that leave before the end of their response
@@ -259,7 +263,7 @@ pub(super) struct DatasetArgs {
 /// How an adapter is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum LoraAssignment {
-    /// Each as likely as any other (or by --lora-weights)
+    /// All equally likely (or by --lora-weights)
     Random,
     /// One after the other
     RoundRobin,
@@ -327,7 +331,8 @@ pub(super) struct LoadArgs {
     /// Empty the server's prefix cache before each run (vLLM in dev mode)
     #[arg(long, hide_short_help = true)]
     pub(super) reset_prefix_cache: bool,
-    /// Trace each run with the server's profiler (vLLM with --profiler-config); traced requests take longer
+    /// Trace each run with the server's profiler (vLLM with --profiler-config); traced requests
+    /// take longer
     #[arg(long, hide_short_help = true, conflicts_with = "find_rate")]
     pub(super) profile: bool,
 }
@@ -356,7 +361,7 @@ pub(super) struct SamplingArgs {
     /// Only this many of the likeliest tokens
     #[arg(long, hide_short_help = true, value_name = "K")]
     pub(super) top_k: Option<i64>,
-    /// Only tokens with this share of the likeliest one's probability
+    /// Only tokens with at least this share of the likeliest token's probability
     #[arg(long, hide_short_help = true, value_name = "P")]
     pub(super) min_p: Option<f64>,
     /// Penalty for tokens, for each time they were generated
@@ -427,8 +432,8 @@ pub(super) struct OutputArgs {
     pub(super) dry_run: bool,
 }
 
-/// Flags of `vllm bench serve` about its tokenizer. `--skip-tokenizer-init` sets `tokenizer_id` to null; the others have no
-/// effect.
+/// Flags of `vllm bench serve` about tokenizers. `--skip-tokenizer-init` sets `tokenizer_id` to
+/// null; the others have no effect.
 #[derive(Clone, Debug, Args)]
 pub(super) struct IgnoredArgs {
     #[arg(long, hide = true, action = ArgAction::SetTrue)]

@@ -1,9 +1,9 @@
-//! Finds out how many tokens the server adds to a text, with two short requests before the run.
+//! Measures how many tokens the server adds to a text, with two short requests before the run.
 //!
-//! A prompt of a chat goes through the server's template, and one of a completion gets special tokens. `usage` of two
-//! requests of different lengths says how many tokens are added, and whether the server counts as `--tokenizer` does. This needs
-//! nothing but what the run needs, and it is right for a gateway or a system prompt on the way, too. What cannot be found out
-//! is said; the run goes on, and its result compares the tokens asked for with those counted.
+//! The server's template lengthens a chat prompt, and special tokens lengthen a completion prompt.
+//! The `usage` of two requests of different lengths shows how many tokens are added, and whether
+//! the server counts as `--tokenizer` does. This also covers a gateway or a system prompt on the
+//! way. If the probe fails, a note says so and the run goes on.
 
 use std::time::Duration;
 
@@ -12,14 +12,13 @@ use tokio::time::Instant;
 use super::plan::Setup;
 use crate::bench::{Class, Length, LoadClient, PromptTokens, RequestSource, Workload};
 
-/// Tokens of the two texts. The second is long enough to see a tokenizer that differs a little.
+/// Tokens of the two texts. The second is long enough to reveal a tokenizer that differs a little.
 const TOKENS: [u32; 2] = [16, 144];
-/// Number of the request: no request of a run has it, so that none finds its text in a prefix cache.
+/// Number of the request. No request of a run has it, so none finds this text in a prefix cache.
 const PROBE: u64 = u64::MAX;
-/// Time limit of each request.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Sets the tokens that the server adds, where prompts are text with a tokenizer.
+/// Adds the measured tokens to the plan, if prompts are text with a tokenizer.
 pub(super) async fn calibrate(setup: &mut Setup) {
     let workload = &setup.plan.workload;
     let PromptTokens::Exact(text) = &workload.tokens else { return };

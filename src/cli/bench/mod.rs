@@ -1,17 +1,19 @@
-//! `sluice bench`: puts load on a server and reports what its clients measured.
+//! `sluice bench`: puts load on a server and reports the measurements of the clients.
 //!
-//! The flags are those of `vllm bench serve` where one exists (`args`); the table and the JSON have its labels and keys. A
-//! sweep is several runs, one after the other. The result goes to stdout, the progress line and notes to stderr.
+//! Flags, table labels and JSON keys are as in `vllm bench serve` where one exists. A sweep is
+//! several runs, one after the other. The result goes to stdout, the progress line and notes to
+//! stderr.
 //!
-//! Ctrl-C ends the run at once; its result is printed and saved, marked as partial. Complete runs of a sweep have been
-//! saved before. Exit codes: 0 measured; 1 ended early, no server, or no request completed; 2 wrong usage.
+//! Ctrl-C ends the run at once; the result so far is printed and saved, marked as partial. Complete
+//! runs of a sweep are already saved by then. Exit codes: 0 measured; 1 ended early, no server, or
+//! no request completed; 2 wrong usage.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `args`, `values` | the flags |
 //! | `requests`, `plan` | from flags to a workload and a plan |
-//! | `calibrate` | how many tokens the server adds to a text |
-//! | `show` | what is printed and saved |
+//! | `calibrate` | tokens that the server adds to a text |
+//! | `show` | printed and saved results |
 //! | `find_rate` | the search for the highest rate |
 //! | `tools` | saved results: report, compare |
 //! | `error`, `signals` | exit codes, Ctrl-C |
@@ -47,7 +49,7 @@ use signals::StopSignals;
 const READY_EVERY: Duration = Duration::from_millis(500);
 /// Timeout of one readiness check.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time to say which version a server runs; a result can do without.
+/// Timeout of a query for the server's version; a result can do without it.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest response with a version, bytes.
 const MAX_VERSION: usize = 4 << 10;
@@ -108,7 +110,7 @@ async fn measure_all(args: &BenchArgs) -> Result<ExitCode, CommandError> {
     outcome.map(|()| code)
 }
 
-/// Measures one run after the other, until all are done, one fails or one is ended early.
+/// Runs one plan after the other, until all are done, one fails or one is ended early.
 async fn measure_runs(
     args: &BenchArgs,
     setup: &Setup,
@@ -193,7 +195,7 @@ async fn set_up(args: &BenchArgs) -> Result<Setup, CommandError> {
     Setup::of(args, client, &model).map_err(usage)
 }
 
-/// Waits until every server responds. Returns the first one's status for the list of models, and the models.
+/// Waits until every server responds. Returns the first server's list of models, with its status.
 async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<(u16, Vec<String>)> {
     let wait = args.server.ready_check_timeout_sec;
     let deadline = Instant::now() + Duration::try_from_secs_f64(wait.max(0.0)).unwrap_or_default();
@@ -222,7 +224,8 @@ async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<(u16, Ve
     }
 }
 
-/// What the servers say they run, without repetitions. A server without `/version`, such as a gateway, says nothing.
+/// The versions that the servers report, without repetitions. A server without `/version`, such as
+/// a gateway, reports none.
 async fn server_versions(client: &LoadClient) -> Vec<String> {
     let mut versions = Vec::new();
     for (_, body) in client.get_each("/version", MAX_VERSION, VERSION_TIMEOUT).await.into_iter().flatten() {
@@ -236,7 +239,6 @@ async fn server_versions(client: &LoadClient) -> Vec<String> {
     versions
 }
 
-/// The names in a list of models.
 fn names(body: &[u8]) -> Vec<String> {
     let list: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let models = list.get("data").and_then(serde_json::Value::as_array);
@@ -244,7 +246,7 @@ fn names(body: &[u8]) -> Vec<String> {
     models.into_iter().flatten().filter_map(name).collect()
 }
 
-/// Sends the warm-up requests. The first failure ends it.
+/// Sends the warm-up requests; stops at the first failure.
 async fn warm_up(args: &BenchArgs, client: &Arc<LoadClient>, plan: &RunPlan) -> anyhow::Result<()> {
     let at_once = args.load.max_concurrency.unwrap_or(args.load.num_warmups).max(1) as usize;
     let room = Arc::new(tokio::sync::Semaphore::new(at_once));
@@ -279,7 +281,7 @@ async fn reset_prefix_cache(client: &LoadClient) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One run with a progress line, until it ends or a stop signal arrives.
+/// Runs one plan with a progress line, until it ends or a stop signal arrives.
 async fn measure(
     args: &BenchArgs,
     title: &str,

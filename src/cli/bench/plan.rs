@@ -1,8 +1,8 @@
 //! Turns flags into a plan: the arrivals, the client, the runs of a sweep.
 //!
-//! Everything that can be checked without a server is checked here, before a request is sent. Flags that contradict
-//! each other and data sets that cannot be read are wrong usage (exit code 2). [`Setup::runs`] turns a sweep into one
-//! plan for each run. The workload is built in `requests`.
+//! Checks everything that needs no server before a request is sent. Flags that contradict each
+//! other and data sets that cannot be read are wrong usage (exit code 2). [`Setup::runs`] turns a
+//! sweep into one plan for each run. `requests` builds the workload.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +19,13 @@ use crate::bench::{
 };
 use crate::config::MASK;
 
-/// All that a run needs, and the flags that its result records.
+/// The parts that a run needs, and the flags that its result records.
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) plan: RunPlan,
     pub(super) client: Arc<LoadClient>,
-    /// Notes about the data set.
     pub(super) notes: Vec<String>,
-    /// What the servers say they run.
+    /// The versions that the servers report.
     pub(super) server_versions: Vec<String>,
     args: BenchArgs,
 }
@@ -36,7 +35,8 @@ pub(super) fn client(args: &BenchArgs) -> anyhow::Result<LoadClient> {
     let server = &args.server;
     let urls = match server.base_url.is_empty() {
         true => vec![format!("http://{}:{}", server.host, server.port)],
-        // As OpenAI's clients write it: the paths of the API begin with /v1 already.
+        // OpenAI's clients include /v1 in the address, but the API paths here already begin with
+        // it.
         false => {
             server.base_url.iter().map(|url| url.trim_end_matches('/').trim_end_matches("/v1").to_owned()).collect()
         }
@@ -67,7 +67,7 @@ fn headers(args: &BenchArgs) -> anyhow::Result<HeaderMap> {
 }
 
 impl Setup {
-    /// Builds the setup from the flags, with `model` as the model's name.
+    /// Builds the setup from the flags, for the model named `model`.
     pub(super) fn of(args: &BenchArgs, client: LoadClient, model: &str) -> anyhow::Result<Self> {
         let Built { workload, counter, notes } = workload(args, model)?;
         let (arrival, extent) = arrival(args, &workload)?;
@@ -89,7 +89,8 @@ impl Setup {
         Ok(Self { plan, client: Arc::new(client), notes, server_versions: Vec::new(), args: args.clone() })
     }
 
-    /// The plan of each run, and what is varied: one, or those of a sweep.
+    /// Name and plan of each run: one plan, or the plans of a sweep. The name is the value that
+    /// varies.
     pub(super) fn runs(&self) -> Vec<(String, RunPlan)> {
         let load = &self.args.load;
         if !load.sweep_max_concurrency.is_empty() {
@@ -121,12 +122,12 @@ impl Setup {
         (concurrency.to_string(), plan)
     }
 
-    /// What a sweep varies.
+    /// The quantity that a sweep varies.
     pub(super) fn varied(&self) -> &'static str {
         if self.args.load.sweep_request_rate.is_empty() { "concurrency" } else { "rate" }
     }
 
-    /// Adds labels, objectives and percentiles of the flags to a result.
+    /// Adds labels, objectives and percentiles from the flags to a result.
     pub(super) fn annotate(&self, result: &mut RunResult) {
         let (args, config) = (&self.args, &mut result.config);
         config.label = args.output.label.clone();
@@ -147,7 +148,7 @@ impl Setup {
     }
 }
 
-/// Arguments as a result keeps them: values of headers, and passwords in addresses, are masked.
+/// Arguments as a result keeps them, with header values and passwords in addresses masked.
 fn arguments(given: impl Iterator<Item = String>) -> Vec<String> {
     let masked = |text: &str| format!("{}={MASK}", text.split('=').next().unwrap_or_default());
     let mut header = false;
@@ -169,7 +170,7 @@ fn arguments(given: impl Iterator<Item = String>) -> Vec<String> {
     arguments
 }
 
-/// An address without the user and password that it may hold; any other text as it is.
+/// An address with user and password masked; any other text unchanged.
 fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
     let end = rest.find('/').unwrap_or(rest.len());
@@ -179,14 +180,14 @@ fn without_password(text: &str) -> String {
     }
 }
 
-/// The tokenizer that lengths are counted with, named as by `vllm bench serve`: `--tokenizer`, otherwise the model, since
-/// the server counts with the model's own. `None` with `--skip-tokenizer-init`.
+/// The tokenizer that counts lengths, named as by `vllm bench serve`: `--tokenizer`, otherwise the
+/// model, since the server uses the model's tokenizer. `None` with `--skip-tokenizer-init`.
 fn tokenizer(args: &BenchArgs, model: &str) -> Option<String> {
     let named = args.dataset.tokenizer.as_ref().map_or_else(|| model.to_owned(), |path| path.display().to_string());
     (!args.ignored.skip_tokenizer_init).then_some(named)
 }
 
-/// A warning when the server did not reach the target hit rate of its prefix cache.
+/// A warning if the server's prefix cache did not reach the target hit rate.
 fn cached_less(plan: &RunPlan, result: &RunResult) -> Option<String> {
     let RequestSource::Classes(classes) = &plan.workload.source else { return None };
     let [class] = classes.as_slice() else { return None };

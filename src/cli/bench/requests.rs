@@ -1,7 +1,7 @@
-//! Turns flags into a workload: which requests are sent.
+//! Turns flags into a workload: the requests to send.
 //!
-//! Generated prompts of one or several classes, or those of a file; adapters, conversations, and the fields around
-//! them. Errors name the flag that fixes them. No request is sent here.
+//! Prompts are generated, for one or several classes, or come from a file; adapters, conversations
+//! and fields of the body are added. Errors name the flag that fixes them. No request is sent here.
 
 use std::sync::Arc;
 
@@ -15,16 +15,14 @@ use crate::bench::{
     RequestSource, Sessions, Slo, Workload,
 };
 
-/// The workload of the flags.
 pub(super) struct Built {
     pub(super) workload: Workload,
-    /// Counts tokens as the flags say.
+    /// Counts tokens according to the flags.
     pub(super) counter: TokenCounter,
-    /// Notes about its data set.
     pub(super) notes: Vec<String>,
 }
 
-/// Builds the workload of the flags, with `model` as the model's name.
+/// Builds the workload of the flags, for the model named `model`.
 pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<Built> {
     let counter = args.dataset.tokenizer.as_deref().map_or(Ok(TokenCounter::Bytes), TokenCounter::exact)?;
     let LoadedSource { source, notes, adapters: found } = load_source(args, &counter, model)?;
@@ -54,7 +52,7 @@ pub(super) fn dataset_name(name: DatasetName) -> String {
     name.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// A source of requests, notes about it, and the adapters that its file names.
+/// A source of requests, notes about it, and the adapters that the file names.
 struct LoadedSource {
     source: RequestSource,
     notes: Vec<String>,
@@ -170,7 +168,7 @@ fn adapters(args: &BenchArgs, found: Vec<String>) -> anyhow::Result<Adapters> {
         if !flags.lora_modules.is_empty() {
             bail!("the access log names its own adapters ({}); leave --lora-modules out", found.join(", "));
         }
-        // Each request names its own adapter.
+        // Each request of an access log names an adapter.
         return Ok(Adapters { names: found, choice: AdapterChoice::Named });
     }
     let choice = match flags.lora_assignment {
@@ -194,7 +192,8 @@ fn tokens(args: &BenchArgs, counter: &TokenCounter, source: &RequestSource) -> a
         };
         return Ok(match counter.tokenizer().filter(|_| made) {
             None => PromptTokens::Words,
-            // Until a probe of the server says what it adds: the special tokens of a completion's prompt.
+            // The special tokens of a completion prompt, until a probe shows how many tokens the
+            // server adds.
             Some(tokenizer) => PromptTokens::Exact(ExactText::new(tokenizer).adding(match api(args) {
                 Api::Completions => counter.special(),
                 Api::Chat => 0,
@@ -243,7 +242,7 @@ fn fields(args: &BenchArgs) -> anyhow::Result<BodyFields> {
         let object: Map<String, Value> = serde_json::from_str(text).context("--extra-body is not a JSON object")?;
         extra.extend(object);
     }
-    // Responses to conversations and custom prompts end where the model ends them, unless --ignore-eos is given.
+    // Conversations and custom prompts end where the model ends them, unless --ignore-eos is given.
     let own = matches!(args.dataset.dataset_name, DatasetName::Sharegpt | DatasetName::Custom);
     Ok(BodyFields { ignore_eos: sampling.ignore_eos || !own, extra })
 }

@@ -1,8 +1,8 @@
 //! Prints and saves results.
 //!
-//! A run is saved as soon as it is complete, so an interrupted sweep loses nothing. File names are made as by
-//! `vllm bench serve`: label or backend, load, model, time. A sweep is one file with one result after the other.
-//! Results go to stdout, notes to stderr.
+//! A run is saved as soon as it is complete, so an interrupted sweep loses nothing. File names
+//! follow `vllm bench serve`: label or backend, load, model, time. A sweep is one file with one
+//! result after the other. Results go to stdout, notes to stderr.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -20,7 +20,7 @@ use crate::bench::result::file;
 use crate::bench::{Extent, Metrics, RunPlan, RunResult};
 use crate::cli::terminal::{fitted, table_width};
 
-/// Where results are printed and saved.
+/// The places to which results are printed and saved.
 pub(super) struct Output<'a> {
     args: &'a OutputArgs,
     varied: Option<&'static str>,
@@ -33,7 +33,7 @@ impl<'a> Output<'a> {
     /// Creates files and folders for one run, or for a sweep.
     ///
     /// # Errors
-    /// A file or folder cannot be created.
+    /// If a file or folder cannot be created.
     pub(super) fn new(args: &'a BenchArgs, setup: &Setup, sweep: bool) -> anyhow::Result<Self> {
         let output = &args.output;
         let wanted =
@@ -57,7 +57,7 @@ impl<'a> Output<'a> {
     /// Prints and saves a complete run.
     ///
     /// # Errors
-    /// It could not be saved. It is printed and kept nevertheless.
+    /// If it cannot be saved; it is printed and kept nevertheless.
     pub(super) fn add_run(&mut self, name: &str, result: RunResult) -> anyhow::Result<()> {
         let first = self.results.is_empty();
         self.results.push((name.to_owned(), result));
@@ -113,7 +113,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// The JSON of a result without its single requests.
+/// The JSON of a result without single requests.
 fn brief(result: &RunResult, detailed: bool) -> Value {
     let mut json = file::to_json(result, detailed);
     if let Some(top) = json.as_object_mut().filter(|_| !detailed) {
@@ -130,12 +130,12 @@ fn print(text: &str) -> anyhow::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
 }
 
-/// The local time, as in the names of files.
+/// The local time in the form of file names.
 fn now() -> String {
     jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string()
 }
 
-/// `openai-8qps-concurrency4-model-20260102-030405.json`.
+/// The name of a result's file: `openai-8qps-concurrency4-model-20260102-030405.json`.
 fn file_name(args: &BenchArgs, plan: &RunPlan, time: &str) -> String {
     let label = args.output.label.as_deref().unwrap_or(args.server.backend.name());
     let load = match (&args.load.ramp_up_strategy, args.load.request_rate.finite()) {
@@ -151,7 +151,7 @@ fn file_name(args: &BenchArgs, plan: &RunPlan, time: &str) -> String {
     format!("{label}-{load}{concurrency}-{model}-{time}.json")
 }
 
-/// Prints what would be sent.
+/// Prints the requests that a run would send.
 pub(super) fn dry_run(setup: &Setup, runs: &[(String, RunPlan)]) -> anyhow::Result<()> {
     for (name, plan) in runs {
         let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed)?;

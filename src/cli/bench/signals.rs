@@ -1,10 +1,10 @@
 //! The signals that end a run early: Ctrl-C and SIGTERM.
 //!
-//! A run that receives one prints and saves what it has. A second signal during that is not handled specially.
+//! A run that receives one prints and saves the result so far. A second signal during that is
+//! ignored.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listens for Ctrl-C and SIGTERM.
 pub(in crate::cli) struct StopSignals {
     interrupt: Signal,
     terminate: Signal,

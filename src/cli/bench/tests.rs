@@ -1,4 +1,6 @@
-//! Tests of the command from its flags to its exit code and files, against a scripted server.
+//! Tests of the command from the flags to the exit code and the files.
+//!
+//! The server is scripted: a mock engine answers each request by number.
 
 use clap::Parser as _;
 

@@ -1,8 +1,8 @@
 //! `sluice bench report` and `sluice bench compare`: commands for saved results.
 //!
-//! They read files of `--save-result` (and of `vllm bench serve` where those hold single requests) and contact no
-//! server. A file may hold several results: a sweep. Exit codes: 0 done, whatever the verdict; 1 a file cannot be read
-//! or written; 2 wrong usage. All results are held in memory.
+//! They read files of `--save-result` (and of `vllm bench serve`, if these hold single requests)
+//! and contact no server. A file may hold several results, a sweep. Exit codes: 0 done, with any
+//! verdict; 1 a file cannot be read or written; 2 wrong usage. All results are held in memory.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub(super) struct CompareArgs {
     /// A change of a rate or latency that does not matter, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
     margin: f64,
-    /// The same for shares of requests (failed, within objectives), in percentage points
+    /// As --margin, for shares of requests (failed, within objectives), in percentage points
     #[arg(long, value_name = "POINTS", default_value_t = 1.0)]
     margin_points: f64,
     /// Print JSON
@@ -62,7 +62,6 @@ pub(super) struct ReportArgs {
     svg: Option<PathBuf>,
 }
 
-/// Runs the command.
 pub(super) fn run(tool: &Tool) -> ExitCode {
     let done = match tool {
         Tool::Report(args) => draw(args),
@@ -97,7 +96,6 @@ pub(super) fn page(runs: &[RunResult], path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Compares and prints.
 fn compare(args: &CompareArgs) -> ExitCode {
     let wrong = |what: &str, why: &str| {
         eprintln!("bench: {what}: {why}");
@@ -144,14 +142,13 @@ fn compare(args: &CompareArgs) -> ExitCode {
     }
 }
 
-/// Two results to compare.
 struct ResultPair {
     name: String,
     a: RunResult,
     b: RunResult,
 }
 
-/// The results to compare with each other: one of each file, or those of two sweeps, run by run.
+/// The results to compare with each other: one from each file, or two sweeps, run by run.
 fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<ResultPair>> {
     let (a, mut b) = (file::load(&args.a)?, file::load(&args.b)?);
     if let ([a], [b]) = (&a[..], &b[..]) {
@@ -159,7 +156,7 @@ fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<ResultPair>> {
     }
     let key = |run: &RunResult| (run.config.max_concurrency, run.config.request_rate.map(f64::to_bits));
     let (mut pairs, mut alone) = (Vec::new(), 0);
-    // The first with the first of its kind, the second with the second.
+    // Pairs the first run with the first of its kind, the second with the second.
     for run in a {
         match b.iter().position(|other| key(other) == key(&run)) {
             Some(at) => pairs.push(ResultPair { name: report::name(&run), a: run, b: b.remove(at) }),
@@ -192,7 +189,7 @@ fn comparison_text(comparison: &Comparison) -> String {
         ]);
     }
     let table = table.text(Some(table_width()));
-    // What makes the numbers worthless stands before them.
+    // A difference in load makes the numbers worthless, so the verdict comes first.
     let mut text = match comparison.loads.is_empty() {
         true => format!("{table}\n{}\n", comparison.verdict()),
         false => format!("{}\n\n{table}\n", comparison.verdict()),

@@ -1,7 +1,7 @@
 //! Parsers for the values of flags that are more than a number.
 //!
-//! Every error quotes the value and shows a correct one; clap puts the flag's name before it and exits with 2. Each
-//! value is checked alone; `plan` and `requests` check how flags fit together.
+//! Every error quotes the value and shows a correct one; clap puts the flag's name before it and
+//! exits with 2. Each value is checked alone; `plan` and `requests` check how flags fit together.
 
 use std::str::FromStr;
 
@@ -12,7 +12,7 @@ use crate::bench::{Class, Length, Prefix, PrefixKind, Slo};
 pub(super) struct Rate(pub(super) f64);
 
 impl Rate {
-    /// The rate; `None` when it is infinite.
+    /// The rate; `None` if it is infinite.
     pub(super) fn finite(self) -> Option<f64> {
         self.0.is_finite().then_some(self.0)
     }
@@ -27,7 +27,7 @@ impl FromStr for Rate {
     }
 }
 
-/// Rates and how long each lasts.
+/// Rates, each with its length in seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Steps(pub(super) Vec<(f64, f64)>);
 
@@ -45,7 +45,7 @@ impl FromStr for Steps {
     }
 }
 
-/// `--random-range-ratio`: one for both lengths, or one for each.
+/// `--random-range-ratio`: one ratio for both lengths, or one for each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RangeRatio {
     pub(super) input: f64,
@@ -111,7 +111,7 @@ impl FromStr for Goodput {
 }
 
 impl Goodput {
-    /// All of them together.
+    /// All objectives in one.
     pub(super) fn all(goodput: &[Self]) -> Slo {
         let mut slo = Slo::default();
         for one in goodput {
@@ -189,7 +189,6 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| format!("'{text}' is not a number from 0 to 1"))
 }
 
-/// A number from 0 to 100.
 /// Output tokens of a custom data set: a number, or -1.
 pub(super) fn custom_length(text: &str) -> Result<i64, String> {
     match text.parse() {

@@ -1,11 +1,13 @@
-//! `sluice check --probe`: asks every backend of a configuration what `serve` will need of it.
+//! `sluice check --probe`: asks every backend of a configuration whether `serve` can use it.
 //!
-//! `/health` must respond with 200, `/v1/models` must list the models of the backend's pool, and `/version`, where there is
-//! one, must not be older than what the gateway supports. Engines that the gateway runs itself are not asked: they need not
-//! run yet. An alias counts as the model that it stands for. Backends of one pool that list different models or context limits
-//! are named below the table: the gateway sends each the requests that it serves, so that is no failure.
+//! `/health` must respond with 200, `/v1/models` must list the models of the pool, and `/version`,
+//! if it exists, must not be older than the gateway supports. Engines that the gateway runs are not
+//! asked, since they need not run yet. An alias counts as the aliased model. Backends of one pool
+//! that list different models or context limits are named below the table; this is no failure,
+//! because the gateway sends each backend only requests that it serves.
 //!
-//! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each of the three requests, [`BYTES`] of each response, and the bounds of [`fleet::read_models`].
+//! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each of the three requests,
+//! [`BYTES`] of each response, and the bounds of [`fleet::read_models`].
 
 use std::io::Write;
 use std::sync::Arc;
@@ -23,29 +25,30 @@ use crate::vllm::version::Version;
 
 /// Backends that are asked at once.
 const AT_ONCE: usize = 32;
-/// The most that is read of `/health` and `/version`.
+/// Largest response of `/health` and `/version` that is read, bytes.
 const BYTES: usize = 1 << 20;
-/// Names of models in a line.
+/// Most names of models in a line.
 const NAMES_SHOWN: usize = 8;
 
-/// One backend and what is expected of it.
+/// One backend, and the expectations of it.
 struct Question {
-    /// The position of its pool.
+    /// Index of the pool.
     pool: usize,
-    /// Its name in the pool.
+    /// Name in the pool.
     backend: String,
-    /// `pool/backend`.
+    /// Name as `pool/backend`.
     name: String,
     url: String,
     address: Arc<Address>,
     models: Vec<String>,
 }
 
-/// What a backend answered: text, where an error says what is not as configured, and the models that it lists.
+/// A backend's answer: text, or an error that says where it differs from the configuration; and the
+/// models that it lists.
 type Answer = (Result<String, String>, Vec<ModelCard>);
 
-/// Asks all backends, and prints a line for each backend, and notes; with `quiet` only the lines of
-/// failed backends. Returns the exit code.
+/// Asks all backends. Prints a line for each, and notes; with `quiet` only lines of failed
+/// backends. Returns the exit code.
 pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let (questions, own) = questions(config);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -78,7 +81,7 @@ pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut d
     u8::from(answers.iter().any(|(_, (answer, _))| answer.is_err()))
 }
 
-/// What to ask, and the names of the backends that the gateway runs.
+/// The questions, and the names of the backends that the gateway runs.
 fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
     let (mut questions, mut own) = (Vec::new(), Vec::new());
     for (index, pool) in config.pools.iter().enumerate() {
@@ -96,7 +99,8 @@ fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
     (questions, own)
 }
 
-/// The declared models that every backend of a pool must serve. Adapters of arms are loaded by the gateway.
+/// The declared models that every backend of a pool must serve. The gateway loads adapters of arms
+/// later.
 fn models(config: &Config, pool: &Pool) -> Vec<String> {
     let arms = || config.experiments.iter().flat_map(|experiment| &experiment.arms);
     let loaded_later =
@@ -120,7 +124,7 @@ async fn ask_all(questions: Vec<Question>, limit: Duration) -> Vec<(Question, An
         }
         match asked.join_next().await {
             Some(Ok(answered)) => answers.push(answered),
-            // A task that panicked has said so on stderr.
+            // A task that panicked has reported that on stderr.
             Some(Err(_)) => {}
             None => break,
         }
@@ -164,7 +168,7 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
     }
 }
 
-/// Why a response that is no success is not as configured.
+/// The reason for a response that is no success.
 fn refusal(path: &str, status: u16, has_key: bool) -> String {
     match status {
         401 | 403 => format!("{path}: {}", RefusedGateway { status, by_probe: true }.text(has_key)),

@@ -1,21 +1,23 @@
-//! The three arrangements of the same two engines, each as flags for the engines and a configuration
-//! for the gateway: exactly what a user would write.
+//! The three arrangements of the same two engines.
 //!
-//! They are measured on real GPUs (`.github/docs/measurements/tails.md`): round robin over two engines with vLLM's defaults; one engine
-//! for each side of 5,000 prompt tokens, where at most two long prompts are in prefill on the long side, one on the short
-//! side, and a long prompt that gets no permit in its own pool spills to the short side; and one pool of both engines with one
-//! permit each, which was best in three of four columns. The engines' flags suit the arrangement: small prefill chunks beside
-//! short requests, small steps on the long side.
+//! Each is flags for the engines and a configuration for the gateway, as a user would write them.
+//! They were measured on real GPUs (`.github/docs/measurements/tails.md`):
+//! - round robin over two engines with vLLM's defaults;
+//! - one engine for each side of 5,000 prompt tokens, with at most two long prompts in prefill on
+//!   the long side and one on the short side; long prompts without a permit spill to the short
+//!   side;
+//! - one pool of both engines with one permit each, which was best in three of four columns.
 //!
-//! Limits that are not part of the comparison (slots, tokens, queue) are alike in all three and wide
-//! enough for no request to be refused: an arrangement must not win by shedding load.
+//! The engines' flags suit the arrangement: small prefill chunks next to short requests, small
+//! steps on the long side. All other limits (slots, tokens, queue) are alike and too wide to refuse
+//! a request: an arrangement must not win by shedding load.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 /// The model's name, in requests and in the configuration.
 pub(super) const MODEL: &str = "llama-3.1-8b";
-/// What the engines simulate.
+/// The profile that the engines simulate.
 pub(super) const PROFILE: &str = "h200-llama-8b";
 
 /// One way to put the gateway in front of two engines.
@@ -23,21 +25,22 @@ pub(super) const PROFILE: &str = "h200-llama-8b";
 pub(super) enum Arrangement {
     /// One pool, requests in turn.
     RoundRobin,
-    /// Short prompts to one engine, long ones to the other, with permits for long prefills and spill to the short side.
+    /// Short prompts to one engine, long prompts to the other, with permits for long prefills and
+    /// spill to the short side.
     Split,
     /// One pool, with one permit for a long prefill on each engine.
     Permits,
 }
 
-/// In the order in which they are shown; the last is compared with the first.
+/// In order of display; the last is compared with the first.
 pub(super) const ALL: [Arrangement; 3] = [Arrangement::RoundRobin, Arrangement::Split, Arrangement::Permits];
 
-/// Limits of every pool: the engine's own bounds of the profile (sequences at once would be 256;
-/// what is beyond waits in the engine, as it would without a gateway; 900k tokens of KV cache).
+/// Limits of every pool, as wide as the engine's (900k tokens of KV cache). Beyond 256 sequences,
+/// requests wait in the engine as they would without a gateway.
 const WIDE: &str = "slots = 1024\ntokens = \"900k\"\nqueue = { length = 4096, timeout = \"2m\", order = \"fifo\" }\n";
 
 impl Arrangement {
-    /// Its name in tables.
+    /// The name in tables.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::RoundRobin => "round robin",
@@ -64,7 +67,8 @@ impl Arrangement {
         let [gpu0, gpu1] = [0, 1].map(|index| backend(index, &urls[index]));
         match self {
             Self::RoundRobin => {
-                // More permits than requests: no limit, but the length that divides short and long on the live page.
+                // More permits than requests: no limit, only the length that divides short and long
+                // on the live page.
                 let own = "policy = \"round_robin\"\nlong_prefix = { threshold = \"5k\", slots = 4096 }\n";
                 pool(&mut text, "all", own, &[&gpu0, &gpu1]);
             }

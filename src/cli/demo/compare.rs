@@ -1,12 +1,13 @@
-//! The tail latencies of the arrangements side by side, line by line as they are measured, and the verdict.
+//! The tail latencies of the arrangements next to each other, line by line as measured, and the
+//! verdict.
 //!
 //! Four numbers decide: P99 of TTFT and of E2EL, for short and for long requests, in milliseconds.
-//! The verdict compares the last arrangement with the first in each of them, as the ratio first/last,
-//! and says "better in all four" only when it is so. Percentiles come from completed requests only, so
-//! a run with failures is not comparable, and the verdict says that instead of a ratio.
+//! The verdict gives the ratio first/last arrangement for each, and says "better in all four" only
+//! if that is true. Percentiles come from completed requests only, so if requests failed, the
+//! verdict says so instead of ratios.
 //!
 //! One run of 20 s has about 40 long requests: their P99 is nearly the slowest of them. The table
-//! is a demonstration of a pattern, not a measurement of a machine.
+//! demonstrates a pattern; it is not a measurement of a machine.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,19 +20,20 @@ use crate::bench::result::vllm_keys;
 use crate::bench::{Distribution, Metrics, RunResult};
 use crate::cli::terminal::wrapped;
 
-/// Columns of the names, of each number, and of the count of failures: 78 in all.
+/// Columns of the names, of each number, and of the count of failures; 78 in all.
 const NAME: usize = 21;
 const COLUMN: usize = 10;
 const FAILED: usize = 7;
 /// Columns of the text below the table.
 pub(super) const TEXT: usize = 79;
-/// A run whose requests were sent later than this (P99, ms) was measured on a machine that was too busy.
+/// A run whose requests were sent later than this (P99, ms) was measured on a machine that was too
+/// busy.
 pub(super) const LATE_MS: f64 = 20.0;
 
-/// What one arrangement achieved.
+/// The result of one arrangement.
 pub(super) struct Row {
     pub(super) arrangement: Arrangement,
-    /// All requests, each from the moment when it was due.
+    /// All requests, with latencies from the time when each was due.
     pub(super) all: Metrics,
     classes: Vec<(String, Metrics)>,
     failures: BTreeMap<String, u64>,
@@ -41,7 +43,7 @@ pub(super) struct Row {
 /// The results of all arrangements under the same load.
 pub(super) struct Comparison {
     pub(super) rows: Vec<Row>,
-    /// Of load, for each row.
+    /// Seconds of load for each row.
     pub(super) seconds: f64,
     pub(super) seed: u64,
 }
@@ -63,7 +65,7 @@ const DECIDERS: [Decider; 4] = [
 
 impl Row {
     pub(super) fn of(arrangement: Arrangement, result: &RunResult) -> Self {
-        // Latency counts from the time when a request was due, since its user waits from then on.
+        // Latency counts from the time when a request was due, since the user waits from then on.
         let seen = result.from_due();
         let lag = Metrics::of(result).lag;
         let failures = slices::failures(result).into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect();
@@ -87,20 +89,19 @@ impl Row {
         self.classes.iter().find(|(class, _)| class == name).map(|(_, metrics)| metrics)
     }
 
-    /// Percentile `p` in ms of one measure of one class, where there is any value.
+    /// Percentile `p` of one measure of one class, ms; `None` without values.
     fn percentile(&self, class: &str, of: fn(&Metrics) -> &Distribution, p: f64) -> Option<f64> {
         self.class(class).map(of).filter(|of| of.count() > 0).map(|of| of.percentile(p) * 1e3)
     }
 }
 
 impl Comparison {
-    /// Failed requests of all arrangements.
     pub(super) fn failures(&self) -> u64 {
         self.rows.iter().map(|row| row.all.failed).sum()
     }
 
-    /// For each decider, how many times larger it was in the first arrangement than in the last;
-    /// nothing when the two cannot be compared.
+    /// For each decider, the ratio of the first arrangement to the last; `None` if the two cannot
+    /// be compared.
     fn ratios(&self) -> Option<[f64; 4]> {
         let (first, last) = (self.rows.first()?, self.rows.last()?);
         let mut ratios = [0.0; 4];
@@ -135,7 +136,8 @@ impl Comparison {
         format!("{last} against {first}: {}: {sum}.", parts.join(", "))
     }
 
-    /// What follows the table: a warning when requests were sent late, which makes every number pessimistic, and the verdict.
+    /// The text after the table: a warning if requests were sent late, which makes every number
+    /// pessimistic, and the verdict.
     pub(super) fn ending(&self) -> String {
         let late = self.rows.iter().map(Row::late_ms).fold(0.0, f64::max);
         let lateness = format!(
@@ -144,7 +146,6 @@ impl Comparison {
         wrapped(&format!("{}{}", if late > LATE_MS { lateness.as_str() } else { "" }, self.verdict()), TEXT)
     }
 
-    /// The comparison as JSON.
     pub(super) fn json(&self) -> Value {
         let rows: Vec<Value> =
             self.rows.iter().map(|row| json!({ "arrangement": row.arrangement.label(), "result": row.json })).collect();
@@ -160,7 +161,7 @@ impl Comparison {
     }
 }
 
-/// The head of the table: two lines, and what is measured.
+/// The head of the table: a description of the load, and two lines.
 pub(super) fn head(first: &Row, seconds: f64, seed: u64) -> String {
     let count = |class| first.class(class).map_or(0, |class| class.sent);
     let names = DECIDERS.iter().map(|decider| decider.name);
@@ -188,7 +189,7 @@ fn line(name: &str, cells: &[impl AsRef<str>]) -> String {
 }
 
 impl fmt::Display for Row {
-    /// Its line of the table, and its failures.
+    /// The line in the table, and lines about failures.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut cells = vec![millis(self.percentile("short", |class| &class.ttft, 50.0))];
         cells.extend(DECIDERS.iter().map(|decider| millis(self.percentile(decider.class, decider.of, 99.0))));
@@ -205,7 +206,7 @@ fn millis(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"))
 }
 
-/// "10.9x lower", "1.3x higher".
+/// A ratio in words: "10.9x lower", "1.3x higher".
 fn times(ratio: f64) -> String {
     if ratio >= 1.0 { format!("{ratio:.1}x lower") } else { format!("{:.1}x higher", 1.0 / ratio) }
 }
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(cells, ["split", "by", "length", "30.1", "30.1", "780.0", "2789.4", "14137.3", "0"]);
         let text = format!("{head}\n{}\n{}", lines.join("\n"), comparison.ending());
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-        // Each number ends below its header.
+        // Each number ends below the header of the column.
         let columns = head.lines().rev().nth(1).unwrap();
         assert_eq!(columns.find("E2EL P99").map(|at| at + 8), lines[1].find("780.0").map(|at| at + 5), "{text}");
         assert_eq!(columns.chars().count(), lines[1].chars().count(), "{text}");

@@ -1,8 +1,9 @@
-//! The arrangements in turn, in real time, before one gateway.
+//! The arrangements in turn, in real time, behind one gateway.
 //!
-//! A round puts every arrangement in force, sends it the same requests, and ends with the comparison. Rounds follow one another
-//! until the user stops the demo; with `--once` there is one. An arrangement is measured again, with new engines, when the machine
-//! was too busy: this is decided by the send times alone, never by the result. Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
+//! A round puts every arrangement in force, sends it the same requests, and ends with the
+//! comparison. Rounds repeat until the user stops the demo; `--once` runs one. If the machine was
+//! too busy, an arrangement is measured again with new engines; the send times alone decide this,
+//! never the result. Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,24 +18,24 @@ use super::load::{DemoArgs, RATES, plan};
 use crate::bench::{self, LoadClient, RunPlan, RunResult};
 use crate::cli::line::Line;
 
-/// A request that takes longer than this has failed; the slowest measured one took 14 s.
+/// A request that takes longer than this has failed; the slowest measured request took 14 s.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
-/// Warm-up requests of each class, so that every engine and connection has been used.
+/// Warm-up requests of each class, enough to use every engine and connection.
 const WARM_UP: u64 = 4;
-/// How often an arrangement is measured while the machine is too busy. The last measurement counts.
+/// Measurements of an arrangement while the machine is too busy, at most. The last one counts.
 const ATTEMPTS: u32 = 2;
-/// First number of the warm-up requests, far from those that are counted.
+/// First number of the warm-up requests, far from the numbers of counted requests.
 const WARM_UP_FROM: u64 = 1 << 40;
 
-/// Where results go.
 pub(super) struct Out<'a> {
-    /// Each row when it is final, and whether it is the first of a round.
+    /// Takes each final row, and whether it is the first of a round.
     pub(super) row: &'a dyn Fn(&Row, bool) -> anyhow::Result<()>,
-    /// A whole round.
+    /// Takes a whole round.
     pub(super) end: &'a dyn Fn(&Comparison) -> anyhow::Result<()>,
 }
 
-/// Rounds before the gateway at `url`. `put` puts an arrangement in force; `stopped` ends when the user stops the demo.
+/// Runs rounds against the gateway at `url`. `put` puts an arrangement in force; `stopped` ends
+/// when the user stops the demo.
 pub(super) async fn show(
     args: &DemoArgs,
     url: &str,
@@ -63,7 +64,6 @@ pub(super) async fn show(
     }
 }
 
-/// Measures every arrangement in turn.
 async fn round(
     args: &DemoArgs,
     url: &str,
@@ -151,7 +151,7 @@ mod tests {
         let code = show(&args(true), &engine.url(), putting, &out, std::future::pending()).await.unwrap();
         assert!(is(code, ExitCode::SUCCESS));
         assert_eq!(*shown.borrow(), [(ALL[0], true), (ALL[1], false), (ALL[2], false)]);
-        // One is put again when the machine that runs this test was busy.
+        // An arrangement is put again if the machine that runs this test was busy.
         let mut order = put.into_inner();
         order.dedup();
         assert_eq!(order, ALL);
@@ -178,7 +178,7 @@ mod tests {
 
     #[tokio::test]
     async fn failed_requests_make_the_demo_fail() {
-        // Of each arrangement the warm-up requests succeed and the others fail.
+        // The warm-up requests of each arrangement succeed, all other requests fail.
         let since = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&since);
         let engine = MockEngine::start(move |_| MockResponse {

@@ -1,6 +1,6 @@
 //! The flags of `sluice demo`, and the load that follows from them.
 //!
-//! Lengths are exact, since prompts are token ids. Bounds: [`MAX_SECONDS`] for each arrangement.
+//! Lengths are exact, since prompts are token ids. Bound: [`MAX_SECONDS`] for each arrangement.
 
 use std::time::Duration;
 
@@ -9,14 +9,16 @@ use crate::bench::{Arrival, Class, Extent, Length, Prefix, PromptTokens, RunPlan
 
 /// Short and long requests per second.
 pub(super) const RATES: [f64; 2] = [30.0, 2.0];
-/// Longest load for each arrangement.
+/// Longest load for each arrangement, seconds.
 const MAX_SECONDS: f64 = 600.0;
-/// Live load for each arrangement with `--once`, in seconds.
+/// Live load for each arrangement with `--once`, seconds.
 const SECONDS_ONCE: f64 = 20.0;
-/// Live load for each arrangement in turn, in seconds: long enough to be seen on the page, whose charts show five minutes.
+/// Live load for each arrangement without `--once`, seconds; long enough to see on the page, whose
+/// charts show five minutes.
 const SECONDS: f64 = 30.0;
-/// A seed whose load is nearly the nominal one: 580 short requests in 20 s (600 are expected), 39 long
-/// ones (40 are). Results differ between seeds, the long side's most: some have 30 long requests, some 50.
+/// A seed whose load is nearly the nominal one: in 20 s 580 short requests (600 are expected) and
+/// 39 long ones (40). Results differ between seeds, most on the long side: some seeds have 30 long
+/// requests, some 50.
 pub(super) const TYPICAL_SEED: u64 = 11;
 
 /// Compare three ways of routing on simulated engines.
@@ -25,7 +27,8 @@ pub struct DemoArgs {
     /// Run each arrangement live once, print the comparison, and exit
     #[arg(long)]
     pub once: bool,
-    /// Print the results as JSON: with --once one object; else one for the simulated comparison and one for each live round
+    /// Print the results as JSON: with --once one object; else one for the simulated comparison and
+    /// one for each live round
     #[arg(long)]
     pub json: bool,
     /// Seconds of live load for each of the three arrangements [default: 30, with --once 20]
@@ -34,10 +37,11 @@ pub struct DemoArgs {
     /// Seed of the load: prompts and arrival times follow from it
     #[arg(long, default_value_t = TYPICAL_SEED)]
     pub seed: u64,
-    /// Address for clients [default: 127.0.0.1:8080, or a free port when that is taken]
+    /// Address for clients [default: 127.0.0.1:8080, or a free port if that is taken]
     #[arg(long)]
     pub listen: Option<std::net::SocketAddr>,
-    /// Address for metrics and the dashboard [default: 127.0.0.1:8081, or a free port when that is taken]
+    /// Address for metrics and the dashboard [default: 127.0.0.1:8081, or a free port if that is
+    /// taken]
     #[arg(long)]
     pub admin: Option<std::net::SocketAddr>,
 }
@@ -50,7 +54,6 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl DemoArgs {
-    /// Seconds of live load for each arrangement.
     pub(super) fn seconds(&self) -> f64 {
         self.seconds.unwrap_or(if self.once { SECONDS_ONCE } else { SECONDS })
     }
@@ -67,7 +70,7 @@ pub(super) fn plan(seed: u64, seconds: f64) -> RunPlan {
         slo: Slo::default(),
     };
     let classes = vec![class("short", 200, 128, RATES[0]), class("long", 16_000, 64, RATES[1])];
-    // Ids that every vocabulary of a Llama 3 has, without the special ones at its end.
+    // Ids that every Llama 3 vocabulary has, without the special ids at the end.
     let workload = Workload { tokens: PromptTokens::Ids(1_000..100_000), ..Workload::of_classes(MODEL, classes, seed) };
     let extent = Extent::Lasting(Duration::from_secs_f64(seconds));
     RunPlan::new(workload, Arrival::Poisson { rate: RATES.iter().sum() }, extent)

@@ -1,17 +1,18 @@
-//! `sluice demo`: compares three ways of routing without a GPU: first in simulated time, within seconds, then live until Ctrl-C.
+//! `sluice demo`: compares three ways of routing without a GPU, in simulated time, then live until
+//! Ctrl-C.
 //!
-//! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, get the same mixed load in each of three
-//! arrangements: same seed, prompts and send times. Only the configuration of gateway and engines differs (`arrangement`).
+//! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, get the
+//! same mixed load in each arrangement; only the configuration differs. The load was measured on
+//! two real H200 GPUs: short requests of 200 prompt and 128 output tokens at 30 per second, long
+//! ones of 16,000 and 64 at 2 per second, both Poisson. Prompts are token ids, so lengths are
+//! exact.
 //!
-//! The load is the one that was measured on two real H200 GPUs: short requests of 200 prompt and 128
-//! output tokens at 30 per second, long ones of 16,000 and 64 at 2 per second, both Poisson. Prompts
-//! are token ids, so that their lengths are exact.
+//! Live engines run in real time, so latencies include the gateway's. One gateway runs all the
+//! time; each arrangement is a new configuration with new engines, after a few warm-up requests
+//! that are not counted. The last arrangement is followed by the first, or with `--once` by the
+//! end.
 //!
-//! Live engines run in real time (speed 1), so the latencies include those of the gateway itself. One gateway runs all the time; it
-//! gets each arrangement as a new configuration, with new engines, and a few warm-up requests that are not counted. After the last
-//! arrangement the first one follows again, or with `--once` the demo ends.
-//!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `arrangement` | engine flags and gateway configuration of each |
 //! | `load` | flags and requests |
@@ -43,7 +44,7 @@ use stage::Stage;
 
 /// Runs the demo until it is over or interrupted.
 pub fn run(args: &DemoArgs) -> ExitCode {
-    // Clients, gateway and engines are all in this process: each request takes four descriptors.
+    // Clients, gateway and engines share this process, so each request takes four descriptors.
     raise_file_limit();
     run_on_threads(args).unwrap_or_else(|error| {
         eprintln!("demo: {error:#}");
@@ -82,7 +83,7 @@ fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     code
 }
 
-/// The traffic and the question. On stderr, since it is not a result.
+/// Describes the traffic and the question. On stderr, since it is not a result.
 fn print_opening() {
     let text = format!(
         "Two simulated H200s with an 8B model get, per second, {} short requests (200 tokens in, 128 out) and {} long ones \
@@ -113,7 +114,7 @@ fn print_simulated(args: &DemoArgs, comparison: &Comparison, took: Duration) -> 
     Ok(out.flush()?)
 }
 
-/// Where to watch the live part and what to look at. On stderr, since it is not a result.
+/// Names the live page. On stderr, since it is not a result.
 fn print_invitation(args: &DemoArgs, stage: &Stage) {
     let (url, admin, seconds) = (stage.url(), stage.admin(), args.seconds());
     let until = if args.once { "once each" } else { "in turn until Ctrl-C" };
@@ -127,7 +128,7 @@ fn print_invitation(args: &DemoArgs, stage: &Stage) {
     );
 }
 
-/// A row of the table as soon as it is measured.
+/// Prints a row of the table as soon as it is measured.
 fn print_row(args: &DemoArgs, row: &Row, first: bool) -> anyhow::Result<()> {
     if args.json {
         return Ok(());
@@ -140,7 +141,7 @@ fn print_row(args: &DemoArgs, row: &Row, first: bool) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// The end of a live comparison.
+/// Prints the end of a live comparison.
 fn print_result(args: &DemoArgs, comparison: &Comparison, simulated: &Comparison) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.json {

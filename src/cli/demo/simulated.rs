@@ -1,7 +1,9 @@
-//! The comparison in virtual time: the gateway's own request path between simulated clients and engines, as `sluice lab` runs it.
+//! The comparison in virtual time: the gateway's request path between simulated clients and
+//! engines.
 //!
-//! A second of traffic takes about two thousandths of a second of work in a release build. The three arrangements run on a thread
-//! each and get the same requests, so the same seed gives the same table on every machine.
+//! A second of traffic takes about two thousandths of a second of work in a release build. Each of
+//! the three arrangements runs on a thread and gets the same requests, so the same seed gives the
+//! same table on every machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -15,13 +17,14 @@ use crate::bench::RunPlan;
 use crate::config::{Config, Surroundings};
 use crate::lab::{EngineSetup, Lab};
 
-/// Traffic for each arrangement, in seconds of simulated time: about 1,800 short and 120 long requests.
+/// Traffic for each arrangement, seconds of simulated time: about 1,800 short and 120 long
+/// requests.
 pub(super) const SECONDS: f64 = 60.0;
 
-/// All arrangements under the load of `plan`.
+/// Simulates all arrangements under the load of `plan`.
 ///
 /// # Errors
-/// A configuration or a flag that is not valid.
+/// If a configuration or a flag is not valid.
 pub(super) fn compare(plan: &RunPlan, seed: u64) -> anyhow::Result<Comparison> {
     let rows = std::thread::scope(|scope| {
         let threads = ALL.map(|arrangement| scope.spawn(move || row(arrangement, plan, seed)));
@@ -33,7 +36,7 @@ pub(super) fn compare(plan: &RunPlan, seed: u64) -> anyhow::Result<Comparison> {
 }
 
 fn row(arrangement: Arrangement, plan: &RunPlan, seed: u64) -> anyhow::Result<Row> {
-    // Nothing listens there: addresses only tell engines apart.
+    // No socket is opened: the addresses only distinguish the engines.
     let urls = [8000, 8001].map(|port| format!("http://127.0.0.1:{port}"));
     let [listen, admin] = [8080, 8081].map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let surroundings = Surroundings::of_process(Path::new("."));

@@ -1,8 +1,10 @@
-//! Starts the gateway and the engines of an arrangement, and puts another arrangement in force while the gateway runs.
+//! Starts the gateway and the engines of an arrangement, and changes to another while the gateway
+//! runs.
 //!
-//! The gateway stays, so its live page shows one arrangement after the other. A change is the reload that `sluice serve` does.
-//! Everything listens on loopback. Engines use free ports. The gateway uses the documented ports, 8080 and 8081, or free
-//! ones when these are taken. An address that the user gives must be free.
+//! The gateway stays, so the live page shows one arrangement after the other. A change is a reload
+//! as in `sluice serve`. All sockets are on loopback. Engines use free ports. The gateway uses the
+//! documented ports, 8080 and 8081, or free ports if these are taken. An address that the user
+//! gives must be free.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -17,12 +19,11 @@ use crate::serve::{self, Running, Source};
 use crate::sim::{self, Handle, Profile, SimConfig};
 use crate::vllm::args::ServeArgs;
 
-/// The client port, by default.
+/// Default client port.
 const USUAL_LISTEN: u16 = 8080;
-/// The admin port, by default.
+/// Default admin port.
 const USUAL_ADMIN: u16 = 8081;
 
-/// Addresses given by the user.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Addresses {
     pub(super) listen: Option<SocketAddr>,
@@ -30,16 +31,16 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// The addresses of the gateway: those that the user gives, else the usual ones, else free ones.
+    /// Chooses the gateway's addresses: the user's, else the defaults, else free ones.
     ///
     /// # Errors
-    /// An address of the user is taken, or no port is free.
+    /// If an address of the user is taken, or no port is free.
     pub(super) fn chosen(self) -> anyhow::Result<Self> {
         Ok(Self { listen: Some(address(self.listen, USUAL_LISTEN)?), admin: Some(address(self.admin, USUAL_ADMIN)?) })
     }
 }
 
-/// The gateway and the two engines of the arrangement that runs.
+/// The gateway, and the two engines of the current arrangement.
 pub(super) struct Stage {
     gateway: Running,
     engines: Mutex<Vec<Handle>>,
@@ -49,7 +50,7 @@ impl Stage {
     /// Starts the gateway in front of the engines of the first arrangement.
     ///
     /// # Errors
-    /// An address that is taken, or an engine or gateway that does not start.
+    /// If an address is taken, or an engine or the gateway does not start.
     pub(super) async fn raise(addresses: Addresses) -> anyhow::Result<Self> {
         let (engines, urls) = start_engines(ALL[0]).await?;
         let listen = address(addresses.listen, USUAL_LISTEN)?;
@@ -58,11 +59,11 @@ impl Stage {
         Ok(Self { gateway, engines: Mutex::new(engines) })
     }
 
-    /// Puts an arrangement in force, with two new engines: a round that repeats the requests finds empty caches. Requests that
-    /// run end on the engines before, which then stop.
+    /// Puts an arrangement in force, with two new engines, so that repeated requests find empty
+    /// caches. Running requests end on the old engines, which then stop.
     ///
     /// # Errors
-    /// An engine that does not start, or a configuration that the gateway refuses.
+    /// If an engine does not start, or the gateway refuses the configuration.
     pub(super) async fn put(&self, arrangement: Arrangement) -> anyhow::Result<()> {
         let (engines, urls) = start_engines(arrangement).await?;
         let config = config(arrangement, &urls, self.gateway.client_address(), self.gateway.admin_address())?;
@@ -75,17 +76,15 @@ impl Stage {
         Ok(())
     }
 
-    /// Where to send requests.
     pub(super) fn url(&self) -> String {
         format!("http://{}", self.gateway.client_address())
     }
 
-    /// Where the live page and the metrics are.
+    /// The address of the live page and the metrics.
     pub(super) fn admin(&self) -> String {
         format!("http://{}", self.gateway.admin_address())
     }
 
-    /// Stops the gateway, then the engines.
     pub(super) async fn stop(self) {
         self.gateway.stop().await;
         for engine in self.engines.into_inner() {
@@ -105,7 +104,7 @@ fn config(
     Ok(loaded.map_err(|problems| anyhow::anyhow!("{problems}"))?.config)
 }
 
-/// The two engines of an arrangement on free ports, and their addresses.
+/// Starts the two engines of an arrangement on free ports; returns their addresses too.
 async fn start_engines(arrangement: Arrangement) -> anyhow::Result<(Vec<Handle>, [String; 2])> {
     let [first, second] = arrangement.engine_args();
     let engines = [start_engine(&first, 0).await?, start_engine(&second, 1).await?];
@@ -113,7 +112,7 @@ async fn start_engines(arrangement: Arrangement) -> anyhow::Result<(Vec<Handle>,
     Ok((engines.into(), urls))
 }
 
-/// A simulated engine on a free port, with flags of `vllm serve`.
+/// Starts a simulated engine on a free port, with flags of `vllm serve`.
 async fn start_engine(args: &[String], seed: u64) -> anyhow::Result<Handle> {
     let config = engine_config(args, seed)?;
     let listener = crate::proxy::listen((Ipv4Addr::LOCALHOST, 0).into())?;
@@ -127,7 +126,7 @@ pub(super) fn engine_config(args: &[String], seed: u64) -> anyhow::Result<SimCon
     Ok(SimConfig { seed, ..config })
 }
 
-/// The given address; else the usual port; else any free port.
+/// The given address, else the usual port, else any free port.
 fn address(given: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> {
     if let Some(address) = given {
         return free(address).with_context(|| format!("cannot listen on {address}; give another address"));
@@ -136,8 +135,8 @@ fn address(given: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> 
     at(usual).or_else(|_| at(0)).context("no free port on 127.0.0.1")
 }
 
-/// The address, with a port of the system's choice for port 0. It is bound and released: when another process takes it
-/// meanwhile, the gateway's own bind fails with an error.
+/// The address, with a port of the system's choice for port 0. The port is bound and released: if
+/// another process takes it in between, the gateway's bind fails with an error.
 fn free(address: SocketAddr) -> std::io::Result<SocketAddr> {
     TcpListener::bind(address)?.local_addr()
 }

@@ -1,6 +1,9 @@
-//! `sluice experiment list|show|create|remove|start|stop|promote|report`: the experiments of a running gateway.
+//! `sluice experiment list|show|create|remove|start|stop|promote|report`: experiments of a running
+//! gateway.
 //!
-//! Exit codes: 0 done; 1 refused or failed (the message says why and what to do); 2 wrong usage.
+//! Each subcommand is one call of the admin API; `text` and `page` show the report that it returns.
+//!
+//! Exit codes: 0 done; 1 refused or failed (the message says why, and the remedy); 2 wrong usage.
 
 mod text;
 mod page;
@@ -34,7 +37,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show the arms of an experiment and what was measured
+    /// Show the arms of an experiment and the measurements
     Show {
         /// The experiment
         name: String,
@@ -42,12 +45,14 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Create an experiment, or replace one that was created so; it survives restarts of the gateway
+    /// Create an experiment, or replace one that was created with this command; it survives
+    /// restarts of the gateway
     Create {
-        /// TOML with one [[experiment]], as in the configuration, or a JSON object with its keys; -: from stdin
+        /// TOML with one [[experiment]], as in the configuration, or a JSON object with the same
+        /// keys; -: from stdin
         file: PathBuf,
     },
-    /// Remove an experiment that was created so
+    /// Remove an experiment that was created with `create`
     Remove {
         /// The experiment
         name: String,
@@ -57,7 +62,7 @@ enum Command {
         /// The experiment
         name: String,
     },
-    /// Let no request take part; those in flight finish in their arm
+    /// Let no request take part; requests in flight finish in their arm
     Stop {
         /// The experiment
         name: String,
@@ -69,7 +74,7 @@ enum Command {
         /// The arm
         #[arg(required_unless_present = "named", conflicts_with = "named")]
         arm: Option<String>,
-        /// The same
+        /// Same as ARM
         #[arg(long = "arm", value_name = "ARM", hide = true)]
         named: Option<String>,
     },
@@ -77,10 +82,10 @@ enum Command {
     Report {
         /// The experiment
         name: String,
-        /// What to write
+        /// The format
         #[arg(long, value_enum, default_value_t = Format::Table)]
         format: Format,
-        /// The file; otherwise it is printed
+        /// The file [default: stdout]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
@@ -96,7 +101,6 @@ enum Format {
     Html,
 }
 
-/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error(transparent)]

@@ -1,12 +1,11 @@
-//! An experiment as a page of its own: verdicts, arms, changes, and the confidence sequences over time.
+//! An experiment as an HTML page: verdicts, arms, changes, and the confidence sequences over time.
 //!
-//! The page is that of `sluice bench`: it needs nothing but itself.
+//! The page has the form of `sluice bench`'s pages, without external resources.
 
 use super::text::{arm_rows, causes, comparison_rows, verdicts};
 use crate::bench::report::sections::{Dots, Section, page as page_of};
 use crate::experiment::{ExperimentReport, Moment, Quantity};
 
-/// The HTML.
 pub(super) fn page(report: &ExperimentReport) -> String {
     let head = vec!["Verdict".to_owned()];
     let lines = verdicts(report).into_iter().chain(report.comparisons.iter().flat_map(causes));
@@ -35,7 +34,7 @@ pub(super) fn page(report: &ExperimentReport) -> String {
     page_of("sluice experiment", &format!("Experiment {}", report.name), &[], &sections)
 }
 
-/// The change of a quantity with both ends of its interval, in percent, over minutes.
+/// The change of a quantity with both ends of the interval, percent over minutes.
 fn over_time(report: &ExperimentReport, comparison: usize, at: usize, quantity: Quantity) -> Dots {
     let begin = report.history.first().map(|moment| moment.at);
     let points = |pick: usize| {

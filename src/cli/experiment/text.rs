@@ -1,6 +1,7 @@
-//! Experiments as text: a table of all, and one with its arms, quantities and verdicts.
+//! Experiments as text: a table of all, and one experiment with its arms, quantities and verdicts.
 //!
-//! Latencies are in milliseconds. An interval behind a change holds at all times, whenever it is looked at.
+//! Latencies are in milliseconds. An interval after a change holds at all times, whenever it is
+//! looked at.
 
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{ContentArrangement, Table};
@@ -29,7 +30,7 @@ pub(super) fn list(all: &[ExperimentReport]) -> String {
     table.to_string()
 }
 
-/// What an experiment is doing, in one line.
+/// The phase of an experiment in one line.
 pub(super) fn phase(report: &ExperimentReport) -> String {
     let why = report.why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
     format!("{} is {}{why}", report.name, phase_of(report))
@@ -39,7 +40,7 @@ fn phase_of(report: &ExperimentReport) -> String {
     report.promoted.as_ref().map_or_else(|| report.phase.clone(), |arm| format!("promoted: {arm}"))
 }
 
-/// A sentence for each arm: what was decided, or else what is known now.
+/// A sentence for each arm: the decision, or else the current state.
 pub(super) fn verdicts(report: &ExperimentReport) -> Vec<String> {
     let sentence = |comparison: &ComparisonReport| match &comparison.decided {
         Some(decided) => format!("{} (after {} requests)", decided.sentence, decided.requests),
@@ -58,12 +59,11 @@ pub(super) fn verdicts(report: &ExperimentReport) -> Vec<String> {
     mismatches.chain(stops).chain(report.comparisons.iter().map(sentence)).collect()
 }
 
-/// Why an adapter is as slow as it is, one line for each cause.
+/// Why an adapter is slow, one line for each cause.
 pub(super) fn causes(comparison: &ComparisonReport) -> impl Iterator<Item = String> {
     comparison.diagnosis.iter().map(|cause| format!("{}: {}", comparison.arm, cause.sentence))
 }
 
-/// One experiment.
 pub(super) fn show(report: &ExperimentReport) -> String {
     let mut text = format!(
         "{}: {} of the units ({}) take part; confidence {} at all times together\n",
@@ -82,14 +82,14 @@ pub(super) fn show(report: &ExperimentReport) -> String {
     text.trim_end().to_owned()
 }
 
-/// What became of the copies of a shadow arm.
+/// The fate of the copies of a shadow arm.
 fn copies(arm: &ArmReport) -> Option<String> {
     let copies = arm.copies.as_ref()?;
     let ended = copies.ended.iter().map(|(outcome, count)| format!("{} {count}", outcome.label().replace('_', " ")));
     Some(format!("copies for {}: in flight {}, {}", arm.name, copies.in_flight, ended.collect::<Vec<_>>().join(", ")))
 }
 
-/// The arms, the head first.
+/// The arms, after a head.
 pub(super) fn arm_rows(report: &ExperimentReport) -> Vec<Vec<String>> {
     let head = ["arm", "share", "model", "requests", "failed", "missed", "fell back"];
     let row = |arm: &ArmReport| {
@@ -108,7 +108,7 @@ pub(super) fn arm_rows(report: &ExperimentReport) -> Vec<Vec<String>> {
     std::iter::once(head.map(str::to_owned).to_vec()).chain(report.arms.iter().map(row)).collect()
 }
 
-/// An arm beside the control, the head first.
+/// An arm compared with the control, after a head.
 pub(super) fn comparison_rows(report: &ExperimentReport, comparison: &ComparisonReport) -> Vec<Vec<String>> {
     let control = &report.arms[0];
     let arm = report.arms.iter().find(|arm| arm.name == comparison.arm);
@@ -146,8 +146,8 @@ pub(super) fn comparison_rows(report: &ExperimentReport, comparison: &Comparison
     rows
 }
 
-/// How often something happened in the arm and in the control, of so many requests in each; `none`:
-/// the verdict where one has none.
+/// A row about an event's frequency in the arm and in the control. `counts`: requests in each;
+/// `none`: the verdict if either has no requests.
 fn rate_row(name: &str, rates: &RateReport, counts: (u64, u64), none: &str) -> Vec<String> {
     let times = |range: Range| {
         let end = |end: Option<f64>| end.map_or_else(|| "..".to_owned(), |end| format!("{end:.2}"));

@@ -1,6 +1,7 @@
-//! An experiment as a user writes it: TOML with one `[[experiment]]`, as in the configuration, or a JSON object with its keys.
+//! An experiment as a user writes it, in TOML or JSON.
 //!
-//! A text that begins with `{` is JSON; TOML never does.
+//! TOML has one `[[experiment]]`, as in the configuration; JSON is an object with the same keys. A
+//! text that begins with `{` is JSON; TOML never begins so.
 
 use serde_json::{Map, Value};
 
@@ -10,13 +11,13 @@ const LIST: &str = "experiment";
 /// The keys of the experiment.
 ///
 /// # Errors
-/// What is wrong with the text.
+/// The fault in the text.
 pub(super) fn experiment(text: &str) -> Result<Map<String, Value>, String> {
     if text.trim_start().starts_with('{') {
         return serde_json::from_str(text).map_err(|error| format!("it is not a JSON object: {error}"));
     }
     let mut table: toml::Table = toml::from_str(text).map_err(|error| format!("it is not TOML: {error}"))?;
-    // The keys alone, without the head of the table, are as clear.
+    // The keys alone, without `[[experiment]]`, are as clear.
     let Some(list) = table.remove(LIST) else { return keys(table) };
     if let Some(other) = table.keys().next() {
         return Err(format!("'{other}' is not part of an experiment; leave only [[{LIST}]] in the file"));

@@ -1,10 +1,12 @@
-//! `sluice lab`: simulates the gateway and its engines on virtual time.
+//! `sluice lab`: simulates the gateway and engines on virtual time.
 //!
-//! The scenario is a file (format: `sluice_lab::file`). `run` compares its variants, or those of `--sweep`; a single run prints
-//! the table of `sluice bench`. `plan` finds the fewest GPUs for the traffic, `rate` the highest rate for the engines. No
-//! socket is opened and no process started.
+//! A file describes the scenario (format: `sluice_lab::file`). `run` compares the variants in the
+//! file or of `--sweep`; a single run prints the table of `sluice bench`. `plan` finds the fewest
+//! GPUs for the traffic, `rate` the highest rate for the engines. No socket is opened and no
+//! process started.
 //!
-//! Exit codes: 0 done; 1 an expectation of the file is not met, or a file could not be written; 2 the scenario is not valid.
+//! Exit codes: 0 done; 1 an expectation of the file is not met, or a file could not be written; 2
+//! the scenario is not valid.
 
 mod plan;
 mod run;

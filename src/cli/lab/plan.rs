@@ -1,6 +1,7 @@
-//! `sluice lab plan` and `sluice lab rate`: how many GPUs this traffic needs, and how much traffic these GPUs serve.
+//! `sluice lab plan` and `sluice lab rate`: GPUs for given traffic, and traffic for given GPUs.
 //!
-//! Both take objectives from the classes of the scenario. They print each trial on stderr and the result on stdout.
+//! Both take objectives from the classes of the scenario. They print each trial on stderr and the
+//! result on stdout.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -31,7 +32,7 @@ pub(super) struct PlanArgs {
     /// Runs of each trial [default: seeds in the file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
-    /// The first seed; the others are 16 apart
+    /// The first seed; the other seeds are 16 apart
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
     /// Print JSON instead of the table
@@ -45,7 +46,8 @@ pub(super) struct RateArgs {
     /// The scenario
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// One search for each value: a key of the gateway, vllm.FLAG, vllm@BACKEND.FLAG, engines or gpu (repeatable)
+    /// One search for each value: a key of the gateway, vllm.FLAG, vllm@BACKEND.FLAG, engines or
+    /// gpu (repeatable)
     #[arg(long, value_name = "KEY=VALUE,..")]
     sweep: Vec<String>,
     /// The seed of the first trial
@@ -56,7 +58,6 @@ pub(super) struct RateArgs {
     json: bool,
 }
 
-/// Runs `sluice lab plan`.
 pub(super) fn run_plan(args: &PlanArgs) -> ExitCode {
     finish(plan_results(args).map(|(prices, results)| match args.json {
         true => format!("{:#}\n", Value::Array(results.iter().map(|result| result_json(result, &prices)).collect())),
@@ -64,7 +65,6 @@ pub(super) fn run_plan(args: &PlanArgs) -> ExitCode {
     }))
 }
 
-/// Runs `sluice lab rate`.
 pub(super) fn run_rate(args: &RateArgs) -> ExitCode {
     finish(rates(args).map(|rates| match args.json {
         true => format!("{:#}\n", Value::Array(rates.iter().map(|(name, found)| rate_json(name, found)).collect())),
@@ -133,7 +133,7 @@ fn plan_table(results: &[PlanResult], prices: &Prices) -> String {
     aligned(&rows) + &notes
 }
 
-/// By how much the traffic may grow, as one of the steps that were tried.
+/// The possible growth of the traffic, as one of the steps that were tried.
 fn headroom(found: f64) -> String {
     match found {
         least if least <= 0.0 => format!("below {:.0} %", (MORE[0] - 1.0) * 100.0),

@@ -1,6 +1,7 @@
-//! `sluice lab run`: runs the variants of a scenario and prints them as a table, JSON or an HTML page.
+//! `sluice lab run`: runs the variants of a scenario and prints a table, JSON or an HTML page.
 //!
-//! Runs are spread over the cores. The time they took is printed on stderr, so that stdout has only the result.
+//! Runs are spread over the cores. Their duration goes to stderr, so that stdout has only the
+//! result.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -27,22 +28,24 @@ pub(super) struct RunArgs {
     /// Runs of each variant [default: seeds in the file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
-    /// The first seed; the others are 16 apart
+    /// The first seed; the other seeds are 16 apart
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
     /// Change the gateway's configuration in all variants (repeatable)
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// One variant for each value: a key of the gateway, vllm.FLAG, vllm@BACKEND.FLAG, load, engines or gpu (repeatable)
+    /// One variant for each value: a key of the gateway, vllm.FLAG, vllm@BACKEND.FLAG, load,
+    /// engines or gpu (repeatable)
     #[arg(long, value_name = "KEY=VALUE,..")]
     sweep: Vec<String>,
     /// Run only the variant with this name (repeatable)
     #[arg(long, value_name = "NAME")]
     variant: Vec<String>,
-    /// What to compare, such as short.ttft.p99, all.failed or hit_rate (repeatable) [default: measures in the file]
+    /// Measures to compare, such as short.ttft.p99, all.failed or hit_rate (repeatable) [default:
+    /// measures in the file]
     #[arg(long, value_name = "MEASURE")]
     measure: Vec<Measure>,
-    /// Duration of each traffic that has none of its own, such as 5m [default: duration in the file]
+    /// Duration of traffic that has none in the file, such as 5m [default: duration in the file]
     #[arg(long, value_name = "TIME")]
     duration: Option<Period>,
     /// Number of threads [default: number of cores]
@@ -59,7 +62,6 @@ pub(super) struct RunArgs {
     save: Option<PathBuf>,
 }
 
-/// Runs the command.
 pub(super) fn run(args: &RunArgs) -> ExitCode {
     let begun = Instant::now();
     let (study, unmet) = match study(args) {
@@ -87,12 +89,12 @@ pub(super) fn run(args: &RunArgs) -> ExitCode {
     }
 }
 
-/// Runs the study. Returns it with the expectations of the file that it does not meet.
+/// Runs the study. Returns it with the expectations of the file that are not met.
 fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
     let mut scenario = Scenario::load(&args.file)?;
     scenario.file.set.extend(args.set.iter().cloned());
     scenario.file.duration = args.duration.or(scenario.file.duration);
-    // Expectations hold for the file as it is, not with changes from flags.
+    // Expectations hold for the file as written, not with changes from flags.
     let is_unchanged =
         args.set.is_empty() && args.sweep.is_empty() && args.variant.is_empty() && args.duration.is_none();
     let expected = if is_unchanged { std::mem::take(&mut scenario.file.expect) } else { Vec::new() };
@@ -121,7 +123,7 @@ fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
     Ok((study, unmet))
 }
 
-/// What to say of so many expectations that are not checked.
+/// A message about this many expectations that are not checked.
 fn not_checked(count: usize) -> Option<String> {
     let s = if count == 1 { "" } else { "s" };
     let why = "expectations hold for the file without --set, --sweep, --variant and --duration";
@@ -157,7 +159,8 @@ fn show(args: &RunArgs, study: &Study) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A name for the file of each variant: its letters and digits, with its number (from 1) where an earlier one has the same name.
+/// A file name for each variant: its letters and digits, with its number (from 1) if an earlier
+/// variant has the same name.
 fn file_names<'a>(variants: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut taken = BTreeSet::new();
     let named = variants.zip(1..).map(|(variant, number)| {
@@ -165,7 +168,7 @@ fn file_names<'a>(variants: impl Iterator<Item = &'a str>) -> Vec<String> {
             variant.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
         let mut name = plain.clone();
         let mut numbers = number..;
-        // File systems may not tell case apart.
+        // File systems may ignore case.
         while !taken.insert(name.to_ascii_lowercase()) {
             name = format!("{plain}-{}", numbers.next().unwrap_or(number));
         }

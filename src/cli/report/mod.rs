@@ -1,10 +1,12 @@
 //! `sluice report`: a page about a day of requests, from the records that the gateway wrote.
 //!
-//! It reads any number of files of `[records]` (or of the access log), in any order, writes one HTML file that needs nothing but
-//! itself, and prints a summary. With `--lab`, or with the names of a GPU and a model, the worst five minutes are played again on
-//! simulated engines with other settings (`what_if.rs`).
+//! Reads any number of files of `[records]` (or of the access log), in any order, writes one HTML
+//! file without external resources, and prints a summary. With `--lab`, or with the names of a GPU
+//! and a model, the worst five minutes are replayed on simulated engines with other settings
+//! (`what_if.rs`).
 //!
-//! Exit codes: 0 done; 1 the page could not be written; 2 the records or the scenario are not valid.
+//! Exit codes: 0 done; 1 the page could not be written; 2 the records or the scenario are not
+//! valid.
 
 mod variants;
 mod what_if;
@@ -39,7 +41,7 @@ pub struct ReportArgs {
     lab: what_if::WhatIfArgs,
 }
 
-/// What came of the records.
+/// The results from the records.
 struct Made {
     page: String,
     summary: String,

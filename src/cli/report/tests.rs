@@ -1,11 +1,13 @@
-//! `sluice report` from files to a page and a summary.
+//! Tests of `sluice report`, from files to a page and a summary.
+//!
+//! The records are generated: a quiet minute, then a crowded one.
 
 use clap::Parser as _;
 
 use super::*;
 use crate::cli::{Cli, Command};
 
-/// Two minutes of requests on one engine, the second of them crowded.
+/// Two minutes of requests on one engine; the second minute is crowded.
 fn records(folder: &Path) -> String {
     let path = folder.join("records.jsonl");
     let line = |number: u32| {

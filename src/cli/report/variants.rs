@@ -1,27 +1,28 @@
-//! The settings that are tried on the worst period: those of the scenario, or what is most often worth a try.
+//! The settings that are tried on the worst period: the scenario's, or the most promising ones.
 //!
-//! The gateway's own limits come before flags of engines, and these before more engines: a limit costs nothing. Settings that
-//! do not fit the configuration (a number of engines where there are several pools) are left out. Bounds: [`VARIANTS`]
-//! settings, limits and permits in [`POOLS`] pools.
+//! The gateway's limits come first, because they cost nothing; then flags of engines, then more
+//! engines. Settings that do not fit the configuration (a number of engines for several pools) are
+//! left out. Bounds: [`VARIANTS`] settings; limits and permits in [`POOLS`] pools.
 
 use std::collections::BTreeMap;
 
 use crate::config::{ArgValue, Pool};
 use crate::lab::{Scenario, Variant};
 
-/// Settings that are tried, at most.
+/// Most settings that are tried.
 const VARIANTS: usize = 12;
-/// Pools that get a permit, at most.
+/// Most pools whose limits and permits are tried.
 const POOLS: usize = 16;
 
-/// Slots that vLLM can use by default (`max-num-seqs`): a pool with fewer holds requests back that an engine could run.
+/// Slots that vLLM uses by default (`max-num-seqs`). A pool with fewer slots holds back requests
+/// that an engine could run.
 const ENGINE_SLOTS: u32 = 256;
-/// By how much the limits of the pools are raised.
+/// Factors by which the limits of the pools are raised.
 const FACTORS: [u32; 2] = [2, 8];
 /// The most slots of a pool.
 const SLOTS_MAX: u32 = 65_536;
 
-/// The settings that raise the limits of a pool by a factor, if it has limits that could hold requests back.
+/// Settings that raise the limits of a pool by a factor, if limits could hold requests back.
 fn raised(pool: &Pool, factor: u32) -> Vec<String> {
     let set = |key: &str, value: u64| format!("pool.{}.{key}={value}", pool.name);
     let mut sets = Vec::new();
@@ -34,13 +35,14 @@ fn raised(pool: &Pool, factor: u32) -> Vec<String> {
     sets
 }
 
-/// The variants of the file, or as it was and others. The first is what was.
+/// The variants of the file, or else the recorded settings and others. The first variant is the
+/// recorded settings.
 pub(super) fn variants(scenario: &Scenario) -> Vec<Variant> {
     if !scenario.file.variant.is_empty() {
         return scenario.file.variant.iter().take(VARIANTS).cloned().collect();
     }
     let as_it_was = Variant { name: "as it was, simulated".to_owned(), ..Variant::default() };
-    // The simulation says what is wrong.
+    // The simulation reports the error.
     let Ok(lab) = scenario.lab(&as_it_was) else { return vec![as_it_was] };
     let engines: usize = lab.config.pools.iter().map(|pool| pool.backends.len()).sum();
     let fits = |variant: &Variant| scenario.lab(variant).is_ok();

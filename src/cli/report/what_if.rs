@@ -1,8 +1,9 @@
-//! What would have helped: the worst period of the records, played again on simulated engines with other settings.
+//! What would have helped: the worst period of the records, replayed on simulated engines.
 //!
-//! The requests are the recorded ones: their times, lengths and, of `[records]`, the prefixes that they shared. The engines are
-//! those of `sluice lab`, so the first row is a simulation too; how near it is to what was measured is said beside it.
-//! Without a configuration there is one model, so adapters are not simulated.
+//! The requests are the recorded ones: times, lengths and, from `[records]`, shared prefixes. The
+//! first row simulates the settings as they were; how close it is to the measurement shows how far
+//! to trust the simulation. Without a configuration there is one model, so adapters are not
+//! simulated.
 //!
 //! Bounds: one period of [`worst::PERIOD`] seconds, [`SEEDS`] runs of each setting.
 
@@ -22,13 +23,14 @@ use crate::lab::{LabFile, Measure, Options, Scenario, Study, Variant, table};
 
 /// Runs of each setting.
 const SEEDS: u64 = 3;
-/// A simulation whose P99 is this many times that of the records, or as many times less, says little.
+/// A simulation whose P99 differs from the records by this factor or more says little.
 const FAR: f64 = 2.0;
-/// A simulation in which more than this percentage fails says little either.
+/// Percentage of failed requests above which a simulation says little either.
 const FAILED_MAX: f64 = 10.0;
-/// A setting without more engines that brings this share of the best gain is as good: it costs nothing.
+/// A setting without more engines that brings this share of the best gain is preferred, because it
+/// costs nothing.
 const NEARLY: f64 = 0.8;
-/// What is compared; the first decides.
+/// The measures to compare; the first decides.
 const MEASURES: [&str; 4] = ["all.ttft.p99", "all.ttft.p50", "all.e2el.p99", "all.failed"];
 const TTFT_P99: usize = 0;
 const FAILED: usize = 3;
@@ -36,11 +38,12 @@ const TITLE: &str = "What would have helped";
 const HOW: &str = "To see what would have helped, say which engines serve: --gpu h200 --model llama-3.1-8b [--config sluice.toml], or \
                    --lab FILE with a scenario of sluice lab. These minutes are then simulated with other settings.";
 
-/// Where the engines for another look at the worst period are described.
+/// Flags that describe the engines for a simulation of the worst period.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "What would have helped")]
 pub(super) struct WhatIfArgs {
-    /// A file of `sluice lab` with the configuration, the engines and the variants to try; its traffic is replaced
+    /// A file of `sluice lab` with the configuration, the engines and the variants to try; its
+    /// traffic is replaced
     #[arg(long, value_name = "FILE", conflicts_with_all = ["gpu", "model", "config"])]
     lab: Option<PathBuf>,
     /// The GPU of the engines: a preset of the simulator, or the path of a profile
@@ -54,13 +57,13 @@ pub(super) struct WhatIfArgs {
     config: Option<PathBuf>,
 }
 
-/// What the simulation says, on the page and in sentences.
+/// The result of the simulation, on the page and in sentences.
 pub(super) struct Answer {
     pub(super) section: Section,
     pub(super) sentences: String,
 }
 
-/// What would have helped in the worst period of records that came from `files`.
+/// Simulates the worst period of records that came from `files`.
 pub(super) fn answer(
     args: &WhatIfArgs,
     entries: &[Entry],
@@ -83,7 +86,7 @@ pub(super) fn answer(
     let is_configured = args.config.is_some() || args.lab.is_some();
     let trace = trace(files, period, is_configured)?;
     scenario.file.traffic = vec![traffic(&trace)?];
-    // That of the traffic which is replaced; these are the whole five minutes.
+    // The duration belonged to the traffic that is replaced; the whole five minutes are simulated.
     scenario.file.duration = None;
     let variants = variants(&scenario);
     eprintln!("report: simulating {} settings for {} requests ..", variants.len(), period.requests);
@@ -102,7 +105,8 @@ pub(super) fn answer(
     Ok(Answer { section, sentences: format!("{TITLE} in the worst 5 minutes (simulated): {sentences}") })
 }
 
-/// The scenario that the flags describe, with traffic that is replaced. `None`: they describe none.
+/// The scenario that the flags describe, with traffic that will be replaced; `None` if they
+/// describe none.
 fn scenario(args: &WhatIfArgs, entries: &[Entry]) -> anyhow::Result<Option<Scenario>> {
     if let Some(path) = &args.lab {
         return Ok(Some(Scenario::load(path)?));
@@ -130,8 +134,8 @@ fn scenario(args: &WhatIfArgs, entries: &[Entry]) -> anyhow::Result<Option<Scena
     Ok(Some(Scenario { file, folder: PathBuf::from(".") }))
 }
 
-/// The records of a period in a file of their own, which is removed in the end. Without names of models, every request is for
-/// the only model.
+/// The records of a period in a temporary file. Without names of models, every request is for the
+/// only model.
 fn trace(files: &[PathBuf], period: &worst::Period, with_models: bool) -> anyhow::Result<NamedTempFile> {
     let mut lines = Vec::new();
     for path in files {
@@ -158,7 +162,7 @@ fn traffic(trace: &NamedTempFile) -> anyhow::Result<TrafficTable> {
     toml::Value::Table(table).try_into().context("the recorded traffic")
 }
 
-/// How near the first row is to what was measured.
+/// A sentence about the distance between the first row and the measurement.
 fn fidelity(study: &Study, entries: &[Entry], period: &worst::Period) -> String {
     let simulated = study.estimate(0, TTFT_P99).value;
     let inside = entries.iter().filter(|entry| entry.at >= period.from && entry.at < period.to);
@@ -179,7 +183,8 @@ fn fidelity(study: &Study, entries: &[Entry], period: &worst::Period) -> String 
     )
 }
 
-/// The best of the other settings by P99 of TTFT: one without more engines, if it brings nearly as much.
+/// A sentence about the best other setting by P99 of TTFT; prefers one without more engines if it
+/// brings nearly as much.
 fn found(study: &Study, variants: &[Variant]) -> String {
     let failed = |place: usize| study.estimate(place, FAILED).value;
     let better = |place: &usize| study.change(0, *place, TTFT_P99).high < 0.0 && failed(*place) <= failed(0);

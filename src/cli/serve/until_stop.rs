@@ -1,7 +1,7 @@
 //! Serves until a signal, or until a newer gateway has taken over; then ends in order.
 //!
-//! A signal that stops the gateway while a newer one starts ends that too. Others that come while it hands over are handled after
-//! that.
+//! A stop signal also ends a handover that has begun. Other signals during a handover are handled
+//! after it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,14 +15,13 @@ use crate::fleet::start_detached;
 use crate::serve::upgrade::Door;
 use crate::serve::{App, Running, systemd};
 
-/// The variable that names the process which has started this one at SIGUSR2.
+/// The variable that names the process which started this one at SIGUSR2.
 pub(super) const STARTED_BY: &str = "SLUICE_STARTED_BY";
 
-/// A SIGTERM that comes so soon after another one is the same: `timeout` of a shell sends one to the program and one to its
-/// process group.
+/// A SIGTERM that follows another one within this time is the same signal: `timeout` of a shell
+/// sends one to the program and one to the process group.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
 
-/// The signals that the gateway handles.
 pub(super) struct Signals {
     stops: StopSignals,
     reload: Signal,
@@ -34,7 +33,7 @@ pub(super) struct Signals {
 struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
-    /// When the last SIGTERM that counted was received.
+    /// Time of the last SIGTERM that counted.
     terminated: Option<Instant>,
 }
 
@@ -75,7 +74,7 @@ impl Signals {
     }
 }
 
-/// Serves to the end. `program`: what SIGUSR2 starts.
+/// Serves to the end. `program`: the program that SIGUSR2 starts.
 pub(super) async fn serve(
     mut running: Running,
     door: Option<Door>,
@@ -98,8 +97,9 @@ pub(super) async fn serve(
     }
 }
 
-/// Waits for SIGTERM or SIGINT, or until a newer gateway has taken over, whose process id is returned. Reloads on SIGHUP, reopens
-/// the access log on SIGUSR1, starts the newer gateway on SIGUSR2.
+/// Waits for a stop signal (`None`), or until a newer gateway has taken over, and returns the
+/// process id of that gateway. Reloads on SIGHUP, reopens the access log on SIGUSR1, starts the
+/// newer gateway on SIGUSR2.
 async fn wait(
     running: &mut Running,
     door: Option<&Door>,
@@ -114,7 +114,8 @@ async fn wait(
         tokio::select! {
             () = signals.stops.next() => return None,
             _ = signals.reload.recv() => {
-                // The result is logged. On a thread that may block: an engine's program may be run to list its flags.
+                // The reload logs the result. It may block, because it may run an engine's program
+                // to list the flags.
                 let app = Arc::clone(running.app());
                 drop(tokio::task::spawn_blocking(move || app.reload()));
             }
@@ -143,7 +144,8 @@ async fn wait(
     }
 }
 
-/// Starts the program file, which may be a newer one, with the arguments of this process and `--upgrade`.
+/// Starts the program file, perhaps a newer one, with the arguments of this process and
+/// `--upgrade`.
 async fn start_successor(program: PathBuf) {
     let mut arguments: Vec<_> = std::env::args_os().skip(1).filter(|argument| argument != "--upgrade").collect();
     arguments.push("--upgrade".into());
@@ -156,7 +158,7 @@ async fn start_successor(program: PathBuf) {
     }
 }
 
-/// Another process accepts connections; the requests that are open here are served to their end.
+/// Serves open requests to their end, while another process accepts connections.
 async fn drain(running: Running, signals: &mut Signals) -> ExitCode {
     let (ending, app) = (running.ending(), Arc::clone(running.app()));
     let mut draining = std::pin::pin!(running.drain());
@@ -202,7 +204,8 @@ async fn stop(running: Running, signals: &mut Signals) -> ExitCode {
     ended(cut)
 }
 
-/// A second signal has come. Returns the number of requests that were cut. A third one ends it at once, with a code.
+/// Handles a second stop signal. Returns the number of requests that were cut, or the exit code
+/// after a third signal.
 async fn stop_fast(
     app: &App,
     mut stopping: std::pin::Pin<&mut impl Future<Output = usize>>,

@@ -1,9 +1,10 @@
-//! The compile cache: records on disk which graphs were compiled by earlier starts.
+//! The compile cache: records on disk which graphs earlier starts compiled.
 //!
 //! One folder per key under `$VLLM_CACHE_ROOT/torch_compile_cache` (without that variable under
-//! `~/.cache/sluice/sim`), named so that a real vLLM does not use it. The key is made of the same settings as vLLM's: version,
-//! model, length, number formats, group, adapters, token budget and sequences. Utilisation, prefix caching, policy and
-//! queue limits are not in it, so changing them costs no compilation.
+//! `~/.cache/sluice/sim`), with a name that a real vLLM does not use. The key has the same settings
+//! as vLLM's: version, model, length, number formats, group, adapters, token budget and sequences.
+//! It lacks utilisation, prefix caching, policy and queue limits, so changing these costs no
+//! compilation.
 
 use std::path::PathBuf;
 
@@ -36,7 +37,7 @@ pub(super) fn is_warm(folder: &std::path::Path) -> bool {
     folder.join("compiled").is_file() && !disabled()
 }
 
-/// Records the graph. If that fails, the next start is slower and nothing else.
+/// Records the graph. If that fails, the next start is only slower.
 pub(super) fn keep(folder: &std::path::Path) {
     if !disabled() {
         let _ = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(folder.join("compiled"), b""));

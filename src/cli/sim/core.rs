@@ -1,12 +1,14 @@
-//! The engine's process: a child named `VLLM::EngineCore` that holds the GPU and does nothing else.
+//! The engine's process: a child named `VLLM::EngineCore` that only holds the GPU.
 //!
-//! The steps run in the parent, but a supervisor sees the same processes as with vLLM: a second process in the same group,
-//! with workers below it for a group of GPUs. It ends when the parent shuts down, and it outlives a parent that was killed.
-//! The GPU is a file (`--sim-device`) that the child locks and in which it records its memory use; a second engine cannot
-//! take it until the child has ended. An orphan exits after `--sim-orphan` seconds.
+//! The steps run in the parent, but a supervisor sees the same processes as with vLLM: a second
+//! process in the same group, with workers below it for several GPUs. It ends when the parent shuts
+//! down, and outlives a parent that was killed, for `--sim-orphan` seconds. The GPU is a file
+//! (`--sim-device`) that the child locks and in which it records the memory use; a second engine
+//! cannot take it until the child has ended.
 //!
-//! The child is this program again, with its name as only argument and its options in the environment. Its output is closed,
-//! so that an orphan holds no pipe of the process that started the parent.
+//! The child is this program again, with a name as the only argument and options in the
+//! environment. The child's output is closed, so that an orphan holds no pipe of the process that
+//! started the parent.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -21,31 +23,31 @@ use tokio::process::{Child, Command};
 
 /// Environment variable with the role of a child.
 const ROLE: &str = "SLUICE_SIM_PROCESS";
-/// The process that started the child. The child cannot ask for it: the parent may have been killed before the child runs.
+/// The process that started the child. The child cannot query it, because the parent may be killed
+/// before the child runs.
 const PARENT: &str = "SLUICE_SIM_PARENT";
 const DEVICE: &str = "SLUICE_SIM_DEVICE";
 const BYTES: &str = "SLUICE_SIM_BYTES";
 const WORKERS: &str = "SLUICE_SIM_WORKERS";
 const ORPHAN: &str = "SLUICE_SIM_ORPHAN";
-/// What the child writes to stdout when it holds the device.
+/// The child writes this to stdout when it holds the device.
 const READY: &[u8] = b"ready\n";
-/// How often a child checks that its parent still exists.
+/// Time between two checks of a child that the parent exists.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long the child may take to report that it is ready.
+/// Time for the child to report that it is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Options of the engine's process.
 #[derive(Clone, Debug)]
 pub(super) struct EngineCoreOptions {
     pub(super) device: Option<PathBuf>,
-    /// Bytes of GPU memory that it uses.
+    /// Bytes of GPU memory that the engine uses.
     pub(super) bytes: f64,
-    /// Worker processes below it; none for one GPU.
+    /// Number of worker processes; 0 for one GPU.
     pub(super) workers: u32,
     pub(super) orphan: Duration,
 }
 
-/// Bytes of the device that another process uses; 0 if it is free.
+/// Bytes of the device that another process uses; 0 if the device is free.
 pub(super) fn occupied(device: &Path) -> anyhow::Result<f64> {
     let mut file = open(device)?;
     match file.try_lock() {
@@ -76,7 +78,7 @@ fn command(name: &str, role: &str) -> anyhow::Result<Command> {
 /// Starts the engine's process and waits until it holds the device.
 ///
 /// # Errors
-/// When it cannot be started or cannot lock the device.
+/// If the process cannot be started or cannot lock the device.
 pub(super) async fn spawn(options: &EngineCoreOptions) -> anyhow::Result<Child> {
     let mut command = command("VLLM::EngineCore", "engine")?;
     if let Some(device) = &options.device {
@@ -101,7 +103,7 @@ pub(super) async fn spawn(options: &EngineCoreOptions) -> anyhow::Result<Child> 
 pub fn run_child() -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
     let name = if role == "engine" { c"VLLM::EngineCore" } else { c"VLLM::Worker_TP" };
-    // The name that `ps -o comm` shows; cosmetic.
+    // `ps -o comm` shows this name; cosmetic.
     let _ = nix::sys::prctl::set_name(name);
     Some(if role == "engine" { engine() } else { worker() })
 }
@@ -110,7 +112,7 @@ fn number(name: &str) -> f64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0)
 }
 
-/// Whether the parent has ended: another process is the parent now.
+/// Whether the parent has ended, so that another process is the parent now.
 fn is_orphan() -> bool {
     f64::from(parent_id()) != number(PARENT)
 }
@@ -154,7 +156,7 @@ fn engine() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs a worker, which ends when the engine's process does, as in vLLM.
+/// Runs a worker until the engine's process ends, as in vLLM.
 fn worker() -> ExitCode {
     while !is_orphan() {
         std::thread::sleep(CHECK_INTERVAL);

@@ -1,9 +1,10 @@
-//! `sluice sim fit DATA`: fits the simulator's constants to measured load tests, and reports how accurate the fit is.
+//! `sluice sim fit DATA`: fits the simulator's constants to measured load tests.
 //!
-//! With `--server` the rows are measured first ([`fit_server`](super::fit_server)) and only the host's constants are fitted.
-//! Prints the measured and simulated cells of each row, with the current constants and with the fitted ones, then each third
-//! of the rows as predicted by a fit to the others. Deterministic. Exit codes: 0 done, 1 the data or a profile cannot be
-//! used, 2 wrong usage.
+//! With `--server` the rows are measured first ([`fit_server`](super::fit_server)) and only the
+//! host's constants are fitted. Prints the measured and simulated cells of each row, with the
+//! current and with the fitted constants; then each third of the rows as predicted by a fit to the
+//! other rows, which shows the accuracy. Deterministic. Exit codes: 0 done, 1 the data or a profile
+//! cannot be used, 2 wrong usage.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,13 +22,14 @@ use crate::sim::{Constants, Gpu, Layout, Model};
 #[derive(Debug, Parser)]
 #[command(name = "sluice sim fit")]
 struct FitArgs {
-    /// CSV: one line per run, what was sent and what was measured (columns: see --columns)
+    /// CSV: one line per run, with its load and measurements (columns: see --columns)
     #[arg(required_unless_present_any = ["columns", "server"])]
     data: Option<PathBuf>,
-    /// Instead of DATA: measure the host of the vLLM at this URL with a small load, in about a minute. It should have no other
+    /// Instead of DATA: measure the host of the vLLM at this URL with a small load, in about a
+    /// minute. It should have no other load
     #[arg(long, value_name = "URL", conflicts_with_all = ["data", "show"])]
     server: Option<String>,
-    /// With --server: the name of its model; the first that it lists if not given
+    /// With --server: the name of its model [default: the first that it lists]
     #[arg(long, requires = "server")]
     served_model_name: Option<String>,
     /// With --server: the flag that it runs with
@@ -45,13 +47,14 @@ struct FitArgs {
     /// GPUs that shared the model
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     tensor_parallel_size: u32,
-    /// Constants to begin with: a built-in host, or a file that this command wrote; the built-in ones if not given
+    /// Constants to begin with: a built-in host, or a file that this command wrote [default: built
+    /// in]
     #[arg(long)]
     start: Option<String>,
     /// Where to write the fitted constants
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Only show what the constants to begin with make of the rows
+    /// Only show the rows as simulated with the constants to begin with
     #[arg(long)]
     show: bool,
     /// Print the columns of DATA
@@ -59,13 +62,13 @@ struct FitArgs {
     columns: bool,
 }
 
-/// Runs `sluice sim fit` with what follows `fit`.
+/// Runs `sluice sim fit` with the arguments after `fit`.
 pub(super) fn run(args: &[String]) -> ExitCode {
     let command = std::iter::once("sluice sim fit").chain(args.iter().map(String::as_str));
     let args = match FitArgs::try_parse_from(command) {
         Ok(args) => args,
         Err(error) => {
-            // If this cannot be printed, there is nothing left to do.
+            // If this cannot be printed, nothing else can be done.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
@@ -108,7 +111,7 @@ fn fit(args: &FitArgs) -> anyhow::Result<()> {
         let spread = Spread::of(rows.iter().zip(&cells));
         let mut table = fitted.table();
         if args.server.is_some() {
-            // A host's file: what belongs to the GPU stays built in.
+            // The file of a host: the GPU's constants stay built in.
             table.retain(|part, _| part == "host" || part == "front_end");
         }
         let text = format!("# Written by sluice sim fit for {} and {}: {spread}.\n\n{table}", args.gpu, args.model);
@@ -118,14 +121,12 @@ fn fit(args: &FitArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The rows of the file.
 fn read(args: &FitArgs) -> anyhow::Result<Vec<Row>> {
     let path = args.data.as_ref().context("give a file of rows, or --server")?;
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     rows::parse(&text).with_context(|| path.display().to_string())
 }
 
-/// Rows measured on the server.
 fn measured(args: &FitArgs, url: &str) -> anyhow::Result<Vec<Row>> {
     let server = Server {
         max_num_batched_tokens: args.max_num_batched_tokens,
@@ -136,7 +137,7 @@ fn measured(args: &FitArgs, url: &str) -> anyhow::Result<Vec<Row>> {
     runtime.block_on(fit_server::measure(url, args.served_model_name.as_deref(), server))
 }
 
-/// The fitted constants, each with its old value.
+/// The fitted constants with their old values.
 fn changes(moved: &[FittedConstant], start: &Constants, fitted: &Constants) -> String {
     let of = |constants: &Constants, part: &str, key: &str| {
         constants.table().get(part).and_then(|part| part.get(key)).and_then(toml::Value::as_float).unwrap_or(f64::NAN)

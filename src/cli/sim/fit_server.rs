@@ -1,16 +1,16 @@
-//! `sluice sim fit --server URL`: measures the constants of a host on a running vLLM with a small load of its own.
+//! `sluice sim fit --server URL`: measures the constants of a host on a running vLLM with a small
+//! load.
 //!
 //! ```text
-//! loads (fixed, below a minute) -> sluice bench -> rows -> fit of [host] and [front_end] -> file for --sim-host
+//! loads (below a minute) -> sluice bench -> rows -> fit of [host] and [front_end] -> --sim-host
 //! ```
 //!
-//! Each load measures one cost. A burst of short requests measures the API server's time per request, and many streams its time
-//! per token. Prompts above the largest CUDA graph measure the engine's time to launch kernels, and long prompts their cost at
-//! the first token. The constants of GPU and model stay. Other work on the host disturbs the measurement, so each load runs
-//! [`REPEATS`] times and the medians are used. Nothing else should use the server at the same time.
-//!
-//! The loads do not separate the times per token, per first token and to reach the engine while the API server is not saturated.
-//! The sum of these is right; the parts may not be.
+//! Each load measures one cost: a burst of short requests the API server's time per request, many
+//! streams the time per token, prompts above the largest CUDA graph the engine's time to launch
+//! kernels, and long prompts the cost at the first token. The constants of GPU and model stay.
+//! Other work on the host disturbs the measurement, so each load runs [`REPEATS`] times and the
+//! medians are used. While the API server is not saturated, the loads do not separate the times per
+//! token, per first token and to reach the engine: the sum is right, the parts may not be.
 //!
 //! Bounds: [`LOADS`] x [`REPEATS`] runs, a request of at most [`LIMIT`].
 
@@ -31,7 +31,6 @@ const REPEATS: u64 = 3;
 /// One load: name, prompt and output tokens, streams, requests.
 type SmallLoad = (&'static str, u32, u32, u32, u32);
 
-/// The loads.
 pub(super) const LOADS: [SmallLoad; 6] = [
     ("decodes of one stream", 200, 48, 1, 4),
     ("a burst of short requests", 16, 4, 32, 64),
@@ -41,7 +40,7 @@ pub(super) const LOADS: [SmallLoad; 6] = [
     ("long prompts", 8000, 2, 2, 8),
 ];
 
-/// One row for each load, without measurements. `server` are the limits of the measured server.
+/// One row for each load, without measurements. `server`: the limits of the measured server.
 pub(super) fn rows(server: Server) -> Vec<Row> {
     let row = |&(name, prompt, output, streams, requests): &SmallLoad| Row {
         name: name.to_owned(),
@@ -59,7 +58,7 @@ pub(super) fn rows(server: Server) -> Vec<Row> {
 /// Runs the loads against the server at `url` and returns their rows.
 ///
 /// # Errors
-/// The server does not answer, serves no model, or fails a request.
+/// If the server does not answer, serves no model, or fails a request.
 pub(super) async fn measure(url: &str, model: Option<&str>, server: Server) -> anyhow::Result<Vec<Row>> {
     let client = Arc::new(LoadClient::new(&[url.to_owned()], Api::Completions, LIMIT)?);
     let model = match model {
@@ -152,7 +151,7 @@ mod tests {
     #[tokio::test]
     async fn every_load_is_measured_on_a_server() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        // Fast, so that this takes a second: what it measures is judged on virtual time, above.
+        // Fast, so that the test takes a second; a test on virtual time judges the measurements.
         let config = SimConfig { speed: 20.0, ..SimConfig::new("m", Profile::named("h200-llama-8b").unwrap()) };
         let handle = crate::sim::spawn(config, listener).unwrap();
         let rows = measure(&format!("http://{}", handle.addr()), None, Server::default()).await.unwrap();

@@ -1,7 +1,7 @@
-//! Flags of the simulator itself, taken out of the argv before vLLM's are read.
+//! The simulator's flags, taken out of the argv before vLLM's flags are read.
 //!
-//! They may appear anywhere among vLLM's, as `--sim-name value` or `--sim-name=value`. An unknown flag or an invalid value is
-//! refused before anything starts.
+//! They may appear anywhere among vLLM's flags, as `--sim-name value` or `--sim-name=value`. An
+//! unknown flag or an invalid value is refused before anything starts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,16 +18,16 @@ const MODEL: &str = "llama-3.1-8b";
 /// Real time of a cold start without `--sim-startup`, seconds.
 const STARTUP: f64 = 1.0;
 
-/// How long a start takes.
+/// The duration of a start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Startup {
-    /// A cold start takes this long in real time, a warm one proportionally less.
+    /// A cold start takes this long in real time; a warm start takes proportionally less.
     Cold(Duration),
     /// As long as on the GPU, by the simulated clock.
     Real,
 }
 
-/// See the table in the header of [`super`].
+/// The values of the flags; the header of [`super`] has their meaning and defaults.
 #[derive(Clone, Debug)]
 pub(super) struct SimFlags {
     pub(super) gpu: String,
@@ -60,7 +60,8 @@ impl Default for SimFlags {
 }
 
 impl SimFlags {
-    /// GPU and model; the model is the one named, else the one that the served name refers to, else an 8B.
+    /// GPU and model. The model is the one in `--sim-model`, else the one that the served name
+    /// refers to, else an 8B.
     ///
     /// # Errors
     /// Unknown names, files with missing numbers.

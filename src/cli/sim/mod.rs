@@ -1,22 +1,24 @@
 //! `sluice sim MODEL [flags of vllm serve] [--sim-*]`: a process that behaves like `vllm serve`.
 //!
-//! Flags of the simulator itself:
+//! Flags of the simulator:
 //!
-//! | flag | default | what |
+//! | flag | default | meaning |
 //! |---|---|---|
 //! | `--sim-gpu NAME` | h200 | a built-in GPU or a TOML file |
-//! | `--sim-model NAME` | by the model's name, else llama-3.1-8b | a built-in model or a TOML file; a folder is read itself |
-//! | `--sim-host NAME` | busy | a built-in host (`busy`, `pair`, `quiet`) or a TOML file of `sluice sim fit` |
+//! | `--sim-model NAME` | by name, else llama-3.1-8b | a built-in model or a TOML file |
+//! | `--sim-host NAME` | busy | `busy`, `pair`, `quiet` or a TOML file of `sluice sim fit` |
 //! | `--sim-vllm-version X.Y` | 0.32.0 | version of flags and metrics |
 //! | `--sim-speed X` | 1 | simulated seconds per real second |
 //! | `--sim-seed N` | 0 | output lengths, words, jitter |
-//! | `--sim-startup SECONDS`, `real` | 1 | real time of a cold start; `real`: as on the GPU, by the simulated clock |
-//! | `--sim-device FILE` | none | the GPU: the process that holds its lock uses its memory |
-//! | `--sim-orphan SECONDS` | 300 | how long the engine's process outlives a killed parent |
-//! | `--sim-fault SPEC` | none | a fault from the start, as `POST /sim/fault` takes it |
+//! | `--sim-startup SECONDS` | 1 | real time of a cold start; `real`: as on the GPU |
+//! | `--sim-device FILE` | none | the GPU; the process that holds the lock uses the memory |
+//! | `--sim-orphan SECONDS` | 300 | the engine's process outlives a killed parent this long |
+//! | `--sim-fault SPEC` | none | a fault from the start, as in `POST /sim/fault` |
 //!
-//! Exit codes as vLLM's: 2 for flags it does not know, 1 for a start it refuses, 0 after SIGTERM or SIGINT (what is in
-//! flight is cut, or drained with `--shutdown-timeout`) and 0 when the engine died, within five seconds.
+//! A model that is a folder is read directly; `real` start-up runs by the simulated clock. Exit
+//! codes as in vLLM: 2 for unknown flags, 1 for a refused start, 0 after SIGTERM or SIGINT
+//! (requests in flight are cut, or drained with `--shutdown-timeout`), and 0 within five seconds
+//! after the engine died.
 
 mod cache;
 mod core;
@@ -70,7 +72,7 @@ pub struct SimArgs {
     pub args: Vec<String>,
 }
 
-/// Runs `sluice sim` with what follows the subcommand.
+/// Runs `sluice sim` with the arguments after the subcommand.
 pub fn run(args: Vec<String>) -> ExitCode {
     if args.first().is_some_and(|arg| arg == "fit") {
         return fit::run(&args[1..]);
@@ -105,7 +107,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
     match SimConfig::with_occupied(&args, profile.clone(), occupied).map(settled) {
         Err(refusal @ (Refusal::NoModel | Refusal::Argument(_))) => usage("vllm serve", &refusal.to_string()),
         Err(refusal) => {
-            // What the start logs until it fails follows from the nearest valid settings.
+            // The nearest valid settings give the log lines up to the failure.
             let nearest = SimConfig::sketch(&args, profile);
             start::run(settled(nearest), &args, &flags, Some(refusal))
         }
@@ -119,7 +121,8 @@ pub fn run(args: Vec<String>) -> ExitCode {
     }
 }
 
-/// The simulator's own flags; with `--help=all` also vLLM's, with `--help=WORD` those that contain the word.
+/// The help about the simulator's flags; with `--help=all` also vLLM's flags; with `--help=WORD`
+/// vLLM's flags that contain the word.
 fn help(asked: &str) -> String {
     let names = |names: Vec<&str>| names.join(", ");
     let own = HELP
@@ -145,7 +148,7 @@ fn usage(prog: &str, message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// The error of argparse: unknown flags are reported by the top-level parser.
+/// Reports an error as argparse does: the top-level parser reports unknown flags.
 fn refused_arguments(error: &ArgsError) -> ExitCode {
     if !error.is_from_main_parser() {
         return usage("vllm serve", &error.to_string());

@@ -1,7 +1,8 @@
-//! The process from start to end: start-up with its log lines, serving, shutdown.
+//! The process from start to end: start-up with log lines, serving, shutdown.
 //!
-//! As in vLLM the port is bound early and listens late, so that clients are refused until everything is ready. The engine's
-//! process starts and ends with this one, except after SIGKILL.
+//! As in vLLM the port is bound early and listens late, so that clients are refused until
+//! everything is ready. The engine's process starts and ends with this process, except after
+//! SIGKILL.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,11 +25,11 @@ use crate::sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
 use crate::vllm::args::ServeArgs;
 use crate::vllm::secrets::mask_command;
 
-/// vLLM's watchdog looks at the engine this often, and ends the server when it is dead.
+/// Interval at which vLLM's watchdog checks the engine; it ends the server when the engine is dead.
 const WATCHDOG: Duration = Duration::from_secs(5);
-/// `VLLM_LOG_STATS_INTERVAL` without that variable.
+/// Default of `VLLM_LOG_STATS_INTERVAL`.
 const STATS_EVERY: Duration = Duration::from_secs(10);
-/// Clients that may wait to be accepted, as uvicorn has it.
+/// Clients that may wait to be accepted, as in uvicorn.
 const BACKLOG: u32 = 2048;
 
 /// Starts, serves and shuts down. With `refusal` the start fails with that error.
@@ -46,7 +47,7 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
     };
     runtime.block_on(async {
         let mut process = SimProcess { config, child: None };
-        // Until it serves, a signal ends the process at once and orphans the engine, as in vLLM.
+        // Until the process serves, a signal ends it at once and orphans the engine, as in vLLM.
         let served = match process.start(args, flags, refusal).await {
             Ok(handle) => process.serve(handle, args).await.map_err(|error| error.to_string()),
             Err(text) => Err(text),
@@ -63,7 +64,6 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
     })
 }
 
-/// A running process.
 struct SimProcess {
     config: SimConfig,
     child: Option<Child>,
@@ -97,7 +97,7 @@ impl SimProcess {
                 Event::Wait(time) => tokio::time::sleep(time.mul_f64(pace)).await,
                 Event::Line(source_process, level, source, text) => {
                     let text = match &socket {
-                        // Port 0 is known only now.
+                        // The port is known only now if it was given as 0.
                         Some((_, bound)) if port == 0 => text.replace(&address, &format!("{bound}")),
                         _ => text,
                     };
@@ -180,7 +180,7 @@ impl SimProcess {
         Ok(())
     }
 
-    /// After SIGTERM: at once, or after the requests in flight have ended.
+    /// Shuts down after a stop signal: at once, or after the requests in flight have ended.
     async fn shut_down(&mut self, handle: Handle) {
         let (log, timeout) = (self.config.log, self.config.shutdown_timeout);
         let mode = if timeout.is_zero() { "abort" } else { "drain" };
@@ -216,7 +216,7 @@ impl SimProcess {
         log.uvicorn("Application shutdown complete.");
     }
 
-    /// After the engine's death: requests fail until the watchdog ends the server.
+    /// Ends the server after the engine's death: requests fail until the watchdog acts.
     async fn end_after_engine_death(&mut self, handle: Handle) {
         let log = self.config.log;
         let error = |source, text: &str| log.line(LogSource::ApiServer, Level::Error, source, text);
@@ -235,13 +235,13 @@ impl SimProcess {
 
     async fn end_child(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // It may have ended already.
+            // The child may have ended already.
             let _ = child.kill().await;
         }
     }
 }
 
-/// Arguments as the log shows them: without secrets, as vLLM does.
+/// Arguments as vLLM logs them, without secrets.
 fn shown(args: &ServeArgs) -> String {
     let argv = mask_command(&args.to_argv(), "***").0;
     let model = args.model().unwrap_or_default();
@@ -249,7 +249,7 @@ fn shown(args: &ServeArgs) -> String {
     format!("'model_tag': '{model}', 'model': '{model}', 'argv': '{rest}'")
 }
 
-/// Binds without listening: clients are refused, and so is a second server.
+/// Binds without listening, so that clients, and a second server, are refused.
 async fn bind(host: &str, port: i64) -> anyhow::Result<(TcpSocket, SocketAddr)> {
     let number = u16::try_from(port).map_err(|_| anyhow!("OverflowError: bind(): port must be 0-65535."))?;
     let host = if host.is_empty() { "0.0.0.0" } else { host };
@@ -275,7 +275,7 @@ fn listen(socket: TcpSocket) -> anyhow::Result<TcpListener> {
     socket.listen(BACKLOG).context("OSError: [Errno 98] Address already in use")
 }
 
-/// The line about throughput every ten seconds, while something happens and once afterwards.
+/// Logs throughput every ten seconds while the engine works, and once afterwards.
 async fn stats(handle: &Handle, args: &ServeArgs, speed: f64, log: Log) {
     let seconds = std::env::var("VLLM_LOG_STATS_INTERVAL").ok().and_then(|text| text.parse::<f64>().ok());
     let every = seconds.filter(|every| *every > 0.0).map_or(STATS_EVERY, Duration::from_secs_f64);

@@ -1,19 +1,18 @@
 //! Lines of `sluice status` about API keys that have used at least a tenth of a token limit.
 //!
-//! A key without a token limit, or far from it, has no line: an operator looks for keys that are
-//! near a limit.
+//! Other keys have no line: an operator looks for keys that are near a limit.
 
 use crate::admin::status::{KeyStatus, Status, Used};
 
-/// Largest number of keys with a line; `--json` has more keys.
+/// Most keys with a line; `--json` has more keys.
 const KEYS_SHOWN: usize = 20;
 
-/// The lines, keys nearest to a limit first.
+/// The lines, in the order of the gateway: keys nearest to a limit first.
 pub(super) fn lines(status: &Status) -> impl Iterator<Item = String> {
     status.keys.iter().filter_map(line).take(KEYS_SHOWN)
 }
 
-/// The line about a key, if the key has used a tenth of a limit or more.
+/// The line about a key, if it has used a tenth of a limit or more.
 fn line(key: &KeyStatus) -> Option<String> {
     let limits = [(key.minute, "tokens per minute"), (key.day, "tokens per day")];
     let near = limits.into_iter().filter_map(|(used, words)| {
@@ -25,7 +24,7 @@ fn line(key: &KeyStatus) -> Option<String> {
     (!near.is_empty()).then(|| format!("key {}: {}\n", key.name, near.join("; ")))
 }
 
-/// The value with three digits and a k or M beyond ten thousand.
+/// The value; in thousands (k) from ten thousand on, in millions (M) from ten million on.
 pub(super) fn short(value: u64) -> String {
     match value {
         0..10_000 => value.to_string(),

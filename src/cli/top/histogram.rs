@@ -1,14 +1,16 @@
-//! Histograms of the gateway's metrics page: of all pools together, and of the time between two pages.
+//! Histograms of the gateway's metrics page: of all pools together, and of the time between two
+//! pages.
 //!
-//! Values are seconds. A percentile is interpolated within its bucket, so it is as exact as the buckets are narrow. Bounds: a
-//! histogram has at most [`BUCKETS_MAX`] buckets; lines beyond them and lines that cannot be read are left out.
+//! Values are seconds. A percentile is interpolated within a bucket, so narrow buckets make it
+//! exact. Bounds: a histogram has at most [`BUCKETS_MAX`] buckets; lines beyond them and unreadable
+//! lines are left out.
 
 use crate::telemetry::families;
 
-/// The most buckets; the largest family has 27 and the unbounded one.
+/// Most buckets; the largest family has 30 and the unbounded one.
 const BUCKETS_MAX: usize = 64;
 
-/// A measure: its name and its family.
+/// The name and the metric family of each measure.
 pub(super) const MEASURES: [(&str, &str); 4] = [
     ("TTFT", families::TIME_TO_FIRST_TOKEN.name),
     ("ITL", families::INTER_TOKEN_LATENCY.name),
@@ -16,7 +18,7 @@ pub(super) const MEASURES: [(&str, &str); 4] = [
     ("E2EL", families::REQUEST_DURATION.name),
 ];
 
-/// A bucket: its upper bound, and how many values are at or below it.
+/// An upper bound, and the number of values at or below it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Bucket {
     bound: f64,
@@ -30,7 +32,7 @@ pub(super) struct Histogram {
 }
 
 impl Histogram {
-    /// The family of a page, summed over its labels.
+    /// Reads a family of a page, summed over labels.
     pub(super) fn parse(page: &str, family: &str) -> Self {
         let mut buckets: Vec<Bucket> = Vec::new();
         for line in page.lines() {
@@ -45,12 +47,13 @@ impl Histogram {
         Self { buckets }
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub(super) fn count(&self) -> f64 {
         self.buckets.last().map_or(0.0, |last| last.at_or_below)
     }
 
-    /// What was added since `earlier`. A page of a gateway that has started again since then counts as a whole.
+    /// The values that were added since `earlier`. After a restart of the gateway, the whole page
+    /// counts.
     pub(super) fn since(&self, earlier: &Self) -> Self {
         let before = |bucket: &Bucket| {
             let same = earlier.buckets.iter().find(|other| other.bound.total_cmp(&bucket.bound).is_eq());
@@ -63,7 +66,8 @@ impl Histogram {
         Self { buckets: self.buckets.iter().map(rest).collect() }
     }
 
-    /// The value that `share` of the values are at or below; `None` without values, and the largest bound where it is beyond it.
+    /// The value that `share` of the values do not exceed. `None` without values; at most the
+    /// largest finite bound.
     pub(super) fn percentile(&self, share: f64) -> Option<f64> {
         let wanted = self.count() * share;
         if self.count() <= 0.0 {
@@ -80,8 +84,8 @@ impl Histogram {
         Some(from)
     }
 
-    /// Upper bounds and numbers of values, from the first bucket with values to the last one, as at most `most` bars:
-    /// neighbours are joined where there are more.
+    /// Upper bounds and numbers of values, from the first bucket with values to the last, as at
+    /// most `most` bars. Neighbours are joined if there are more.
     pub(super) fn bars(&self, most: usize) -> Vec<(f64, u64)> {
         let mut below = 0.0;
         let counted = self.buckets.iter().map(|bucket| {
@@ -99,12 +103,12 @@ impl Histogram {
     }
 }
 
-/// Bound and count of a line, from its labels on.
+/// Bound and count of a line, from the labels on.
 fn bucket(labels: &str) -> Option<(f64, f64)> {
     let (labels, value) = labels.rsplit_once("} ")?;
     let (_, bound) = labels.rsplit_once("le=\"")?;
     let bound: f64 = bound.split('"').next()?.parse().ok()?;
-    // A sample may be followed by an exemplar or a time.
+    // An exemplar or a time may follow a sample.
     let count: f64 = value.split(' ').next()?.parse().ok()?;
     (!bound.is_nan() && count.is_finite() && count >= 0.0).then_some((bound, count))
 }

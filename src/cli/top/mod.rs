@@ -1,19 +1,20 @@
 //! `sluice top`: a live view of a running gateway in the terminal.
 //!
-//! Reads `/admin/status`, `/metrics` and `/admin/requests` of the admin port once a second. While the gateway does not respond, the view says so and
-//! tries again. `--once` prints one frame to stdout and ends, for scripts.
+//! Reads `/admin/status`, `/metrics` and `/admin/requests` of the admin port once a second. While
+//! the gateway does not respond, the view says so and retries. `--once` prints one frame to stdout
+//! and ends, for scripts. The terminal is restored at the end, after Ctrl-C or a signal, and if the
+//! program panics.
 //!
-//! The terminal is restored at the end, after Ctrl-C or a signal, and when the program panics. Exit codes: 0 ended by the
-//! operator, or the frame is printed; 1 no valid response with `--once`, or the terminal failed; 2 wrong usage.
-//! Bounds: one request at a time, [`KEYS_MAX`] keys that wait.
+//! Exit codes: 0 ended by the operator, or the frame is printed; 1 no valid response with `--once`,
+//! or the terminal failed; 2 wrong usage. Bounds: one request at a time, [`KEYS_MAX`] waiting keys.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `cells` | cells of its tables |
+//! | `cells` | cells of the tables |
 //! | `histogram` | histograms of the metrics page |
 //! | `slowest` | the slowest requests |
-//! | `state` | the last samples, and what the operator has chosen |
-//! | `view` | draws it |
+//! | `state` | the last samples, and the operator's choices |
+//! | `view` | the drawing |
 
 mod cells;
 mod histogram;
@@ -38,15 +39,15 @@ use super::terminal::{print_to_stdout, stdout_width};
 use crate::admin::{AdminClient, AdminClientError, Status};
 use state::{Order, Sample, State};
 
-/// Between two looks at the gateway.
+/// Time between two queries of the gateway.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How often the thread that reads keys looks whether the view has ended.
+/// Interval at which the thread that reads keys checks whether the view has ended.
 const KEY_INTERVAL: Duration = Duration::from_millis(100);
-/// Keys that wait to be handled.
+/// Most keys that wait to be handled.
 const KEYS_MAX: usize = 32;
 /// Columns of a frame that is printed without a terminal.
 const COLUMNS: usize = 80;
-/// Rows of a printed frame besides those of the backends, and with them at most.
+/// Rows of a printed frame without backends; most rows with backends.
 const FRAME_ROWS: usize = 20;
 const FRAME_ROWS_MAX: usize = 500;
 
@@ -72,7 +73,7 @@ pub fn run(args: &TopArgs) -> ExitCode {
 async fn sample(client: &AdminClient) -> Result<Sample, AdminClientError> {
     let status: Status = client.get("/admin/status").await?;
     let page = client.text("/metrics").await?;
-    // Only these need the token.
+    // Only this path needs the token.
     let requests = client.get("/admin/requests").await.map_err(|error| error.to_string());
     Ok(Sample::of(status, &page, requests))
 }
@@ -90,7 +91,6 @@ async fn once(client: &AdminClient) -> ExitCode {
     exit_code(print_to_stdout(&printed))
 }
 
-/// A frame as text.
 fn frame(sample: Sample, columns: usize) -> String {
     let mut state = State::default();
     state.add(sample);
@@ -119,7 +119,8 @@ fn text(buffer: &Buffer) -> String {
     text
 }
 
-/// The terminal in raw mode on its second screen; restored when dropped. ratatui's panic hook restores it, too.
+/// The terminal in raw mode on its second screen; restored when dropped. ratatui's panic hook
+/// restores it, too.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -149,7 +150,7 @@ async fn live(client: &AdminClient) -> ExitCode {
     }
 }
 
-/// What a key means; `None`: nothing.
+/// The meaning of a key for the view; `None` for other keys.
 fn order(key: KeyEvent) -> Option<Wanted> {
     if key.kind == KeyEventKind::Release {
         return None;
@@ -169,18 +170,18 @@ fn order(key: KeyEvent) -> Option<Wanted> {
     })
 }
 
-/// What the operator wants.
+/// An intention of the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Quit,
-    /// From the slowest requests to the histogram, and from there quit.
+    /// From the slowest requests to the histogram; from the histogram, quit.
     Back,
     Order(Order),
-    /// The size of the terminal has changed.
+    /// The terminal has a new size.
     Redraw,
 }
 
-/// Reads keys on a thread of its own, because reading blocks. It ends when the view has.
+/// Reads keys on a separate thread, because reading blocks. The thread ends after the view.
 fn keys() -> mpsc::Receiver<Wanted> {
     let (sender, receiver) = mpsc::channel(KEYS_MAX);
     std::thread::spawn(move || {
@@ -203,7 +204,7 @@ fn keys() -> mpsc::Receiver<Wanted> {
     receiver
 }
 
-/// Shows the gateway until the operator quits, or a signal or the end of the terminal ends it.
+/// Shows the gateway until the operator quits, a signal arrives, or the terminal ends.
 async fn show(client: &AdminClient, mut screen: Screen) -> std::io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

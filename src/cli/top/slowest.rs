@@ -1,6 +1,8 @@
-//! The slowest of the last finished requests, and where their time went: in the place of the histogram.
+//! The slowest of the last finished requests, with the parts of their time, in place of the
+//! histogram.
 //!
-//! The list needs the admin token where there is one; without it, or from an older gateway, the reason is shown in its place.
+//! The list needs the admin token if there is one. Without it, or with an older gateway, the reason
+//! is shown instead.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -12,19 +14,20 @@ use crate::admin::snapshot::RequestLists;
 use crate::cli::status::ms;
 use crate::telemetry::RequestView;
 
-/// Columns of a request id at most; the gateway's own have 36.
+/// Most columns of a request id; the gateway's ids have 36.
 const ID_COLUMNS: usize = 64;
-/// Columns of the name of a backend or key at most.
+/// Most columns of the name of a backend or key.
 const NAME_COLUMNS: usize = 24;
 
-/// A column: its name, its width, and its text.
+/// Name, width and text of a column.
 struct Column {
     name: &'static str,
     width: usize,
     text: fn(&RequestView) -> String,
 }
 
-/// Draws the list in `area`, as many requests as fit, and as many columns: a request is looked up by its whole id.
+/// Draws the list in `area`, with as many requests and columns as fit. Ids are whole, so that a
+/// request can be looked up.
 pub(super) fn draw(frame: &mut Frame<'_>, lists: &Result<RequestLists, String>, area: Rect) {
     let [title, table] = Layout::vertical([Constraint::Length(1), Constraint::Min(3)]).areas(area);
     let lists = match lists {
@@ -83,7 +86,7 @@ fn columns(requests: &[RequestView], width: usize) -> Vec<Column> {
     all.into_iter().filter(fits).collect()
 }
 
-/// A text that is too long ends with a mark that it is.
+/// Cuts a text that is too long, and marks it with an ellipsis.
 fn cut(text: String, width: usize) -> String {
     match text.chars().count() > width {
         true => text.chars().take(width.saturating_sub(1)).chain(['…']).collect(),

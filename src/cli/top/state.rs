@@ -1,7 +1,7 @@
-//! What the view shows: the last samples of the gateway, and what the operator has chosen.
+//! The state of the view: the last samples of the gateway, and the operator's choices.
 //!
-//! Pure: samples and keys come in, the view reads. Bounds: [`SAMPLES_MAX`] samples, so the histogram covers the last ten
-//! seconds; of the samples before the latest only the histograms are kept.
+//! Pure: samples and keys come in, the view reads. Bound: [`SAMPLES_MAX`] samples, so the histogram
+//! covers the last ten seconds. Of samples before the latest, only the histograms are kept.
 
 use std::collections::VecDeque;
 
@@ -10,51 +10,51 @@ use crate::admin::Status;
 use crate::admin::snapshot::RequestLists;
 use crate::admin::status::{BackendStatus, PoolStatus};
 
-/// Samples whose histograms are kept: the latest, and those of ten seconds before it.
+/// Samples whose histograms are kept: the latest, and ten seconds before it.
 const SAMPLES_MAX: usize = 11;
 
-/// What one look at the gateway returned.
+/// The responses to one query of the gateway.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) status: Status,
     pub(super) histograms: [Histogram; MEASURES.len()],
-    /// The last finished requests, or why they are not known.
+    /// The last finished requests, or why they are unknown.
     pub(super) requests: Result<RequestLists, String>,
 }
 
 impl Sample {
-    /// From the response to `/admin/status`, the metrics page, and the response to `/admin/requests`.
+    /// Makes a sample from the response to `/admin/status`, the metrics page, and the response to
+    /// `/admin/requests`.
     pub(super) fn of(status: Status, page: &str, requests: Result<RequestLists, String>) -> Self {
         Self { status, histograms: MEASURES.map(|(_, family)| Histogram::parse(page, family)), requests }
     }
 }
 
-/// What a key asks for.
+/// An action that a key requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The backend above.
+    /// Selects the backend above.
     Up,
-    /// The backend below.
+    /// Selects the backend below.
     Down,
-    /// The measure before.
+    /// Selects the measure before.
     Left,
-    /// The next measure.
+    /// Selects the next measure.
     Right,
-    /// The slowest requests in the place of the histogram, or back.
+    /// Shows the slowest requests in place of the histogram, or back.
     Slowest,
-    /// Stop or go on.
+    /// Stops or goes on.
     Pause,
 }
 
-/// The state of the view.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub(super) status: Option<Status>,
-    /// See [`Sample`]; `None`: there is no sample yet.
+    /// See [`Sample`]; `None` before the first sample.
     pub(super) requests: Option<Result<RequestLists, String>>,
     pub(super) shows_slowest: bool,
     histograms: VecDeque<[Histogram; MEASURES.len()]>,
-    /// Why the gateway could not be read, and for how many attempts.
+    /// Why the gateway could not be read, and the number of failed attempts.
     pub(super) failure: Option<(String, u32)>,
     pub(super) paused: bool,
     pub(super) selected: usize,
@@ -62,7 +62,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Takes a sample. While paused it is not shown.
+    /// Takes a sample, unless paused.
     pub(super) fn add(&mut self, sample: Sample) {
         self.failure = None;
         if self.paused {
@@ -77,7 +77,7 @@ impl State {
         self.selected = self.selected.min(self.backends().count().saturating_sub(1));
     }
 
-    /// The gateway could not be read.
+    /// Notes that the gateway could not be read.
     pub(super) fn fail(&mut self, why: String) {
         let attempts = self.failure.as_ref().map_or(0, |(_, attempts)| *attempts);
         self.failure = Some((why, attempts + 1));
@@ -85,7 +85,6 @@ impl State {
         self.histograms.clear();
     }
 
-    /// Does what a key asks for.
     pub(super) fn apply(&mut self, order: Order) {
         let last = self.backends().count().saturating_sub(1);
         match order {
@@ -104,7 +103,8 @@ impl State {
         pools.flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)))
     }
 
-    /// The histogram of the chosen measure, and over how many seconds; `None`: since the gateway started.
+    /// The histogram of the chosen measure, and the seconds that it covers; `None` for the seconds
+    /// since the gateway started.
     pub(super) fn histogram(&self) -> Option<(Histogram, Option<usize>)> {
         let latest = &self.histograms.back()?[self.measure];
         Some(match self.histograms.len() {
@@ -121,7 +121,8 @@ pub(super) mod tests {
     use crate::admin::status::Used;
     use crate::telemetry::{Quantiles, RequestView, WindowStats};
 
-    /// A gateway with `backends` backends in two pools, the last of them ejected, after `requests` requests.
+    /// A gateway with `backends` backends in two pools, the last backend ejected, after `requests`
+    /// requests.
     pub(in crate::cli::top) fn sample(backends: usize, requests: usize) -> Sample {
         let some = |used, limit| Used { used, limit: Some(limit) };
         let backend = |index: usize| BackendStatus {

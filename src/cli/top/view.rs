@@ -1,7 +1,8 @@
-//! Draws the view with ratatui: pools, backends, the chosen backend's reason, a histogram or the slowest requests, the keys.
+//! Draws the view with ratatui: pools, backends, a reason, a histogram or the slowest requests, the
+//! keys.
 //!
-//! It is made for 80 columns and 24 rows. On smaller screens the histogram goes first, then rows of pools; backends scroll. A state
-//! is a word and, unless `NO_COLOR` is set, a colour.
+//! Made for 80 columns and 24 rows. On smaller screens the histogram goes first, then rows of
+//! pools; backends scroll. A state is a word and, unless `NO_COLOR` is set, a colour.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -17,20 +18,21 @@ use crate::admin::status::{BackendStatus, PoolStatus};
 use crate::cli::status::{ms, span, used, why};
 use crate::telemetry::Quantiles;
 
-/// The most pools with a row; their number is shown.
+/// Most pools with a row; the number of pools is shown.
 const POOLS_MAX: usize = 6;
-/// Rows of the histogram: its title, bars, labels.
+/// Rows of the histogram: title, bars, labels.
 const HISTOGRAM_ROWS: u16 = 8;
 /// Rows that the histogram leaves to the rest.
 const REST_ROWS: u16 = 12;
-/// Rows of a usual screen; on a higher one the histogram grows, to twice its rows at most.
+/// Rows of a usual screen. On a higher screen the histogram grows, at most to twice the rows.
 const USUAL_ROWS: u16 = 24;
-/// Columns that a wide screen gives to the names of pools and backends, so that their numbers stay beside them.
+/// Columns for the names of pools and backends on a wide screen, so that the numbers stay next to
+/// them.
 const NAME_COLUMNS: usize = 40;
-/// Columns of a bar with its gap.
+/// Columns of a bar and the gap after it.
 const BAR_COLUMNS: u16 = 7;
 
-/// Draws a state. Without colours only bold and reversed text.
+/// Draws a state. Without colours, only bold and reversed text.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     let area = frame.area();
     let pools = state.status.as_ref().map_or(0, |status| status.pools.len());
@@ -76,7 +78,7 @@ fn headline(state: &State) -> Line<'static> {
     bold(format!("sluice {version} up {up}, clients on {}, {file}", about.listen))
 }
 
-/// What is unusual, in one line: a failure to connect before all else.
+/// An unusual condition in one line; a failure to connect comes first.
 fn notice_line(state: &State, colours: bool) -> Line<'static> {
     let red = if colours { Style::new().fg(Color::Red) } else { Style::new() }.add_modifier(Modifier::BOLD);
     if let Some((why, attempts)) = &state.failure {
@@ -132,7 +134,8 @@ fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
     frame.render_widget(Table::new(rows, widths).header(header(&names)), area);
 }
 
-/// What `rest`, the other columns, leave to names, but on a wide screen no more than they need.
+/// The columns that `rest`, the other columns, leave to names; on a wide screen not more than the
+/// names need.
 fn name_column(width: u16, rest: u16, names: impl Iterator<Item = usize>) -> Constraint {
     let needed = names.max().unwrap_or(0).max(NAME_COLUMNS);
     Constraint::Length(width.saturating_sub(rest).max(10).min(u16::try_from(needed).unwrap_or(u16::MAX)))
@@ -176,7 +179,7 @@ fn backend_row(pool: &PoolStatus, backend: &BackendStatus, colours: bool) -> Row
     ])
 }
 
-/// The chosen backend: where it is, and why it is not ready.
+/// Draws the chosen backend's address, and why it is not ready.
 fn draw_reason(frame: &mut Frame<'_>, state: &State, area: Rect) {
     let Some((pool, backend)) = state.backends().nth(state.selected) else { return };
     let reason = why(backend).unwrap_or_else(|| backend.shown_state().to_owned());

@@ -1,32 +1,36 @@
-//! `sluice tune --auto-tune-compat`: the environment variables and the file layout of vLLM's `auto_tune.sh`, as a tuning.
+//! `sluice tune --auto-tune-compat`: a tuning from the environment variables of vLLM's
+//! `auto_tune.sh`.
 //!
 //! | variable | default | use |
 //! |---|---|---|
-//! | `BASE` | the working directory | results go to `BASE/auto-benchmark/TAG`, TAG being the time to the minute |
-//! | `MODEL` | meta-llama/Llama-3.1-8B-Instruct | what `vllm serve` is given |
+//! | `BASE` | the working directory | results go to `BASE/auto-benchmark/TAG` |
+//! | `MODEL` | meta-llama/Llama-3.1-8B-Instruct | argument of `vllm serve` |
 //! | `TP`, `DOWNLOAD_DIR`, `MAX_MODEL_LEN` | 1, none, 4096 | flags of the server |
 //! | `INPUT_LEN`, `OUTPUT_LEN` | 4000, 16 | tokens of each request |
-//! | `MIN_CACHE_HIT_PCT` | 0 | share of each prompt that all prompts have in common, per cent |
-//! | `MAX_LATENCY_ALLOWED_MS` | none | bound on E2EL for 99 % of the requests; without one the throughput is optimised |
-//! | `NUM_SEQS_LIST`, `NUM_BATCHED_TOKENS_LIST` | 128 256, 512 1024 2048 4096 | the grid |
+//! | `MIN_CACHE_HIT_PCT` | 0 | percentage of each prompt that all prompts share |
+//! | `MAX_LATENCY_ALLOWED_MS` | none | bound on E2EL for 99 % of the requests |
+//! | `NUM_SEQS_LIST` | 128 256 | the grid |
+//! | `NUM_BATCHED_TOKENS_LIST` | 512 1024 2048 4096 | the grid |
 //! | `SYSTEM`, `VLLM_LOGGING_LEVEL` | | not used here; the latter reaches the server |
 //!
-//! What differs, because it is a fault of the script: no process is ended by its name; the port is free and not always 8004; a
-//! start is waited for as long as its log shows progress; a server that does not start is not measured; memory is found under
-//! load and with the largest values of the lists, wherever they stand; the default flags are a row; rates are not whole
-//! numbers, and certified with as many requests as that takes; the winner is that of the highest rate within the bound; two runs of
-//! one minute get two folders; the exit status is 1 when nothing was found. The winner is not profiled.
+//! TAG is the time to the minute. Without a bound the throughput is optimised. Differences, where
+//! the script is at fault: no process is ended by name; the port is free and not always 8004; a
+//! start may last while the log shows progress; a server that does not start is not measured;
+//! memory is found under load and with the largest values of the lists; the default flags are a
+//! row; rates are not whole numbers, and are certified with enough requests; the winner has the
+//! highest rate within the bound; two runs of one minute get two folders; the exit status is 1 if
+//! no setting was found. The winner is not profiled.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-/// The value without a bound.
+/// The value that means no bound, ms.
 const NO_BOUND: f64 = 1e11;
-/// The most runs in one minute.
+/// Most runs in one minute.
 const MOST: u32 = 100;
 
-/// What the variables ask for.
+/// The tuning that the variables describe.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Compat {
     base: PathBuf,
@@ -34,10 +38,10 @@ pub(super) struct Compat {
 }
 
 impl Compat {
-    /// Reads the variables by `env`.
+    /// Reads the variables with `env`.
     ///
     /// # Errors
-    /// A value that makes no sense, with its name.
+    /// A value that makes no sense, with the name of the variable.
     pub(super) fn new(env: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Self> {
         let get = |name: &str, default: &str| {
             env(name).filter(|value| !value.trim().is_empty()).unwrap_or_else(|| default.to_owned())
@@ -92,10 +96,11 @@ impl Compat {
         Ok(Self { base: PathBuf::from(get("BASE", ".")), text })
     }
 
-    /// Makes the folder of this run and writes the tuning as `tune.toml` there; with `resume` it is the newest one there is.
+    /// Makes the folder of this run and writes the tuning there, as `tune.toml`. With `resume`,
+    /// returns the newest folder instead.
     ///
     /// # Errors
-    /// The folder cannot be made, or there is none to go on in.
+    /// If the folder cannot be made, or there is no folder to resume.
     pub(super) fn folder(&self, tag: &str, resume: bool) -> anyhow::Result<PathBuf> {
         let all = self.base.join("auto-benchmark");
         if resume {
@@ -118,7 +123,7 @@ impl Compat {
     }
 }
 
-/// The folder of the latest run: tags sort by time.
+/// The folder of the latest run; tags sort by time.
 fn newest(all: &Path) -> Option<PathBuf> {
     let folders = std::fs::read_dir(all).ok()?.flatten().map(|entry| entry.path());
     folders.filter(|folder| folder.join("tune.toml").is_file()).max()

@@ -1,10 +1,13 @@
-//! `sluice tune --gateway URL --backend NAME`: tunes one engine of a running gateway through its admin API.
+//! `sluice tune --gateway URL --backend NAME`: tunes one engine of a running gateway in place.
 //!
-//! The backend is taken out of rotation, and its running requests finish. Then the gateway restarts its engine with each setting,
-//! and the tuner sends its load directly to the engine. However the tuning ends, the engine gets the flags that it had at the
-//! start, and the backend is put back into rotation before the command returns. A tuner that is killed cannot do that. Then
-//! `sluice backend restart NAME --reset` and `sluice backend enable NAME` give the backend back. Until then the tuner refuses it,
-//! since it would take the flags of the interrupted trial for the engine's own.
+//! Through the admin API, the backend is taken out of rotation, and running requests finish. Then
+//! the gateway restarts the engine with each setting, and the tuner sends the load directly to the
+//! engine. At the end, also after a failure, the engine gets the original flags, and the backend is
+//! put back into rotation before the command returns.
+//!
+//! A tuner that is killed cannot do that. Then `sluice backend restart NAME --reset` and
+//! `sluice backend enable NAME` give the backend back. Until then the tuner refuses the backend,
+//! since it would take the flags of the interrupted trial for the original ones.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,14 +27,14 @@ use crate::lab::Scenario;
 use crate::tune::setting::shown;
 use crate::tune::{BenchEngine, Flags, InPlace, Journal, Plan, Report, Trial, TuneError, Watch, tune};
 
-/// Between two polls of the gateway.
+/// Time between two polls of the gateway.
 const POLL: Duration = Duration::from_millis(250);
-/// How long requests that are in flight when the backend leaves the rotation may take to finish.
+/// Longest time for requests in flight to finish after the backend left the rotation.
 const DRAIN_LIMIT: Duration = Duration::from_secs(900);
-/// If the gateway does not respond for this long, the tuning ends with an error.
+/// Silence of the gateway after which the tuning ends with an error.
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The gateway and the backend that is tuned.
+/// The gateway, and the backend to tune.
 #[derive(Clone, Debug)]
 pub(super) struct Bench {
     pub(super) admin: AdminClient,
@@ -44,9 +47,10 @@ struct AdminEngine {
     client: AdminClient,
     path: Path,
     url: String,
-    /// The flags that it had when the tuning began.
+    /// The flags of the engine when the tuning began.
     own: Flags,
-    /// The gateway's count of unplanned restarts after the last planned one: if it grows, the engine has ended.
+    /// The gateway's count of unplanned restarts after the last planned one. If it grows, the
+    /// engine has ended.
     restarts: usize,
 }
 
@@ -84,7 +88,8 @@ fn failed(error: impl std::fmt::Display) -> TuneError {
 }
 
 impl AdminEngine {
-    /// Finds the backend, and checks that another backend of its pool is ready to serve meanwhile. Changes nothing.
+    /// Finds the backend, and checks that another backend of the pool is ready to serve meanwhile.
+    /// Changes nothing.
     async fn find(bench: Bench) -> Result<Self, TuneError> {
         let client = bench.admin;
         let (status, path) = loop {
@@ -92,7 +97,8 @@ impl AdminEngine {
             let path = path(&status, &bench.backend).map_err(failed)?;
             let all = status.pools.iter().filter(|pool| pool.name == path.pool).flat_map(|pool| &pool.backends);
             let engine = all.filter(|own| own.name == path.backend).find_map(|own| own.engine.as_ref());
-            // In the step "ramp" an engine serves with a growing share of its slots: wait until it is over.
+            // In the step "ramp" an engine serves with a growing share of its slots; wait until it
+            // is over.
             if engine.is_none_or(|engine| engine.step != "ramp") {
                 break (status, path);
             }
@@ -140,7 +146,8 @@ impl AdminEngine {
         Ok(())
     }
 
-    /// Restarts the engine with its own flags, unless it already has them, and puts the backend back into rotation.
+    /// Restarts the engine with the original flags, unless it already has them, and puts the
+    /// backend back into rotation.
     async fn give_back(&mut self) -> Result<(), TuneError> {
         // A restart that was interrupted must end first.
         while self.engine().await?.change.is_some() {
@@ -178,7 +185,8 @@ impl AdminEngine {
     }
 }
 
-/// Parses `name=value` texts with spaces between. Leaves out lists and tables: for these the engine uses the configuration.
+/// Parses `name=value` texts with spaces between. Leaves out lists and tables: for these the engine
+/// uses the configuration.
 fn own_flags(line: &str) -> Flags {
     let flags = line.split(' ').filter_map(|text| flag(text).ok());
     let is_plain =
@@ -198,7 +206,8 @@ impl BenchEngine for AdminEngine {
     async fn restart(&mut self, flags: &Flags) -> Result<Option<String>, TuneError> {
         let all: BTreeMap<&String, &ArgValue> = self.own.iter().chain(flags).collect();
         let sets: Vec<String> = all.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
-        // With `hold` the gateway does not require that another backend can serve the models; `find` has checked for one.
+        // With `hold` the gateway does not require that another backend can serve the models;
+        // `find` has checked that.
         let started = post(&self.client, &self.path, &format!("/restart{}", query(&sets, &["reset", "hold"]))).await;
         let started: Value = match started {
             Ok(started) => started,

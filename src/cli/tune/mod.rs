@@ -1,9 +1,13 @@
-//! `sluice tune`: the settings that are best for a workload and its objectives, tried on simulated engines or on real ones.
+//! `sluice tune`: finds the best settings for a workload and objectives, on simulated or real
+//! engines.
 //!
-//! A file describes what is tuned (`sluice_tune::file`). Every trial is written to a journal before the next one begins, so an
-//! interrupted tuning continues with `--resume`. Progress goes to stderr, the result to stdout. Exit codes: 0 a setting was found
-//! (that may be the default); 1 none was found, a file could not be written, the machine or the gateway prevents a real engine
-//! from running, or the tuning was interrupted; 2 the file is not valid.
+//! A file describes the tuning (`sluice_tune::file`). Every trial is written to a journal before
+//! the next one begins, so an interrupted tuning continues with `--resume`. Progress goes to
+//! stderr, the result to stdout.
+//!
+//! Exit codes: 0 a setting was found (perhaps the default); 1 none was found, a file could not be
+//! written, the machine or the gateway prevents a real engine from running, or the tuning was
+//! interrupted; 2 the file is not valid.
 
 mod compat;
 mod progress;
@@ -31,10 +35,11 @@ use real::Ended;
 /// Find the best settings of vLLM and of the gateway, with proof.
 #[derive(Clone, Debug, Args)]
 pub struct TuneArgs {
-    /// What is tuned
+    /// The tuning
     #[arg(value_name = "FILE", required_unless_present = "auto_tune_compat")]
     file: Option<PathBuf>,
-    /// Take the environment variables of vLLM's auto_tune.sh in place of FILE, tune real engines, and write its files
+    /// Take the environment variables of vLLM's auto_tune.sh in place of FILE, tune real engines,
+    /// and write its files
     #[arg(long, conflicts_with_all = ["file", "journal", "engines", "result", "gateway"])]
     auto_tune_compat: bool,
     /// Continue the journal of an earlier run
@@ -43,25 +48,29 @@ pub struct TuneArgs {
     /// The journal [default: the name of FILE with the ending .journal, in the working directory]
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
-    /// When the search ends at the latest: engine time such as 2h, or trials such as 45 (repeatable)
+    /// When to end the search at the latest: engine time such as 2h, or trials such as 45
+    /// (repeatable)
     #[arg(long, value_name = "TIME|TRIALS", value_parser = limit)]
     budget: Vec<Limit>,
     /// race, halving, random, model or auto-tune [default: race up to 60 settings, else model]
     #[arg(long, value_name = "METHOD")]
     method: Option<Method>,
-    /// Do not simulate the settings first: try them in an order by chance, and show no predicted values
+    /// Do not simulate the settings first: try them in random order, and show no predicted values
     #[arg(long)]
     no_prior: bool,
-    /// Start, restart and stop the engines that the configuration of FILE launches, in place of simulating them
+    /// Start, restart and stop the engines that the configuration of FILE launches, instead of
+    /// simulating them
     #[arg(long)]
     real: bool,
-    /// Logs and journal of the real engines [default: the name of FILE with the ending .engines, in the working directory]
+    /// Logs and journal of the real engines [default: the name of FILE with the ending .engines, in
+    /// the working directory]
     #[arg(long, value_name = "FOLDER", requires = "real")]
     engines: Option<PathBuf>,
-    /// Tune one engine of a running gateway in place, through its admin port: other backends serve meanwhile
+    /// Tune one engine of a running gateway in place, through its admin port: other backends serve
+    /// meanwhile
     #[arg(long, value_name = "URL", conflicts_with = "real", requires = "backend")]
     gateway: Option<String>,
-    /// The backend that is tuned in place, such as gpu0 or short/gpu0
+    /// The backend to tune in place, such as gpu0 or short/gpu0
     #[arg(long, value_name = "NAME", requires = "gateway")]
     backend: Option<String>,
     /// The gateway's admin token, if it has one
@@ -87,7 +96,6 @@ pub struct TuneArgs {
     patch: Option<PathBuf>,
 }
 
-/// A limit of the search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Limit {
     Trials(usize),
@@ -119,13 +127,13 @@ pub fn run(args: &TuneArgs) -> ExitCode {
     }
 }
 
-/// The arguments that do what the variables of `auto_tune.sh` ask for, in a folder of their own.
+/// The arguments for the tuning that the variables of `auto_tune.sh` describe, in a new folder.
 fn of_variables(args: &TuneArgs) -> anyhow::Result<TuneArgs> {
     let compat = compat::Compat::new(&|name| std::env::var(name).ok())?;
     let tag = jiff::Zoned::now().strftime("%Y_%m_%d_%H_%M").to_string();
     let folder = compat.folder(&tag, args.resume)?;
     let result = folder.join("result.txt");
-    // Scripts around it look for this line.
+    // Scripts around auto_tune.sh look for this line.
     print(&format!("RESULT_FILE={}\n", result.display()));
     Ok(TuneArgs {
         file: Some(folder.join("tune.toml")),
@@ -162,7 +170,8 @@ fn run_file(args: &TuneArgs) -> ExitCode {
 }
 
 impl Ended {
-    /// Whether the file is at fault. Otherwise what was tried is in the journal, and worth to be continued.
+    /// Whether the file is at fault. Otherwise the trials are in the journal, and the tuning can be
+    /// continued.
     fn is_of_file(&self) -> bool {
         use TuneError::{Died, Engine, Folder, JournalWrite, Ports};
         let outside =

@@ -1,8 +1,9 @@
-//! The progress of a tuning on stderr: a line for each trial that has ended, with the best so far and the time that is left.
+//! The progress of a tuning on stderr: a line for each ended trial, with the best so far and the
+//! time left.
 //!
-//! What an engine says when it does not start is shortened to [`REASON`] characters here; the report has all of it. The time left
-//! is that of the trials so far, per trial, times those that the budget or a grid leaves; a search that may end earlier or
-//! leaves settings out needs less.
+//! The reason of an engine that does not start is shortened to [`REASON`] characters; the report
+//! has all of it. The time left is the mean time of the trials so far times the number of trials
+//! that the budget or a grid leaves. A search that ends earlier or leaves settings out needs less.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +13,18 @@ use crate::tune::report::table::minutes;
 use crate::tune::setting::name;
 use crate::tune::{Budget, Effort, Method, Outcome, Plan, Progress, Trial};
 
-/// The longest reason in a line, characters.
+/// Longest reason in a line, characters.
 const REASON: usize = 100;
 
-/// What is shown.
+/// The state of the progress lines.
 #[derive(Debug)]
 pub(super) struct Shown {
     budget: Budget,
-    /// Whether trials take long enough that what happens in them is shown.
+    /// Whether engines are real, so that trials take long enough to show their steps.
     real: bool,
-    /// Trials of the search at most.
+    /// Most trials of the search.
     most: Option<usize>,
-    /// Trials of the journal: they take no time.
+    /// Trials from the journal, which take no time.
     replayed: usize,
     count: usize,
     engine_seconds: f64,
@@ -31,14 +32,14 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Progress of a tuning of so many settings, of whose trials so many are in the journal.
+    /// Progress of a tuning of `settings` settings. `replayed`: trials that are in the journal.
     pub(super) fn new(plan: &Plan, settings: usize, replayed: usize, real: bool) -> Self {
         let grid = matches!(plan.method, Method::Race | Method::Random | Method::AutoTune).then_some(settings);
         let most = plan.budget.trials.into_iter().chain(grid).min();
         Self { budget: plan.budget, real, most, replayed, count: 0, engine_seconds: 0.0, began: Instant::now() }
     }
 
-    /// Shows what happens.
+    /// Shows an event.
     pub(super) fn show(&mut self, progress: &Progress<'_>) {
         match progress {
             Progress::Begins(setting, _) if self.real && self.count >= self.replayed => {
@@ -63,7 +64,7 @@ impl Shown {
         let time = minutes(trial.seconds + trial.start_seconds);
         let mut line = format!("{which}: {}: {}, {time} of engine time", name(&trial.setting), what(trial));
         if let Some((value, best)) = best.and_then(|best| Some((best.value()?, best))) {
-            // Its name was in the line of its own trial.
+            // The line of that setting's trial named it.
             let is_this = best.setting == trial.setting && trial.effort != Effort::Confirm;
             line += &if is_this { "; the best so far".to_owned() } else { format!("; best {}", number(value)) };
         }
@@ -73,7 +74,7 @@ impl Shown {
         line
     }
 
-    /// The time that the search may still take, without the confirmations.
+    /// The longest time that the search may still take, without the confirmations.
     fn left(&self, elapsed: Duration) -> Option<Duration> {
         let fresh = self.count.checked_sub(self.replayed).filter(|fresh| *fresh > 0)?;
         let by_trials = self.most.map(|most| elapsed.mul_f64(most.saturating_sub(self.count) as f64 / fresh as f64));
@@ -87,7 +88,7 @@ impl Shown {
     }
 }
 
-/// What came of a trial, in a few words.
+/// The outcome of a trial in a few words.
 fn what(trial: &Trial) -> String {
     match &trial.outcome {
         Outcome::Measured { value, .. } => number(value.value),
@@ -105,7 +106,7 @@ fn what(trial: &Trial) -> String {
     }
 }
 
-/// The first sentence or clause of a reason, cut at a word.
+/// The first line of a reason, cut at a word.
 fn shortened(reason: &str) -> String {
     let line = reason.lines().next().unwrap_or_default();
     if line.chars().count() <= REASON {

@@ -1,7 +1,8 @@
 //! `sluice tune --real`: the tuning on real engines, until it ends or a signal arrives.
 //!
-//! However it ends, the gateway and the engines of the tuner are stopped before the command returns; a second signal does not
-//! cut that short, because an engine without its parent would hold its device. The own gateway runs in this process.
+//! In any case, the tuner's gateway (in this process) and engines are stopped before the command
+//! returns. A second signal does not cut that short, because an engine without a parent would hold
+//! the device.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,18 +18,18 @@ use crate::telemetry::log;
 use crate::tune::{Journal, OwnGateway, Plan, RealEngines, Report, Trial, TuneError, tune};
 use tokio::time::{Instant, sleep};
 
-/// How long the backends may take to be ready in the gateway; their engines serve already.
+/// Time for the backends to be ready in the gateway; their engines serve already.
 const READY_LIMIT: Duration = Duration::from_secs(30);
-/// Between two looks at them.
+/// Time between two checks of the backends.
 const READY_POLL: Duration = Duration::from_millis(20);
 
-/// How a tuning ended without a report.
+/// Why a tuning ended without a report.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
-    /// It cannot begin or go on.
+    /// The tuning cannot begin or go on.
     #[error(transparent)]
     Failed(#[from] TuneError),
-    /// The system refuses something that the command needs.
+    /// The operating system refuses a resource.
     #[error("{0}")]
     System(#[from] std::io::Error),
     /// Ctrl-C or SIGTERM.
@@ -48,7 +49,7 @@ pub(super) fn tuned(
     shown: &mut Shown,
 ) -> Result<Report, Ended> {
     raise_file_limit();
-    // Warnings about engines, such as one whose program does not answer. Without them the tuning
+    // Shows warnings about engines, such as a program that does not answer. Without them the tuning
     // goes on.
     if let Err(error) = log::init_warnings("sluice_fleet") {
         eprintln!("warnings of engines are not shown: {error}");
@@ -83,7 +84,7 @@ async fn search(
     tune(plan, engines, journal, done, |progress| shown.show(&progress)).await
 }
 
-/// The gateway before the engines.
+/// The tuner's gateway in front of the engines.
 #[derive(Debug, Default)]
 struct PrivateGateway(Option<Running>);
 

@@ -1,8 +1,9 @@
-//! Candidates on virtual time: two or three, whose clocks run up to a tenth too fast or too slow, that are killed, frozen and cut off
-//! from a store that is slow, loses calls and answers, is gone, or loses the object. Never do two lead at the same time, and soon after
-//! the faults one leads.
+//! Two or three candidates with faults on virtual time: two never lead at once, and one leads soon
+//! after the faults.
 //!
-//! A frozen candidate counts as one that leads while its own clock says so: what it does when it goes on is judged by that clock.
+//! Clocks are up to a tenth too fast or too slow. Candidates are killed, frozen and cut off. The
+//! store is slow or down, loses calls, answers or the object. A frozen candidate leads while its
+//! clock says so, since it acts by that clock later.
 
 use std::time::Duration;
 
@@ -15,9 +16,9 @@ const PERIOD: u64 = LEASE / 8;
 const CALL: u64 = LEASE / 5;
 const TICK: u64 = 20;
 const SEEDS: u64 = 300;
-/// Ticks with faults, and until one must lead after them.
+/// Ticks with faults.
 const FAULTY: u64 = 90_000 / TICK;
-/// A lease on the slowest clock, what is left of the call that was under way, and a read and a write.
+/// Milliseconds: a lease on the slowest clock, the rest of a running call, a read and a write.
 const SOON: u64 = LEASE * 10 / 9 + CALL * 2 + PERIOD * 2;
 
 fn ms(value: u64) -> Duration {
@@ -26,20 +27,20 @@ fn ms(value: u64) -> Duration {
 
 #[derive(Debug)]
 enum Call {
-    /// The next read begins then, by real time.
+    /// Real time of the next read.
     Idle(u64),
-    /// Given up then, by the candidate's clock. `number`: of the call, by which late answers are known.
+    /// `until`: on the candidate's clock. `number` identifies late answers.
     Waits { number: u64, until: Duration },
 }
 
 #[derive(Debug)]
 struct Node {
     candidate: Candidate,
-    /// Its clock, in percent of real time.
+    /// Speed of the clock in percent.
     rate: u64,
     call: Call,
     frozen: bool,
-    /// Of a hundred calls, so many do not arrive; of a hundred answers, so many do not.
+    /// Percentages of lost calls and answers.
     lost: [usize; 2],
 }
 
@@ -55,18 +56,18 @@ struct World {
     now: u64,
     rng: Rng,
     nodes: Vec<Node>,
-    /// Due, to or from which candidate, and which of its calls.
+    /// Arrival, candidate, number of the call, and message.
     messages: Vec<(u64, String, u64, Message)>,
     object: Option<(Record, u64)>,
     version: u64,
     down: bool,
-    /// Of a hundred calls and answers, so many come up to two leases late.
+    /// Percentage of messages that are up to two leases late.
     late: usize,
     calls: u64,
     started: u64,
-    /// Who led last, and until when by real time it might have.
+    /// The last leader, and the end of the term by real time.
     last: Option<(String, u64)>,
-    /// Between two terms, at least.
+    /// Shortest time between two terms.
     gap: u64,
 }
 
@@ -112,7 +113,7 @@ impl World {
         if self.chance(self.nodes[node].lost[lost]) || self.down {
             return;
         }
-        // Now and then one comes when the candidate does not wait for it any more.
+        // Some messages arrive when the candidate no longer waits.
         let delay = if self.chance(self.late) { self.rng.below(2 * LEASE as usize) } else { self.rng.below(40) };
         let id = self.nodes[node].candidate.id().to_owned();
         self.messages.push((self.now + delay as u64, id, number, message));
@@ -134,7 +135,7 @@ impl World {
                     self.send(node, number, Message::Found(found), 1);
                 }
             }
-            // Also that of a candidate that was killed meanwhile.
+            // A killed candidate's write arrives, too.
             Message::Write(record, over) => {
                 let same = self.object.as_ref().map(|(_, version)| *version) == over;
                 if same {
@@ -176,7 +177,7 @@ impl World {
         self.now += TICK;
         let is_frozen = |nodes: &[Node], id: &str| nodes.iter().any(|node| node.frozen && node.candidate.id() == id);
         let (nodes, now) = (&self.nodes, self.now);
-        // What arrives at a frozen candidate is there when it goes on; calls arrive at the store.
+        // Messages reach a frozen candidate when it goes on; calls reach the store.
         let (mut due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.messages).into_iter().partition(|message| {
             let to_node = matches!(message.3, Message::Found(_) | Message::Written(_));
             message.0 <= now && !(to_node && is_frozen(nodes, &message.1))
@@ -249,7 +250,7 @@ impl World {
         }
     }
 
-    /// After how long one leads.
+    /// Returns the milliseconds that this takes.
     fn until_one_leads(&mut self) -> u64 {
         let begun = self.now;
         while self.leaders().is_empty() {
@@ -272,12 +273,12 @@ fn never_do_two_lead_and_one_does_soon_after_the_faults() {
             world.tick();
         }
         world.heal();
-        // Answers that come late are waited for; then all is as after a crash.
+        // After the late answers, the situation is as after a crash.
         (0..2 * LEASE / TICK).for_each(|_| world.tick());
         world.until_one_leads();
         gap = gap.min(world.gap);
     }
-    // What a released or first record saves is not counted here: none is released.
+    // Released records would shorten the gap, but here no record is released.
     assert!(gap >= LEASE / 10, "{gap} ms between two terms");
     assert!(gap < LEASE, "no schedule comes near the bound, so it tests nothing: {gap} ms");
 }
@@ -380,7 +381,7 @@ fn a_lost_object_is_made_anew_by_the_one_that_leads_and_by_others_without_a_hold
     other.confirmed(&unheld);
     assert!(!other.leads(ms(1)));
     assert_eq!(other.found(ms(1_000), Some((&unheld, "2")), "now"), None);
-    // The one that leads still does, and says so.
+    // The leader still leads, and writes so.
     let again = leader.found(ms(1_500), Some((&unheld, "2")), "now").expect("it leads");
     assert_eq!((again.holder(), leader.leads(ms(1_500))), (Some("one"), true));
 }

@@ -1,6 +1,8 @@
 //! One request in the simulated world.
+//!
+//! Times are ticks of 100 ms. The engine and the gateway see the end of a request at different
+//! times.
 
-/// One request on an engine. Times are ticks.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) gateway: usize,
@@ -8,14 +10,15 @@ pub(super) struct Request {
     pub(super) slots: u64,
     pub(super) tokens: u64,
     pub(super) permit: bool,
-    /// The engine has it from this tick to that one.
+    /// The engine has the request from `arrives` until `ends`.
     pub(super) arrives: u64,
     pub(super) ends: u64,
-    /// When its gateway has seen its first token, and its end.
+    /// When the gateway has seen the first token, and the end.
     pub(super) settles: u64,
     pub(super) seen_end: u64,
-    /// It was admitted on a share that was not renewed in time, or was given up because that was not renewed for ten leases:
-    /// in `keep` that may exceed the limit.
+    /// May exceed the limit in mode `keep`. The request was admitted on a share that was not
+    /// renewed in time, or the gateway has not renewed for ten leases, so that its share may be
+    /// given up.
     pub(super) loose: bool,
 }
 

@@ -1,21 +1,25 @@
-//! Seeded schedules: three to eight gateways, random demand, and faults of every kind at random times. The engine never runs more
-//! than its limit in `strict`, and in `keep` no more than that and what was admitted on shares that were not renewed; of each
-//! gateway, that is no more than its last share. When the faults end, the whole limit can be used again.
+//! Seeded schedules: three to eight gateways, random demand, and faults of every kind at random
+//! times.
 //!
-//! `SLUICE_LEDGER_SCHEDULES=10000` for more schedules than the default; `SLUICE_LEDGER_FIRST=n` to begin with another one.
+//! In `strict`, an engine never runs more than the limit. In `keep`, it may also run requests
+//! admitted on shares that were not renewed: for each gateway at most the last share. After the
+//! faults, the whole limit is usable again.
+//!
+//! `SLUICE_LEDGER_SCHEDULES=10000` runs more schedules; `SLUICE_LEDGER_FIRST=n` sets the first
+//! seed.
 
 use super::world::{Faults, World};
 
-/// Schedules of each mode without the variable.
+/// Default schedules in each mode.
 const SCHEDULES: u64 = 100;
 /// Ticks with faults.
 const FAULTY: u64 = 600;
-/// Beats after which at least half of the limit is usable under load, whatever happened before.
+/// Beats until half of the limit is usable under load after any faults.
 const MOST_BEATS: u64 = 40;
-/// Beats after a calm moment after which all of it is.
+/// Beats until all of it is usable after a calm moment.
 const ALL_BEATS: u64 = 40;
 const BEAT: u64 = 5;
-/// Ticks of the calm moment: enough for a sample that was begun before it, and one in it.
+/// Ticks of the calm moment: enough for a sample that began before it and one in it.
 const CALM: u64 = 200;
 
 fn schedules() -> std::ops::Range<u64> {
@@ -24,7 +28,6 @@ fn schedules() -> std::ops::Range<u64> {
     first..first + number("SLUICE_LEDGER_SCHEDULES").unwrap_or(SCHEDULES)
 }
 
-/// A world with gateways and demand.
 fn begin(seed: u64, keep: bool) -> World {
     let mut rng = sluice_core::base::Rng::new(seed);
     let slots = [3, 8, 16, 24][rng.below(4)];
@@ -44,7 +47,7 @@ fn change_demand(world: &mut World, index: usize) {
     }
 }
 
-/// One fault, or its end, at a random gateway or the store.
+/// Begins or ends one fault, at a random gateway or the store.
 fn disturb(world: &mut World) {
     let index = world.rng.below(world.gateways.len());
     let (alive, frozen) = (world.gateways[index].alive, world.gateways[index].frozen);
@@ -54,7 +57,7 @@ fn disturb(world: &mut World) {
             world.kill(index, power_failed);
             world.gateways[index].frozen = false;
         }
-        // Killed or not, a process of this name may start: then there are two.
+        // The old process may still live: then two have the name.
         1 if world.gateways.iter().filter(|gateway| gateway.alive).count() < 8 => {
             let (name, rate) = (world.gateways[index].name, 90 + world.rng.below(21) as u64);
             let started = world.start(name, rate);
@@ -66,7 +69,7 @@ fn disturb(world: &mut World) {
         6 => world.gateways[index].faults = Faults { stale_read: 70, late_write: 40, ..Faults::default() },
         7 => {
             let faults = Faults { lost_read: 20, lost_write: 20, lost_answer: 20, late_write: 20, ..Faults::default() };
-            // In `keep`, shares are taken back where an engine says nothing: see situations.rs.
+            // In `keep`, engines without pages have shares taken back (`situations.rs`).
             let no_page = if world.keep { 0 } else { 80 };
             world.gateways[index].faults = Faults { stale_read: 20, no_page, ..faults };
         }
@@ -77,7 +80,6 @@ fn disturb(world: &mut World) {
     }
 }
 
-/// The engines run no more than they may.
 fn check(world: &World, seed: u64) {
     for engine in 0..world.engines.len() {
         let (running, limit) = (world.running(engine), world.engines[engine].limit[0].unwrap_or(0));
@@ -91,7 +93,7 @@ fn check(world: &World, seed: u64) {
         );
         for (index, gateway) in world.gateways.iter().enumerate() {
             let own = world.engines[engine].requests.iter().filter(|request| request.gateway == index);
-            // What it admitted without a renewal, since the last one.
+            // Admitted since the last confirmed renewal.
             let kept: u64 = own.filter(|one| one.loose && one.start > gateway.confirmed).map(|one| one.slots).sum();
             let share = gateway.last_share[engine];
             assert!(
@@ -103,7 +105,7 @@ fn check(world: &World, seed: u64) {
     }
 }
 
-/// All faults end, and there is demand for everything.
+/// Ends all faults, with demand for everything.
 fn heal(world: &mut World) {
     world.store.down = false;
     for gateway in &mut world.gateways {
@@ -119,7 +121,7 @@ fn demand(world: &mut World, requests: u64) {
     world.gateways.iter_mut().for_each(|gateway| gateway.demand.fill(requests));
 }
 
-/// Runs until so much of the limit is usable on each backend; after how many beats.
+/// Returns the beats until `per_cent` of the limit of each backend is usable.
 fn until_usable(world: &mut World, seed: u64, per_cent: u64, beats: u64) -> u64 {
     for tick in 0..beats * BEAT {
         let enough =
@@ -148,12 +150,11 @@ fn run(seed: u64, keep: bool) -> (u64, u64) {
     }
     heal(&mut world);
     let most = until_usable(&mut world, seed, 50, MOST_BEATS);
-    // A calm moment: what is still unexplained shows that it is nothing.
+    // In a calm moment, samples show that nothing is unexplained.
     demand(&mut world, 0);
     world.run(world.longest as u64 + CALM);
     demand(&mut world, 40);
     let all = until_usable(&mut world, seed, 100, ALL_BEATS);
-    // And it stays so.
     for _ in 0..20 * BEAT {
         world.tick();
         check(&world, seed);

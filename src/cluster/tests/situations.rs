@@ -1,4 +1,7 @@
 //! Single situations, each of which an operator could see.
+//!
+//! Most run in the simulated world; some drive members directly. Times are ticks of 100 ms in the
+//! world, and seconds for members.
 
 use std::time::Duration;
 
@@ -10,9 +13,8 @@ use crate::member::{Identity, Member, Plan, Rules};
 use crate::notice::{Notice, Standing};
 use crate::usage::{LocalUse, Page, Usage};
 
-/// Ticks of one beat.
 const BEAT: u64 = 5;
-/// Ticks until earlier gateways' shares are free: the lease and a quarter, a second, and some beats.
+/// Ticks until the entry for earlier gateways is free: 1.25 leases, a second, and some beats.
 const BEGIN: u64 = 100;
 
 fn world(slots: u64, gateways: usize) -> World {
@@ -45,7 +47,7 @@ fn a_busy_gateway_gets_what_idle_ones_do_not_need_and_then_nothing_moves() {
         world.run(BEAT);
         assert_eq!(shares(&world), settled);
     }
-    // An idle gateway's first request finds room at once, and its demand is met within some beats.
+    // An idle gateway's first request finds room at once; the demand is met within some beats.
     world.gateways[0].demand[0] = 1;
     world.tick();
     assert_eq!(world.engines[0].requests.iter().filter(|request| request.gateway == 0).count(), 1);
@@ -99,7 +101,7 @@ fn a_dead_gateways_requests_are_counted_as_long_as_its_engine_has_them() {
         world.tick();
         assert!(world.running(0) <= 20, "tick {}", world.tick);
     }
-    // Under load what has just begun is not known to be at the engine, and may stay unexplained until a calm moment.
+    // Under load, sequences that just began may stay unexplained until a calm moment.
     world.longest = 50;
     world.run(400);
     assert!(share(&world, 0) >= 19, "{}", share(&world, 0));
@@ -167,8 +169,8 @@ fn a_share_that_was_not_renewed_in_time_is_not_claimed_from_a_lost_object() {
     assert_eq!(share(&world, 0) + share(&world, 1), 20);
 }
 
-/// Requests of a gateway that renews, one after the other without a break as it sees them; on the engine there is a break, since
-/// an end is seen after the next request has begun.
+/// Requests of one gateway follow each other without a break as the gateway sees them. On the
+/// engine there is a break, since an end is seen after the next request has begun.
 #[test]
 fn a_request_that_begins_hides_none_whose_end_is_not_seen_yet() {
     let request = |gateway, (arrives, ends): (u64, u64)| Request {
@@ -218,7 +220,7 @@ fn local(slots: u64, asked: Duration) -> LocalUse {
     LocalUse::from([("b".to_owned(), Usage { limit, page, ..Usage::default() })])
 }
 
-/// Lets one renew, `at` seconds after the start.
+/// Lets a member renew `at` seconds after the start.
 fn renew(member: &mut Member, at: u64, ledger: &mut Option<Ledger>, slots: u64) {
     let Plan::Write(written) =
         member.plan(Duration::from_secs(at), ledger.as_ref(), &local(slots, Duration::from_secs(at)))
@@ -277,7 +279,7 @@ fn an_object_of_a_newer_version_and_one_that_is_no_ledger_are_not_written() {
     assert_eq!(member.notices().len(), 2, "the reason once, and the standing");
 }
 
-/// A plan with demand for everything.
+/// A plan with demand above the limit.
 fn busy(member: &mut Member, at: u64, ledger: &Ledger) -> Ledger {
     let now = Duration::from_secs(at);
     let mut usage = local(10, now);

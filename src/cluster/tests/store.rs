@@ -1,4 +1,6 @@
-//! The store of the simulated world: one object, and what it was before, for reads that are stale.
+//! The simulated store: one object with a revision.
+//!
+//! Earlier states are kept, because a stale read may return one. Bounds: the last 12 states.
 
 use std::collections::VecDeque;
 
@@ -7,7 +9,6 @@ use crate::ledger::Ledger;
 /// States of the store that a stale read may return.
 const HISTORY: usize = 12;
 
-/// The store: one object with a revision.
 #[derive(Default)]
 pub(super) struct Store {
     pub(super) states: VecDeque<(u64, Option<Ledger>)>,

@@ -1,4 +1,7 @@
-//! A store, engines and gateways on virtual time, with everything that can go wrong between them. One tick is 100 ms.
+//! A store, engines and gateways on virtual time, with the faults that can occur between them.
+//!
+//! One tick is 100 ms. Gateways are real members with clocks that may be too fast or too slow. No
+//! write may raise a sum of shares above the limit.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,25 +20,24 @@ pub(super) const TICK_MS: u64 = 100;
 pub(super) const LEASE: Duration = Duration::from_millis(2_000);
 /// Ticks between two renewals.
 const PERIOD: u64 = 5;
-/// Further attempts of a write that was refused.
+/// Retries after a refused write.
 const RETRIES: u32 = 3;
-/// A read or a write that got no answer for so many ticks has an unknown outcome.
+/// Ticks after which the outcome of an unanswered read or write is unknown.
 const DEADLINE: u64 = 8;
-/// So old may an engine's page be, ticks.
+/// Greatest age of an engine's page in ticks.
 const PAGE_AGE: usize = 3;
 
-/// One backend.
 pub(super) struct Engine {
     pub(super) limit: [Option<u64>; 4],
     pub(super) requests: Vec<Request>,
-    /// What it ran lately, the latest first.
+    /// Sequences that ran in the last ticks, latest first.
     pages: VecDeque<u64>,
 }
 
-/// A write on its way.
+/// A write in transit.
 struct Message {
     gateway: usize,
-    /// Of which attempt: an answer to an earlier one is ignored.
+    /// Answers to earlier attempts are ignored.
     attempt: u64,
     arrives: u64,
     over: u64,
@@ -50,7 +52,7 @@ enum Step {
     Writing { since: u64 },
 }
 
-/// What may go wrong for one gateway, in 1 of 100.
+/// Probability of each fault, in percent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Faults {
     pub(super) lost_read: usize,
@@ -68,22 +70,22 @@ pub(super) struct Gateway {
     pub(super) alive: bool,
     pub(super) frozen: bool,
     pub(super) faults: Faults,
-    /// Its clock against the true one, in per cent.
+    /// Speed of the clock in percent.
     rate: u64,
     step: Step,
     next: u64,
     attempt: u64,
     retries: u32,
-    /// Requests that it would run at once on each backend.
+    /// Requests wanted at once on each backend.
     pub(super) demand: Vec<u64>,
     need: Vec<u64>,
     settled: Vec<u64>,
-    /// When it last ran, and until when it may not have seen what ended while it did not.
+    /// When the process last ran, and until when it may not know of ends during a pause.
     ran: u64,
     blind_until: u64,
     page: Vec<Option<Page>>,
     pub(super) last_room: Vec<u64>,
-    /// What it held by its last confirmed write, and when that was confirmed.
+    /// Shares in the last confirmed write, and when it was confirmed.
     pub(super) last_share: Vec<u64>,
     pub(super) confirmed: u64,
 }
@@ -96,10 +98,10 @@ pub(super) struct World {
     pub(super) engines: Vec<Engine>,
     pub(super) gateways: Vec<Gateway>,
     messages: Vec<Message>,
-    /// The longest request, ticks.
+    /// Longest request, ticks.
     pub(super) longest: usize,
     starts: u64,
-    /// A process that dies leaves its requests to the engine for at most so many ticks.
+    /// Most ticks until the connections of a dead process close.
     pub(super) closes_after: usize,
 }
 
@@ -124,7 +126,7 @@ impl World {
         self.rng.below(100) < per_cent
     }
 
-    /// Starts a process; its index.
+    /// Returns the index of the process.
     pub(super) fn start(&mut self, name: usize, rate: u64) -> usize {
         self.starts += 1;
         let identity = Identity { name: format!("gw{name}"), incarnation: self.starts };
@@ -153,7 +155,8 @@ impl World {
         self.gateways.len() - 1
     }
 
-    /// Kills a process. Its connections close after a while, or never: then its requests run to their end.
+    /// Kills a process. Connections close after a while; after a power failure they never do, and
+    /// requests run to their end.
     pub(super) fn kill(&mut self, index: usize, power_failed: bool) {
         self.gateways[index].alive = false;
         for engine in &mut self.engines {
@@ -203,7 +206,7 @@ impl World {
             engine.pages.truncate(PAGE_AGE);
             let frozen = |request: &Request| self.gateways[request.gateway].frozen;
             let dead = |request: &Request| !self.gateways[request.gateway].alive;
-            // A frozen gateway sees an end when it runs again.
+            // A frozen gateway sees ends when it runs again.
             engine.requests.retain(|request| {
                 tick < request.ends || (!dead(request) && (frozen(request) || tick < request.seen_end))
             });
@@ -255,7 +258,6 @@ impl World {
         }
     }
 
-    /// A writer raises no sum above the limit.
     fn check_sums(&self, ledger: &Ledger) {
         let before = self.store.latest().1;
         for backend in &ledger.known {
@@ -412,7 +414,7 @@ impl World {
         }
     }
 
-    /// What the gateway measured since its last plan.
+    /// Use measured since the last plan.
     fn local(&mut self, index: usize) -> LocalUse {
         let mut local = LocalUse::new();
         for engine in 0..self.engines.len() {
@@ -443,7 +445,7 @@ impl World {
         requests.map(|request| request.slots).sum()
     }
 
-    /// The ledger in short: who holds and uses how many slots.
+    /// The slots that each gateway holds and uses.
     pub(super) fn show(&self) -> String {
         let Some(ledger) = self.store.latest().1 else { return "no ledger".to_owned() };
         let mut lines = Vec::new();
@@ -462,7 +464,7 @@ impl World {
         lines.join("\n")
     }
 
-    /// What all gateways together use or may use of a backend.
+    /// Slots of a backend that gateways use or may use.
     pub(super) fn usable(&self, engine: usize) -> u64 {
         let running = (0..self.gateways.len()).filter(|index| self.gateways[*index].alive);
         let usable = running.map(|index| {

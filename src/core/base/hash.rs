@@ -1,9 +1,11 @@
 //! A hash of numbers, for content that is described by numbers instead of bytes.
 //!
-//! The simulator's prefix cache and the laboratory's prompts compare such content block by block. The same on every machine.
+//! The simulator's prefix cache and the laboratory's prompts compare such content block by block.
+//! The hash is the same on every machine.
 
-/// Hashes two numbers into one: a multiply-add, then the finalizer of MurmurHash3. Any change of one bit of either changes
-/// each bit of the result with probability about 1/2. Not for secrets: the input can be computed from the result.
+/// Hashes two numbers into one: a multiply-add, then the finalizer of MurmurHash3. If one bit of an
+/// argument changes, each bit of the result changes with probability about 1/2. Not for secrets:
+/// the arguments can be computed from the result.
 #[inline]
 pub fn hash_two(one: u64, two: u64) -> u64 {
     let mut mixed = one.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(two).wrapping_add(0x5851_F42D_4C95_7F2D);

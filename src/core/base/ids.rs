@@ -1,7 +1,8 @@
 //! Dense ids: the names of a configuration as indexes into arrays.
 //!
-//! An id is an index into an array that lives as long as the id is used. Names are for configuration, metric labels and
-//! log lines. The path of a request uses ids only, so a lookup is an array access and never a hash of a string.
+//! The request path uses only ids, so a lookup is an array access and never hashes a string. Names
+//! are for configuration, metric labels and log lines. The array must live as long as the id is
+//! used.
 
 use std::fmt;
 
@@ -15,13 +16,13 @@ macro_rules! dense_id {
             /// The id for position `index`.
             ///
             /// # Panics
-            /// When `index` does not fit 16 bits: the configuration bounds every table far below
-            /// that, so it is a bug in the caller.
+            /// If `index` does not fit 16 bits. The configuration bounds every table far below
+            /// that.
             pub fn new(index: usize) -> Self {
                 Self(u16::try_from(index).expect("dense id tables are bounded well below 65536"))
             }
 
-            /// The position in the table this id indexes.
+            /// The position in the table that this id indexes.
             #[inline]
             pub fn index(self) -> usize {
                 usize::from(self.0)

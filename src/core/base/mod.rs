@@ -1,7 +1,7 @@
-//! The smallest types of the project: sizes with units, dense ids, a deterministic random generator.
+//! The smallest types: sizes with units, dense ids, trace ids, a deterministic random generator.
 //!
-//! Nothing here reads a clock, opens a file or draws from global randomness. Time and chance are parameters everywhere,
-//! so that whole-system tests can run on virtual time from a seed.
+//! Nothing here reads a clock, opens a file or draws from global randomness: time and chance are
+//! parameters, so that whole-system tests can run on virtual time from a seed.
 
 pub mod hash;
 pub mod ids;

@@ -1,14 +1,14 @@
 //! A small deterministic generator: SplitMix64 (Steele, Lea, Flood 2014).
 //!
-//! For cheap random choices (two random candidates, jitter), and where a seed must reproduce a run on any machine.
-//! Not for secrets.
+//! For cheap random choices (two random candidates, jitter), and for runs that a seed must
+//! reproduce on any machine. Not for secrets.
 
-/// A stream of pseudo-random numbers fixed by its seed.
+/// A stream of pseudo-random numbers that follows from a seed.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator whose whole stream follows from `seed`.
+    /// The generator for `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn the_stream_follows_from_the_seed() {
-        // First outputs of SplitMix64 with seed 1234567, from the reference implementation.
+        // The first outputs of the reference implementation with seed 1234567.
         let mut rng = Rng::new(1_234_567);
         assert_eq!(rng.next_u64(), 6_457_827_717_110_365_317);
         assert_eq!(rng.next_u64(), 3_203_168_211_198_807_973);

@@ -1,11 +1,12 @@
-//! The place of a request in a distributed trace: W3C Trace Context, versions 00 and later, and the decision to sample.
+//! The place of a request in a distributed trace (W3C Trace Context, version 00 and later), and
+//! sampling.
 //!
-//! A client may send the header `traceparent`: the id of its trace, the id of its span, and whether it samples the trace. That
-//! decision is followed. A request without a valid header begins a trace of its own, which is sampled for a share of all ids.
-//! The share is compared with the low 64 bits of the id as OpenTelemetry's libraries do, so gateways with the same share
-//! sample the same traces.
+//! A client may send the header `traceparent`: the ids of the trace and of the client's span, and
+//! whether the client samples the trace; the gateway does the same. Otherwise the gateway begins a
+//! new trace and samples a share of these. The share is compared with the low 64 bits of the trace
+//! id, as in OpenTelemetry's libraries, so gateways with the same share sample the same traces.
 //!
-//! Ids are numbers and come from the caller; 0 is not a valid id. Nothing here is allocated.
+//! Ids are numbers and come from the caller; 0 is not a valid id. Nothing here allocates.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +17,7 @@ use super::{Rng, hash_two};
 const LENGTH: usize = 55;
 /// The flag of a trace that is sampled.
 const SAMPLED: u8 = 1;
-/// The flags that are passed on: sampled, and that the id is random. Others must be sent as 0.
+/// The flags that are passed on: "sampled", and "the id is random". Other flags must be sent as 0.
 const KNOWN_FLAGS: u8 = 3;
 
 /// The value of the header `traceparent`.
@@ -29,14 +30,14 @@ pub struct TraceParent {
     flags: u8,
 }
 
-/// Why a text is no `traceparent`; the header is then treated as absent.
+/// The text is not a `traceparent`; callers treat the header as absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a traceparent header")]
 pub struct NotATraceParent;
 
 impl TraceParent {
-    /// The context of the request itself when the client sent none. `None` if the trace is not sampled. `random`: what ids are
-    /// made of.
+    /// Begins a trace for a request whose client sent no context. `share`: share of traces to
+    /// sample. `random`: source of the ids. `None` if the trace is not sampled.
     pub fn begin(share: f64, random: &mut Rng) -> Option<Self> {
         let trace = u128::from(random.next_u64()) << 64 | u128::from(random.next_u64());
         let span = random.next_u64();
@@ -49,12 +50,12 @@ impl TraceParent {
         self.flags & SAMPLED != 0
     }
 
-    /// The same context of a trace that is not sampled.
+    /// The same context, marked as not sampled.
     pub fn without_sampling(self) -> Self {
         Self { flags: self.flags & !SAMPLED, ..self }
     }
 
-    /// The same trace and flags with the span `number` below this one. Never the id 0.
+    /// The same trace and flags with span `number` below this span. The new id is never 0.
     pub fn child(self, number: u64) -> Self {
         let span = hash_two(self.span, number).max(1);
         Self { span, ..self }
@@ -64,7 +65,7 @@ impl TraceParent {
 impl FromStr for TraceParent {
     type Err = NotATraceParent;
 
-    /// Later versions may append fields behind another dash, which are not read.
+    /// Versions after 00 may append fields behind another dash; these are not read.
     fn from_str(text: &str) -> Result<Self, NotATraceParent> {
         let bytes = text.as_bytes();
         let dashes = bytes.len() >= LENGTH && [2, 35, 52].iter().all(|at| bytes[*at] == b'-');
@@ -82,7 +83,6 @@ impl FromStr for TraceParent {
     }
 }
 
-/// The number that lower-case hex digits mean.
 fn hex(digits: &[u8]) -> Result<u128, NotATraceParent> {
     digits.iter().try_fold(0, |number, digit| match digit {
         b'0'..=b'9' => Ok(number << 4 | u128::from(digit - b'0')),
@@ -91,7 +91,7 @@ fn hex(digits: &[u8]) -> Result<u128, NotATraceParent> {
     })
 }
 
-/// As a header of version 00.
+/// Writes a header of version 00.
 impl fmt::Display for TraceParent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, self.flags)

@@ -1,11 +1,13 @@
 //! Sizes with units, as a configuration writes them: `8k` tokens, `32MiB`, `250ms`.
 //!
-//! Grammar: a non-negative decimal number (`1.5` is allowed), optional blanks, then a unit.
-//! Tokens take `k` (1,000) and `M` (1,000,000); bytes take `B kB MB GB` (powers of 1,000) and
-//! `KiB MiB GiB` (powers of 1,024); durations take `ms s m h d` and need a unit, because a bare `30` is ambiguous:
-//! some tools read it as seconds and others as milliseconds.
-//! A value with a fraction must be a whole number of base units (token, byte, microsecond).
-//! Display writes the shortest form that parses back to the same value.
+//! Grammar: a non-negative decimal number (`1.5` is allowed), optional blanks, then a unit. Tokens
+//! take `k` (1,000) and `M` (1,000,000). Bytes take `B kB MB GB` (powers of 1,000) and
+//! `KiB MiB GiB` (powers of 1,024). Durations take `us ms s m h d`; every duration but 0 needs a
+//! unit, because some tools read a bare `30` as seconds and others as milliseconds. A value with a
+//! fraction must be a whole number of base units (token, byte, microsecond). Some other spellings
+//! are read too, such as `K` for `k`.
+//!
+//! Display uses the largest unit that divides the value, so the text parses back to the same value.
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,7 +34,7 @@ pub enum UnitError {
     /// The string does not begin with a number.
     #[error("'{0}' is not {1}")]
     NotANumber(String, &'static str),
-    /// There is none where one is needed.
+    /// A duration has no unit.
     #[error("'{0}' has no unit; write \"{0}s\" for seconds, \"{0}ms\" or \"{0}m\"")]
     NoUnit(String),
     /// The unit is unknown.
@@ -53,7 +55,7 @@ const BYTE_UNITS: &[(&str, u64)] = &[
     ("kB", 1_000),
     ("B", 1),
 ];
-/// In microseconds.
+/// Factors in microseconds.
 const TIME_UNITS: &[(&str, u64)] =
     &[("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000), ("us", 1)];
 
@@ -126,14 +128,15 @@ fn parse(text: &str, tables: &[&[(&str, u64)]], wanted: &'static str, base: &'st
         .find(|(name, _)| *name == unit)
         .map(|(_, scale)| *scale)
         .ok_or_else(|| match unit {
-        // Only durations have no base unit.
+        // Only durations need a unit.
         "" => UnitError::NoUnit(trimmed.to_owned()),
         _ => UnitError::UnknownUnit(text.to_owned(), wanted),
     })?;
     scaled(&number, scale).ok_or_else(|| UnitError::OutOfRange(text.to_owned(), base))
 }
 
-/// `number` (decimal digits with at most one point) times `scale`, exactly; `None` if that is not a whole number or overflows.
+/// `number` (decimal digits with at most one point) times `scale`, exactly. `None` if the product
+/// is not whole or overflows.
 fn scaled(number: &str, scale: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let whole = if whole.is_empty() { 0 } else { whole.parse::<u64>().ok()? };
@@ -155,7 +158,8 @@ fn write_shortest(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)])
     write!(f, "{}{}", value / scale, name)
 }
 
-/// Accepts a number (in base units, where that is unambiguous) or a string with a unit.
+/// Accepts a string with a unit, and a bare number (in base units) if the second field can convert
+/// it.
 struct SizeVisitor<T>(std::marker::PhantomData<T>, Option<fn(u64) -> T>);
 
 impl<T: FromStr<Err = UnitError>> Visitor<'_> for SizeVisitor<T> {

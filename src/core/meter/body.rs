@@ -1,7 +1,8 @@
-//! Measures a response that is not streamed: its duration, its usage and its error.
+//! Measures a response that is not streamed: duration, usage and error.
 //!
-//! The response is forwarded as it arrives and never held. A copy of one of at most [`KEEP`] bytes is read at its end; a
-//! longer one is read piece by piece ([`Condenser`]). So usage is found wherever it stands in a body of any size.
+//! The response is forwarded as it arrives and never held. A copy of a response of at most [`KEEP`]
+//! bytes is read at the end; a longer response is read piece by piece ([`Condenser`]). So usage is
+//! found anywhere in a body of any size.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::usage::{BYTES_PER_TOKEN, SeenOutput, UsageBounds};
 use crate::openai::condense::Condenser;
 use crate::openai::response::{self, Answer, ResponseReader, TokenUsage, UpstreamError};
 
-/// The longest response that is kept to be read at its end, bytes.
+/// The longest response that is copied and read at the end, bytes.
 pub const KEEP: usize = 64 << 10;
 
 /// The meter of one response.
@@ -20,7 +21,7 @@ pub const KEEP: usize = 64 << 10;
 pub struct BodyMeter {
     start: Instant,
     kept: Vec<u8>,
-    /// Once it is longer than [`KEEP`].
+    /// Set once the response is longer than [`KEEP`].
     long: Option<Box<LongBody>>,
     /// Bytes of the body so far.
     length: u64,
@@ -34,18 +35,19 @@ struct LongBody {
     reader: ResponseReader,
 }
 
-/// What was measured of one response.
+/// Measurements of one response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyStats {
     /// From the start to the last byte.
     pub e2el: Duration,
-    /// Token counts, as far as reported.
+    /// Token counts, as far as the response reports them.
     pub usage: TokenUsage,
-    /// Tokens of the output, estimated from its bytes, for a response that reports no usage.
+    /// Tokens of the output, estimated from the number of bytes, for a response that reports no
+    /// usage.
     pub estimated: u64,
-    /// The error, when the body is one.
+    /// The error, if the body is one.
     pub error: Option<UpstreamError>,
-    /// What it says of its answer.
+    /// The answer, as the body describes it.
     pub answer: Answer,
 }
 
@@ -68,7 +70,7 @@ impl BodyMeter {
             return;
         }
         let LongBody { body, reader } = &mut **self.long.get_or_insert_default();
-        // What was kept comes first, once.
+        // The copied bytes come first, once.
         body.feed(&std::mem::take(&mut self.kept), |part| reader.read(part));
         body.feed(chunk, |part| reader.read(part));
     }
@@ -80,8 +82,8 @@ impl BodyMeter {
             None => (response::read(&self.kept), false),
         };
         let seen = SeenOutput { bytes: read.text, events: 0 };
-        // A short token may come alone, and the texts of a long body are cut before their bytes are
-        // counted.
+        // A token may be as short as one byte. In a long body the texts are cut before their bytes
+        // are counted, so the whole body counts as output.
         let most = UsageBounds { completion_max: self.bounds.completion_max.max(self.length), ..self.bounds };
         let usage = most.at_end(read.usage.unwrap_or_default(), seen);
         let output = if is_long && read.text > 0 { self.length } else { read.text };
@@ -91,7 +93,8 @@ impl BodyMeter {
 }
 
 impl BodyStats {
-    /// For [`Objectives::met`](super::Objectives::met). A response that is not streamed has no TTFT, and so no TPOT.
+    /// For [`Objectives::met`](super::Objectives::met). A response that is not streamed has no
+    /// TTFT, and so no TPOT.
     pub fn timings(&self) -> Timings {
         Timings { ttft: None, tpot: None, e2el: Some(self.e2el) }
     }

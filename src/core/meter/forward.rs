@@ -1,10 +1,10 @@
 //! The bytes that a meter passes on for one chunk.
 //!
-//! Slices of the received chunk, so that forwarding copies nothing. Two pieces without allocation: a chunk out of which
-//! part of an event is removed leaves the part before it and the part after it.
+//! The pieces are slices of the received chunk, so forwarding copies nothing. Two pieces fit
+//! without allocation: the bytes before and after a removed part of an event.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-/// What goes to the client now: pieces in order, none of them empty.
+/// Pieces for the client, in order; none is empty.
 pub type Forward = SmallVec<[Bytes; 2]>;

@@ -1,18 +1,17 @@
-//! One stream's inter-token latencies as a row of counters.
+//! The inter-token latencies of one stream, as a row of counters.
 //!
-//! A stream has up to thousands of gaps; recording each in a shared histogram would cost a lock or an atomic for every
-//! token of every stream. So each stream counts in its own row, without allocation, and the row is added to the shared
-//! metric once, at the end of the stream.
+//! A stream may have thousands of gaps. To count each in a shared histogram would cost a lock or an
+//! atomic per token, so each stream has a row, without allocation, which is added to the shared
+//! metric once, at the end.
 //!
-//! Bounds are in seconds, upper and inclusive as in Prometheus, from 0.5 ms to 10 s, densest from 3 to 20 ms: an 8B model on a
-//! fast GPU makes a token in 4 to 15 ms, and a step that a prefill has joined takes 15 to 60 ms.
-//!
-//! Not `hdrhistogram`: its log-linear bins are kilobytes on the heap per stream, and do not fall on these bounds, so each
-//! stream would still have to be converted to Prometheus buckets, with an error at every bound.
+//! Bounds are in seconds, upper and inclusive as in Prometheus, from 0.5 ms to 10 s. They are
+//! densest from 3 to 20 ms: an 8B model on a fast GPU makes a token in 4 to 15 ms, and a step that
+//! a prefill has joined takes 15 to 60 ms. The bins of `hdrhistogram` would take kilobytes of heap
+//! per stream and miss these bounds.
 
 use std::time::Duration;
 
-/// Upper bounds of the buckets, seconds; the last counter, beyond them, has none.
+/// Upper bounds of the buckets, seconds. One more counter, without an upper bound, follows.
 pub const ITL_BUCKETS_SECONDS: [f64; 30] = [
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.010, 0.011, 0.012, 0.014, 0.016, 0.018,
     0.020, 0.025, 0.030, 0.040, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500, 1.0, 2.5, 5.0, 10.0,
@@ -47,12 +46,12 @@ impl ItlHistogram {
         self.max = self.max.max(seconds);
     }
 
-    /// Gaps in each bucket (not cumulated); the last is for gaps over every bound.
+    /// Gaps in each bucket (not cumulated). The last counter is for gaps over every bound.
     pub fn counts(&self) -> &[u32; ITL_BUCKETS_SECONDS.len() + 1] {
         &self.counts
     }
 
-    /// All gaps.
+    /// The number of all gaps.
     pub fn count(&self) -> u64 {
         self.counts.iter().map(|count| u64::from(*count)).sum()
     }

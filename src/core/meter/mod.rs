@@ -1,10 +1,12 @@
-//! Measures what the contract defines, from the bytes that are forwarded and their times of arrival.
+//! Measures latencies, tokens and errors of responses from the forwarded bytes and their arrival
+//! times.
 //!
-//! [`stream`] TTFT, ITL, TPOT, E2EL of a stream · [`body`] usage and error of a response that is not streamed ·
-//! [`strip`] removes injected usage · [`forward`] what goes to the client · [`histogram`] a stream's latency counters ·
-//! [`slo`] goodput · [`usage`] the bounds within which reported token counts are believed.
+//! [`stream`] TTFT, ITL, TPOT, E2EL of a stream · [`body`] other responses · [`strip`] removes
+//! injected usage · [`forward`] bytes for the client · [`histogram`] a stream's latency counters ·
+//! [`slo`] goodput · [`usage`] bounds on reported token counts.
 //!
-//! The gateway and its independent checkers (load generator, simulator) share these definitions. Time is a parameter.
+//! The gateway and its independent checkers (load generator, simulator) share these definitions.
+//! Time is a parameter.
 
 pub mod body;
 pub mod forward;

@@ -1,13 +1,15 @@
 //! Goodput: whether one finished request met its objectives.
 //!
-//! A request is good when it completed and every objective that applies to it holds (at or below the bound). An objective
-//! on a quantity that the request does not have counts as met: TPOT needs two tokens, and a response that is not streamed
-//! has no TTFT. The bound of TTFT may grow with the prompt, because a prefill takes time in proportion to it. The caller decides whether a request completed; failures and shed requests are misses (contract), so they
-//! pass `completed: false`.
+//! A request is good if it completed and every objective that applies to it holds (at or below the
+//! bound). An objective on a quantity that the request lacks counts as met: TPOT needs two tokens,
+//! and a response that is not streamed has no TTFT. The bound of TTFT may grow with the prompt,
+//! since a prefill takes time in proportion to it.
+//!
+//! The caller passes `completed: false` for failures and shed requests, which are misses.
 
 use std::time::Duration;
 
-/// Upper bounds; `None` is no objective.
+/// Upper bounds; `None` if there is no objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Objectives {
     /// Time to first token, of an empty prompt.
@@ -20,7 +22,7 @@ pub struct Objectives {
     pub e2el: Option<Duration>,
 }
 
-/// What was measured of one request; `None` is what it does not have.
+/// Measurements of one request; `None` for a quantity that the request does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
     /// Time to first token.
@@ -32,12 +34,13 @@ pub struct Timings {
 }
 
 impl Objectives {
-    /// Whether there is anything to meet.
+    /// Whether there is no objective.
     pub fn is_empty(&self) -> bool {
         self.ttft.or(self.tpot).or(self.e2el).is_none()
     }
 
-    /// The same for a prompt of this many tokens: a bound of TTFT without a part that grows.
+    /// The objectives for a prompt of this many tokens: the growth of the TTFT bound is added to
+    /// the bound.
     pub fn of_prompt(&self, tokens: u64) -> Self {
         let grown = self.ttft_per_1k.mul_f64(tokens as f64 / 1e3);
         Self { ttft: self.ttft.map(|ttft| ttft.saturating_add(grown)), ttft_per_1k: Duration::ZERO, ..*self }

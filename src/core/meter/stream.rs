@@ -1,20 +1,13 @@
-//! Measures TTFT, ITL, TPOT and E2EL on the bytes of a stream as they are forwarded; the only definition of these.
+//! Measures TTFT, ITL, TPOT and E2EL on the forwarded bytes of a stream; their only definition.
 //!
-//! [`StreamMeter::feed`] takes each chunk from upstream and returns what must go to the client now: the same `Bytes`,
-//! unless injected usage has to be removed ([`Strip`]). Nothing is held except, when stripping, the tail of an event whose
-//! end has not arrived and the event with the finish reason; [`StreamMeter::finish`] returns what is still held.
+//! Times start when the request was fully received.
 //!
-//! Definitions (contract, section 4), all from the moment the request was fully received:
-//! TTFT: to the first event with output or a finish reason. Event ITL: gaps between such events. Token ITL, when events
-//! carry cumulative usage: the gap since the last event with new tokens, divided by the tokens it brought, counted once
-//! for each; it replaces event ITL in the histogram. E2EL: to the last event that carries choices.
-//! TPOT: (E2EL - TTFT) / (completion tokens - 1), from two tokens on. Events that arrive in one chunk share its time: their
-//! gaps are zero and are counted.
-//!
-//! A stream is complete when its end was seen (`[DONE]`, `message_stop`, a terminal response), or when its body ends in order
-//! and every choice that began has a finish reason, whatever stands behind ([`StreamMeter::end_of_body`]).
-//!
-//! Costs no allocation and no lock for a chunk that splits no event. Events of any size are read; see [`LongEvent`].
+//! - TTFT: to the first event with output or a finish reason.
+//! - Event ITL: gaps between such events. Gaps of zero, within a chunk, count.
+//! - Token ITL, used instead if events carry cumulative usage: the gap since the last event with
+//!   new tokens, divided by the number of new tokens, counted once for each.
+//! - E2EL: to the last event that carries choices.
+//! - TPOT: (E2EL - TTFT) / (completion tokens - 1), from two tokens on.
 
 use std::time::Duration;
 
@@ -33,7 +26,15 @@ use crate::openai::long_event::LongEvent;
 use crate::openai::response::{Answer, TokenUsage, UpstreamError};
 use crate::openai::sse::{RawEvent, Scanned, SseScanner};
 
-/// The meter of one stream.
+/// The meter of one stream. A chunk that splits no event costs no allocation and no lock. Events of
+/// any size are read; see [`LongEvent`].
+///
+/// When stripping, the meter holds the tail of an unfinished event and the event with the finish
+/// reason, until [`StreamMeter::finish`]. Otherwise it holds nothing.
+///
+/// A stream is complete when the end was seen (`[DONE]`, `message_stop`, a terminal response), or
+/// when the body ends in order and every choice that began has a finish reason
+/// ([`StreamMeter::end_of_body`]).
 #[derive(Clone, Debug)]
 pub struct StreamMeter {
     sse: SseScanner,
@@ -44,16 +45,16 @@ pub struct StreamMeter {
     memo: Memo,
 }
 
-/// What was measured of one stream.
+/// Measurements of one stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StreamStats {
-    /// Time to first token; `None` when no output came.
+    /// Time to first token; `None` if no output came.
     pub ttft: Option<Duration>,
-    /// End-to-end latency; `None` when no event carried choices.
+    /// End-to-end latency; `None` if no event carried choices.
     pub e2el: Option<Duration>,
     /// Time per output token; `None` below two tokens or without usage.
     pub tpot: Option<Duration>,
-    /// Gaps between output events, or tokens where `token_itl`.
+    /// Gaps between output events, or between tokens if `token_itl`.
     pub itl: ItlHistogram,
     /// Whether `itl` counts tokens (continuous usage) and not events.
     pub token_itl: bool,
@@ -61,22 +62,23 @@ pub struct StreamStats {
     pub usage: TokenUsage,
     /// Events with output.
     pub content_events: u64,
-    /// Events that carried tokens: those with output, and empty ones behind the first (a token that completes no
-    /// character). As many as tokens where the engine sends each token as an event; fewer where it gathers several.
+    /// Events that carried tokens: events with output, and empty events after the first one (a
+    /// token that completes no character). Fewer than the tokens if the engine gathers several in
+    /// an event.
     pub token_events: u64,
     /// All events, comments included.
     pub events: u64,
-    /// Events too long to be assembled, which were read piece by piece.
+    /// Events that were too long to be assembled and were read piece by piece.
     pub oversize_events: u64,
     /// Whether a finish reason was seen.
     pub finished: bool,
-    /// What the response says of its answer.
+    /// The answer, as the stream describes it.
     pub answer: Answer,
     /// Whether the end was seen (`[DONE]`, `message_stop`, a terminal response).
     pub done: bool,
     /// The first error in the stream.
     pub error: Option<UpstreamError>,
-    /// Whether that error came before any output (another backend may then still take the request).
+    /// Whether that error came before any output. Another backend may then still take the request.
     pub error_before_content: bool,
 }
 
@@ -86,19 +88,21 @@ impl StreamStats {
         Timings { ttft: self.ttft, tpot: self.tpot, e2el: self.e2el }
     }
 
-    /// Tokens generated, all sequences together: as the engine reported them, or one per event that carried tokens.
+    /// Tokens generated, all sequences together: the number that the engine reported, or one per
+    /// event that carried tokens.
     pub fn generated(&self) -> u64 {
         self.usage.completion.unwrap_or(self.token_events)
     }
 
-    /// Time per output token of one of `sequences` that were generated side by side. They are taken as equally long.
+    /// Time per output token of one of `sequences` that were generated in parallel and are assumed
+    /// to be equally long.
     pub fn tpot_of_one(&self, sequences: u32) -> Option<Duration> {
         let tokens = self.usage.completion? as f64 / f64::from(sequences.max(1));
         let decoding = self.e2el?.checked_sub(self.ttft?)?;
         (tokens >= 2.0).then(|| decoding.div_f64(tokens - 1.0))
     }
 
-    /// Whether the response is complete: its end was seen, and no error.
+    /// Whether the end of the response was seen, and no error.
     pub fn is_complete(&self) -> bool {
         self.done && self.error.is_none()
     }
@@ -143,14 +147,14 @@ impl StreamMeter {
         out.end(oversize, sse.release())
     }
 
-    /// From now on, bytes do not arrive at the time at which the engine sent them: there are no
-    /// more gaps, no TPOT and no E2EL. TTFT stays, if the first token has come.
+    /// Stops all timing except TTFT, because from now on bytes do not arrive when the engine sends
+    /// them. There are no more gaps, no TPOT and no E2EL. TTFT stays if the first token has come.
     pub fn stop_timing(&mut self) {
         self.tally.is_timed = false;
     }
 
-    /// The body has ended in order: reads an event that no empty line ends, and decides whether the stream is complete. It is
-    /// followed by [`StreamMeter::finish`].
+    /// Reads an event that the end of the body ends, and decides whether the stream is complete.
+    /// The caller must call [`StreamMeter::finish`] next.
     pub fn end_of_body(&mut self, now: Instant) {
         let Self { sse, long, stripper, tally, memo } = self;
         let oversize = sse.pending_oversize();
@@ -170,7 +174,7 @@ impl StreamMeter {
         tally.end_of_body(memo);
     }
 
-    /// Ends the stream: returns what was held of an unfinished event, usually nothing.
+    /// Ends the stream and returns the bytes of an unfinished event that were held; usually none.
     pub fn finish(&mut self) -> Forward {
         let mut forward = Forward::new();
         if let Some(stripper) = &mut self.stripper {
@@ -181,7 +185,7 @@ impl StreamMeter {
         forward
     }
 
-    /// When the first output arrived. Until then the lease keeps its prefill permit.
+    /// When the first output arrived. Until then the lease keeps the prefill permit.
     pub fn first_content_at(&self) -> Option<Instant> {
         self.tally.first
     }
@@ -201,22 +205,24 @@ impl StreamMeter {
         self.tally.stage
     }
 
-    /// Events so far that show that the engine works for this stream.
+    /// Number of events so far which show that the engine works for this stream.
     pub fn progress(&self) -> u64 {
         self.tally.progress
     }
 
-    /// Tokens that came so far: as many as reported, or one for each event that carried tokens.
+    /// Tokens so far: the reported number, or one for each event that carried tokens if that is
+    /// more.
     pub fn tokens(&self) -> u64 {
         self.tally.stats.usage.completion.unwrap_or(0).max(self.tally.stats.token_events)
     }
 
-    /// Whether bytes of an event that is no comment came last, and its end did not.
+    /// Whether the stream is inside an event that is not a comment: bytes of the event came, but
+    /// not the end.
     pub fn is_inside_event(&self) -> bool {
         self.sse.pending_oversize() || self.sse.pending().first().is_some_and(|byte| *byte != b':')
     }
 
-    /// Events that are no pings so far, if no event is open.
+    /// Number of events so far, without pings; `None` while an event is open.
     pub fn events_between(&self) -> Option<u64> {
         let is_between = self.sse.pending().is_empty() && !self.sse.pending_oversize();
         is_between.then(|| self.tally.stats.events - self.tally.pings)
@@ -232,23 +238,23 @@ impl StreamMeter {
         self.tally.stats.usage.completion
     }
 
-    /// What has been measured so far.
+    /// The measurements so far.
     pub fn stats(&self) -> StreamStats {
         self.tally.stats()
     }
 }
 
-/// How far a stream has come, as its events show.
+/// The stage that a stream has reached, judged by events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StreamStage {
-    /// Nothing of the response, at most pings.
+    /// No event of the response yet, at most pings.
     #[default]
     Waiting,
-    /// The response was accepted; its engine may not have begun.
+    /// The response was accepted; the engine may not have begun.
     Accepted,
     /// The engine has begun, but no output came: a role, the start of an item.
     Begun,
-    /// The first token, or the end, or something that is not known.
+    /// The first token came, or the end, or an unknown event.
     Open,
 }
 
@@ -263,8 +269,8 @@ impl StreamStage {
     }
 }
 
-/// Reads a scanned event. `take` gets the event when the scanner has seen its end. The event is
-/// passed by reference and not returned, because an event is large to move.
+/// Reads a scanned event. `take` gets the event once the scanner has seen the end; by reference,
+/// because an event is large to move.
 #[inline(always)]
 fn read<'a>(
     found: Scanned<'a>,
@@ -294,7 +300,6 @@ fn end_of_long(long: &mut Option<Box<LongEvent>>, memo: &mut Memo) -> StreamEven
     long.take().map(|long| long.finish(memo)).unwrap_or_default()
 }
 
-/// The times and counts of one stream.
 #[derive(Clone, Debug)]
 struct Tally {
     dialect: Dialect,
@@ -335,7 +340,7 @@ impl Tally {
         }
     }
 
-    /// The body has ended without a break. Without the end marker, decides whether the stream is
+    /// The body has ended without a break. If no end marker was seen, decides whether the stream is
     /// complete.
     fn end_of_body(&mut self, memo: &Memo) {
         self.stats.done |= match self.dialect {
@@ -351,8 +356,8 @@ impl Tally {
         self.text += event.text;
         self.stats.oversize_events += u64::from(oversize);
         if event.is_text() && self.is_timed && self.first.is_some() {
-            // This branch, written out, is the path of nearly every event of a stream; it does the
-            // same as the code below and `output`.
+            // Nearly every event of a stream takes this branch. It does the same as the code below
+            // and `output`, written out for speed.
             self.progress += 1;
             self.stage = StreamStage::Open;
             self.stats.content_events += 1;
@@ -399,7 +404,7 @@ impl Tally {
         }
     }
 
-    /// Counts an event with output; `tokens`: generated so far, if the event reports it.
+    /// Counts an event with output. `tokens`: generated so far, if the event reports it.
     fn output(&mut self, tokens: Option<u64>, now: Instant) {
         self.stats.content_events += 1;
         if self.first.is_none() {

@@ -1,20 +1,12 @@
-//! Removes injected usage from a stream, so that the client receives what it would have received without it.
+//! Removes injected usage from a stream, so that the client receives the stream that it requested.
 //!
-//! Exact token counts need `include_usage` (one more event at the end) or `continuous_usage_stats` (one more member in
-//! every event). If the client did not request them, the event, or the member with its comma, is removed. Everything
-//! around it is forwarded as slices of the received chunk.
+//! Exact token counts need `include_usage` (one more event at the end) or `continuous_usage_stats`
+//! (one more member in every event). If the client did not request them, the event, or the member
+//! with a comma, is removed. All other bytes are forwarded as slices of the received chunk.
 //!
-//! vLLM (0.32) writes `system_fingerprint` into the last event: the usage event if usage was requested, else the event
-//! with the finish reason. So the finish event is held until the next event arrives, which the engine writes in the same
-//! step, and the fingerprint of a removed usage event is appended to it. That is exact for one sequence. Usage is
-//! not injected for several, because their first finish comes long before the usage event.
-//!
-//! An engine may report usage unasked (`--enable-force-include-usage`). Usage on an event with choices, which the gateway
-//! requests only as `Continuous`, shows that; then nothing is removed, because the client would have received it anyway.
-//!
-//! The beginning of an unfinished event is also held, because only its end shows whether it must go. An event over the
-//! scanner's bound is not held: it is forwarded unchanged. An event that began in an earlier chunk is forwarded as a copy
-//! of its held part and a slice of the chunk that completes it.
+//! The beginning of an unfinished event is held, because only the end shows whether the event must
+//! go; then a copy of the held part is forwarded. An event over the scanner's bound is not held: it
+//! is forwarded unchanged.
 
 use bytes::Bytes;
 
@@ -30,7 +22,7 @@ pub enum Strip {
     /// Nothing was injected.
     #[default]
     Nothing,
-    /// The usage event at the end, which `include_usage` has caused.
+    /// The usage event at the end, which `include_usage` caused.
     InjectedUsage,
     /// The member `usage` of every event with choices.
     Continuous {
@@ -39,7 +31,17 @@ pub enum Strip {
     },
 }
 
-/// Removes injected usage from one stream; keeps what it needs between chunks.
+/// Removes injected usage from one stream, and keeps state between chunks.
+///
+/// vLLM (0.32) writes `system_fingerprint` into the last event: the usage event if usage was
+/// requested, else the event with the finish reason. So the finish event is held until the next
+/// event arrives, in the same engine step, and gets the fingerprint of a removed usage event. That
+/// is exact for one sequence. Usage is not injected for several, because their first finish comes
+/// long before the usage event.
+///
+/// With `--enable-force-include-usage` an engine reports usage without a request for it. Usage on
+/// an event with choices shows this, unless requested as `Continuous`. Then nothing is removed,
+/// because the client would have received it anyway.
 #[derive(Clone, Debug)]
 pub(super) struct Stripper {
     strip: Strip,
@@ -49,25 +51,24 @@ pub(super) struct Stripper {
     reports_unasked: bool,
     /// The event with the finish reason, until the next event arrives.
     held: Vec<u8>,
-    /// What to do with the last event, if no empty line ends it.
+    /// The action for the last event, if no empty line ends it.
     last: Option<Action>,
 }
 
-/// What happens to one event.
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    /// It is forwarded unchanged.
+    /// Forwarded unchanged.
     Keep,
-    /// It is removed.
+    /// Removed.
     Remove,
-    /// It is forwarded without these bytes.
+    /// Forwarded without these bytes.
     RemovePart(Span),
-    /// It is held until the next event arrives, then forwarded without these bytes.
+    /// Held until the next event arrives, then forwarded without these bytes.
     Hold(Option<Span>),
 }
 
 impl Stripper {
-    /// A stripper for a new stream; `None` when nothing was injected.
+    /// A stripper for a new stream; `None` if nothing was injected.
     pub(super) fn new(strip: Strip) -> Option<Self> {
         (strip != Strip::Nothing).then_some(Self {
             strip,
@@ -78,23 +79,21 @@ impl Stripper {
         })
     }
 
-    /// Starts on the next chunk.
     pub(super) fn begin<'c>(&'c mut self, chunk: &'c Bytes) -> ChunkStripper<'c> {
         ChunkStripper { stripper: self, chunk, forwarded: 0, event_start: 0, out: Forward::new() }
     }
 
-    /// Takes the held event; empty when there is none.
     pub(super) fn take_held(&mut self) -> Bytes {
         std::mem::take(&mut self.held).into()
     }
 
-    /// Notes an event that the end of the body ends.
+    /// Decides on an event that only the end of the body ends.
     pub(super) fn last_event(&mut self, bytes: &[u8], event: &StreamEvent) {
         let raw = RawEvent { bytes, end: bytes.len(), split: true, oversize: bytes.is_empty() };
         self.last = Some(self.action(&raw, event));
     }
 
-    /// What goes to the client of the last bytes, which no empty line ends.
+    /// The part of the last bytes, which no empty line ends, that goes to the client.
     pub(super) fn take_last(&mut self, bytes: &[u8]) -> Bytes {
         match self.last.take() {
             Some(Action::Remove) => Bytes::new(),
@@ -125,10 +124,10 @@ impl Stripper {
     }
 }
 
-/// Assembles what is forwarded of one chunk.
+/// Assembles the bytes to forward for one chunk.
 ///
-/// Bytes of the chunk before `forwarded` have been decided on. From there on they are forwarded in one slice as soon as
-/// something has to stand between them or be left out.
+/// Bytes before `forwarded` have been decided on. Later bytes are forwarded in one slice, once
+/// other bytes must be inserted or some left out.
 pub(super) struct ChunkStripper<'c> {
     stripper: &'c mut Stripper,
     chunk: &'c Bytes,
@@ -138,7 +137,6 @@ pub(super) struct ChunkStripper<'c> {
 }
 
 impl ChunkStripper<'_> {
-    /// Takes the next event that ended in the chunk.
     pub(super) fn event(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) {
         let action = self.stripper.action(raw, event);
         if !self.stripper.held.is_empty() {
@@ -162,8 +160,9 @@ impl ChunkStripper<'_> {
         self.event_start = raw.end;
     }
 
-    /// Ends the chunk and returns what to forward. An unfinished event stays in the scanner, unless it has grown `oversize`:
-    /// then `released`, what the scanner held of it, and the rest of the chunk are forwarded.
+    /// Ends the chunk and returns the bytes to forward. An unfinished event stays in the scanner,
+    /// unless it has grown `oversize`: then `released`, the bytes so far, and the rest of the chunk
+    /// are forwarded.
     pub(super) fn end(mut self, oversize: bool, released: Vec<u8>) -> Forward {
         self.forward_to(self.event_start);
         if oversize {
@@ -173,7 +172,8 @@ impl ChunkStripper<'_> {
         self.out
     }
 
-    /// Forwards the held finish event, with the fingerprint of the usage event that is now removed.
+    /// Forwards the held finish event, with the fingerprint of the usage event if that is now
+    /// removed.
     fn forward_held(&mut self, raw: &RawEvent<'_>, action: &Action) {
         self.forward_to(self.event_start);
         let held = self.stripper.take_held();
@@ -209,7 +209,6 @@ fn held_part<'a>(raw: &RawEvent<'a>) -> &'a [u8] {
     if raw.oversize { raw.bytes } else { &raw.bytes[..raw.bytes.len() - raw.end] }
 }
 
-/// A copy of `event` without the bytes of `span`.
 fn without(event: &[u8], span: Span) -> Vec<u8> {
     [&event[..span.start], &event[span.end..]].concat()
 }
@@ -222,7 +221,7 @@ fn fingerprint(event: &[u8]) -> Option<&[u8]> {
     (rest[end + 1] == b'"').then(|| &rest[..end + 2])
 }
 
-/// The event with the fingerprint as its last member, unless it has one.
+/// The event with the fingerprint as the last member, unless it has one.
 fn with_fingerprint(event: Bytes, value: &[u8]) -> Bytes {
     match event.iter().rposition(|byte| *byte == b'}') {
         Some(close) if memchr::memmem::find(&event, FINGERPRINT).is_none() => {
@@ -242,7 +241,8 @@ mod tests {
     use crate::meter::StreamMeter;
     use crate::openai::Dialect;
 
-    /// A stream captured from vLLM 0.32, with id and time replaced, which differ from run to run.
+    /// A stream captured from vLLM 0.32. Id and time are replaced, because they differ from run to
+    /// run.
     fn captured(name: &str) -> String {
         let path = format!("{}/../../tests/fixtures/vllm-0.32/{name}.sse", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));

@@ -1,18 +1,14 @@
 //! Bounds within which the usage that an engine reports is believed.
 //!
-//! The gateway charges limits, metrics and estimates with reported tokens, so a broken or hostile
-//! engine must not be able to report any number. A number within the bounds is taken unchanged. A
-//! number outside the bounds is dropped as if the engine had not reported it. The gateway's own
-//! count takes its place: one token for each event with tokens, or one for each [`BYTES_PER_TOKEN`]
-//! bytes of a body's output.
-//!
-//! The bounds are wide, because no engine that counts its tokens may fall outside them:
+//! Reported tokens charge limits, metrics and estimates, so a broken or hostile engine must not be
+//! able to report any number. A number outside the bounds is dropped, and the gateway's own count
+//! takes its place: one token for each event with tokens, or one for each [`BYTES_PER_TOKEN`] bytes
+//! of a body's output. The bounds are wide enough for every engine that counts tokens:
 //! - Fewest completion tokens: one for each [`LONGEST_TOKEN`] bytes of output (vocabularies have
-//!   tokens of 128 blanks), and one for each [`EVENTS_PER_TOKEN`] events with output (a parser may
-//!   cut one token into several events).
+//!   tokens of 128 blanks), and one for each [`EVENTS_PER_TOKEN`] events with output.
 //! - Most completion tokens: the output that the request permits, or one token for each byte of
-//!   output if that is more. Output may have no bytes at all (special tokens, hidden reasoning), so
-//!   bytes alone are no upper bound.
+//!   output if that is more. Bytes alone are no upper bound, because special tokens and hidden
+//!   reasoning have none.
 //! - Prompt tokens: bounds that the caller derives from the bytes of the request.
 
 use crate::openai::TokenUsage;

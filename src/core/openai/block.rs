@@ -1,8 +1,9 @@
 //! Processes text in blocks of 64 bytes with bit masks: bit n of a mask is for byte n of the block.
 //!
-//! A vector comparison gives a mask, for example of all quotes, and masks are combined with one instruction for 64 bytes. So the
-//! speed does not depend on the content: there is no branch for each escape, of which a client could send 200,000. The widest
-//! vectors of the processor are chosen at run time (`fearless_simd`).
+//! A vector comparison gives a mask, for example of all quotes, and one instruction combines masks
+//! of 64 bytes. So the speed does not depend on the content: there is no branch for each escape, of
+//! which a client could send 200,000. The widest vectors of the processor are chosen at run time
+//! (`fearless_simd`).
 
 /// Bytes of a block.
 pub(super) const BLOCK: usize = 64;
@@ -46,10 +47,12 @@ pub(super) const fn tail(set: u64) -> u64 {
     set >> (BLOCK - TAIL)
 }
 
-/// Shifts a mask by `bytes` (0 to 6) towards the end of the text. `before`: the [`tail`] of the mask of the previous block.
+/// Shifts a mask by `bytes` (0 to 6) towards the end of the text. `before`: the [`tail`] of the
+/// mask of the previous block.
 #[inline(always)]
 pub(super) const fn behind(set: u64, before: u64, bytes: usize) -> u64 {
-    // With the whole mask as `before` this would be a double shift, which is seven times as slow on AMD processors.
+    // With the whole mask as `before` this would be a double shift, which is seven times as slow on
+    // AMD processors.
     set << bytes | before >> (TAIL - bytes)
 }
 
@@ -61,16 +64,19 @@ pub(super) struct Escapes {
 }
 
 impl Escapes {
-    /// The mask of escaped bytes: those after a backslash that is not escaped itself. `backslashes`: all backslashes.
+    /// The mask of escaped bytes: those after a backslash that is not escaped itself.
+    /// `backslashes`: all backslashes.
     #[inline(always)]
     pub(super) fn escaped(&mut self, backslashes: u64) -> u64 {
         const ODD: u64 = 0xAAAA_AAAA_AAAA_AAAA;
         if self.open | backslashes >> (BLOCK - 1) | backslashes & backslashes << 1 == 0 {
-            // There are no runs of backslashes, in this block or across its ends. This path has no dependency between blocks.
+            // There are no runs of backslashes, in this block or across the ends. This path has no
+            // dependency between blocks.
             return backslashes << 1;
         }
-        // In a run of backslashes, the first, third, ... escape the next byte. The subtraction borrows through the run, so that
-        // its end shows whether it began at an odd bit (method of simdjson's `json_escape_scanner`).
+        // In a run of backslashes, the first, third, ... escape the next byte. The subtraction
+        // borrows through the run, so that the end shows whether the run began at an odd bit
+        // (method of simdjson's `json_escape_scanner`).
         let free = backslashes & !self.open;
         let ends = (free << 1 | ODD).wrapping_sub(free) ^ ODD;
         let escaped = ends ^ (backslashes | self.open);

@@ -1,11 +1,12 @@
-//! Which choices of a stream have begun, and which of them have a finish reason.
+//! Which choices of a stream have begun, and which have a finish reason.
 //!
-//! With `n` or several prompts each choice ends separately, so a stream is complete when every choice that began has ended.
-//! Costs nothing for an event whose choice is known: the fast path notes a choice only when another one comes.
+//! With `n` or several prompts each choice ends separately, so a stream is complete when every
+//! choice that began has ended. An event whose choice is known costs nothing: the fast path notes a
+//! choice only when the choice changes.
 
 use smallvec::SmallVec;
 
-/// Choices of one stream that are distinguished. The index of a choice beyond them is not noted.
+/// Choices of one stream that are distinguished. A choice with a larger index is not noted.
 pub const MAX_CHOICES: u64 = 1 << 16;
 
 /// The choices of one stream.
@@ -16,8 +17,8 @@ pub struct OpenChoices {
 }
 
 impl OpenChoices {
-    /// Notes an event of a choice: whether it has output, and a finish reason. A choice that goes on after its finish reason is
-    /// open again: a long recording is transcribed in parts, each of which has one.
+    /// Notes an event of a choice: whether it has output, and a finish reason. Output after a
+    /// finish reason reopens the choice: each part of a long transcription has a finish reason.
     pub fn note(&mut self, index: u64, content: bool, finish: bool) {
         if index >= MAX_CHOICES {
             return;
@@ -28,7 +29,7 @@ impl OpenChoices {
         }
     }
 
-    /// Whether at least one choice has begun, and each of them has a finish reason.
+    /// Whether at least one choice has begun, and every choice that began has a finish reason.
     pub fn have_finished(&self) -> bool {
         let finished = |word: usize| self.finished.get(word).copied().unwrap_or_default();
         self.begun.iter().any(|word| *word != 0)

@@ -1,16 +1,15 @@
 //! Reads one event of a stream, in each of the dialects.
 //!
-//! The meter needs to know of an event: does it carry output, a finish reason, usage, an error, or the end of the stream?
-//! Output is text, reasoning, a refusal or a tool call that is not empty, or a finish reason. A chunk
-//! with only a role or an empty delta is not output (the contract's definition of TTFT). All choices count alike.
+//! Output is text, reasoning, a refusal or a tool call that is not empty, or a finish reason. A
+//! chunk with only a role or an empty delta is not output. All choices count alike.
 //!
-//! Dialects: `choices` (chat, completions and transcriptions differ only in where the text is), Responses (`response.*`
-//! events; the terminal one has the usage), Messages (Anthropic: usage in `message_start` and `message_delta`) and Cohere
-//! (usage in `message-end`).
+//! Dialects: `choices` (chat, completions and transcriptions differ only in where the text is),
+//! Responses (`response.*` events; the terminal event has the usage), Messages (Anthropic: usage in
+//! `message_start` and `message_delta`) and Cohere (usage in `message-end`).
 //!
-//! The shapes that vLLM sends thousands of times in a row are matched by [`super::fast`]; everything else is scanned here.
-//! A property test checks that both give the same result. An event that cannot be read is `Other`: the gateway does not
-//! validate responses.
+//! [`super::fast`] matches the shape that vLLM sends thousands of times in a row; this file scans
+//! every other event. A property test checks that both agree. An unreadable event is `Other`: the
+//! gateway does not validate responses.
 
 use smallvec::SmallVec;
 
@@ -28,12 +27,13 @@ const DONE: &[u8] = b"[DONE]";
 /// Names of events that only keep the connection alive.
 const PINGS: [&str; 5] = ["ping", "keepalive", "keep-alive", "keep_alive", "heartbeat"];
 
-/// Reads one event, given with its lines (see [`RawEvent::bytes`](super::sse::RawEvent)).
+/// Reads one event, given as lines (see [`RawEvent::bytes`](super::sse::RawEvent)).
 pub fn read(dialect: Dialect, event: &[u8]) -> StreamEvent {
     read_next(dialect, event, &mut Memo::default())
 }
 
-/// Reads the next event of a stream; faster than [`read`], because `memo` remembers what repeats from event to event.
+/// Reads the next event of a stream. Faster than [`read`], because `memo` remembers bytes that
+/// repeat from event to event.
 pub fn read_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
     if dialect == Dialect::Choices
         && let Some(event) = fast::choices(event, memo)
@@ -43,14 +43,14 @@ pub fn read_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent
     scan_next(dialect, event, memo)
 }
 
-/// Reads one event without the fast path; for comparison in tests and benches.
+/// Reads one event without the fast path, for comparison in tests and benches.
 pub fn read_by_scanning(dialect: Dialect, event: &[u8]) -> StreamEvent {
     scan_next(dialect, event, &mut Memo::default())
 }
 
 fn scan_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
     let fields = Fields::of(event);
-    // A comment has neither; a ping may have a name alone.
+    // A comment has no fields; a ping may have only a name.
     let Some(data) = fields.data.filter(|data| !data.trim_ascii().is_empty()) else {
         return StreamEvent { kind: EventKind::Ping, ..StreamEvent::default() };
     };
@@ -64,14 +64,15 @@ fn scan_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
     }
 }
 
-/// Reads the data of an event in one piece or in several parts (see [`Condenser`](super::condense::Condenser)).
+/// Reads the data of an event in one piece or in several parts (see
+/// [`Condenser`](super::condense::Condenser)).
 #[derive(Clone, Debug)]
 pub(super) enum EventReader {
     Choices(ChoicesReader),
     Typed(Dialect, Box<Typed>),
 }
-/// The span of the member `usage` in an event of the choices dialect, with its comma: what to remove so that the event
-/// reads as if usage had not been requested. `None` when there is no such member.
+/// The span of the member `usage` with its comma, in an event of the choices dialect. Without it
+/// the event reads as if usage had not been requested. `None` if there is no such member.
 pub fn usage_member(event: &[u8]) -> Option<Span> {
     let json = memchr::memchr(b'{', event)?;
     let mut scanner = Scanner::new(&event[json..]);
@@ -90,7 +91,7 @@ pub fn usage_member(event: &[u8]) -> Option<Span> {
     scanned.ok()?;
     let (first, mut span) = found?;
     span = Span { start: span.start + json, end: span.end + json };
-    // The comma stands before the member, except before the first one: then the one behind it goes.
+    // The comma before the member goes with it, or the comma after it if it is the first member.
     if first {
         let blanks = event[span.end..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
         if event.get(span.end + blanks) == Some(&b',') {
@@ -118,7 +119,7 @@ impl EventReader {
         scanner.end()
     }
 
-    /// What all parts mean, in an event of this name.
+    /// The event that all parts make up, under this name.
     pub(super) fn event(self, name: &[u8], memo: &mut Memo) -> StreamEvent {
         match self {
             Self::Choices(reader) => reader.event(name, memo),
@@ -136,19 +137,17 @@ impl EventReader {
     }
 }
 
-/// Reads events of the choices dialect.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChoicesReader {
     event: StreamEvent,
     flat: FlatError,
     error: Option<UpstreamError>,
-    /// There is a member `choices`, and it is not empty.
+    /// Whether there is a member `choices`.
     has_choices: bool,
     any: bool,
     content: bool,
-    /// The choices of the event.
     choices: SmallVec<[Choice; 1]>,
-    /// Its own type, which events of this dialect do not have.
+    /// The member `type`, which events of this dialect normally lack.
     name: Option<String>,
 }
 
@@ -199,7 +198,7 @@ impl ChoicesReader {
             () if event.usage.is_some() => EventKind::Usage,
             () if PINGS.contains(&&*own) => EventKind::Ping,
             () if has_choices => EventKind::Lifecycle,
-            // OpenAI's form of transcriptions.
+            // Transcriptions in OpenAI's form.
             () if own == "transcript.text.delta" => EventKind::Content,
             () if own == "transcript.text.done" => EventKind::Done,
             () => EventKind::Other,
@@ -208,11 +207,10 @@ impl ChoicesReader {
     }
 }
 
-/// What one choice of an event carries.
 #[derive(Clone, Debug, Default)]
 struct Choice {
     index: u64,
-    /// Bytes of the choice's output.
+    /// Bytes of output.
     text: u64,
     finish: bool,
     aborted: bool,
@@ -261,7 +259,7 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
     Ok(choice)
 }
 
-/// Takes a value. Returns the bytes as written if the value is a string, list or object that is not
+/// Takes a value. Returns the length as written if it is a string, list or object that is not
 /// empty, otherwise 0.
 fn output(scanner: &mut Scanner<'_>) -> Result<u64, ScanError> {
     Ok(match scanner.kind()? {
@@ -275,11 +273,11 @@ fn output(scanner: &mut Scanner<'_>) -> Result<u64, ScanError> {
     })
 }
 
-/// The members of an event that carries its own type (Responses, Messages).
+/// The members of an event with a type (Responses, Messages, Cohere).
 #[derive(Clone, Debug, Default)]
 pub(super) struct Typed {
     name: String,
-    /// Bytes of the output.
+    /// Bytes of output.
     text: u64,
     stopped: Option<FinishReason>,
     usage: Option<TokenUsage>,
@@ -314,7 +312,8 @@ impl Typed {
     }
 }
 
-/// Reads `delta`: a string (Responses) or an object with text, thinking, partial JSON or a stop reason (Messages, Cohere).
+/// Reads `delta`: a string (Responses) or an object with text, thinking, partial JSON or a stop
+/// reason (Messages, Cohere).
 fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> {
     if scanner.kind()? != JsonKind::Object {
         typed.text += output(scanner)?;
@@ -323,7 +322,7 @@ fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> 
     scanner.object(|scanner, key| {
         match &*key.bytes() {
             b"text" | b"thinking" | b"partial_json" => typed.text += output(scanner)?,
-            // Cohere's text, thinking, plan or tool call.
+            // Cohere: text, thinking, plan or tool call.
             b"message" => typed.text += output(scanner)?,
             b"usage" => typed.usage = response::usage(scanner)?.or(typed.usage),
             b"stop_reason" | b"finish_reason" if scanner.kind()? == JsonKind::String => {
@@ -343,7 +342,8 @@ impl Typed {
         let mut answer = Answer { refused: self.name == "response.refusal.delta" && text > 0, ..Answer::default() };
         match self.name.as_str() {
             "response.completed" | "response.incomplete" => {
-                // The usual reason for an incomplete one; the other is a content filter, which vLLM does not have.
+                // The usual reason for an incomplete response. The other reason is a content
+                // filter, which vLLM lacks.
                 let reason = if self.name == "response.completed" { FinishReason::Stop } else { FinishReason::Length };
                 answer.finished(reason);
                 StreamEvent { kind: EventKind::Usage, finish: true, answer, usage, ..StreamEvent::default() }

@@ -1,56 +1,57 @@
-//! Condenses a JSON object that comes in pieces to what its readers need, in bounded memory.
+//! Condenses a JSON object that comes in pieces, in bounded memory.
 //!
-//! A terminal event repeats a request of megabytes, and 100 MB of embeddings stand before their usage. Neither is kept: each
-//! member of the object is handed over as it ends, as an object of one member, with long strings cut ([`TEXT`]) and of each
-//! array only the first element. Members of `response` and `message`, and elements of `choices`, are handed over one by one
-//! in the same way: `{"response":{"usage":{...}}}`. So a reader that takes the parts in turn finds what it would have found
-//! in the whole, wherever it stands and however the bytes are cut.
+//! A terminal event repeats a request of megabytes, and 100 MB of embeddings precede their usage.
+//! So each member is handed to the reader as it ends, as an object of one member, with long strings
+//! cut ([`TEXT`]) and only the first element of an array. Members of `response` and `message`, and
+//! elements of `choices`, are handed over one by one in the same way:
+//! `{"response":{"usage":{...}}}`. A reader of the parts finds the same values as a reader of the
+//! whole, however the bytes are cut.
 //!
-//! Everything that is left out is stepped over without a check of its syntax: outside strings only brackets and quotes
-//! matter, and the loop that looks for them is free of branches for [`BLOCK`] bytes at a time.
-//!
-//! Bounds: a part takes at most [`PART`] bytes and a few strings; members of it that do not fit are left out.
+//! All other bytes are stepped over without a syntax check: outside strings only brackets and
+//! quotes matter, and the search for them has no branches for [`BLOCK`] bytes at a time. Bounds: a
+//! part takes at most [`PART`] bytes and a few strings; members that do not fit are left out.
 
 use memchr::memchr2;
 
-/// Bytes of a string that are kept, still escaped: those of an error message, all of whose characters are escaped, fit.
+/// Bytes of a string that are kept, still escaped. An error message fits even if every character is
+/// escaped.
 const TEXT: usize = 6 * super::response::MAX_MESSAGE;
-/// Bytes of a key that are kept; none that is looked for is so long.
+/// Bytes of a key that are kept; every key that is searched is shorter.
 const KEY: usize = 128;
-/// Bytes of a number or literal. A longer one is no number that an engine writes.
+/// Largest number or literal, bytes. A longer one is no number that an engine writes.
 const SCALAR: usize = 64;
-/// A part that has so many bytes takes no further member.
+/// A part of this many bytes takes no further member.
 const PART: usize = 16 << 10;
-/// The same for what is nested in it, so that members behind a large one still have room.
+/// The same bound for nested containers, so that members after a large one still have room.
 const NESTED: usize = PART / 2;
-/// Containers inside each other that are kept of a part.
+/// Nesting depth that is kept of a part.
 const DEPTH: u32 = 8;
 /// Bytes that are stepped over at a time.
 const BLOCK: usize = 32;
 
-/// A JSON object of which any number of bytes have come.
+/// Reads a JSON object of which any number of bytes have come.
 #[derive(Clone, Debug)]
 pub struct Condenser {
     state: State,
-    /// What the open part is a part of.
+    /// The container of the open part.
     within: Within,
-    /// Containers that are open, without those that are stepped over.
+    /// Number of open containers, without those that are stepped over.
     depth: u32,
-    /// For each of them, whether it is an object.
+    /// A bit for each open container: whether it is an object.
     objects: u32,
     /// The open part, from `{` on.
     part: Vec<u8>,
 }
 
-/// What may come next.
+/// The syntax that may come next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Start,
-    /// A value; with `first`, or the end of an empty array.
+    /// A value; if `first`, or the end of an empty array.
     Value {
         first: bool,
     },
-    /// A key; with `first`, or the end of an empty object.
+    /// A key; if `first`, or the end of an empty object.
     Key {
         first: bool,
     },
@@ -60,23 +61,21 @@ enum State {
     Scalar {
         kept: usize,
     },
-    /// Behind a value.
+    /// After a value.
     After,
     Skip(Skip),
     Done,
     Broken,
 }
 
-/// Inside a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Text {
     is_key: bool,
-    /// Its bytes that are kept; [`CUT`] when no more are.
+    /// Number of bytes kept; [`CUT`] if the rest is not kept.
     kept: usize,
     escape: Escape,
 }
 
-/// The rest of a string is not kept.
 const CUT: usize = usize::MAX;
 
 impl Text {
@@ -87,11 +86,11 @@ impl Text {
 /// Stepping over the rest of the open container, or over a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Skip {
-    /// A value, which is a container: `null` stands for it.
+    /// Whether it steps over a value, a container, in place of which `null` is written.
     is_value: bool,
-    /// Containers inside the open one whose end has not come.
+    /// Nested containers whose end has not come.
     inside: u32,
-    /// Inside a string, and behind a backslash in it.
+    /// Inside a string; after a backslash there.
     quoted: bool,
     escaped: bool,
 }
@@ -101,21 +100,20 @@ impl Skip {
     const VALUE: Self = Self { is_value: true, inside: 1, ..Self::REST };
 }
 
-/// Position in an escape of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escape {
     No,
-    /// Behind the backslash.
+    /// After the backslash.
     Begun,
-    /// So many hexadecimal digits follow.
+    /// This many hexadecimal digits follow.
     Digits(u8),
 }
 
-/// Where parts come from.
+/// The container from which parts come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Within {
     Root,
-    /// An object in the root; its name.
+    /// The object with this name in the root.
     Member(&'static str),
     /// The array `choices`.
     Choices,
@@ -152,12 +150,11 @@ impl Condenser {
         }
     }
 
-    /// Whether the object has ended, and nothing but blanks came behind it.
+    /// Whether the object has ended, with only blanks after it.
     pub fn is_complete(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Takes one byte between values.
     fn structure(&mut self, byte: u8, part: &mut impl FnMut(&[u8])) {
         if matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
             return;
@@ -189,7 +186,7 @@ impl Condenser {
             }
             (State::After, b',') if self.is_object() => State::Key { first: false },
             (State::After, b',') if self.within == Within::Choices && self.depth == 2 => State::Value { first: false },
-            // The first element of an array says that it is not empty.
+            // The rest of an array is stepped over: the first element shows that it is not empty.
             (State::After, b',') => State::Skip(Skip::REST),
             (State::After, b'}') if self.is_object() => self.close(part),
             (State::After, b']') if !self.is_object() => self.close(part),
@@ -201,12 +198,12 @@ impl Condenser {
         self.objects & (1 << self.depth) != 0
     }
 
-    /// Whether the open container is one that parts come from, and not inside a part.
+    /// Whether the open container is the one from which parts come.
     fn is_between_parts(&self) -> bool {
         self.depth == self.within.depth()
     }
 
-    /// Begins a key of the open object, or steps over the rest of the object if there is no room for more.
+    /// Begins a key of the open object, or steps over the rest of the object if there is no room.
     fn key(&mut self) -> State {
         if self.is_between_parts() {
             self.part.clear();
@@ -227,7 +224,7 @@ impl Condenser {
         State::Text(Text::KEY)
     }
 
-    /// Begins a value: an element of `choices` is a part.
+    /// Begins a value. An element of `choices` is a part.
     fn begin_value(&mut self) {
         if self.within == Within::Choices && self.is_between_parts() {
             self.part.clear();
@@ -260,7 +257,6 @@ impl Condenser {
         first
     }
 
-    /// The open container has ended.
     fn close(&mut self, part: &mut impl FnMut(&[u8])) -> State {
         let bracket = if self.is_object() { b'}' } else { b']' };
         let is_part_of_part = !self.is_between_parts();
@@ -270,7 +266,7 @@ impl Condenser {
         }
         if !is_part_of_part {
             if self.within == Within::Choices {
-                // That there is such a member says something, even if it is empty.
+                // An empty `choices` is reported too, because the presence matters.
                 part(b"{\"choices\":[]}");
             }
             self.within = Within::Root;
@@ -280,7 +276,7 @@ impl Condenser {
         self.value_ended(part)
     }
 
-    /// A value has ended; hands it over if it is a part.
+    /// Ends a value, and hands it over if it is a part.
     fn value_ended(&mut self, part: &mut impl FnMut(&[u8])) -> State {
         if self.is_between_parts() {
             self.part.extend_from_slice(match self.within {
@@ -323,7 +319,7 @@ impl Condenser {
     fn text(&mut self, bytes: &[u8], mut text: Text, part: &mut impl FnMut(&[u8])) -> usize {
         let most = if text.is_key { KEY } else { TEXT };
         if text.escape != Escape::No {
-            // An escape is kept whole or not at all.
+            // The bytes of an escape are kept all or none.
             if text.kept != CUT {
                 self.part.push(bytes[0]);
                 text.kept += 1;
@@ -378,9 +374,8 @@ impl Condenser {
     }
 }
 
-/// The first bracket of either kind or quote.
 fn bracket_or_quote(bytes: &[u8]) -> Option<usize> {
-    // The brackets of arrays differ from those of objects in one bit.
+    // Brackets of arrays differ from brackets of objects in one bit.
     let is_one = |byte: u8| ((byte | 0x20) == b'{') | ((byte | 0x20) == b'}') | (byte == b'"');
     let clear =
         bytes.chunks_exact(BLOCK).take_while(|block| !block.iter().fold(false, |any, byte| any | is_one(*byte)));

@@ -1,17 +1,16 @@
 //! The only table from refusals to HTTP: status, type, code, message, `Retry-After`.
 //!
 //! Shapes: OpenAI's `{"error":{"message","type","param","code"}}`, Anthropic's
-//! `{"type":"error","error":{"type","message"}}` on `/v1/messages`, and the same as an SSE event once a
-//! stream has begun.
+//! `{"type":"error","error":{"type","message"}}` on `/v1/messages`, and both as an SSE event once a
+//! stream has begun. `code` is a word such as `queue_full`: it separates the reasons behind one
+//! 503, and the gateway's errors from the engine's, whose code is an integer. Types follow OpenAI's
+//! vocabulary, since client libraries branch on them.
 //!
-//! `code` is a word such as `queue_full`, not the status: the status line has the number, OpenAI sends words too, and a
-//! word separates the reasons behind one 503. It also separates the gateway's errors from the engine's, whose code is an
-//! integer. Types follow OpenAI's vocabulary, since client libraries branch on status and type.
-//!
-//! Choices that are not obvious: an upgrade (WebSocket, h2c) or CONNECT gets **501**, as in HAProxy, because the request is
-//! well-formed. A wrong key is 401, a valid key for the wrong model 403, an unknown model 404 as in vLLM. Overload of the
-//! gateway is 503, as vLLM's is; 429 is only ever the key's own limit. A message never repeats the body, a key, or an
-//! upstream's address; a repeated model name is cut to [`MAX_NAME_SHOWN`] characters.
+//! An upgrade (WebSocket, h2c) or CONNECT gets **501**, as in HAProxy, because the request is
+//! well-formed. A wrong key is 401, a valid key for the wrong model 403, an unknown model 404 as in
+//! vLLM. Overload is 503, as in vLLM; 429 is only for a key's own limit. A message never repeats
+//! the body, a key, or an upstream's address; a repeated model name is cut to [`MAX_NAME_SHOWN`]
+//! characters.
 
 use std::borrow::Cow;
 
@@ -20,12 +19,12 @@ use serde_json::{Value, json};
 use super::limit::{KeyLimit, TooLarge};
 use super::route_hint::RouteHint;
 
-/// How many valid model names an "unknown model" message lists; enough to spot a typo, short enough to read.
+/// Valid model names that an "unknown model" message lists; enough to spot a typo.
 pub const MAX_NAMES_SHOWN: usize = 20;
-/// Characters of a client-given name that a message repeats.
+/// Characters of a client's name that a message repeats.
 pub const MAX_NAME_SHOWN: usize = 128;
 
-/// Whose error shape a client expects.
+/// The error shape that a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorFormat {
     /// `{"error":{"message","type","param","code"}}`
@@ -34,7 +33,7 @@ pub enum ErrorFormat {
     Anthropic,
 }
 
-/// Why a request was shed: refused early so that others meet their deadlines.
+/// Why a request was shed: refused early so that other requests meet their deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ShedReason {
     /// The pool's queue has no place left.
@@ -43,13 +42,13 @@ pub enum ShedReason {
     QueueTimeout,
     /// No backend of the pool is ready.
     NoBackend,
-    /// The engines that could serve it are starting.
+    /// The engines that could serve the request are starting.
     EngineStarting,
     /// The gateway drains before it stops.
     ShuttingDown,
     /// There are too many client connections, in all or from this address.
     Connections,
-    /// The bodies of all requests take up the memory for them.
+    /// The request bodies fill the memory for bodies.
     BodyMemory,
 }
 
@@ -78,8 +77,8 @@ impl ShedReason {
         }
     }
 
-    /// Whether there was no room for the request, now or in time. Otherwise the request could not
-    /// be served at all.
+    /// Whether the reason is lack of room, now or in time. Otherwise the request could not be
+    /// served at all.
     pub const fn is_for_room(self) -> bool {
         matches!(self, Self::QueueFull | Self::QueueTimeout)
     }
@@ -97,12 +96,12 @@ impl ShedReason {
     }
 }
 
-/// An error response of the gateway itself, not of a backend.
+/// An error response of the gateway, not of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// 400: the body or a field of it is invalid.
     BadRequest {
-        /// What is wrong and what is accepted.
+        /// The fault, and the accepted values.
         message: String,
         /// The field at fault.
         param: Option<&'static str>,
@@ -111,16 +110,16 @@ pub enum Refusal {
     NoModel,
     /// 400: no backend could take the request, even an empty one.
     ExceedsBackend(TooLarge),
-    /// 400: the request alone exceeds what its key may use at once.
+    /// 400: the request alone exceeds the amount that the key may use at once.
     ExceedsKey(TooLarge),
     /// 413: the body is over the configured limit.
     BodyTooLarge {
         /// The limit, bytes.
         limit: u64,
     },
-    /// 413: a compressed body becomes too many times larger.
+    /// 413: a compressed body expands too much.
     BodyExpands {
-        /// How many times larger it may become.
+        /// Largest allowed factor of expansion.
         times: u64,
     },
     /// 422: engines died while they served a request with this body.
@@ -128,7 +127,7 @@ pub enum Refusal {
         /// Seconds for which the gateway still refuses the body.
         seconds: u64,
     },
-    /// 415: a `Content-Encoding` that is not read here.
+    /// 415: a `Content-Encoding` that the gateway does not read.
     EncodingNotSupported,
     /// 408: the body came too slowly.
     BodyTimeout,
@@ -142,7 +141,7 @@ pub enum Refusal {
     BadKey,
     /// 403: the preflight of a web page whose origin is not in `server.cors`.
     OriginNotAllowed {
-        /// Its origin.
+        /// The page's origin.
         origin: String,
     },
     /// 403: the key may not use this model.
@@ -164,12 +163,12 @@ pub enum Refusal {
     },
     /// 404: the path is not served.
     UnknownRoute {
-        /// What the client may have meant.
+        /// A served path that the client may have meant.
         hint: Option<RouteHint>,
     },
     /// 405: the path is served, but not with this method.
     MethodNotAllowed {
-        /// Methods that are, for the `Allow` header: `"POST"` or `"GET, HEAD"`.
+        /// The served methods, for the `Allow` header: `"POST"` or `"GET, HEAD"`.
         allow: &'static str,
     },
     /// 417: an expectation other than `100-continue`.
@@ -180,7 +179,7 @@ pub enum Refusal {
         key: String,
         /// The limit.
         limit: KeyLimit,
-        /// Seconds until trying again makes sense.
+        /// Seconds until a new try makes sense.
         retry_after: u64,
     },
     /// 501: a WebSocket or CONNECT.
@@ -189,29 +188,29 @@ pub enum Refusal {
     CodingNotSupported,
     /// 503: refused early.
     Shed {
-        /// Why.
+        /// The reason.
         reason: ShedReason,
         /// Seconds, from the measured drain rate.
         retry_after: u64,
     },
-    /// 503: the engine reported in its stream, before any content, that it is overloaded.
+    /// 503: the engine reported in the stream, before any content, that it is overloaded.
     UpstreamBusy {
-        /// The engine's words.
+        /// The engine's message.
         message: String,
         /// Seconds, from the engine's response or the measured drain rate.
         retry_after: u64,
     },
-    /// 502: the upstream broke before the first byte and no other backend could take it.
+    /// 502: the upstream broke before the first byte, and no other backend could take the request.
     UpstreamBroke,
-    /// 502: the upstream refused the credentials of the gateway, and no other backend could take the request.
+    /// 502: the upstream refused the credentials of the gateway, and no other backend could take
+    /// the request.
     UpstreamRefusedGateway,
-    /// 504: the upstream did not respond in time and no other backend could take it.
+    /// 504: the upstream did not respond in time, and no other backend could take the request.
     UpstreamTimeout,
-    /// 500: a bug of ours.
+    /// 500: a bug in the gateway.
     Internal,
 }
 
-/// One row of the table.
 struct Row {
     status: u16,
     kind: &'static str,
@@ -320,13 +319,13 @@ impl Refusal {
         self.row().code
     }
 
-    /// Seconds for the `Retry-After` header, at least 1; `None` where trying again does not help by itself.
+    /// Seconds for the `Retry-After` header, at least 1; `None` if a new try alone does not help.
     pub fn retry_after(&self) -> Option<u64> {
         match self {
             Self::KeyLimit { retry_after, .. }
             | Self::Shed { retry_after, .. }
             | Self::UpstreamBusy { retry_after, .. } => Some((*retry_after).max(1)),
-            // The network may be better then; official clients try a 408 again by themselves.
+            // The network may be better then. Official clients retry a 408 by themselves.
             Self::BodyTimeout | Self::HeaderTimeout => Some(1),
             _ => None,
         }
@@ -360,19 +359,19 @@ impl Refusal {
     }
 }
 
-/// Why a stream failed after its first byte was sent, with status 200.
+/// Why a stream failed after the first byte was sent, with status 200.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamFailure {
     /// The upstream closed or reset the connection in the middle.
     UpstreamBroke,
     /// The upstream sent nothing for longer than the idle timeout.
     UpstreamIdle,
-    /// The gateway stops and its drain time is over.
+    /// The gateway stops, and the drain time is over.
     ShuttingDown,
 }
 
-/// The SSE event that ends a stream which failed after its first byte; close the connection after it. It begins with a
-/// blank line, so that it is a separate event even if the stream broke inside one.
+/// The SSE event that ends a stream which failed after the first byte; the caller must then close
+/// the connection. A blank line at the start separates it from an event in which the stream broke.
 pub fn sse_error_event(failure: StreamFailure, format: ErrorFormat) -> Vec<u8> {
     let (kind, code, message) = match failure {
         StreamFailure::UpstreamBroke => (SERVER, "upstream_broke", "the backend failed during its response"),
@@ -386,7 +385,7 @@ pub fn sse_error_event(failure: StreamFailure, format: ErrorFormat) -> Vec<u8> {
     sse_error(value.to_string().as_bytes())
 }
 
-/// The event that ends a stream with an error whose body is one line.
+/// The event that ends a stream with an error. `body` must be one line.
 pub fn sse_error(body: &[u8]) -> Vec<u8> {
     [&b"\n\nevent: error\ndata: "[..], body, b"\n\n"].concat()
 }

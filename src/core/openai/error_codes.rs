@@ -1,9 +1,9 @@
-//! The `code` of every error of the client port, so that documentation and tests can go through all of them.
+//! The `code` of every error of the client port, for documentation and tests.
 //!
-//! `error` has the table from refusals to codes; a test there keeps this list complete. `.github/docs/errors.md` has a section
-//! about each code, and `tests/docs` keeps that complete.
+//! `error` has the table from refusals to codes; a test there keeps this list complete.
+//! `tests/docs` checks that `.github/docs/errors.md` has a section about each code.
 
-/// Every code, by the alphabet. The error event of a stream that breaks has one of them, too.
+/// Every code, sorted. The error event of a stream that breaks has one of them, too.
 pub const ERROR_CODES: [&str; 35] = [
     "body_expands",
     "body_memory_full",

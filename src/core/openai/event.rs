@@ -1,7 +1,7 @@
-//! The meaning of one event of a stream: the types that both readers fill.
+//! The meaning of one event of a stream.
 //!
-//! [`chunk`](super::chunk) fills them by scanning, the fast path by matching a template; the meter consumes them. They have a
-//! file of their own so that neither reader imports the other.
+//! [`chunk`](super::chunk) fills these types by scanning, the fast path by matching a template; the
+//! meter consumes them. They are in a separate file so that neither reader imports the other.
 
 use super::response::{Answer, TokenUsage, UpstreamError};
 use super::route::Route;
@@ -15,12 +15,13 @@ pub enum Dialect {
     Responses,
     /// Anthropic Messages.
     Messages,
-    /// Cohere's chat: typed events like `content-delta`, ended by `message-end` and `[DONE]`.
+    /// Cohere's chat: typed events such as `content-delta`, ended by `message-end` and `[DONE]`.
     Cohere,
 }
 
 impl Dialect {
-    /// The dialect of a route's streams. Routes that never stream get [`Dialect::Choices`], whose errors have the same form.
+    /// The dialect of a route's streams. Routes that never stream get [`Dialect::Choices`], whose
+    /// errors have the same form.
     pub const fn of(route: Route) -> Self {
         match route {
             Route::Responses | Route::StoredResponse | Route::CancelResponse => Self::Responses,
@@ -31,17 +32,17 @@ impl Dialect {
     }
 }
 
-/// What kind of event it is.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventKind {
     /// Output: text, reasoning, tool call or (with choices) a finish reason.
     Content,
-    /// The response has been accepted: `response.created`, `message_start`, an event without choices. Its engine may not have
-    /// begun.
+    /// The response was accepted: `response.created`, `message_start`, an event without choices.
+    /// The engine may not have begun.
     Lifecycle,
     /// Part of the response, but without output: a role, an empty delta.
     Empty,
-    /// The start or end of a part of the response: an item, a block, a call of a tool.
+    /// The start or end of a part of the response: an item, a block, a tool call.
     Part,
     /// Usage and no choices: the event that `include_usage` causes.
     Usage,
@@ -49,52 +50,55 @@ pub enum EventKind {
     Error,
     /// The end: `[DONE]`, `message_stop`.
     Done,
-    /// It only keeps the connection alive: a comment, a ping.
+    /// Keeps the connection alive: a comment, a ping.
     Ping,
-    /// Anything else: unreadable events, events of a format that is not known.
+    /// Any other event: unreadable, or of an unknown format.
     #[default]
     Other,
 }
 
 impl EventKind {
-    /// Whether it shows that the engine works for this stream. A program that has lost its engine may go on to send the others.
+    /// Whether the event shows that the engine works for this stream. A server that has lost its
+    /// engine may go on sending the other kinds.
     pub fn is_progress(self) -> bool {
         !matches!(self, Self::Lifecycle | Self::Empty | Self::Ping)
     }
 
-    /// Whether it is part of the response without output: the end of the response is not before it.
+    /// Whether the event belongs to the response but has no output. E2EL includes it.
     pub fn carries_choices(self) -> bool {
         matches!(self, Self::Lifecycle | Self::Empty | Self::Part)
     }
 
-    /// Whether it may precede the first token: another engine's response can still take the place of this one.
+    /// Whether the event may precede the first token. Until then, the response of another engine
+    /// can replace this one.
     pub fn is_preamble(self) -> bool {
         matches!(self, Self::Lifecycle | Self::Empty | Self::Part | Self::Usage | Self::Ping)
     }
 }
 
 impl StreamEvent {
-    /// Whether the event is output, and carries nothing else.
+    /// Whether the event is output and carries nothing else.
     pub fn is_text(&self) -> bool {
         let says_more = self.finish || self.aborted || self.usage.is_some() || self.answer != Answer::default();
         self.kind == EventKind::Content && !says_more
     }
 }
 
-/// What one event means.
+/// The meaning of one event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamEvent {
-    /// Its kind.
+    /// The kind.
     pub kind: EventKind,
-    /// Whether it carries a finish reason, a stop reason or a terminal response.
+    /// Whether the event carries a finish reason, a stop reason or a terminal response.
     pub finish: bool,
-    /// Whether the finish reason is `abort`: the engine ended the request, as vLLM does when it shuts down.
+    /// Whether the finish reason is `abort`: the engine ended the request, as vLLM does at
+    /// shutdown.
     pub aborted: bool,
-    /// Bytes of output as they are written in the event: texts, reasoning and tool calls.
+    /// Bytes of output as written in the event: texts, reasoning and tool calls.
     pub text: u64,
-    /// What it says of the answer.
+    /// The answer, as the event describes it.
     pub answer: Answer,
-    /// The usage it reports; on content events only with continuous usage.
+    /// The reported usage; on content events only with continuous usage.
     pub usage: Option<TokenUsage>,
     /// The error, on [`EventKind::Error`].
     pub error: Option<Box<UpstreamError>>,

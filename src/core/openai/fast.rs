@@ -1,19 +1,19 @@
 //! The fast path for the events that make up nearly all of a stream.
 //!
-//! vLLM writes the same chunk thousands of times with different text: fixed keys in a fixed order, compact, one `data:`
-//! line. Matching that template compares a few constants and skips three strings, about a third of the cost of scanning
-//! every key, and the gateway does it for each token of each stream.
+//! vLLM writes the same chunk thousands of times with different text: fixed keys in a fixed order,
+//! compact, one `data:` line. To match that template takes a few comparisons and three skipped
+//! strings, about a third of the cost of scanning every key.
 //!
-//! The whole event is matched from first to last byte, with the scanner's rules for strings. At the first deviation the
-//! result is `None` and the event is scanned, so both paths always read an event alike. Only unfinished content is matched
-//! (`finish_reason` null); a stream has only one or two other events.
+//! The whole event is matched, with the scanner's rules for strings. At the first deviation the
+//! result is `None` and the event is scanned, so both paths read an event alike. Only unfinished
+//! content matches (`finish_reason` null); a stream has only one or two other events.
 
 use super::choices::OpenChoices;
 use super::event::{EventKind, StreamEvent};
 use super::response::{TokenUsage, digits};
 use super::scan::Scanner;
 
-/// Reads an event of the choices dialect; `None` when it is not of the expected shape.
+/// Reads an event of the choices dialect; `None` if it does not have the expected shape.
 pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
     if let Some(event) = memo.recall(event) {
         return Some(event);
@@ -74,11 +74,13 @@ fn delta(text: u64, usage: Option<TokenUsage>) -> StreamEvent {
     StreamEvent { kind, text, usage, ..StreamEvent::default() }
 }
 
-/// Bytes before and after the text that are remembered, each; ids and model names are far shorter.
+/// Largest number of bytes that are remembered before the text, and after it. Ids and model names
+/// are far shorter.
 const MAX_REMEMBERED: usize = 1 << 10;
 
-/// What is remembered from event to event: the choices of the stream, and the bytes before and after the text in the last event
-/// that matched. Id, time and model do not change within a stream, so the next event usually matches by two comparisons.
+/// Memory between events: the choices of the stream, and the bytes before and after the text in the
+/// last event that matched. Id, time and model do not change within a stream, so two comparisons
+/// usually match the next event.
 #[derive(Clone, Debug, Default)]
 pub struct Memo {
     choices: OpenChoices,
@@ -96,7 +98,7 @@ impl Memo {
     pub(super) fn note(&mut self, index: u64, content: bool, finish: bool) {
         self.choices.note(index, content, finish);
         if finish {
-            // If the choice goes on, its next event must be noted.
+            // If the choice goes on, the next event must be noted.
             self.before.clear();
         }
     }
@@ -129,7 +131,7 @@ impl<'a> Cursor<'a> {
         Some(())
     }
 
-    /// Takes a string; returns its bytes as written.
+    /// Takes a string; returns the length as written.
     fn string(&mut self) -> Option<u64> {
         if self.0.first() != Some(&b'"') {
             return None;
@@ -140,7 +142,7 @@ impl<'a> Cursor<'a> {
         Some(text.raw.len() as u64)
     }
 
-    /// Takes a whole number as JSON writes one.
+    /// Takes a whole number in JSON's notation.
     fn number(&mut self) -> Option<u64> {
         let end = self.0.iter().position(|byte| !byte.is_ascii_digit())?;
         let (number, rest) = self.0.split_at(end);
@@ -151,7 +153,7 @@ impl<'a> Cursor<'a> {
         digits(number)
     }
 
-    /// Takes `,"key":null` and returns the key; `Some(None)` when something other than a member follows.
+    /// Takes `,"key":null` and returns the key; `Some(None)` if no member follows.
     fn null_member(&mut self) -> Option<Option<&'a [u8]>> {
         let Some(rest) = self.0.strip_prefix(b",\"") else { return Some(None) };
         let end = rest.iter().position(|byte| !(byte.is_ascii_lowercase() || *byte == b'_'))?;

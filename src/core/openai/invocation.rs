@@ -1,10 +1,10 @@
-//! `/invocations`, the one path that SageMaker sends requests to: the body says what is asked.
+//! `/invocations`, the only path to which SageMaker sends requests: the body decides the route.
 //!
-//! The engine dispatches in the same way: vLLM takes the first type of request that the body fits, in an order that depends
-//! on its model. The path stays, so that the engine decides; the gateway charges and meters the request as what it is.
-//!
-//! vLLM lets the header `X-Amzn-SageMaker-Adapter-Identifier` replace the model of the body, after the gateway has checked
-//! whether the key may use that of the body. So a request with it is refused ([`ADAPTER_HEADERS`]).
+//! vLLM takes the first type of request that the body fits, in an order that depends on the model.
+//! The gateway forwards the path unchanged, so the engine decides; it charges and meters the
+//! request by the route of the body. A request with the header
+//! `X-Amzn-SageMaker-Adapter-Identifier` is refused ([`ADAPTER_HEADERS`]): in vLLM it replaces the
+//! model of the body, after the gateway has checked the key's right to that model.
 
 use super::request_error::RequestError;
 use super::route::Route;
@@ -13,12 +13,12 @@ use super::scan::{JsonKind, Scanner};
 /// Headers with which vLLM replaces `model` on this path.
 pub const ADAPTER_HEADERS: [&str; 2] = ["x-amzn-sagemaker-adapter-identifier", "x-amzn-sagemaker-adapter-alias"];
 
-/// Members that tell the routes apart; the first that a body has counts, in vLLM's order.
+/// Members that distinguish the routes, in vLLM's order. The first one that a body has counts.
 const MEMBERS: [(&str, Route); 11] = [
     ("messages", Route::ChatCompletions),
     ("prompt", Route::Completions),
     ("prompt_embeds", Route::Completions),
-    // Classification and pooling have the same input, and cost the same.
+    // Classification and pooling have the same input and the same cost.
     ("input", Route::Embeddings),
     ("query", Route::Rerank),
     ("queries", Route::Score),
@@ -29,10 +29,10 @@ const MEMBERS: [(&str, Route); 11] = [
     ("data", Route::Pooling),
 ];
 
-/// The route whose request this body is.
+/// The route of a request with this body.
 ///
 /// # Errors
-/// When it is not a JSON object, or has none of the members.
+/// If the body is not a JSON object, or has none of the members.
 pub fn route(body: &[u8]) -> Result<Route, RequestError> {
     let mut scanner = Scanner::new(body);
     let kind = scanner.kind()?;

@@ -1,10 +1,11 @@
-//! Limits that a request can exceed, and what its refusal says about them.
+//! Limits that a request can exceed, and the messages about them.
 //!
-//! Counts of sequences, tokens and requests.
+//! Limits count sequences, tokens or requests. A refusal says which limit was exceeded, and what to
+//! change or when to try again.
 
 use std::fmt::Display;
 
-/// What a limit counts.
+/// The unit of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitUnit {
     /// Sequences that the engine runs: prompts times `n`.
@@ -13,14 +14,14 @@ pub enum LimitUnit {
     Tokens,
 }
 
-/// A limit that one request exceeds by itself, whatever else is running.
+/// A limit that one request exceeds by itself, without any other request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge {
-    /// What the limit counts.
+    /// The unit of the limit.
     pub unit: LimitUnit,
-    /// What the request takes at least.
+    /// The least that the request takes.
     pub wanted: u64,
-    /// What is allowed.
+    /// The largest allowed amount.
     pub limit: u64,
 }
 
@@ -40,7 +41,7 @@ impl TooLarge {
     }
 }
 
-/// A limit of an API key that its requests exceed together.
+/// A limit that the requests of an API key exceed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyLimit {
     /// Requests at once.
@@ -53,12 +54,12 @@ pub enum KeyLimit {
     Tokens(u64),
     /// Tokens per minute.
     TokenRate(u64),
-    /// Tokens of a key within the last 24 hours.
+    /// Tokens within the last 24 hours.
     DayTokens(u64),
 }
 
 impl KeyLimit {
-    /// Names the limit and the key, and says when to try again, in seconds.
+    /// A message with the limit, the key, and the seconds until a new try.
     pub(super) fn message(self, key: impl Display, retry_after: u64) -> String {
         let (most, what) = match self {
             Self::InFlight(most) => (most, "requests at once"),

@@ -1,20 +1,20 @@
 //! Reads an event that is too long to be kept, piece by piece.
 //!
-//! `response.completed` repeats the request and all of the answer: with instructions or logprobs it has megabytes. Its name, usage
-//! and error are found as in any other event; see [`Condenser`] for what is kept of it.
+//! `response.completed` repeats the request and the whole answer, which may be megabytes. Name,
+//! usage and error are found as in any other event. [`Condenser`] says which bytes are kept.
 
 use super::chunk::{EventReader, Memo};
 use super::condense::Condenser;
 use super::event::{Dialect, StreamEvent};
 
-/// Bytes of the name of a field or event that are looked at.
+/// Bytes of the name of a field or event that are read.
 const NAME: usize = 64;
 
 /// One event of which pieces have come.
 #[derive(Clone, Debug)]
 pub struct LongEvent {
     line: Line,
-    /// Name of the field, then of the event.
+    /// Name of the field that is being read.
     field: Vec<u8>,
     name: Vec<u8>,
     has_data: bool,
@@ -27,12 +27,12 @@ pub struct LongEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
     Field,
-    /// Behind the colon: one blank is no part of the value.
+    /// After the colon: one blank is no part of the value.
     Blank(Value),
     Rest(Value),
 }
 
-/// Whose value a line has.
+/// The field of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     Data,
@@ -41,7 +41,7 @@ enum Value {
 }
 
 impl LongEvent {
-    /// An event of which nothing was read.
+    /// An event of which no byte was read.
     pub fn new(dialect: Dialect) -> Self {
         Self {
             line: Line::Field,
@@ -84,7 +84,7 @@ impl LongEvent {
         }
     }
 
-    /// What the event means, which has ended.
+    /// The meaning of the event, after the last piece.
     pub fn finish(self, memo: &mut Memo) -> StreamEvent {
         match self.data.is_complete() && !self.is_broken {
             true => self.reader.event(self.name.trim_ascii_end(), memo),

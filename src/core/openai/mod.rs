@@ -1,12 +1,13 @@
-//! The bytes of OpenAI-compatible requests and responses: read once, without trees, and edited in place.
+//! The bytes of OpenAI-compatible requests and responses: read once, without trees, edited in
+//! place.
 //!
-//! [`route`] served paths · [`scan`] pull scanner over JSON · [`request`], [`request_error`] the fields of a request ·
-//! [`prompt`], [`shape`] where the prompt is and what it looks like · [`prefix`] hashes of its beginnings · [`multipart`] the audio routes · [`invocation`] SageMaker's path ·
-//! [`rewrite`] edits without copying · [`sse`] events of a stream · [`event`] what one can mean · [`chunk`], [`fast`] read
-//! it · [`condense`], [`long_event`] read documents and events of any size piece by piece · [`choices`] which of them are open ·
-//! [`response`] usage, error and output bytes of a whole response · [`error`] the table from
-//! refusals to HTTP,
-//! with [`limit`]s and a [`route_hint`] · [`ERROR_CODES`].
+//! [`route`] served paths · [`scan`] pull scanner over JSON · [`request`], [`request_error`] fields
+//! of a request · [`prompt`], [`shape`] the prompt and its size · [`prefix`] hashes of its
+//! beginnings · [`multipart`] the audio routes · [`invocation`] SageMaker's path · [`rewrite`]
+//! edits without copying · [`sse`] events of a stream · [`event`] their meaning · [`chunk`],
+//! [`fast`] read an event · [`condense`], [`long_event`] read any size piece by piece · [`choices`]
+//! open choices of a stream · [`response`] usage, error and output bytes of a whole response ·
+//! [`error`] refusals as HTTP, with [`limit`]s and a [`route_hint`] · [`ERROR_CODES`].
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
 

@@ -1,25 +1,16 @@
-//! The audio routes' forms: finds `model` and what bounds the output, without copying the file.
+//! The forms of the audio routes: finds `model` and the bounds of the output, without copying the
+//! file.
 //!
-//! A key's right to a model is decided by the form's `model`, and the engine reads the form again with a parser of its
-//! own. Parsers agree about forms as clients write them and differ about everything else: a parameter in upper case, a
-//! blank before `=`, a second name, a second `Content-Disposition`, a boundary inside a field, a `charset` in which the
-//! name reads differently. So only the canonical spelling is accepted, which every parser reads alike, and everything else
-//! is refused:
+//! The gateway checks a key's right to the form's `model`; then the engine reads the form with
+//! another parser. Parsers agree about forms as clients write them, and differ about everything
+//! else: a parameter in upper case, a second name, a boundary inside a field, a `charset` in which
+//! the name reads differently. So [`read`] accepts only a canonical spelling, which every parser
+//! reads alike. Libraries accept more (`python-multipart`, which vLLM uses, and `multer`, which
+//! axum uses, differ); tests compare this reader with both. The form goes upstream unchanged,
+//! except for the value of `model`.
 //!
-//! - the boundary occurs nowhere but between parts, each time on a line of its own; nothing before the first or after the
-//!   last;
-//! - every part has one `Content-Disposition: form-data` with one `name` and at most one `filename`, both in lower case,
-//!   as tokens or in quotes without escapes; header lines are not folded and hold no control characters;
-//! - names consist of letters, digits and `_ . - [ ]`; each occurs once, except lists (`name[]`), and `model` is a field;
-//! - character sets are UTF-8 or a subset, and contents are not encoded.
-//!
-//! Not a library: parsers accept more than they agree about (`python-multipart`, which vLLM uses, and `multer`, which axum
-//! uses, read some forms differently), so each is the wrong judge of what the other reads. Tests compare this reader with
-//! both. The form goes upstream unchanged, except for the value of `model`.
-//!
-//! Bounds: [`MAX_PARTS`] parts, [`MAX_PART_HEADERS`] bytes of headers in each. `memmem` finds the boundary, so a file of
-//! 25 MiB costs one pass at memory speed. The file counts as one media part of the prompt, a long
-//! field as text: the model reads `prompt`.
+//! Bounds: [`MAX_PARTS`] parts, [`MAX_PART_HEADERS`] bytes of headers in each. `memmem` finds the
+//! boundary, so a file of 25 MiB costs one pass at memory speed.
 
 use std::borrow::Cow;
 
@@ -34,25 +25,39 @@ use super::route::Route;
 use super::scan::Span;
 use super::shape::PromptSink;
 
-/// Parts in a form. Transcription requests have about ten fields.
+/// Largest number of parts in a form. Transcription requests have about ten fields.
 pub const MAX_PARTS: usize = 64;
-/// Bytes of headers in one part.
+/// Largest size of the headers of one part, bytes.
 pub const MAX_PART_HEADERS: usize = 4 << 10;
 /// The longest boundary, characters (RFC 2046).
 const MAX_BOUNDARY: usize = 70;
-/// Bytes that a boundary may have besides letters and digits (RFC 2046, without the blank and the comma).
+/// Bytes that a boundary may have besides letters and digits (RFC 2046, without the blank and the
+/// comma).
 const BOUNDARY_MARKS: &[u8] = b"'()+_-./:=?";
 /// Bytes that a value outside quotes may have besides letters and digits.
 const VALUE_MARKS: &[u8] = b"!#$%&'*+-.^_`|~/:=?()";
 /// Bytes that the name of a part may have besides letters and digits.
 const NAME_MARKS: &[u8] = b"_.-[]";
-/// Character sets in which bytes of ASCII mean ASCII.
+/// Character sets in which ASCII bytes mean ASCII.
 const CHARSETS: [&[u8]; 3] = [b"utf-8", b"us-ascii", b"iso-8859-1"];
 
-/// Reads the form in `body`; `content_type` is the request's only such header, which names the boundary.
+/// Reads the form in `body`. `content_type` is the request's only `Content-Type`, which names the
+/// boundary. The canonical spelling:
+///
+/// - the boundary occurs only between parts, each time on a separate line; nothing precedes the
+///   first or follows the last;
+/// - every part has one `Content-Disposition: form-data` with one `name` and at most one
+///   `filename`, both in lower case, as tokens or in quotes without escapes; header lines are not
+///   folded and hold no control characters;
+/// - names consist of letters, digits and `_ . - [ ]`; each occurs once, except lists (`name[]`),
+///   and `model` is a field;
+/// - character sets are UTF-8 or a subset, and contents are not encoded.
+///
+/// The file counts as one media part of the prompt, and a long field as text, since the model reads
+/// `prompt`.
 ///
 /// # Errors
-/// When the form is not in the canonical spelling, or is over a bound.
+/// If the form is not in the canonical spelling, or is over a bound.
 pub fn read<'a>(route: Route, content_type: &str, body: &'a [u8]) -> Result<RequestView<'a>, RequestError> {
     let delimiter = [b"--", boundary(content_type.as_bytes())?].concat();
     let mut view = RequestView::empty(route);
@@ -73,7 +78,6 @@ pub fn read<'a>(route: Route, content_type: &str, body: &'a [u8]) -> Result<Requ
     Ok(view)
 }
 
-/// Takes the fields that the gateway acts on.
 fn field<'a>(
     part: &Part<'a>,
     body: &'a [u8],
@@ -94,19 +98,19 @@ fn field<'a>(
             *model_span = Some(part.content);
         }
         name if name.eq_ignore_ascii_case(b"model") => return Err(refused("'model' is not in lower case")),
-        // Changes how other fields are decoded (RFC 7578, 4.6).
+        // `_charset_` changes how other fields are decoded (RFC 7578, 4.6).
         b"_charset_" => return Err(refused("it has a field '_charset_'")),
         b"stream" => view.stream = request::truth(value).unwrap_or(false),
         b"n" => view.n = number(value).map_or(1, |n| n.clamp(1, request::MAX_SEQUENCES.into()) as u32),
         b"max_completion_tokens" => view.max_output = number(value),
-        // `prompt` is read by the model, as other fields may be.
+        // The model reads `prompt`, and may read other fields.
         _ if part.is_file => {}
         name => prompt::other_field(name, value, &mut view.shape),
     }
     Ok(())
 }
 
-/// The number that a field holds; the engine refuses what is not one.
+/// The number in a field; the engine refuses any other value.
 fn number(value: &[u8]) -> Option<u64> {
     std::str::from_utf8(value.trim_ascii()).ok()?.parse().ok()
 }
@@ -115,7 +119,8 @@ const fn refused(why: &'static str) -> RequestError {
     RequestError::NotAForm { why }
 }
 
-/// Calls `part` with the span of each part, headers included. Returns where the first delimiter is.
+/// Calls `part` with the span of each part, headers included. Returns the offset of the first
+/// delimiter.
 fn parts(
     body: &[u8],
     delimiter: &[u8],
@@ -146,11 +151,10 @@ fn parts(
     Err(refused("it has more than 64 parts"))
 }
 
-/// One part of a form.
 struct Part<'a> {
     name: &'a [u8],
     is_file: bool,
-    /// Without a content type, or with that of text in a character set of [`CHARSETS`].
+    /// Without a content type, or with plain text in a character set of [`CHARSETS`].
     is_plain: bool,
     content: Span,
 }
@@ -180,7 +184,6 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The lines of a part's headers.
 struct Lines<'a>(&'a [u8]);
 
 impl<'a> Iterator for Lines<'a> {
@@ -197,7 +200,7 @@ impl<'a> Iterator for Lines<'a> {
     }
 }
 
-/// A header line: its name and its value without blanks around it.
+/// The name of a header line, and its value without blanks around it.
 fn header(line: &[u8]) -> Result<(&[u8], &[u8]), RequestError> {
     if line.iter().any(u8::is_ascii_control) {
         return Err(refused("a part's header has control characters"));
@@ -230,14 +233,13 @@ fn names(disposition: &[u8]) -> Result<(&[u8], bool), RequestError> {
     if name.is_empty() || !name.iter().all(|byte| byte.is_ascii_alphanumeric() || NAME_MARKS.contains(byte)) {
         return Err(refused("the name of a part has characters other than letters, digits and _.-[]"));
     }
-    // Some parsers ignore the extended form and would take the part for a field.
+    // Some parsers ignore the extended form, and would take the part for a field.
     if extended.is_some() && filename.is_none() {
         return Err(refused("a part has 'filename*' without 'filename'"));
     }
     Ok((name, filename.is_some()))
 }
 
-/// The boundary in the request's content type.
 fn boundary(content_type: &[u8]) -> Result<&[u8], RequestError> {
     let (mut boundary, mut charset) = (None, None);
     parameters(content_type, b"multipart/form-data", |key, value| match key {
@@ -268,7 +270,7 @@ fn is_plain_text(value: &[u8]) -> bool {
     read.is_ok() && plain
 }
 
-/// Calls `parameter` with each `key=value` behind `kind` in a header's value.
+/// Calls `parameter` with each `key=value` after `kind` in a header's value.
 fn parameters<'a>(
     value: &'a [u8],
     kind: &[u8],

@@ -1,15 +1,12 @@
-//! Counts the bytes of output in a whole response: a lower bound for its tokens, if the engine
-//! reports no tokens or too few.
+//! Counts the bytes of output in a whole response, a lower bound for the tokens.
 //!
-//! Output is text, reasoning, refusals, and names and arguments of tool calls, in every dialect.
-//! The walk steps over logprobs, token ids and a repeated request, which are not output. It counts
-//! bytes as they are written, escapes included.
-//!
-//! Bounds: [`DEPTH`] nested containers; the walk does not count output below that depth.
+//! Output is text, reasoning, refusals, and names and arguments of tool calls, in every dialect;
+//! not logprobs, token ids or a repeated request. Bytes count as written, escapes included. Bound:
+//! output below [`DEPTH`] nested containers does not count.
 
 use super::scan::{JsonKind, ScanError, Scanner};
 
-/// Depth of containers that the walk enters. An item of `output` with parts with a summary has a
+/// Depth of containers that the walk enters. An item of `output` with a summary in the parts has a
 /// depth of six.
 const DEPTH: u32 = 8;
 
@@ -56,7 +53,7 @@ fn within(scanner: &mut Scanner<'_>, depth: u32) -> Result<u64, ScanError> {
         JsonKind::Object if depth > 0 => {
             scanner.object(|scanner, key| {
                 match &*key.bytes() {
-                    // The arguments of a tool call as JSON: the model generated all of the text.
+                    // The arguments of a tool call as JSON; the model generated all of it.
                     b"arguments" | b"input" if scanner.kind()? == JsonKind::Object => {
                         found += scanner.skip_raw()?.len() as u64;
                     }

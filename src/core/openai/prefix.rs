@@ -1,14 +1,15 @@
-//! Hashes of the beginnings of a prompt, by which requests that share one are recognised.
+//! Hashes of the beginnings of a prompt, to recognise requests that share a beginning.
 //!
-//! An engine's prefix cache keeps the blocks of a prompt by a hash of all tokens up to their end. Here are no tokens, so the
-//! bytes of the request are hashed as they were sent: each hash covers everything up to its end, and two prompts have the
-//! same one exactly if they agree up to there. A conversation's next turn repeats the bytes of the turn before it; token ids
-//! are hashed as the digits that they are written with. What comes first in a rendered prompt comes first here, in whatever
-//! order a request has its members: what changes the template or the cache, instructions, tools, messages.
+//! An engine's prefix cache keeps the blocks of a prompt by a hash of all tokens up to the end of
+//! the block. The gateway has no tokens, so it hashes the bytes as sent. Each hash covers all bytes
+//! up to the end of a beginning, so two prompts have the same hash exactly if they agree up to
+//! there. The next turn of a conversation repeats the bytes of the turn before. Members are hashed
+//! in the order of a rendered prompt: members that change the template or the cache, then
+//! instructions, tools, messages.
 //!
-//! A beginning ends after each [`STEP`] bytes, and from 8 steps on after an eighth more each time: a prompt of 1 MB has 55.
-//!
-//! Bounds: [`BYTES_MAX`] bytes of a prompt are hashed. Cost: one pass of XXH3 over them, about 0.1 us for each kilobyte.
+//! A beginning ends after each [`STEP`] bytes, and from 8 steps on after an eighth more each time:
+//! a prompt of 1 MB has 55. Bound: [`BYTES_MAX`] bytes of a prompt are hashed, in one pass of XXH3,
+//! about 0.1 us per kilobyte.
 
 use smallvec::SmallVec;
 use twox_hash::XxHash3_64;
@@ -17,20 +18,23 @@ use super::scan::Span;
 
 /// Bytes between the ends of short beginnings.
 pub const STEP: usize = 512;
-/// The version of records that have these hashes: it changes when beginnings end elsewhere, or keys mean something else.
+/// The version of records that have these hashes. It changes if beginnings end elsewhere or keys
+/// change their meaning.
 pub const RECORD_VERSION: u32 = 1;
-/// The most of a prompt that is hashed, bytes.
+/// Bytes of a prompt that are hashed, at most.
 const BYTES_MAX: usize = 1 << 20;
 
-/// Members of a request that are not part of the prompt, but without which the same prompt is another one to an engine.
+/// Members of a request that are not part of the prompt but change how an engine renders or caches
+/// it.
 const CONTEXT: &[&[u8]] = &[b"cache_salt", b"chat_template", b"chat_template_kwargs", b"tool_choice"];
 
-/// Where the parts of a prompt are in a body.
+/// The positions of the parts of a prompt in a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptParts(SmallVec<[(u8, Span); 2]>);
 
 impl PromptParts {
-    /// Adds the value of a member; `is_prompt`: it is part of the prompt. Others are left out, unless they change the prompt.
+    /// Adds the value of a member. `is_prompt`: whether it is part of the prompt. Other members
+    /// count only if they change the prompt.
     pub(super) fn add(&mut self, key: &[u8], span: Span, is_prompt: bool) {
         let place = match key {
             b"system" | b"instructions" if is_prompt => 1,
@@ -43,12 +47,12 @@ impl PromptParts {
     }
 }
 
-/// Where the beginnings of every prompt end, bytes.
+/// The ends of the beginnings of every prompt, bytes.
 pub fn ends() -> impl Iterator<Item = usize> {
     std::iter::successors(Some(STEP), |end| Some(after(*end))).take_while(|end| *end <= BYTES_MAX)
 }
 
-/// The end of the beginning that follows one with this end.
+/// The end of the next beginning.
 fn after(end: usize) -> usize {
     end + STEP.max(end / 8)
 }
@@ -56,9 +60,9 @@ fn after(end: usize) -> usize {
 /// One beginning of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beginning {
-    /// Of all bytes up to its end.
+    /// Hash of all bytes up to `end`.
     pub hash: u64,
-    /// Where it ends: bytes from the start of the prompt.
+    /// The end: bytes from the start of the prompt.
     pub end: u32,
 }
 
@@ -72,7 +76,8 @@ pub struct PromptPrefix {
 }
 
 impl PromptPrefix {
-    /// Hashes the prompt in `body` for `model`, of which engines keep prompts apart (an adapter is a model).
+    /// Hashes the prompt in `body` for `model`. Engines keep prompts of different models apart (an
+    /// adapter is a model).
     pub fn new(body: &[u8], parts: &PromptParts, model: &str) -> Self {
         let mut parts = parts.0.clone();
         parts.sort_by_key(|(place, _)| *place);
@@ -92,7 +97,7 @@ impl PromptPrefix {
         prefix
     }
 
-    /// The share of the prompt that its first `bytes` are, 0 to 1.
+    /// The first `bytes` of the prompt as a share of the whole prompt, 0 to 1.
     pub fn share(&self, bytes: u32) -> f64 {
         if self.bytes == 0 { 0.0 } else { f64::from(bytes) / self.bytes as f64 }
     }
@@ -108,7 +113,7 @@ mod tests {
         PromptPrefix::new(body.as_bytes(), &view.prompt_parts, "m")
     }
 
-    /// How many bytes two prompts share, as far as their beginnings say.
+    /// Bytes that two prompts share, as far as their beginnings show.
     fn shared(one: &PromptPrefix, other: &PromptPrefix) -> u32 {
         let both = one.beginnings.iter().zip(&other.beginnings);
         both.take_while(|(one, other)| one == other).last().map_or(0, |(one, _)| one.end)

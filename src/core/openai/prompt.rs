@@ -1,36 +1,31 @@
 //! Finds the prompt in a body: which fields of which route become prompt tokens.
 //!
-//! Every route has its own form of prompt (a string, a list, messages with parts, a query and its
-//! documents, token ids), and estimates and exact counts must agree on what belongs to it. So the walk
-//! is written once and reports to a [`PromptSink`].
+//! Estimates and exact counts must agree on what belongs to the prompt, so one walk reports to a
+//! [`PromptSink`]. Text is what the model reads: strings, text parts, tool definitions and tool
+//! calls. Media are reported as parts, because their base64 would look like a hundred thousand
+//! tokens. The walk is lenient inside messages, because the engine validates them.
 //!
-//! Text is what the model reads: strings, text parts, tool definitions and tool calls. Media are not text, because their
-//! base64 would look like a hundred thousand tokens; they are reported as parts. The walk is lenient inside messages (a
-//! part of unknown type is searched for text), because the engine validates them. Only a value that can never be a prompt
-//! is refused.
-//!
-//! An estimate may be too high, never too low: a prompt field that is given twice is reported twice, and a long value that
-//! is not known to stay out of the prompt counts as text ([`other`]). Chat templates render whatever they like: names and
-//! roles of messages, and all of `chat_template_kwargs`. Prompts given as tensors (`prompt_embeds`) are bounded by their
-//! bytes, see [`EMBEDDING_BYTES`].
-//!
-//! Bounds: below [`WALK_DEPTH`] containers the walk stops and counts everything as text: a client chooses the depth.
+//! An estimate may be too high, never too low: a prompt field that is given twice is reported
+//! twice, and a long value of unknown meaning counts as text ([`other`]), since chat templates may
+//! render anything. Bound: below [`WALK_DEPTH`] containers the walk stops and counts everything as
+//! text, since a client chooses the depth.
 
 use super::request_error::RequestError;
 use super::route::Route;
 use super::scan::{JsonKind, Scanner};
 use super::shape::{PromptShape, PromptSink, TextShape};
 
-/// Bytes of a tensor for each prompt token, at least: 512 values of 16 bits. Models of 8B have 4,096 values, so that the
-/// length of a prompt given as a tensor is overestimated eightfold. A tensor that torch expands (sparse, or with strides of
-/// 0) may have more rows than this: `--enable-prompt-embeds` is for clients that the engine trusts, as vLLM says.
+/// Least number of bytes in a tensor per prompt token: 512 values of 16 bits. Models of 8B have
+/// 4,096 values, so such a prompt is overestimated eightfold. A tensor that torch expands (sparse,
+/// or with strides of 0) may have more rows: `--enable-prompt-embeds` is for clients that the
+/// engine trusts, as vLLM says.
 pub const EMBEDDING_BYTES: u64 = 1_024;
 
-/// Containers inside each other that the walk enters; messages with parts with nested results have about ten.
+/// Nesting depth that the walk enters; messages with parts with nested results have about ten.
 const WALK_DEPTH: u32 = 32;
 
-/// Reads the value of member `key` if it belongs to the prompt of `route`. Returns whether it does; if not, nothing is
-/// consumed. `prompts` is raised to the number of prompts in a field that holds a list of them.
+/// Reads the value of member `key` if it belongs to the prompt of `route`, and returns whether it
+/// does; if not, nothing is consumed. Raises `prompts` to the number of prompts in a list of them.
 pub fn member<S: PromptSink>(
     scanner: &mut Scanner<'_>,
     route: Route,
@@ -57,7 +52,7 @@ pub fn member<S: PromptSink>(
         Field::Messages => messages(scanner, sink)?,
         Field::Content => content(scanner, sink)?,
         Field::Raw => raw(scanner, sink)?,
-        // Of several lists the longest counts, in whatever order the members come.
+        // The longest of several lists counts, whatever the order of the members.
         Field::Ids | Field::Prompts => *prompts = prompt_list(scanner, sink)?.max(*prompts),
         Field::Batch => *prompts = batch(scanner, sink)?.max(*prompts),
         Field::Questions => *prompts = questions(scanner, sink)?.max(*prompts),
@@ -67,10 +62,11 @@ pub fn member<S: PromptSink>(
     Ok(true)
 }
 
-/// Bytes up to which a value of another member is part of what each message costs: a role, a type, an id.
+/// Longest value of another member that needs no count, bytes: the fixed cost of a message covers a
+/// role, a type, an id.
 const SHORT: usize = 64;
 
-/// Members of a request that never become prompt tokens, whatever their length.
+/// Members that never become prompt tokens, whatever their length.
 const NOT_PROMPT: &[&[u8]] = &[
     b"allowed_token_ids",
     b"audio",
@@ -107,8 +103,9 @@ const NOT_PROMPT: &[&[u8]] = &[
     b"vllm_xargs",
 ];
 
-/// Takes the value of a member of the request that [`member`] does not know. Unless it is short, or known to stay out of
-/// the prompt, it counts as text: a newer engine or a chat template may render it. Returns whether it counts.
+/// Takes the value of a member that [`member`] does not know. It counts as text, because a newer
+/// engine or a chat template may render it, unless it is short or known to stay out of the prompt.
+/// Returns whether it counts.
 pub fn other<S: PromptSink>(scanner: &mut Scanner<'_>, key: &[u8], sink: &mut S) -> Result<bool, RequestError> {
     if NOT_PROMPT.contains(&key) {
         scanner.skip()?;
@@ -117,7 +114,7 @@ pub fn other<S: PromptSink>(scanner: &mut Scanner<'_>, key: &[u8], sink: &mut S)
     long(scanner, sink)
 }
 
-/// The same for a field of a form, whose value is plain text.
+/// As [`other`], for a form field, whose value is plain text.
 pub fn other_field(name: &[u8], value: &[u8], shape: &mut PromptShape) {
     if !NOT_PROMPT.contains(&name) && value.len() > SHORT {
         shape.text.add(TextShape::of_plain(value));
@@ -134,7 +131,7 @@ fn long<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<bool, 
     Ok(counts)
 }
 
-/// How a field holds prompt text.
+/// The form in which a field holds prompt text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Field {
     /// A conversation.
@@ -151,7 +148,7 @@ enum Field {
     Tensors,
     /// JSON that a template renders.
     Raw,
-    /// Questions by their names, each a prompt of its own.
+    /// Named questions; each is a separate prompt.
     Questions,
     /// A list of images, recordings or videos.
     Media,
@@ -237,7 +234,7 @@ impl Lengths {
         self.all += bytes;
     }
 
-    /// Ends the list; returns the number of prompts in the list.
+    /// Ends the list; returns the number of prompts in it.
     fn end<S: PromptSink>(self, sink: &mut S) -> u32 {
         if self.count > 1 {
             sink.listed(self.longest, self.all);
@@ -246,7 +243,7 @@ impl Lengths {
     }
 }
 
-/// Questions; returns how many.
+/// Takes questions; returns their number.
 fn questions<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     if scanner.kind()? != JsonKind::Object {
         return raw(scanner, sink).map(|()| 1);
@@ -261,7 +258,7 @@ fn questions<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u
     Ok(lengths.end(sink))
 }
 
-/// Media, one or a list.
+/// Takes one medium or a list.
 fn media<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     if scanner.kind()? != JsonKind::Array {
         scanner.skip()?;
@@ -276,7 +273,7 @@ fn media<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), R
     Ok(())
 }
 
-/// Conversations; returns how many.
+/// Takes conversations; returns their number.
 fn batch<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     let mut lengths = Lengths::default();
     scanner.array(|scanner| {
@@ -291,7 +288,7 @@ fn batch<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, 
     Ok(lengths.end(sink))
 }
 
-/// A string, a part, or a list of parts.
+/// Takes a string, a part, or a list of parts.
 fn content<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     match scanner.kind()? {
         JsonKind::Array | JsonKind::Object if scanner.depth() >= WALK_DEPTH => raw(scanner, sink)?,
@@ -299,7 +296,7 @@ fn content<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(),
         JsonKind::Array => {
             let mut first = true;
             scanner.array(|scanner| {
-                // The engine joins the parts by line breaks, each of which separates tokens.
+                // The engine joins the parts with line breaks, each of which separates tokens.
                 if !std::mem::take(&mut first) {
                     sink.json(b"\n");
                 }
@@ -312,7 +309,7 @@ fn content<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(),
     Ok(())
 }
 
-/// A message, an item or a part; the keys have the same meaning in all of them.
+/// Takes a message, an item or a part; keys have the same meaning in all of them.
 fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     let (mut media, mut is_tensor, mut data) = (false, false, &b""[..]);
     scanner.object(|scanner, key| {
@@ -327,7 +324,7 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
             b"data" if scanner.kind()? == JsonKind::String => data = scanner.text()?.raw,
             b"content" | b"text" | b"input_text" | b"output" | b"arguments" | b"refusal" | b"thinking"
             | b"reasoning" | b"reasoning_content" | b"summary" => content(scanner, sink)?,
-            // A signature proves where thinking comes from; it is not rendered.
+            // A signature proves the origin of thinking; it is not rendered.
             b"signature" | b"encrypted_content" => drop(scanner.skip()?),
             b"tool_calls" | b"function_call" | b"input" => raw(scanner, sink)?,
             b"image_url" | b"input_audio" | b"audio_url" | b"video_url" | b"image_embeds" | b"audio_embeds"
@@ -335,7 +332,7 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
                 media |= scanner.kind()? != JsonKind::Null;
                 scanner.skip()?;
             }
-            // What a client calls unknown is text to some template: a name, extra members of a part.
+            // A template may render any other member: a name, extra members of a part.
             _ => drop(long(scanner, sink)?),
         }
         Ok::<_, RequestError>(())
@@ -351,7 +348,7 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
     Ok(())
 }
 
-/// One tensor in base64, or several; returns how many.
+/// Takes one tensor in base64, or several; returns their number.
 fn tensors<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     let mut lengths = Lengths::default();
     let mut tensor = |scanner: &mut Scanner<'_>| {
@@ -367,7 +364,7 @@ fn tensors<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32
     Ok(lengths.end(sink))
 }
 
-/// The most tokens that a tensor of this many bytes in base64 holds.
+/// The most tokens in a tensor of this many bytes in base64.
 fn embedded_tokens(base64: u64) -> u64 {
     (base64 / 4 * 3).div_ceil(EMBEDDING_BYTES)
 }
@@ -382,7 +379,7 @@ fn raw<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Req
     Ok(())
 }
 
-/// One prompt or several; returns how many.
+/// Takes one prompt or several; returns their number.
 ///
 /// An id may also be written as pydantic accepts it: `1.0`, `1e3`, `true`.
 fn prompt_list<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {

@@ -1,16 +1,15 @@
 //! Reads the fields of a request that the gateway needs, in one pass and without a tree.
 //!
-//! [`read`] checks that the body is UTF-8 and one JSON object, and takes the dozen fields that decide
-//! routing, bounds and rewriting. It is never stricter than vLLM: pydantic turns `"8"` and `8.0` into 8 and `"true"`
-//! into true, so they are read the same way here; unknown members are skipped; the engine checks ranges and combinations,
-//! with better messages. What is refused here vLLM would refuse too, with a message that names the field; except UTF-16 and
-//! UTF-32, which Python guesses, and nesting over [`MAX_DEPTH`](super::scan::MAX_DEPTH), which depends on its version. A byte
-//! order mark is skipped and passed on.
+//! [`read`] checks that the body is UTF-8 and one JSON object, and takes the fields that decide
+//! routing, bounds and rewriting. It is not stricter than vLLM: as in pydantic, `"8"` and `8.0` are
+//! 8 and `"true"` is true; unknown members are skipped; the engine checks ranges and combinations.
+//! Exceptions: UTF-16 and UTF-32, which Python guesses, and nesting over
+//! [`MAX_DEPTH`](super::scan::MAX_DEPTH), whose bound depends on Python's version. A byte order
+//! mark is skipped and passed on.
 //!
-//! `null` counts as absent. If a member is given twice, the last one counts, as in Python. Members are
-//! recognised by their decoded key, so a client cannot show one `model` to the gateway and another to the engine.
-//!
-//! Cost: one UTF-8 check, one scan and one count per text: a chat body of 400 KB takes 40 us, 110 us if it is all escapes.
+//! `null` counts as absent. If a member is given twice, the last one counts, as in Python. Members
+//! are recognised by their decoded key, so a client cannot show one `model` to the gateway and
+//! another to the engine. Cost: a chat body of 400 KB takes 40 us, 110 us if it is all escapes.
 
 use std::borrow::Cow;
 
@@ -22,23 +21,25 @@ use super::route::Route;
 use super::scan::{JsonKind, Scanner, Span};
 use super::shape::{PromptShape, TextShape};
 
-/// The largest `n`; vLLM's own bound (`VLLM_MAX_N_SEQUENCES`).
+/// The largest `n`; equal to vLLM's bound (`VLLM_MAX_N_SEQUENCES`).
 pub const MAX_SEQUENCES: u32 = 16_384;
 
-/// The output bound of `/v1/completions` when the client gives none (OpenAI's and vLLM's default).
+/// The output bound of `/v1/completions` if the client gives none (OpenAI's and vLLM's default).
 pub const COMPLETIONS_DEFAULT_OUTPUT: u64 = 16;
 
-/// The fields of a request that the gateway acts on. Borrows only names from the body: of the model, the user, the session.
+/// The fields of a request that the gateway acts on. Borrows only names from the body (model, user,
+/// session, responses).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestView<'a> {
-    /// The route the body was read for.
+    /// The route of the request.
     pub route: Route,
-    /// The requested model; `None` when absent, null or empty (vLLM then serves its base model).
+    /// The requested model; `None` if absent, null or empty (vLLM then serves its base model).
     pub model: Option<Cow<'a, str>>,
-    /// Whether the response is to be streamed.
+    /// Whether the client wants a stream.
     pub stream: bool,
-    /// The client's bound on output tokens per sequence, as sent: `max_completion_tokens` before `max_tokens`, or
-    /// `max_output_tokens`. See [`RequestView::output_bound`] for the bound that applies.
+    /// The client's bound on output tokens per sequence, as sent: `max_completion_tokens` before
+    /// `max_tokens`, or `max_output_tokens`. [`RequestView::output_bound`] is the bound that
+    /// applies.
     pub max_output: Option<u64>,
     /// Tokens that must be generated before a stop is honoured.
     pub min_tokens: u64,
@@ -50,9 +51,9 @@ pub struct RequestView<'a> {
     pub n: u32,
     /// Prompts or inputs in the request; at least 1.
     pub prompts: u32,
-    /// What the prompt looks like, all prompts together.
+    /// Size and kind of the text of all prompts together.
     pub shape: PromptShape,
-    /// Where the prompt is; empty for a form.
+    /// Positions of the prompt; empty for a form.
     pub prompt_parts: PromptParts,
     /// Scheduling priority (lower is earlier), if given; numbers beyond 64 bits are clamped.
     pub priority: Option<i64>,
@@ -60,27 +61,28 @@ pub struct RequestView<'a> {
     pub user: Option<Cow<'a, str>>,
     /// The conversation that the client names: `session_id` or `prompt_cache_key`.
     pub session: Option<Cow<'a, str>>,
-    /// Where the value of the first member with prompt text begins in the body.
+    /// Offset in the body of the first value with prompt text.
     pub prompt_start: Option<usize>,
-    /// Whether the response is to be generated after the exchange is over (`background` of `/v1/responses`).
+    /// Whether the response is generated after the exchange is over (`background` of
+    /// `/v1/responses`).
     pub background: bool,
     /// The stored response that the prompt continues (`previous_response_id` of `/v1/responses`).
     pub previous_response: Option<Cow<'a, str>>,
-    /// The id under which the engine shall store the response (`request_id` of `/v1/responses`).
+    /// The id under which the engine must store the response (`request_id` of `/v1/responses`).
     pub response_id: Option<Cow<'a, str>>,
     /// Whether the client requested the usage event at the end of a stream.
     pub include_usage: bool,
     /// Whether the client requested usage in every event.
     pub continuous_usage: bool,
-    /// Whether the engine's count of prompt tokens measures `shape`. Not so for a prompt that is truncated, extended from
-    /// what the engine has stored, or rendered by the client's own template, and where members of unknown meaning counted.
+    /// Whether the engine's count of prompt tokens measures `shape`. Not if the prompt is
+    /// truncated, continues a stored one or is rendered by the client's template, or if members of
+    /// unknown meaning counted.
     pub usage_measures_shape: bool,
-    /// Where the body can be edited; owns nothing of the body and outlives the view.
+    /// Positions at which the body can be edited; they borrow nothing and outlive the view.
     pub edits: EditPoints,
 }
 
 impl<'a> RequestView<'a> {
-    /// A view with every field absent.
     pub(super) fn empty(route: Route) -> Self {
         Self {
             route,
@@ -108,8 +110,9 @@ impl<'a> RequestView<'a> {
         }
     }
 
-    /// The most tokens one sequence can produce, when the request bounds that: `max_output`, the default of
-    /// `/v1/completions`, or 0 on routes that do not generate. `None`: only the context length bounds it.
+    /// The most tokens that one sequence can produce: `max_output`, the default of
+    /// `/v1/completions`, or 0 on routes that do not generate. `None` if only the context length
+    /// bounds it.
     pub fn output_bound(&self) -> Option<u64> {
         match self.route {
             route if !route.generates() => Some(0),
@@ -118,8 +121,8 @@ impl<'a> RequestView<'a> {
         }
     }
 
-    /// Sequences that the engine will decode for this request: prompts times `n`. One where nothing is generated: inputs
-    /// leave the engine after one step, however many there are, and only their tokens are work.
+    /// Sequences that the engine decodes for this request: prompts times `n`. One on routes that do
+    /// not generate: all inputs leave the engine after one step, and only their tokens are work.
     pub fn sequences(&self) -> u64 {
         match self.route.generates() {
             true => u64::from(self.prompts) * u64::from(self.n),
@@ -132,9 +135,9 @@ impl<'a> RequestView<'a> {
 /// [`multipart::read`](super::multipart::read).
 ///
 /// # Errors
-/// When the body is not a JSON object, or a field that matters here has a type that vLLM refuses too.
+/// If the body is not a JSON object, or a field that matters here has a type that vLLM refuses too.
 pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> {
-    // Most bodies are ASCII only, which is checked in a third of the time.
+    // Most bodies are all ASCII, which is checked in a third of the time.
     if !body.is_ascii()
         && let Err(error) = std::str::from_utf8(body)
     {
@@ -143,7 +146,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     let mut scanner = Scanner::new(body);
     let kind = scanner.kind()?;
     if kind != JsonKind::Object {
-        // Broken JSON is reported as such, before its kind is.
+        // Broken JSON is reported before a wrong kind of value.
         scanner.skip()?;
         scanner.end()?;
         return Err(RequestError::NotAnObject { got: kind.name() });
@@ -179,7 +182,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
         Ok::<_, RequestError>(())
     })?;
     scanner.end()?;
-    // An engine that does not stream on this route ignores the field.
+    // On a route that generates but does not stream, engines ignore the field.
     view.stream &= route.streams() || !route.generates();
     if matches!(route, Route::Rerank | Route::Score | Route::GenerativeScoring | Route::Decisions) {
         // One text against many: the engine reads it with each of them.
@@ -196,7 +199,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     Ok(view)
 }
 
-/// Fields that overlap in meaning; resolved when all are known.
+/// Fields that overlap in meaning; resolved once all are known.
 #[derive(Default)]
 struct Limits {
     max_tokens: Option<u64>,
@@ -264,7 +267,8 @@ fn field<'a>(
     Ok(())
 }
 
-/// Whether a member leaves the prompt as it is: null, no truncation, a choice of tools that lets the engine render them.
+/// Whether a member leaves the prompt unchanged: null, no truncation, a choice of tools that lets
+/// the engine render them.
 fn is_default(mut scanner: Scanner<'_>, key: &[u8]) -> Result<bool, RequestError> {
     Ok(match scanner.kind()? {
         JsonKind::Null => true,
@@ -284,7 +288,7 @@ fn text<'a>(scanner: &mut Scanner<'a>, param: &'static str) -> Result<Option<Cow
     }
 }
 
-/// A name that the client gives; `None` where it is empty or not a string, which the engine judges.
+/// A name that the client gives. `None` if it is empty or not a string; the engine judges that.
 fn name<'a>(scanner: &mut Scanner<'a>) -> Result<Option<Cow<'a, str>>, RequestError> {
     if scanner.kind()? != JsonKind::String {
         scanner.skip()?;
@@ -346,7 +350,7 @@ fn stream_options(scanner: &mut Scanner<'_>) -> Result<StreamOptions, RequestErr
     Ok(options)
 }
 
-/// A boolean as pydantic reads one: also 0 and 1, and the usual words.
+/// A boolean as pydantic reads one: also 0, 1 and the usual words.
 fn boolean(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<bool>, RequestError> {
     let kind = scanner.kind()?;
     let wrong = RequestError::WrongType { param, expected: "a boolean", got: kind.name() };
@@ -388,7 +392,7 @@ fn integer(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<i128
     }
 }
 
-/// The integer that a number is, when it is one. Values beyond 64 bits are clamped.
+/// The value of a number that is an integer. Values beyond 64 bits are clamped to +-2^100.
 fn as_integer(number: &[u8]) -> Option<i128> {
     let text = std::str::from_utf8(number).ok()?;
     if let Ok(value) = text.parse::<i64>() {

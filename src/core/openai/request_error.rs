@@ -1,17 +1,17 @@
 //! Why a request body is refused with status 400.
 //!
-//! One type for JSON bodies and forms, because both become the same refusal. Each message names the field at fault and
-//! what would be accepted; it never repeats the value.
+//! One type for JSON bodies and forms, because both become the same refusal. Each message names the
+//! field at fault and the accepted values; it never repeats the value.
 
 use super::scan::ScanError;
 
-/// Why a body is refused with status 400. The client is at fault.
+/// Why a body is refused with status 400; the client is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// Not UTF-8.
     #[error("the body is not UTF-8 at byte {at}; encode it as UTF-8")]
     NotUtf8 {
-        /// Offset of the first byte that is not.
+        /// Offset of the first byte that is not UTF-8.
         at: usize,
     },
     /// Not JSON, or nested too deep.
@@ -20,7 +20,7 @@ pub enum RequestError {
     /// JSON, but not an object.
     #[error("the body must be a JSON object, not {got}")]
     NotAnObject {
-        /// What it is instead.
+        /// The kind of the value.
         got: &'static str,
     },
     /// A field of the wrong type.
@@ -28,26 +28,26 @@ pub enum RequestError {
     WrongType {
         /// The field.
         param: &'static str,
-        /// What is accepted.
+        /// The accepted type.
         expected: &'static str,
-        /// What was sent.
+        /// The type that was sent.
         got: &'static str,
     },
-    /// A number outside its range.
+    /// A number outside the allowed range.
     #[error("'{param}' must be {expected}")]
     OutOfRange {
         /// The field.
         param: &'static str,
-        /// What is accepted.
+        /// The accepted range.
         expected: &'static str,
     },
-    /// A repeated field, whose value parsers read differently.
+    /// A repeated field; parsers differ about which value counts.
     #[error("'{param}' was sent twice; send it once")]
     SentTwice {
         /// Name of the field.
         param: &'static str,
     },
-    /// A body for `/invocations` that is no request of any route.
+    /// A body for `/invocations` that fits no route.
     #[error(
         "the body does not say what is asked; send messages, prompt, input, query and documents, or text_1 and text_2"
     )]
@@ -55,7 +55,7 @@ pub enum RequestError {
     /// A form that is broken, or that parsers read differently.
     #[error("the form is refused: {why}; write it as `curl --form` does, each field once")]
     NotAForm {
-        /// What is missing, too large or not canonical.
+        /// The part of the form that is missing, too large or not canonical.
         why: &'static str,
     },
 }

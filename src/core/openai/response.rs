@@ -1,14 +1,15 @@
 //! Usage and errors, in an event of a stream or in a whole JSON response.
 //!
-//! Every dialect has its own names for the same numbers: `prompt_tokens` / `input_tokens`,
+//! The dialects name the same numbers differently: `prompt_tokens` / `input_tokens`,
 //! `completion_tokens` / `output_tokens`, cached tokens in `prompt_tokens_details.cached_tokens`,
 //! `input_tokens_details.cached_tokens` or `cache_read_input_tokens`. Rerank and score report only
-//! `total_tokens`; without a completion that is the prompt. Anthropic's `input_tokens` leaves out what came from the cache or
-//! was written to it; both are added, so that a prompt has the same length in every dialect.
+//! `total_tokens`, which is then the prompt. Anthropic's `input_tokens` leaves out tokens that were
+//! read from the cache or written to it; both are added.
 //!
-//! Errors come as an object under `error` (vLLM since 0.11, OpenAI, Anthropic), as a bare string under
-//! `error` (401, scaling), or flat with `"object":"error"` (vLLM up to 0.10). `code` may be a number or a
-//! string with a number; any other string is ignored. Messages are cut to [`MAX_MESSAGE`] bytes.
+//! Errors come as an object under `error` (vLLM since 0.11, OpenAI, Anthropic), as a bare string
+//! under `error` (401, scaling), or flat with `"object":"error"` (vLLM up to 0.10). `code` may be a
+//! number or a string of digits; any other string is ignored. Messages are cut to [`MAX_MESSAGE`]
+//! bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,31 +19,31 @@ use super::scan::{JsonKind, ScanError, Scanner};
 /// Bytes of an upstream's error message that are kept, for logs.
 pub const MAX_MESSAGE: usize = 512;
 
-/// The finish reason of a request that the engine ended, as vLLM does with running requests when it shuts down: the
-/// response is well-formed but incomplete.
+/// The finish reason of a request that the engine ended, as vLLM does with running requests at
+/// shutdown. The response is well-formed but incomplete.
 pub(super) const ABORT: &[u8] = b"abort";
 
-/// How the generation of an answer ended, as the engine says.
+/// How the generation of an answer ended, according to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model ended it, or a stop word.
+    /// The model ended the answer, or a stop word did.
     Stop,
-    /// It has as many tokens as were allowed.
+    /// The answer reached the bound on tokens.
     Length,
     /// The model calls a tool.
     ToolCalls,
-    /// It was withheld, or the model refused.
+    /// The answer was withheld, or the model refused.
     ContentFilter,
     /// Anything else.
     Other,
 }
 
 impl FinishReason {
-    /// All of them.
+    /// Every reason.
     pub const ALL: [Self; 5] = [Self::Stop, Self::Length, Self::ToolCalls, Self::ContentFilter, Self::Other];
 
-    /// The reason by its name in any dialect.
+    /// The reason with this name in any dialect.
     pub(super) fn of(name: &[u8]) -> Self {
         match name {
             b"stop" | b"end_turn" | b"stop_sequence" | b"completed" | b"COMPLETE" | b"STOP_SEQUENCE" => Self::Stop,
@@ -53,7 +54,7 @@ impl FinishReason {
         }
     }
 
-    /// Its name in metrics and reports.
+    /// The name in metrics and reports.
     pub fn label(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -65,18 +66,18 @@ impl FinishReason {
     }
 }
 
-/// What a response says of its answer. Of several choices, what the last one says.
+/// The answer as a response describes it. Of several choices, the last one counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// How it ended.
+    /// How the answer ended.
     pub finish: Option<FinishReason>,
-    /// Whether it is marked as a refusal: it has a refusal text, or was ended by a content filter. A refusal in the words of an
-    /// answer is not seen.
+    /// Whether the answer is marked as a refusal: it has a refusal text, or a content filter ended
+    /// it. A refusal in the words of an answer is not recognised.
     pub refused: bool,
 }
 
 impl Answer {
-    /// Takes what `later` says and keeps the rest.
+    /// Takes the values that `later` has and keeps the others.
     pub fn update(&mut self, later: Self) {
         self.finish = later.finish.or(self.finish);
         self.refused |= later.refused;
@@ -87,7 +88,7 @@ impl Answer {
     }
 }
 
-/// Token counts that a response reports. A field that was not reported is `None`.
+/// Token counts that a response reports; `None` if not reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     /// Tokens of the prompt (all prompts of the request).
@@ -99,8 +100,8 @@ pub struct TokenUsage {
 }
 
 impl UpstreamError {
-    /// The error for a request that the engine ended. The request is not at fault, so another backend may take it, as after
-    /// a 503.
+    /// The error for a request that the engine ended. The request is not at fault, so another
+    /// backend may take it, as after a 503.
     pub fn aborted() -> Self {
         Self { code: Some(503), message: "the engine ended the request early (finish reason abort)".to_owned() }
     }
@@ -115,36 +116,38 @@ impl TokenUsage {
     }
 }
 
-/// An error that an upstream reports in its response.
+/// An error that an upstream reports in a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamError {
-    /// The status in the error, if any. 503 before any content means that another backend may be tried.
+    /// The status in the error, if any. After 503 before any content, another backend may be tried.
     pub code: Option<u16>,
-    /// Its message, cut to [`MAX_MESSAGE`] bytes.
+    /// The message, cut to [`MAX_MESSAGE`] bytes.
     pub message: String,
 }
 
 /// Usage and error of a whole (not streamed) JSON response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResponseSummary {
-    /// Its usage, when it has one.
+    /// The usage, if the response reports it.
     pub usage: Option<TokenUsage>,
-    /// Its error, when it is one.
+    /// The error, if the response is one.
     pub error: Option<UpstreamError>,
-    /// What it says of its answer; nothing in the Responses dialect.
+    /// The answer as the response describes it; empty in the Responses dialect.
     pub answer: Answer,
-    /// Bytes of output as they are written; see [`output_text`].
+    /// Bytes of output as written; see [`output_text`].
     pub text: u64,
 }
 
-/// Reads the JSON body of any route's response. Unreadable parts are ignored: the gateway does not validate responses.
+/// Reads the JSON body of any route's response. Unreadable parts are ignored: the gateway does not
+/// validate responses.
 pub fn read(body: &[u8]) -> ResponseSummary {
     let mut reader = ResponseReader::default();
     reader.read(body);
     reader.summary()
 }
 
-/// Reads a response in one piece or in several parts (see [`Condenser`](super::condense::Condenser)).
+/// Reads a response in one piece or in several parts (see
+/// [`Condenser`](super::condense::Condenser)).
 #[derive(Clone, Debug, Default)]
 pub struct ResponseReader {
     summary: ResponseSummary,
@@ -157,7 +160,7 @@ impl ResponseReader {
     pub fn read(&mut self, part: &[u8]) {
         let Self { summary, flat, aborted } = self;
         let mut scanner = Scanner::new(part);
-        // A body that breaks off still gives what came before.
+        // A body that breaks off still yields the members before the break.
         let _ = scanner.object(|scanner, key| {
             match &*key.bytes() {
                 b"usage" => summary.usage = usage(scanner)?,
@@ -178,7 +181,7 @@ impl ResponseReader {
         });
     }
 
-    /// What all parts say.
+    /// The values from all parts.
     pub fn summary(self) -> ResponseSummary {
         let Self { mut summary, flat, aborted } = self;
         summary.error = summary.error.or(flat.found()).or_else(|| aborted.then(UpstreamError::aborted));
@@ -238,7 +241,7 @@ fn choices(scanner: &mut Scanner<'_>, summary: &mut ResponseSummary) -> Result<b
     Ok(aborted)
 }
 
-/// Takes a usage object; `None` when it is null or reports nothing.
+/// Takes a usage object; `None` if it is null or reports nothing.
 pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, ScanError> {
     if scanner.kind()? != JsonKind::Object {
         scanner.skip()?;
@@ -257,7 +260,7 @@ pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, Sca
             }
             b"cache_creation_input_tokens" => left_out = left_out.saturating_add(count(scanner)?.unwrap_or(0)),
             b"total_tokens" => total = count(scanner)?,
-            // Cohere's: the tokens themselves, or those that are billed.
+            // Cohere: actual tokens, or billed tokens.
             b"tokens" | b"billed_units" if scanner.kind()? == JsonKind::Object => {
                 found.update(usage(scanner)?.unwrap_or_default());
             }
@@ -274,7 +277,7 @@ pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, Sca
     Ok((found != TokenUsage::default()).then_some(found))
 }
 
-/// Takes the value of `error`; `None` when it is null.
+/// Takes the value of `error`; `None` if it is null.
 pub(super) fn error(scanner: &mut Scanner<'_>) -> Result<Option<UpstreamError>, ScanError> {
     match scanner.kind()? {
         JsonKind::Null => scanner.skip().map(|_| None),
@@ -295,7 +298,7 @@ pub(super) fn error(scanner: &mut Scanner<'_>) -> Result<Option<UpstreamError>, 
     }
 }
 
-/// Collects the members of a flat error, one without an `error` key.
+/// Collects the members of a flat error, which has no `error` key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FlatError {
     is_error: bool,
@@ -303,7 +306,7 @@ pub(super) struct FlatError {
 }
 
 impl FlatError {
-    /// Takes the value of `key`, whatever it is.
+    /// Takes the value of `key`, of any kind.
     pub(super) fn member(&mut self, scanner: &mut Scanner<'_>, key: &[u8]) -> Result<(), ScanError> {
         match key {
             b"object" if scanner.kind()? == JsonKind::String => self.is_error = scanner.text()?.raw == b"error",
@@ -314,7 +317,7 @@ impl FlatError {
         Ok(())
     }
 
-    /// The error, if `object` said that it is one.
+    /// The error, if `object` marks it as one.
     pub(super) fn found(self) -> Option<UpstreamError> {
         self.is_error.then_some(self.fields)
     }
@@ -341,13 +344,13 @@ fn cached(scanner: &mut Scanner<'_>) -> Result<Option<u64>, ScanError> {
     Ok(found)
 }
 
-/// A whole number; anything else is not a count.
+/// A whole number; any other value is not a count.
 fn count(scanner: &mut Scanner<'_>) -> Result<Option<u64>, ScanError> {
     if scanner.kind()? != JsonKind::Number {
         scanner.skip()?;
         return Ok(None);
     }
-    // Cohere's counts are written as 5.0.
+    // Cohere writes counts as 5.0.
     let number = scanner.number()?;
     Ok(digits(number.split(|byte| *byte == b'.').next().unwrap_or_default()))
 }

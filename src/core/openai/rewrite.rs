@@ -1,27 +1,25 @@
-//! Edits on a body that do not copy its long parts.
+//! Edits on a body that do not copy long parts.
 //!
-//! A body goes upstream byte for byte except for three members: `model`, when an alias or an arm of
-//! an experiment renames it, `stream_options`, when usage must be injected, and `priority`. Each is
-//! a few bytes in up to
-//! 32 MiB, so an edited body is a list of pieces: slices of the received buffer (a reference count, no
-//! copy) and the new values between them. Its length is known before it is sent (Content-Length).
+//! A body goes upstream byte for byte except for three members: `model`, if an alias or an arm
+//! renames it; `stream_options`, if usage must be injected; and `priority`, which is always removed
+//! and set again for the engine ([`EditedBody::set_priority`]). An edited body is a list of pieces:
+//! slices of the received buffer of up to 32 MiB (a reference count, no copy) and the new values
+//! between them. The length is known before sending (Content-Length).
 //!
-//! A `priority` that the client sent is always removed. [`EditedBody::set_priority`] inserts the
-//! number for the engine, once that engine is known.
-//!
-//! [`EditPoints`] holds positions, not values, so a request can wait in a queue and be sent again to another backend
-//! under another name. If a member is given twice, the last one is edited, because Python reads that one. An absent
-//! member is inserted behind the opening brace. Other members of `stream_options` stay as they are.
+//! [`EditPoints`] holds positions, not values, so a request can be sent again to another backend
+//! under another name. If a member is given twice, the last one is edited, because Python reads
+//! that one. An absent member is inserted after the opening brace. Other members of
+//! `stream_options` stay.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::scan::Span;
 
-/// Pieces kept without allocating: two edits cut a body into five pieces.
+/// Pieces kept without allocation: two edits cut a body into five pieces.
 const INLINE_PIECES: usize = 5;
 
-/// What to change in a body.
+/// The changes to a body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Edits<'a> {
     /// The name to put into `model`.
@@ -30,27 +28,27 @@ pub struct Edits<'a> {
     pub usage: UsageEdit,
 }
 
-/// Which usage to request. Never removes what the client requested.
+/// The usage to request. Never removes usage that the client requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsageEdit {
     /// Leave `stream_options` alone.
     #[default]
     AsSent,
-    /// One usage event at the end of the stream (`include_usage`), and no other: the engine ignores
-    /// `continuous_usage_stats` where the client did not request the usage event, so a true one is set to false.
+    /// One usage event at the end of the stream (`include_usage`), and no other usage. The engine
+    /// ignores `continuous_usage_stats` if the client did not request the usage event, so a true
+    /// one is set to false.
     AtEnd,
     /// Usage in every event as well (`continuous_usage_stats`).
     InEveryEvent,
 }
 
-/// The positions of the editable values of one body. Valid only for the body they were read from.
+/// The positions of the editable values of one body; valid only for that body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EditPoints {
-    /// In a form: its first delimiter.
+    /// In a form: the first delimiter.
     form: Option<Span>,
-    /// In JSON: behind the opening brace.
+    /// In JSON: the offset after the opening brace.
     open: usize,
-    /// Number of members seen.
     members: u32,
     model: Option<Span>,
     options: Option<OptionsPoints>,
@@ -60,8 +58,8 @@ pub struct EditPoints {
 /// Place of the member `priority` in the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PriorityPoint {
-    /// Starts at the end of the member before `priority`, or behind the brace if `priority` is the
-    /// first member. Ends at the end of its value.
+    /// Starts at the end of the member before `priority`, or after the brace if `priority` is the
+    /// first member. Ends at the end of the value.
     span: Span,
     is_first: bool,
 }
@@ -79,15 +77,16 @@ impl PriorityPoint {
     }
 }
 
-/// The same for the inside of `stream_options`.
+/// The positions inside `stream_options`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OptionsPoints {
     pub(super) span: Span,
     pub(super) include: Option<Span>,
     pub(super) continuous: Option<Span>,
-    /// Whether `continuous_usage_stats` is true as sent, in effect or not.
+    /// Whether `continuous_usage_stats` was sent as true, in effect or not.
     pub(super) continuous_is_true: bool,
-    /// Behind its opening brace; `None` when it is `null` and must be replaced whole.
+    /// The offset after the opening brace; `None` if the value is `null` and must be replaced
+    /// whole.
     open: Option<usize>,
     members: bool,
 }
@@ -119,14 +118,13 @@ impl EditPoints {
         self.members = self.members.saturating_add(1);
     }
 
-    /// Notes that the member seen last is `priority`. `before` is the end of the member before it,
-    /// or the place behind the brace if there is none. Returns whether this is the only `priority`.
+    /// Notes that the last member seen is `priority`. `before`: the end of the member before it, or
+    /// the offset after the brace. Returns whether this is the only `priority`.
     pub(super) fn set_priority(&mut self, before: usize, end: usize) -> bool {
         let point = PriorityPoint { span: Span { start: before, end }, is_first: self.members == 1 };
         self.priority.replace(point).is_none()
     }
 
-    /// Whether there are members other than `priority`.
     fn has_others(&self) -> bool {
         self.members > u32::from(self.priority.is_some())
     }
@@ -140,17 +138,17 @@ impl EditPoints {
     }
 }
 
-/// A body with its edits applied, as a list of pieces.
+/// A body with edits applied, as a list of pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EditedBody {
     pieces: SmallVec<[Bytes; INLINE_PIECES]>,
     len: usize,
-    /// Bytes of the first piece up to the place for a `priority`, behind the brace. 0: there is no
+    /// Bytes of the first piece up to the place for a `priority`, after the brace; 0 if there is no
     /// place.
     open: usize,
-    /// Whether members follow the place for a `priority`.
+    /// Whether members follow that place.
     has_members: bool,
-    /// The second piece is a `priority`.
+    /// Whether the second piece is a `priority`.
     has_priority: bool,
 }
 
@@ -158,7 +156,7 @@ impl EditedBody {
     /// Returns `body`, from which `points` was read, with `edits` applied and without a `priority`.
     /// With neither edits nor a `priority` the result is one piece: `body` itself.
     ///
-    /// In a form only `model` can be edited; the rest is ignored there.
+    /// In a form only `model` can be edited.
     pub fn new(body: &Bytes, points: &EditPoints, edits: Edits<'_>) -> Self {
         let mut patches: Patches = SmallVec::new();
         let mut front = String::new();
@@ -186,15 +184,15 @@ impl EditedBody {
             }
             patches.push((Span { start: points.open, end: points.open }, front));
         }
-        // Pushed after the insertion at the same place: sorting keeps this order.
+        // Pushed after the insertion at the same place; sorting keeps this order.
         patches.extend(points.priority.map(|point| (point.removal(body), String::new())));
         patches.sort_by_key(|(span, _)| span.start);
         let open = if points.form.is_none() { points.open } else { 0 };
         Self { open, has_members, ..Self::patched(body, patches) }
     }
 
-    /// Sets this `priority`, or no priority, for the engine. May be called again for another
-    /// engine. A form stays unchanged.
+    /// Sets this `priority`, or none. May be called again for another engine. A form stays
+    /// unchanged.
     pub fn set_priority(&mut self, priority: Option<i64>) {
         if std::mem::take(&mut self.has_priority) {
             self.len -= self.pieces.remove(1).len();
@@ -307,13 +305,12 @@ impl OptionsPoints {
     }
 }
 
-/// A form's part that names the model.
+/// The part of a form that names the model.
 fn model_part(delimiter: &[u8], name: &str) -> String {
     let delimiter = String::from_utf8_lossy(delimiter);
     format!("{delimiter}\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{name}\r\n")
 }
 
-/// `name` as a JSON string.
 fn quoted(name: &str) -> String {
     serde_json::Value::from(name).to_string()
 }
@@ -386,10 +383,9 @@ mod tests {
         assert_eq!(value["stream_options"]["include_usage"], true);
     }
 
-    /// The body for an engine that schedules by priority.
     fn with_priority(body: &str, edits: Edits<'_>, priority: Option<i64>) -> String {
         let mut body = edit(body, edits);
-        // As after an engine that had another priority.
+        // As for an engine that had another priority before.
         body.set_priority(Some(7));
         body.set_priority(priority);
         assert_eq!(body.to_bytes().len(), body.len());

@@ -1,32 +1,33 @@
 //! The closed set of inference routes that are served to clients.
 //!
-//! Every other path gets a 404, which keeps the engine's control routes (`/sleep`, `/collective_rpc`,
-//! `/v1/load_lora_adapter`, ...) out of reach: no rule forwards a path because it starts with `/v1`. vLLM's two spellings
-//! of rerank and score are one route each. Matching is exact, without case folding or percent decoding. Slashes that a client's
-//! joined URLs have too many are removed first ([`canonical`]), and the engine gets the path without them: vLLM redirects
-//! `/v1/completions/` with a 307, after which many clients do not send the body again, and nginx merges `//`.
+//! Every other path gets a 404, which keeps the engine's control routes (`/sleep`,
+//! `/collective_rpc`, `/v1/load_lora_adapter`, ...) out of reach. Matching is exact, without case
+//! folding or percent decoding. Superfluous slashes, from URLs that a client joined, are removed
+//! first ([`canonical`]), also for the engine: vLLM answers `/v1/completions/` with a 307, after
+//! which many clients do not send the body again.
 //!
-//! | vLLM 0.32 | here |
+//! | vLLM 0.32 | gateway |
 //! |---|---|
-//! | chat, completions, responses, messages, transcriptions, translations, `/v1/chat/completions/batch` | served, generates |
-//! | embeddings, pooling, classify, score, rerank, tokenize, detokenize, `/v1/messages/count_tokens`, `/v2/embed` | served, generates nothing |
-//! | `/generative_scoring`, `/v1/systemone`, `/v1/decisions` (0.33) | served; reads probabilities after prompts, so nothing is generated |
-//! | `/cohere/v2/chat` | served, generates; vLLM has it with `VLLM_ENABLE_COHERE_API` |
-//! | `/invocations` | served as what its body is ([`invocation`](super::invocation)) |
-//! | `/v1/responses/input_tokens` (OpenAI; not in vLLM 0.33) | served, generates nothing |
-//! | `/v1/responses/{id}`, `/v1/responses/{id}/cancel` | served by the backend that made the response |
-//! | `*/render`, `*/derender`, `/inference/v1/*` | no: behind flags of the engine, or without clients |
+//! | chat, chat batch, completions, responses, messages, transcriptions, translations | generates |
+//! | embeddings, `/v2/embed`, pooling, classify, score, rerank | generates nothing |
+//! | tokenize, detokenize, `/v1/messages/count_tokens` | generates nothing |
+//! | `/generative_scoring`, `/v1/systemone`, `/v1/decisions` (0.33) | reads probabilities only |
+//! | `/cohere/v2/chat` (needs `VLLM_ENABLE_COHERE_API`) | generates |
+//! | `/invocations` | by its body ([`invocation`](super::invocation)) |
+//! | `/v1/responses/input_tokens` (OpenAI; not in vLLM 0.33) | generates nothing |
+//! | `/v1/responses/{id}`, `/v1/responses/{id}/cancel` | by the backend that made the response |
+//! | `*/render`, `*/derender`, `/inference/v1/*` | no: behind flags, or without clients |
 //! | `/v1/realtime` | no: a WebSocket |
 //! | everything else | no: control of the engine |
 //!
-//! Not here: `/v1/models`, `/v1/models/{id}`, `/health`, `/ready` and `/ping`, which the gateway serves itself.
+//! The gateway itself serves `/v1/models`, `/v1/models/{id}`, `/health`, `/ready` and `/ping`.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use super::error::ErrorFormat;
 
-/// The longest id of a stored response, bytes. vLLM's have 37.
+/// The longest id of a stored response, bytes. vLLM's ids have 37.
 pub const MAX_RESPONSE_ID: usize = 128;
 
 /// A route that goes to a backend.
@@ -72,7 +73,7 @@ pub enum Route {
     CohereChat,
     /// `/v2/embed` (Cohere's shape)
     CohereEmbed,
-    /// `/generative_scoring`: one prompt per item, of which the engine returns probabilities of given tokens
+    /// `/generative_scoring`: one prompt per item; the engine returns probabilities of given tokens
     GenerativeScoring,
     /// `/v1/decisions`, `/v1/systemone`: one prompt per question
     Decisions,
@@ -139,9 +140,8 @@ impl Route {
         })
     }
 
-    /// The spelling of the path by which an engine is known to have or to lack the route; `None` if
-    /// the path names a response. An engine with this path may lack the other spellings, and
-    /// `/invocations`.
+    /// The path by which an engine is known to have or to lack the route; `None` if the path names
+    /// a response. An engine with this path may lack the other spellings, and `/invocations`.
     pub const fn path(self) -> Option<&'static str> {
         Some(match self {
             Self::ChatCompletions => "/v1/chat/completions",
@@ -182,7 +182,7 @@ impl Route {
         }
     }
 
-    /// Whether the request has a body that names a model. The others name a response.
+    /// Whether the request has a body that names a model. Other requests name a response.
     pub const fn has_model(self) -> bool {
         !matches!(self, Self::StoredResponse | Self::CancelResponse)
     }
@@ -239,13 +239,13 @@ impl Route {
         }
     }
 
-    /// Whether the response may be a stream of events that the request asks for.
+    /// Whether the response may be a stream, at the client's request.
     pub const fn streams(self) -> bool {
         self.generates() && !matches!(self, Self::ChatBatch)
     }
 
     /// Whether vLLM reads `priority` in the body. On Messages, vLLM reads only the header
-    /// `X-Vllm-Priority`; on the other routes, neither.
+    /// `X-Vllm-Priority`; on the remaining routes, neither.
     pub const fn has_priority(self) -> bool {
         matches!(
             self,
@@ -277,7 +277,7 @@ impl Route {
     }
 }
 
-/// A path, which may have a query, with single slashes and none at its end.
+/// The path with single slashes and none at the end; a query stays unchanged.
 pub fn canonical(path: &str) -> Cow<'_, str> {
     let (mut last, mut end, mut is_clean) = (b' ', path.len(), true);
     for (at, byte) in path.bytes().enumerate() {
@@ -303,8 +303,8 @@ pub fn canonical(path: &str) -> Cow<'_, str> {
     Cow::Owned(merged)
 }
 
-/// The id in the path of a stored response, and the route. Ids are letters, digits, `_` and `-`: nothing in them can be
-/// decoded into another path.
+/// The id in the path of a stored response, and the route. The letters, digits, `_` and `-` of an
+/// id cannot be decoded into another path.
 pub fn stored_response(path: &str) -> Option<(&str, Route)> {
     let rest = path.strip_prefix("/v1/responses/")?;
     let (id, route) = match rest.strip_suffix("/cancel") {
@@ -314,7 +314,8 @@ pub fn stored_response(path: &str) -> Option<(&str, Route)> {
     is_response_id(id.as_bytes()).then_some((id, route))
 }
 
-/// Whether it can be the id of a response: up to [`MAX_RESPONSE_ID`] letters, digits, `_` and `-`.
+/// Whether these bytes can be the id of a response: up to [`MAX_RESPONSE_ID`] letters, digits, `_`
+/// and `-`.
 pub fn is_response_id(id: &[u8]) -> bool {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     (1..=MAX_RESPONSE_ID).contains(&id.len()) && id.iter().all(plain)

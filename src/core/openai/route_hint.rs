@@ -1,16 +1,17 @@
-//! What a client may have meant by a path that is not served.
+//! A hint about the path that a client may have meant, if the path is not served.
 //!
-//! Either a path of the admin port, or the nearest path of this port: other letters, a slash too many, a missing or second
-//! `/v1`, up to [`REACH`] typing mistakes. Only paths of up to [`LONGEST`] bytes are compared; nothing of a path is repeated.
+//! The hint is the admin port, or the nearest path of this port: other letters, a slash too many, a
+//! missing or second `/v1`, up to [`REACH`] typing mistakes. Only paths of up to [`LONGEST`] bytes
+//! are compared. The hint never repeats the client's path.
 
 use std::fmt;
 
-/// A path that differs in more letters is no near miss.
+/// Most differing letters of a near miss.
 const REACH: usize = 3;
 /// Longer paths have no near miss.
 const LONGEST: usize = 64;
 
-/// Paths of the client port, by their usual spelling.
+/// Paths of the client port, in their usual spelling.
 pub const PATHS: [&str; 24] = [
     "/v1/chat/completions",
     "/v1/chat/completions/batch",
@@ -38,7 +39,7 @@ pub const PATHS: [&str; 24] = [
     "/ready",
 ];
 
-/// What a client may have meant.
+/// The path or port that a client may have meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteHint {
     /// A path of this port.

@@ -1,17 +1,15 @@
 //! A pull scanner over raw JSON: finds values without building a tree and without allocating.
 //!
-//! A request body is up to 32 MiB of which the gateway needs a dozen small fields, so long strings must be skipped at
-//! memory speed: inside a string only `"` and `\` matter, and `memchr2` finds those 16 or 32 bytes at a time. The caller
-//! drives the scanner: it asks for the kind of the next value, then enters it ([`Scanner::object`], [`Scanner::array`]),
-//! takes it ([`Scanner::text`], [`Scanner::number`]) or skips it ([`Scanner::skip`]).
+//! A body of up to 32 MiB has only a dozen small fields that the gateway needs, and long strings
+//! are skipped at memory speed: inside a string only `"` and `\` matter, and `memchr2` searches 16
+//! or 32 bytes at a time. The caller asks for the kind of the next value, then enters it
+//! ([`Scanner::object`], [`Scanner::array`]), takes it ([`Scanner::text`], [`Scanner::number`]) or
+//! skips it ([`Scanner::skip`]).
 //!
-//! Checked: structure, numbers, escapes, literals, nesting (at most [`MAX_DEPTH`]), nothing after the end. Accepted
-//! although JSON forbids it: raw control characters inside strings (finding them would need a second pass, and the engine
-//! refuses them), and what Python's parser accepts: `NaN`, `Infinity`, `-Infinity`, and a byte order mark at the start.
-//!
-//! Keys and strings come as [`Text`], still escaped; [`Text::bytes`] decodes, so that `"mod\u0065l"` is the key `model`
-//! here as in the engine. Duplicate keys are all reported, in order: a caller that keeps the last one agrees with Python's
-//! `json`. The caller checks UTF-8 (once, over the whole body); decoding replaces invalid bytes.
+//! Checked: structure, numbers, escapes, literals, nesting (at most [`MAX_DEPTH`]), nothing after
+//! the end. Accepted although JSON forbids it: raw control characters inside strings (the engine
+//! refuses them), and, as in Python, `NaN`, `Infinity`, `-Infinity` and a byte order mark at the
+//! start. The caller checks UTF-8 once, over the whole body; decoding replaces invalid bytes.
 
 mod string;
 mod value;
@@ -21,24 +19,27 @@ use memchr::memchr2;
 use string::closing_quote;
 pub use value::{JsonKind, MAX_DEPTH, ScanError, Span, Text};
 
-/// Words of a bit for each open container.
+/// Number of words with one bit for each open container.
 const DEPTH_WORDS: usize = MAX_DEPTH as usize / 64 + 1;
 
-/// The byte order mark in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// Bytes of a string whose escapes are all checked; only strings up to this size are ever decoded.
 const CHECKED_TEXT: usize = 4 << 10;
 
-/// Words of eight bytes that are looked at before a vector search starts.
+/// Words of eight bytes that are examined before a vector search starts.
 const NEAR_WORDS: usize = 3;
 
-/// A word of eight equal bytes, times the byte.
+/// Times a byte: a word of eight such bytes.
 const REPEATED: u64 = 0x0101_0101_0101_0101;
 const QUOTES: u64 = REPEATED * b'"' as u64;
 const BACKSLASHES: u64 = REPEATED * b'\\' as u64;
 
 /// A position in a JSON document.
+///
+/// Keys and strings come as [`Text`], still escaped; [`Text::bytes`] decodes, so that
+/// `"mod\u0065l"` is the key `model` here as in the engine. Duplicate keys are all reported, in
+/// order: a caller that keeps the last one agrees with Python's `json`.
 #[derive(Clone, Debug)]
 pub struct Scanner<'a> {
     bytes: &'a [u8],
@@ -47,13 +48,13 @@ pub struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
-    /// Starts at the first byte of `bytes`, behind a byte order mark.
+    /// Starts at the first byte of `bytes`, after a byte order mark.
     pub fn new(bytes: &'a [u8]) -> Self {
         let at = if bytes.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
         Self { bytes, at, depth: 0 }
     }
 
-    /// Containers that are open.
+    /// Number of open containers.
     pub fn depth(&self) -> u32 {
         self.depth
     }
@@ -76,8 +77,8 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    /// Enters an object and calls `member` for each of its keys, standing before the value.
-    /// `member` must consume exactly that value. Returns the span of the object.
+    /// Enters an object and calls `member` for each key; `member` must consume exactly the value.
+    /// Returns the span of the object.
     pub fn object<E: From<ScanError>>(
         &mut self,
         mut member: impl FnMut(&mut Self, Text<'a>) -> Result<(), E>,
@@ -135,16 +136,17 @@ impl<'a> Scanner<'a> {
                 return Ok(Text { raw: &self.bytes[start..at], escaped });
             }
             escaped = true;
-            // Escapes come in runs (non-Latin text as Python writes it): stay out of memchr for them.
+            // Escapes come in runs (non-Latin text as Python writes it), for which memchr would be
+            // slow.
             while self.bytes.get(at) == Some(&b'\\') && at - start <= CHECKED_TEXT {
                 at = self.escape(at)?;
             }
         }
     }
 
-    /// The rest of a long string from `from`, which is not inside an escape; `escaped`: whether there are escapes before.
-    /// Those from here on are not checked, because stepping over each escape of 400 KB of code takes half a millisecond;
-    /// the engine checks them.
+    /// Takes the rest of a long string from `from`, which is not inside an escape. `escaped`:
+    /// whether escapes precede it. The engine checks the escapes in the rest: stepping over each in
+    /// 400 KB of code takes half a millisecond.
     fn long_text(&mut self, start: usize, from: usize, mut escaped: bool) -> Result<Text<'a>, ScanError> {
         let quote = closing_quote(&self.bytes[from..]).ok_or(ScanError::Truncated { at: self.bytes.len() })?;
         escaped |= quote.behind_escapes;
@@ -153,7 +155,7 @@ impl<'a> Scanner<'a> {
         Ok(Text { raw, escaped })
     }
 
-    /// Takes a number and returns its characters.
+    /// Takes a number and returns the characters.
     pub fn number(&mut self) -> Result<&'a [u8], ScanError> {
         self.peek()?;
         let start = self.at;
@@ -211,10 +213,10 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Steps over a container and all inside it, without recursion: a client chooses the depth.
+    /// Steps over a container and its content, without recursion, since a client chooses the depth.
     fn skip_containers(&mut self) -> Result<(), ScanError> {
         let floor = self.depth;
-        // For each open container, whether it is an object.
+        // A bit for each open container: whether it is an object.
         let mut objects = [0u64; DEPTH_WORDS];
         loop {
             match self.kind()? {
@@ -234,7 +236,7 @@ impl<'a> Scanner<'a> {
                 }
                 kind => self.skip_scalar(kind)?,
             }
-            // Behind a value: whatever ends here is closed, until another value follows.
+            // After a value: containers are closed until another value follows.
             loop {
                 if self.depth == floor {
                     return Ok(());
@@ -264,19 +266,18 @@ impl<'a> Scanner<'a> {
         Ok(&self.bytes[span.start..span.end])
     }
 
-    /// Consumes an array of integers and returns how many there are; a fast loop for prompts of token ids
-    /// (100,000 ids are 600 KB). `Ok(None)` and nothing consumed when
-    /// it holds anything else.
+    /// Consumes an array of integers and returns their number; a fast loop for prompts of token ids
+    /// (100,000 ids are 600 KB). If it holds other values, returns `Ok(None)` and consumes nothing.
     pub fn integers(&mut self) -> Result<Option<u64>, ScanError> {
         if self.peek()? != b'[' {
             return Ok(None);
         }
         let rest = &self.bytes[self.at..];
         let Some(end) = memchr::memchr(b']', rest) else {
-            // The general path reports what is wrong.
+            // The general path reports the error.
             return Ok(None);
         };
-        // From the bracket on, so that every digit has a byte before it.
+        // `before` starts with the bracket, so that every digit has a byte before it.
         let (before, list) = (&rest[..end - 1], &rest[1..end]);
         let mut count = 0u64;
         for (before, list) in before.chunks(255).zip(list.chunks(255)) {
@@ -305,7 +306,7 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// Takes a key and its colon.
+    /// Takes a key and the colon.
     fn key(&mut self) -> Result<Text<'a>, ScanError> {
         if self.peek()? != b'"' {
             return Err(self.broken("a key in quotes"));
@@ -336,8 +337,8 @@ impl<'a> Scanner<'a> {
         Span { start, end: self.at }
     }
 
-    /// The position of the next `"` or `\\`. Keys are short and code is full of escapes, so a few words are looked at before
-    /// `memchr2` is called.
+    /// The position of the next `"` or `\\`. Keys are short and code is full of escapes, so a few
+    /// words are examined before `memchr2`.
     fn quote_or_escape(&self, at: usize) -> Option<usize> {
         let (words, _) = self.bytes.get(at..)?.as_chunks();
         for (index, word) in words.iter().take(NEAR_WORDS).enumerate() {
@@ -351,7 +352,7 @@ impl<'a> Scanner<'a> {
         Some(from + memchr2(b'"', b'\\', &self.bytes[from..])?)
     }
 
-    /// Steps over the escape whose backslash is at `at`.
+    /// Returns the offset after the escape whose backslash is at `at`.
     fn escape(&self, at: usize) -> Result<usize, ScanError> {
         let expected = "a valid escape after '\\'";
         match self.bytes.get(at + 1) {
@@ -409,7 +410,7 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// The highest bit of each byte that is zero. Bytes above the first such byte may be marked, too.
+/// Marks the highest bit of each zero byte. Bytes above the first zero byte may be marked, too.
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(REPEATED) & !word & (REPEATED << 7)
 }

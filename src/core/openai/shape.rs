@@ -1,30 +1,28 @@
-//! What a prompt looks like without a tokenizer: a few counts from which its tokens are estimated.
+//! The shape of a prompt: a few counts from which its tokens are estimated without a tokenizer.
 //!
-//! Byte-pair vocabularies treat four kinds of characters differently: (a) ASCII letters and blanks merge well (about 4 to
-//! a token), (b) other ASCII (digits, punctuation, line breaks) merges badly (about 1.5 to 2), (c) every other character is
-//! often a token or more, (d) a blank behind a blank (indentation, padding) costs next to nothing. So they are counted
-//! apart and weighted by what is learned from the model's reported usage (`estimate::prompt`). Were (d) part of (a), a
-//! client could make the letters of all others look cheap by sending blanks.
+//! Byte-pair vocabularies treat four kinds of characters differently: (a) ASCII letters and blanks
+//! merge well (about 4 per token); (b) other ASCII (digits, punctuation, line breaks) merges badly
+//! (about 1.5 to 2); (c) every other character is often a token or more; (d) a blank after a blank
+//! (indentation, padding) costs almost nothing. The model's reported usage weights the counts
+//! (`estimate::prompt`). If (d) were part of (a), a client could make the letters of all clients
+//! look cheap by sending blanks.
 //!
-//! Counted on the raw bytes of a JSON string, because decoding 400 KB would cost more than the rest of the request: an
-//! escape such as `\n` or `\"` is one character of kind (b), `\uXXXX` one of its own kind (a surrogate pair counts once),
-//! and a UTF-8 sequence counts by its lead byte.
-//!
-//! Every byte is counted. A sample would be cheaper, but a client that knows where samples are taken could hide a long
-//! prompt between them, and the length decides which backends are used and whether a permit is needed. 64 KiB take 3 us and
-//! 1 MiB 50 us, with many escapes as without; text that is all `\uXXXX` six times as long.
+//! The raw bytes of a JSON string are counted: an escape such as `\n` is one character of kind (b),
+//! `\uXXXX` one of its decoded kind (a surrogate pair counts once), and a UTF-8 sequence counts by
+//! its lead byte. Every byte counts: between samples, a client could hide a long prompt. 64 KiB
+//! take 3 us and 1 MiB 50 us; text that is all `\uXXXX` takes six times as long.
 
 mod text;
 
 use super::scan::Text;
 pub use text::TextShape;
 
-/// Everything about a prompt that its estimate needs.
+/// The counts of a prompt that its estimate needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromptShape {
     /// All text of all prompts, messages, documents and tool definitions together.
     pub text: TextShape,
-    /// Prompt tokens given as ids; exact. Tokens given as tensors are counted here too, by their bound.
+    /// Prompt tokens given as ids; exact. Tokens given as tensors are added by their bound.
     pub token_ids: u64,
     /// Whether a part of the prompt was given as a tensor, so that `token_ids` is only a bound.
     pub has_tensors: bool,
@@ -37,7 +35,7 @@ pub struct PromptShape {
 }
 
 impl PromptShape {
-    /// Whether the prompt is only token ids, so that their number is its length.
+    /// Whether the prompt is only token ids, so that their number is exact.
     pub fn is_exact(&self) -> bool {
         self.token_ids > 0
             && !self.has_tensors
@@ -46,8 +44,8 @@ impl PromptShape {
             && self.messages == 0
     }
 
-    /// Tokens of the longest of `prompts` prompts that have `tokens` together: its share of the
-    /// tokens by bytes, and at least the mean.
+    /// Tokens of the longest of `prompts` prompts that have `tokens` together: a share by bytes,
+    /// and at least the mean.
     pub fn longest_prompt(&self, tokens: u64, prompts: u32) -> u64 {
         let mean = tokens.div_ceil(u64::from(prompts.max(1)));
         let (longest, all) = self.listed;
@@ -56,16 +54,16 @@ impl PromptShape {
     }
 }
 
-/// Receives the parts of a prompt while a body is read. Two exist: [`PromptShape`], which counts,
-/// and the text collector of exact counting.
+/// Receives the parts of a prompt while a body is read. Two sinks exist: [`PromptShape`], which
+/// counts, and the text collector of exact counting.
 pub trait PromptSink {
     /// A piece of prompt text.
     fn text(&mut self, text: Text<'_>);
     /// Raw JSON that the chat template renders into the prompt (tool definitions, tool calls).
     fn json(&mut self, raw: &[u8]);
-    /// This many tokens, given as ids.
+    /// Tokens given as ids.
     fn token_ids(&mut self, count: u64);
-    /// Tokens given as a tensor, at most this many. To a sink that needs text it is media.
+    /// Tokens given as a tensor, at most this many. A sink that needs text treats it as media.
     fn embeddings(&mut self, _tokens: u64) {
         self.media();
     }
@@ -73,7 +71,7 @@ pub trait PromptSink {
     fn media(&mut self);
     /// A message of the conversation begins.
     fn message(&mut self);
-    /// A list of several prompts has ended: bytes of the longest prompt, and of all prompts
+    /// The end of a list of several prompts: bytes of the longest prompt, and of all prompts
     /// together.
     fn listed(&mut self, _longest: u64, _all: u64) {}
 }
@@ -105,7 +103,7 @@ impl PromptSink for PromptShape {
     }
 
     fn listed(&mut self, longest: u64, all: u64) {
-        // A list may be inside another list, or next to a shorter list.
+        // A list may be inside a longer list, or next to it.
         if all > self.listed.1 {
             self.listed = (longest, all);
         }
@@ -117,7 +115,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Counts characters of the decoded text, slowly. `blanks`: what of it is blanks behind blanks in the raw text.
+    /// Counts characters of the decoded text, slowly. `blanks`: how many of them are blanks after
+    /// blanks in the raw text.
     fn by_character(text: &str, blanks: u64) -> TextShape {
         let mut shape = TextShape { blanks, ..TextShape::default() };
         for c in text.chars() {
@@ -162,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_prompt_cannot_be_hidden_between_samples() {
-        // Escapes stood where 32 windows of 512 bytes were once sampled, so that 100,000 letters counted as 0.
+        // Escapes stand in 32 windows of 512 bytes, where a sampling counter would look.
         let length = 100_000;
         let mut raw = vec![b'a'; length];
         for window in 0..32 {

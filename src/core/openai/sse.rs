@@ -1,46 +1,45 @@
 //! Finds the events in a stream of server-sent events, however it is cut into chunks.
 //!
-//! An event ends at an empty line; lines end with `\n` or `\r\n`. (vLLM sends only `\n`. The standard also allows a bare
-//! `\r`; no engine sends it, and it is not a line end here.) [`SseScanner::feed`] calls back for each event that the chunk
-//! completes, with its bytes including the empty line. An event that lies whole in the chunk is a slice of it; only a
-//! split event is assembled in a buffer.
+//! An event ends at an empty line; lines end with `\n` or `\r\n`. (The standard also allows a bare
+//! `\r`, which no engine sends and which is no line end here.) [`SseScanner::feed`] calls back for
+//! each event that the chunk completes, including the empty line. An event that lies whole in the
+//! chunk is a slice of it; a split event is assembled in a buffer.
 //!
-//! Bounds: the buffer never exceeds [`MAX_EVENT`]. A longer event is handed over in pieces ([`Scanned::Piece`]) and not kept
-//! ([`SseScanner::release`] returns what was); [`RawEvent::oversize`] says that it has ended. Forwarding does not depend on it.
-//!
+//! Bound: the buffer never exceeds [`MAX_EVENT`]. A longer event is handed over in pieces
+//! ([`Scanned::Piece`]) and not kept; [`SseScanner::release`] returns the bytes held until then.
 //! Cost: one `memchr` per line; no allocation unless an event is split.
 
 use std::borrow::Cow;
 
 use memchr::memchr;
 
-/// The longest event that is assembled, bytes. vLLM's own are below 1 KiB, with logprobs some tens of KiB; only those that repeat
-/// the request or the whole answer are longer.
+/// The longest event that is assembled, bytes. vLLM's events are below 1 KiB, with logprobs some
+/// tens of KiB; only events that repeat the request or the whole answer are longer.
 pub const MAX_EVENT: usize = 1 << 20;
 
 /// Capacity that the buffer may keep between events, bytes.
 const KEEP_CAPACITY: usize = 64 << 10;
 
-/// What was found in the chunk just fed.
+/// A finding in the chunk just fed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scanned<'a> {
-    /// An event that ended in it.
+    /// An event that ended in the chunk.
     Event(RawEvent<'a>),
-    /// The next piece of an event that is over [`MAX_EVENT`], from its first byte on.
+    /// The next piece of an event that is over [`MAX_EVENT`], from the first byte on.
     Piece(&'a [u8]),
 }
 
 /// An event that ended in the chunk just fed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawEvent<'a> {
-    /// Its bytes, with the empty line that ends it. When it was split and too long: only what is still held of it
-    /// from earlier chunks, usually nothing.
+    /// The bytes of the event, with the empty line that ends it. If it was split and too long: only
+    /// the bytes still held from earlier chunks, usually none.
     pub bytes: &'a [u8],
-    /// Offset in the chunk after its last byte.
+    /// Offset in the chunk after the last byte of the event.
     pub end: usize,
-    /// Whether it began in an earlier chunk.
+    /// Whether the event began in an earlier chunk.
     pub split: bool,
-    /// Whether it is over [`MAX_EVENT`]; if it was split, its bytes were not kept.
+    /// Whether the event is over [`MAX_EVENT`]. If it was also split, the bytes were not kept.
     pub oversize: bool,
 }
 
@@ -54,7 +53,7 @@ pub struct SseScanner {
     oversize: bool,
 }
 
-/// What the unfinished line holds so far.
+/// The content of the unfinished line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Line {
     #[default]
@@ -70,7 +69,8 @@ impl SseScanner {
         Self::default()
     }
 
-    /// Scans the next chunk; calls `found` for each event that ends in it, and each piece of a long one, in order.
+    /// Scans the next chunk. Calls `found` for each event that ends in it, and for each piece of a
+    /// long event, in order.
     pub fn feed(&mut self, chunk: &[u8], mut found: impl FnMut(Scanned<'_>)) {
         let mut event_start = 0;
         let mut line_start = 0;
@@ -100,7 +100,8 @@ impl SseScanner {
         self.oversize
     }
 
-    /// Takes the bytes that were kept of an event that has grown too long. Call it after each feed.
+    /// Takes the bytes that were kept of an event that has grown too long. Must be called after
+    /// each feed.
     pub fn release(&mut self) -> Vec<u8> {
         if self.oversize { std::mem::take(&mut self.carry) } else { Vec::new() }
     }
@@ -131,7 +132,8 @@ impl SseScanner {
     }
 }
 
-/// The next line end from `at` on. Every other one follows the one before it, which is not worth a search.
+/// The next line end from `at` on. Every other line end directly follows the one before it, so a
+/// search is not worth it.
 fn newline(chunk: &[u8], at: usize) -> Option<usize> {
     match chunk.get(at)? {
         b'\n' => Some(at),
@@ -152,9 +154,9 @@ impl Line {
 /// The fields of an event that matter here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fields<'a> {
-    /// The last `event:` line, when there is one.
+    /// The last `event:` line, if there is one.
     pub name: Option<&'a [u8]>,
-    /// The `data:` lines joined by `\n`, when there is one; borrowed when there is exactly one.
+    /// The `data:` lines joined by `\n`, if there is one; borrowed if there is exactly one.
     pub data: Option<Cow<'a, [u8]>>,
 }
 

@@ -1,32 +1,36 @@
-//! Intervals that hold at every moment at once: an experiment may be watched all the time and stopped at any time, without more
-//! mistakes than promised.
+//! Intervals that hold at every moment at once: an experiment may be watched all the time and
+//! stopped at any time, without more mistakes than promised.
 //!
-//! An ordinary 95 % interval that is looked at after every request excludes the truth sooner or later. A *confidence sequence*
-//! contains the truth at all times together with 95 %. Two kinds:
+//! An ordinary 95 % interval that is looked at after every request excludes the truth sooner or
+//! later. A *confidence sequence* contains the truth at all times together with 95 %:
 //!
-//! - [`around`] an estimate whose variance is estimated too. As requests come in, the estimate times its information 1/V
-//!   behaves like a Brownian motion with the true effect as drift; mixing the likelihood ratio over effects from N(0, s^2) gives
-//!   (Robbins 1970; Johari, Pekelis, Walsh 2015; asymptotic: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021)
+//! - [`around`] an estimate whose variance is estimated too;
+//! - [`share`] of events, exact for any number of events. [`excess`] is the one-sided form, against
+//!   "at most p". [`quantile_ranks`] follows from it, since the share of values below the true
+//!   quantile is known.
 //!
-//!   ```text
-//!   |estimate - truth| < sqrt(V (V + s^2) / s^2 (2 ln(1/a) + ln((V + s^2) / V)))
-//!   ```
-//!
-//!   for every V, with the probability 1 - a. s is the size of effect that is found soonest. An estimated variance with few
-//!   degrees of freedom n widens it as Student's t does, by 1 + (z^2 + 1) / 2n (Cornish and Fisher).
-//! - [`share`] of events of one kind, exact for any number of them: with k of n and the mixture of all shares from 0 to 1,
-//!   B(k + 1, n - k + 1) / (p^k (1 - p)^(n - k)) exceeds 1/a with a probability of at most a, if p is the truth (Ville 1939;
-//!   Robbins 1970). [`excess`] is the same against "at most p". From it follows [`quantile_ranks`], since the share of values
-//!   below the true quantile is known.
-//!
-//! n and k may be real: the number of events over their design effect, where events come in clusters.
+//! Counts may be real: where events come in clusters, a count is the number of events over their
+//! design effect.
 
 use statrs::function::beta::{beta_reg, ln_beta};
 
 use super::Estimate;
 
-/// An estimate with the variance `variance`, which was estimated with `freedom` degrees of freedom, at all times with
-/// `confidence`. `effect` above 0 is the size of effect that is found soonest. Unbounded without a variance.
+/// An estimate with variance V = `variance`, itself estimated with n = `freedom` degrees of
+/// freedom, at all times with `confidence` 1 - a. s = `effect`, above 0, is the size of effect that
+/// is found soonest. Unbounded without a variance.
+///
+/// As requests come in, the estimate times its information 1/V behaves like a Brownian motion whose
+/// drift is the true effect. Mixing the likelihood ratio over effects from N(0, s^2) gives, for
+/// every V with probability 1 - a,
+///
+/// ```text
+/// |estimate - truth| < sqrt(V (V + s^2) / s^2 (2 ln(1/a) + ln((V + s^2) / V)))
+/// ```
+///
+/// (Robbins 1970; Johari, Pekelis, Walsh 2015; asymptotic: Waudby-Smith, Arbour, Sinha, Kennedy,
+/// Ramdas 2021). For a small n, V is widened as Student's t widens an interval, by 1 + (z^2 + 1) /
+/// 2n (Cornish and Fisher).
 pub fn around(value: f64, variance: f64, freedom: f64, effect: f64, confidence: f64) -> Estimate {
     let reach = reach(variance, freedom, effect, confidence);
     Estimate { value, low: value - reach, high: value + reach }
@@ -45,8 +49,9 @@ fn reach(variance: f64, freedom: f64, effect: f64, confidence: f64) -> f64 {
     squared(variance * (1.0 + (z2 + 1.0) / (2.0 * freedom))).sqrt()
 }
 
-/// The variance at which [`around`] reaches as far as `reach`: how much information a test of that size needs. For a variance
-/// that shrinks with the number of requests, variance / this is how many times as many are needed.
+/// The variance at which [`around`] reaches as far as `wanted`: the information that a test of that
+/// size needs. If variance shrinks with the number of requests, the current variance over this one
+/// is the factor by which that number must grow.
 pub fn variance_for(wanted: f64, freedom: f64, effect: f64, confidence: f64) -> f64 {
     let (mut low, mut high) = (0.0, wanted * wanted);
     for _ in 0..60 {
@@ -56,7 +61,10 @@ pub fn variance_for(wanted: f64, freedom: f64, effect: f64, confidence: f64) -> 
     low
 }
 
-/// The share behind `hits` of `count` independent events, at all times with `confidence`.
+/// The share of events that `hits` of `count` independent events indicate, at all times with
+/// `confidence`. With k hits of n and a mixture of all shares from 0 to 1, B(k + 1, n - k + 1) /
+/// (p^k (1 - p)^(n - k)) exceeds 1/a with a probability of at most a if p is the truth (Ville 1939;
+/// Robbins 1970).
 pub fn share(hits: f64, count: f64, confidence: f64) -> Estimate {
     if count <= 0.0 {
         return Estimate { value: 0.5, low: 0.0, high: 1.0 };
@@ -76,15 +84,16 @@ pub fn share(hits: f64, count: f64, confidence: f64) -> Estimate {
     Estimate { value, low, high }
 }
 
-/// ln of the evidence against a share of `p`.
+/// ln of the evidence against a true share of `p`.
 fn evidence(hits: f64, count: f64, p: f64) -> f64 {
     let term = |count: f64, p: f64| if count > 0.0 { count * p.ln() } else { 0.0 };
     ln_beta(hits + 1.0, count - hits + 1.0) - term(hits, p) - term(count - hits, 1.0 - p)
 }
 
-/// ln of the evidence that `hits` of `count` independent events are more than a share of `most`: above ln(1/a) with a
-/// probability of at most a, whenever it is looked at, if the true share is `most` or less. Mixes shares from `from`, which
-/// is `most` or more, to 1: a share above `from` is found soonest.
+/// ln of the evidence that the true share is above `most`, given `hits` of `count` independent
+/// events. If the true share is `most` or less, this exceeds ln(1/a) with a probability of at most
+/// a, over all looks together. Mixes shares from `from` (`most` or more) to 1: a share above `from`
+/// is found soonest.
 pub fn excess(hits: f64, count: f64, most: f64, from: f64) -> f64 {
     if count <= 0.0 || !(0.0..1.0).contains(&most) || !(most..1.0).contains(&from) {
         return 0.0;
@@ -93,7 +102,8 @@ pub fn excess(hits: f64, count: f64, most: f64, from: f64) -> f64 {
     evidence(hits, count, most) + above.max(f64::MIN_POSITIVE).ln() - (1.0 - from).ln()
 }
 
-/// The ranks, as shares of `count` values in order, between which the true quantile `q` is, at all times with `confidence`.
+/// The ranks, as fractions of `count` sorted values, between which the true quantile `q` lies, at
+/// all times with `confidence`.
 pub fn quantile_ranks(q: f64, count: f64, confidence: f64) -> (f64, f64) {
     if count <= 0.0 {
         return (0.0, 1.0);
@@ -132,7 +142,7 @@ mod tests {
                 missed[index] += i32::from(!always);
             }
         }
-        // At most 40 are promised; the interval is conservative over a finite time. Without any misses it would be useless.
+        // The method promises at most 40. An interval that never misses would be too wide to use.
         assert!(missed.iter().all(|missed| (2..=40).contains(missed)), "{missed:?} of 400");
     }
 

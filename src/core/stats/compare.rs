@@ -1,18 +1,14 @@
 //! Is B better than A? An interval for the change, and a verdict that may be "no difference".
 //!
-//! The interval of a difference comes from the intervals of its parts (MOVER, Zou and Donner 2008): with a in [la, ua] and
-//! b in [lb, ub], b - a lies between d - sqrt((b - lb)^2 + (ua - a)^2) and d + sqrt((ub - b)^2 + (a - la)^2). With Wilson's
-//! intervals that is Newcombe's interval for two shares; on logarithms it gives the interval of a ratio, for percentiles
-//! and means alike. An unbounded part makes an unbounded change.
+//! The interval of a difference comes from the intervals of its parts (MOVER, Zou and Donner 2008):
+//! with a in [la, ua] and b in [lb, ub], b - a lies between d - sqrt((b - lb)^2 + (ua - a)^2) and
+//! d + sqrt((ub - b)^2 + (a - la)^2), where d is the difference of the estimates. With Wilson's
+//! intervals this is Newcombe's interval for two shares; on logarithms it is the interval of a
+//! ratio. An unbounded part makes the change unbounded.
 //!
-//! A verdict has a *margin*: the largest change that is too small to matter. If the interval is
-//!
-//! - inside the margin: no difference (shown, not merely not found);
-//! - clear of zero: better or worse, depending on the direction that is good;
-//! - anything else: undecided. The data allows both no change and one that matters.
-//!
-//! "Inside the margin" is checked first, so a change that is certain but trivial is no difference.
-//! Several numbers are judged together at level [`each_of`], so that all intervals hold at once.
+//! A verdict has a *margin*, the largest change that is too small to matter. An interval inside the
+//! margin is no difference; this is checked first, so a certain but trivial change is none. An
+//! interval clear of zero is better or worse. Any other interval is undecided.
 
 use super::Estimate;
 
@@ -32,9 +28,9 @@ pub enum Verdict {
     Better,
     /// B is worse than A.
     Worse,
-    /// Whatever the true change is, it is inside the margin.
+    /// The true change, of either sign, is inside the margin.
     NoDifference,
-    /// No change and a change that matters are both possible.
+    /// The data allows both no change and a change that matters.
     Undecided,
 }
 
@@ -43,7 +39,7 @@ pub enum Verdict {
 pub struct Change(pub Estimate);
 
 impl Change {
-    /// b / a - 1. Unbounded where an end of a positive quantity is 0 or below.
+    /// b / a - 1. Unbounded where an end of an interval is 0 or below.
     pub fn ratio(a: &Estimate, b: &Estimate) -> Self {
         if a.value == b.value && a.low == a.high && b.low == b.high {
             return Self(Estimate { value: 0.0, low: 0.0, high: 0.0 });
@@ -63,8 +59,9 @@ impl Change {
         Self(Estimate { value: value.exp_m1(), low: low.exp_m1(), high: high.exp_m1() })
     }
 
-    /// b / a - 1 of pairs, each of which was measured under the same conditions: from the mean of the pairs' logarithms, so that
-    /// halving and doubling cancel. Unbounded for fewer than two pairs, or where a value is not above 0.
+    /// b / a - 1 of pairs, where both parts of a pair were measured under the same conditions.
+    /// Computed from the mean of the logarithms, so that halving and doubling cancel. Unbounded for
+    /// fewer than two pairs, or if a value is not above 0.
     pub fn of_pairs(a: &[f64], b: &[f64], confidence: f64) -> Self {
         if a == b && a.len() > 1 {
             return Self(Estimate { value: 0.0, low: 0.0, high: 0.0 });
@@ -85,7 +82,8 @@ impl Change {
     /// The verdict, with the `margin` in the unit of the change.
     pub fn verdict(&self, sense: Sense, margin: f64) -> Verdict {
         let Estimate { low, high, .. } = self.0;
-        // Symmetric, although a rise by the margin does not quite undo a fall by it: that is what a margin usually means.
+        // The margin is symmetric, as people expect, although a rise by the margin does not quite
+        // undo a fall by it.
         if -margin <= low && high <= margin {
             Verdict::NoDifference
         } else if low > 0.0 {
@@ -98,7 +96,8 @@ impl Change {
     }
 }
 
-/// The confidence of each of `count` intervals that makes them all hold at once with `confidence` (Bonferroni).
+/// The confidence that each of `count` intervals needs so that all hold at once with `confidence`
+/// (Bonferroni).
 pub fn each_of(count: usize, confidence: f64) -> f64 {
     1.0 - (1.0 - confidence) / count.max(1) as f64
 }
@@ -122,7 +121,8 @@ mod tests {
 
     #[test]
     fn two_shares_have_newcombes_interval() {
-        // Newcombe 1998, table II, example (a): 56/70 against 48/80, method 10 (score): 0.0524 .. 0.3339.
+        // Newcombe 1998, table II, example (a): 56/70 against 48/80, method 10 (score): 0.0524 ..
+        // 0.3339.
         let change = Change::difference(&wilson(48.0, 80.0, 0.95), &wilson(56.0, 70.0, 0.95)).0;
         assert!((change.value - 0.2).abs() < 1e-12);
         assert!((change.low - 0.0524).abs() < 5e-5 && (change.high - 0.3339).abs() < 5e-5, "{change:?}");

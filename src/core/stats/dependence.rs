@@ -1,17 +1,17 @@
 //! How many independent values a series in time order is worth.
 //!
-//! With n values of variance s^2, the mean of independent ones has the variance s^2 / n. Waiting times are not
-//! independent, and the variance of their mean is D s^2 / n with D > 1: the *design effect*. So n values are worth n / D.
+//! The mean of n independent values of variance s^2 has the variance s^2 / n. Waiting times are not
+//! independent: the variance of their mean is D s^2 / n, with a *design effect* D > 1. So n values
+//! are worth n / D.
 //!
-//! D by batch means: divide the series into [`BATCHES`] runs of m values, S^2 the variance of the batch means:
-//! D = m S^2 / s^2. D is never below 1: a queue correlates neighbours positively, so an estimate below 1 is chance. S^2 has
-//! only BATCHES - 1 degrees of freedom, so users of D replace the normal quantile by Student's t
-//! ([`Dependence::inflation`]).
+//! D comes from batch means. Divide the series into [`BATCHES`] runs of m values, and let S^2 be
+//! the variance of their means; then D = m S^2 / s^2. A queue correlates neighbours positively, so
+//! an estimate below 1 is chance and is raised to 1. S^2 has only BATCHES - 1 degrees of freedom,
+//! so users of D replace the normal quantile by Student's t ([`Dependence::inflation`]).
 //!
-//! Ten batches: with more, they are shorter than the waves of a busy queue and D comes out too small; with fewer, t grows.
-//!
-//! Limit: dependence that reaches further than a batch, a tenth of the run, is seen only in part. A run that ends with
-//! a growing queue has no long-run value at all, which this does not detect ([`trend`](super::trend) does).
+//! Limits: with more batches than ten, they are shorter than the waves of a busy queue, and D comes
+//! out too small; with fewer, t grows. Dependence beyond a batch is seen only in part. A run that
+//! ends with a growing queue has no long-run value; only [`trend`](super::trend) detects that.
 
 use super::{two_sided_t, two_sided_z};
 
@@ -21,18 +21,18 @@ pub const BATCHES: usize = 10;
 /// The effect of dependence on the information in a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dependence {
-    /// How many values are worth one independent value; 1 or more.
+    /// The number of values that carry as much information as one independent value; 1 or more.
     pub effect: f64,
     /// Degrees of freedom of `effect`; infinite where independence is assumed.
     pub freedom: f64,
 }
 
 impl Dependence {
-    /// Assumed independence: for values drawn independently, and for series too short to measure it.
+    /// Independence, for values drawn independently and for series too short to measure `effect`.
     pub const NONE: Self = Self { effect: 1.0, freedom: f64::INFINITY };
 
-    /// The divisor for the number of values before an interval of this `confidence` is computed as for independent
-    /// ones: D (t / z)^2.
+    /// The divisor for the number of values: with n divided by D (t / z)^2, an interval of this
+    /// `confidence` is computed as for independent values.
     pub fn inflation(&self, confidence: f64) -> f64 {
         if self.freedom.is_infinite() {
             return self.effect;
@@ -42,9 +42,8 @@ impl Dependence {
     }
 }
 
-/// The design effect of `values`, which are in time order.
-///
-/// A constant series, and one of fewer than two values per batch, count as independent.
+/// The design effect of `values`, which are in time order. A constant series, and a series of fewer
+/// than two values per batch, count as independent.
 pub fn design_effect(values: &[f64]) -> Dependence {
     let count = values.len();
     if count < 2 * BATCHES {
@@ -60,7 +59,7 @@ pub fn design_effect(values: &[f64]) -> Dependence {
     Dependence { effect: (spread / freedom / variance).max(1.0), freedom }
 }
 
-/// The series in [`BATCHES`] runs whose lengths differ by one at most.
+/// Divides the series into [`BATCHES`] runs whose lengths differ by at most one.
 pub(super) fn batches(values: &[f64]) -> impl Iterator<Item = &[f64]> {
     let count = values.len();
     (0..BATCHES).map(move |batch| &values[batch * count / BATCHES..(batch + 1) * count / BATCHES])

@@ -1,15 +1,16 @@
 //! The long-run mean of a series in time order, by batch means.
 //!
-//! The series is divided into [`BATCHES`] runs; their means are nearly independent and nearly normal, so
-//! mean +- t s / sqrt(BATCHES) covers, with Student's t of BATCHES - 1 degrees (Law, *Simulation Modeling and
-//! Analysis*, 9.5). Fewer than two values per batch: each value is a batch of its own.
-//!
-//! For a throughput the values are counts in windows of equal length, in time order.
+//! The series is divided into [`BATCHES`] runs. The means of the runs are nearly independent and
+//! nearly normal, so mean +- t s / sqrt(BATCHES) covers the true mean, with Student's t of
+//! BATCHES - 1 degrees (Law, *Simulation Modeling and Analysis*, 9.5). In a series of fewer than
+//! two values per batch, each value is a batch. For a throughput the values are counts in windows
+//! of equal length.
 
 use super::dependence::{BATCHES, batch_mean, batches};
 use super::{Estimate, two_sided_t};
 
-/// The mean of `values` in time order, with `confidence` in 0..1. Unbounded for fewer than two values.
+/// The mean of `values` in time order, with `confidence` in 0..1. Unbounded for fewer than two
+/// values.
 pub fn of_series(values: &[f64], confidence: f64) -> Estimate {
     if values.is_empty() {
         return Estimate { value: 0.0, low: f64::NEG_INFINITY, high: f64::INFINITY };

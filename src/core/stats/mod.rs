@@ -1,23 +1,23 @@
 //! Statistics of measurements: how far a measured figure may be from the true one.
 //!
-//! A benchmark, an experiment and a tuner all need these answers, and each is easy to get wrong:
-//!
 //! | file | question | answer |
 //! |---|---|---|
-//! | `dependence` | how many independent values is this series worth? | design effect from batch means |
-//! | `quantile` | where is the true P99? | order statistics, no assumption about the distribution |
-//! | `proportion` | what share of requests would meet the objectives in the long run? | Wilson's score interval |
+//! | `dependence` | how many independent values is a series worth? | design effect |
+//! | `quantile` | where is the true P99? | order statistics, for any distribution |
+//! | `proportion` | what share of requests meets the objectives? | Wilson's interval |
 //! | `mean` | what is the long-run mean? | batch means and Student's t |
-//! | `compare` | is B better than A? | an interval of the ratio or difference, and a verdict with a margin |
+//! | `compare` | is B better than A? | interval of the change, verdict with a margin |
 //! | `sequential` | can the test stop already? | Wald's probability ratio test |
 //! | `always_valid` | what is known now, if it is looked at all the time? | confidence sequences |
 //! | `trend` | does it still grow? | a line through batch means |
 //!
-//! Requests of one run wait in the same queues, so their latencies are correlated: 1,000 values may carry no more
-//! information than 50 independent ones. Every interval here uses a *design effect* for that; intervals without it are several times
-//! too short near saturation. Seeded simulations in the tests show the coverage, for independent and for queueing data.
+//! Requests of one run wait in the same queues, so their latencies are correlated: 1,000 values may
+//! carry no more information than 50 independent ones. Intervals for series in time order allow for
+//! that with a *design effect*; without it they are several times too short near saturation. Seeded
+//! simulations in the tests show the coverage, for independent and for queueing data.
 //!
-//! Pure: no clock, no global randomness. Values are `f64` in the caller's unit. NaN is a caller's mistake and sorts last.
+//! Pure: no clock, no global randomness. Values are `f64` in the caller's unit. NaN is a caller's
+//! mistake and sorts last.
 
 pub mod always_valid;
 pub mod compare;
@@ -37,12 +37,12 @@ pub use quantile::percentile;
 pub use sequential::{RatioTest, TestState};
 pub use trend::Trend;
 
-/// A measured value, and the range that contains the true one with the stated confidence.
+/// A measured value, and the range that contains the true value with the stated confidence.
 ///
 /// An end that the data does not bound is infinite: the P99 of 50 values has no upper bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// What was measured.
+    /// The measured value.
     pub value: f64,
     /// Lower end.
     pub low: f64,

@@ -1,15 +1,16 @@
 //! The share of requests that would meet their objectives in the long run.
 //!
-//! Wilson's score interval: with p the share seen among n and z the normal quantile,
-//! (p + z^2/2n +- z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n) (Wilson 1927; recommended by Brown, Cai, DasGupta 2001).
-//! It stays inside 0..1 and is sensible at 0 of n and n of n, where the textbook interval has no width.
+//! Wilson's score interval: with p the share seen among n and z the normal quantile, (p + z^2/2n +-
+//! z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n) (Wilson 1927; recommended by Brown, Cai, DasGupta
+//! 2001). It stays inside 0..1 and is sensible at 0 of n and n of n, where the textbook interval
+//! has no width.
 //!
-//! n may be real: for a series in time order it is the number of values over their design effect.
+//! n may be real: for a series in time order, n is the number of values over their design effect.
 
 use super::dependence::{Dependence, design_effect};
 use super::{Estimate, percentile, two_sided_z};
 
-/// The long-run share behind `hits` of `count` independent trials; 0..1 without trials.
+/// The long-run share that `hits` of `count` independent trials indicate; 0..1 without trials.
 pub fn wilson(hits: f64, count: f64, confidence: f64) -> Estimate {
     if count <= 0.0 {
         return Estimate { value: 0.0, low: 0.0, high: 1.0 };
@@ -18,21 +19,22 @@ pub fn wilson(hits: f64, count: f64, confidence: f64) -> Estimate {
     let middle = share + z2 / (2.0 * count);
     let reach = (z2 * (share * (1.0 - share) / count + z2 / (4.0 * count * count))).sqrt();
     let scale = 1.0 + z2 / count;
-    // Rounding must not move an end past the observed share.
+    // Rounding must not move an end of the interval past the observed share.
     let low = ((middle - reach) / scale).clamp(0.0, share);
     let high = ((middle + reach) / scale).clamp(share, 1.0);
     Estimate { value: share, low, high }
 }
 
-/// The same for trials in time order.
+/// The long-run share for trials in time order.
 pub fn of_series(hits: &[bool], confidence: f64) -> Estimate {
     with_dependence(hits, confidence, dependence(hits))
 }
 
-/// The same where each trial also has a value (a latency) that rises and falls with the chance of a miss.
+/// The long-run share for trials in time order that also have a value each, such as a latency, that
+/// rises and falls with the chance of a miss.
 ///
-/// Few misses do not show their correlation; the values do. So the larger of two design effects is used: of the
-/// hits, and of being above the median value.
+/// A few misses do not show their correlation, but the values do. So the larger of two design
+/// effects is used: of the hits, and of the series "value above the median".
 pub fn of_series_with(hits: &[bool], values: &[f64], confidence: f64) -> Estimate {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -48,9 +50,11 @@ pub fn dependence(hits: &[bool]) -> Dependence {
     design_effect(&values)
 }
 
-/// How many independent trials say as much as the trials of an interval of this confidence; 0 for the interval of none.
+/// The number of independent trials that would give an interval as wide as `estimate` at this
+/// confidence; 0 for an estimate without trials.
 pub fn effective(estimate: &Estimate, confidence: f64) -> f64 {
-    // An end of Wilson's interval is where the share seen lies z standard deviations of that end away.
+    // An end of Wilson's interval is the share whose own z standard deviations just reach the
+    // observed share.
     let end = if estimate.low > 0.0 { estimate.low } else { estimate.high };
     let distance = (estimate.value - end).abs();
     if distance > 0.0 { two_sided_z(confidence).powi(2) * end * (1.0 - end) / (distance * distance) } else { 0.0 }

@@ -1,25 +1,25 @@
 //! Percentiles and their confidence intervals.
 //!
-//! The percentile of a sample is numpy's default: sorted x, h = (n - 1) p, linear between the neighbours of h.
+//! The percentile of a sample is numpy's default: sorted x, h = (n - 1) p, linear between the
+//! neighbours of h.
 //!
-//! The interval is made of order statistics, so it holds for any distribution: of n independent values the number below
-//! the true quantile q is Binomial(n, p), whatever the values are. With l the largest rank with P(Bin <= l - 1) <= a/2 and
-//! u the smallest with P(Bin <= u - 1) >= 1 - a/2, the interval [x_l, x_u] contains q with probability 1 - a or more
-//! (Conover, *Practical Nonparametric Statistics*, 3.2). For values in time order n is divided by the design effect of
-//! the series 1{x <= q}, whose mean is what the binomial counts, or of 1{x <= median} where that is larger: a few values in
-//! the tail do not show how far they clump. The binomial is then continued to real n by the incomplete beta function.
+//! The interval is made of order statistics, so it holds for any distribution: of n independent
+//! values, Binomial(n, q) are below the true quantile q. With l the largest rank with
+//! `P(Bin <= l - 1) <= a/2` and u the smallest with `P(Bin <= u - 1) >= 1 - a/2`, the interval
+//! [x_l, x_u] contains the quantile with probability 1 - a or more (Conover, *Practical
+//! Nonparametric Statistics*, 3.2). If even u = n does not reach 1 - a/2, the end is infinite: at
+//! 95 %, a P99 needs 368 independent values.
 //!
-//! Coverage at 95 % (tests): 95 % and more for independent values; 89 to 95 % for the waits of a queue at 70 and 85 % load,
-//! where the same interval without the design effect covers less than 75 %.
-//!
-//! When even u = n does not reach 1 - a/2 the end is infinite: at 95 % a P99 needs 368 independent values.
+//! Coverage at 95 % (tests): 95 % and more for independent values; 89 to 95 % for the waits of a
+//! queue at 70 and 85 % load, where the interval without the design effect covers less than 75 %.
 
 use statrs::function::beta::beta_reg;
 
 use super::dependence::{BATCHES, Dependence, batches, design_effect};
 use super::{Estimate, two_sided_t};
 
-/// The factor by which sectioned intervals are widened: tails of short parts vary less than the tail of the whole.
+/// The factor by which sectioned intervals are widened, because the tails of short parts vary less
+/// than the tail of the whole.
 pub const CAUTION: f64 = 1.5;
 
 /// The quantile `q` in 0..=1 of ascending `sorted`; 0 for no values.
@@ -38,6 +38,10 @@ pub fn independent(sorted: &[f64], q: f64, confidence: f64) -> Estimate {
 }
 
 /// The long-run quantile `q` in 0..1 of a series in time order, with `confidence` in 0..1.
+///
+/// n is divided by the design effect of the series 1{x <= quantile}, whose mean the binomial
+/// counts, or of 1{x <= median} if that effect is larger: a few values in the tail do not show how
+/// far they clump. The incomplete beta function continues the binomial to a real n.
 pub fn of_series(values: &[f64], q: f64, confidence: f64) -> Estimate {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -50,10 +54,13 @@ pub fn of_series(values: &[f64], q: f64, confidence: f64) -> Estimate {
     estimate(&sorted, q, confidence, if middle.effect > here.effect { middle } else { here })
 }
 
-/// The same by sectioning (Asmussen and Glynn, *Stochastic Simulation*, III.5): the spread of the quantile among ten parts of
-/// the series around that of the whole, in logarithms, times [`CAUTION`]. Always bounded for 20 positive values or more, also
-/// where order statistics are not; but it is only as good as the parts are long, and a P99 of few or clumped values is
-/// covered less often than it says (87 % and more at 99 % in the tests). Unbounded for fewer values.
+/// The long-run quantile by sectioning (Asmussen and Glynn, *Stochastic Simulation*, III.5): how
+/// far the quantiles of ten parts of the series spread around the quantile of the whole, in
+/// logarithms, times [`CAUTION`].
+///
+/// Bounded for 20 positive values or more, even if order statistics are not; unbounded for fewer.
+/// It needs long parts: a P99 of few or clumped values is covered less often than stated (87 % and
+/// more at 99 % in the tests).
 pub fn sectioned(values: &[f64], q: f64, confidence: f64) -> Estimate {
     let log_of = |values: &[f64]| {
         let mut sorted = values.to_vec();
@@ -70,7 +77,7 @@ pub fn sectioned(values: &[f64], q: f64, confidence: f64) -> Estimate {
     Estimate { value: whole.exp(), low: (whole - reach).exp(), high: (whole + reach).exp() }
 }
 
-/// How many independent values the upper end of quantile `q` needs before it is finite.
+/// The number of independent values that the upper end of quantile `q` needs to be finite.
 pub fn needed(q: f64, confidence: f64) -> u64 {
     (((1.0 - confidence) / 2.0).ln() / q.ln()).ceil() as u64
 }
@@ -79,7 +86,8 @@ fn estimate(sorted: &[f64], q: f64, confidence: f64, dependence: Dependence) -> 
     let (value, count) = (percentile(sorted, q), sorted.len() as f64);
     let worth = count / dependence.inflation(confidence);
     let tail = (1.0 - confidence) / 2.0;
-    // Ranks from 1 among the worth, then among the values. The grain absorbs the error of the bisection.
+    // Ranks count from 1, first among the `worth` independent values, then among all values. The
+    // grain absorbs the error of the bisection.
     let grain = 1e-6;
     let low = binomial_root(worth, q, tail)
         .and_then(|root| sorted.get((((root + 1.0) * count / worth + grain).floor() as usize).checked_sub(1)?));
@@ -92,7 +100,7 @@ fn estimate(sorted: &[f64], q: f64, confidence: f64, dependence: Dependence) -> 
     }
 }
 
-/// The real k in 0..count - 1 with P(Binomial(count, q) <= k) = `probability`, where there is one.
+/// The real k in 0..count - 1 with P(Binomial(count, q) <= k) = `probability`, if there is one.
 fn binomial_root(count: f64, q: f64, probability: f64) -> Option<f64> {
     let at_most = |k: f64| beta_reg(count - k, k + 1.0, 1.0 - q);
     let (mut low, mut high) = (0.0, count - 1.0);
@@ -113,8 +121,9 @@ mod tests {
 
     #[test]
     fn ranks_are_those_of_the_binomial() {
-        // scipy: binom.ppf(0.025, 100, 0.5) = 40, binom.ppf(0.975, 100, 0.5) = 60; P(Bin <= 39) = 0.0176 is the largest
-        // not above 0.025, so l = 40; P(Bin <= 60) = 0.9824 is the first not below 0.975, so u = 61.
+        // scipy: binom.ppf(0.025, 100, 0.5) = 40, binom.ppf(0.975, 100, 0.5) = 60; P(Bin <= 39) =
+        // 0.0176 is the largest not above 0.025, so l = 40; P(Bin <= 60) = 0.9824 is the first not
+        // below 0.975, so u = 61.
         let sorted: Vec<f64> = (1..=100).map(f64::from).collect();
         let median = independent(&sorted, 0.5, 0.95);
         assert_eq!((median.value, median.low, median.high), (50.5, 40.0, 61.0));

@@ -1,19 +1,20 @@
 //! When can a test of hits and misses stop? Wald's sequential probability ratio test.
 //!
-//! Two hypotheses about the share of misses: acceptable p0 and unacceptable p1 > p0. After each trial the logarithm of the
-//! likelihood ratio grows by ln(p1/p0) for a miss and by ln((1 - p1)/(1 - p0)) for a hit. The test ends for p1 at
-//! ln((1 - b)/a) and for p0 at ln(b/(1 - a)), with a and b the errors allowed (Wald 1945). With p0 = 0.5 %, p1 = 2 % and errors
-//! of 5 %, 194 hits in a row accept.
+//! The test decides between two shares of misses: acceptable p0 and unacceptable p1 > p0. Each
+//! trial adds to the logarithm of the likelihood ratio: ln(p1/p0) for a miss, ln((1 - p1)/(1 - p0))
+//! for a hit. The test decides for p1 at ln((1 - b)/a) and for p0 at ln(b/(1 - a)), with a and b
+//! the allowed errors (Wald 1945). With p0 = 0.5 %, p1 = 2 % and errors of 5 %, 194 hits in a row
+//! accept.
 //!
-//! The error rates hold for independent trials. Misses of one queue are correlated and end the test too early, so it may
-//! steer a search but does not certify its result.
+//! The error rates hold for independent trials. Misses of one queue are correlated and end the test
+//! too early, so it may steer a search but does not certify the result.
 
 /// The state of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TestState {
-    /// The misses are acceptable.
+    /// The share of misses is acceptable.
     Acceptable,
-    /// The misses are too many.
+    /// The share of misses is too large.
     Unacceptable,
     /// More trials are needed.
     Open,
@@ -30,8 +31,9 @@ pub struct RatioTest {
 }
 
 impl RatioTest {
-    /// A test that separates the miss shares `acceptable` and `unacceptable` (0 < acceptable < unacceptable < 1), with errors of `error` either
-    /// way (0 < error < 0.5). Values outside are moved to the nearest that makes sense.
+    /// A test that separates the miss shares `acceptable` and `unacceptable` (0 < acceptable <
+    /// unacceptable < 1), with errors of `error` either way (0 < error < 0.5). Values outside these
+    /// ranges are moved to the nearest sensible value.
     pub fn new(acceptable: f64, unacceptable: f64, error: f64) -> Self {
         let p0 = acceptable.clamp(1e-9, 0.5);
         let p1 = unacceptable.clamp(p0 * 1.000_001, 1.0 - 1e-9);
@@ -51,7 +53,8 @@ impl RatioTest {
         self.sum += if hit { self.per_hit } else { self.per_miss };
     }
 
-    /// The state now. A bound that was crossed and left again does not count.
+    /// The state now. The test keeps no memory: a bound that was crossed and left again does not
+    /// count.
     pub fn state(&self) -> TestState {
         if self.sum >= self.reject {
             TestState::Unacceptable

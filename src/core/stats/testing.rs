@@ -1,10 +1,12 @@
 //! Data with known truth for the coverage tests: independent draws and waiting times of a queue.
+//!
+//! An interval with confidence c must contain the truth for about the share c of the seeds.
 
 use super::Estimate;
 use crate::base::Rng;
 
-/// Waiting times of `count` customers of an M/M/1 queue with service rate 1 and load `load`, started in its
-/// steady state. P(W > x) = load exp(-(1 - load) x); mean load / (1 - load).
+/// Waiting times of `count` customers of an M/M/1 queue with service rate 1 and load `load`, from
+/// the steady state on. P(W > x) = load exp(-(1 - load) x); mean load / (1 - load).
 pub(super) fn waits(seed: u64, load: f64, count: usize) -> Vec<f64> {
     let mut rng = Rng::new(Rng::new(seed).next_u64());
     let mut wait = if rng.unit() < load { rng.exponential() / (1.0 - load) } else { 0.0 };
@@ -17,7 +19,7 @@ pub(super) fn waits(seed: u64, load: f64, count: usize) -> Vec<f64> {
     values
 }
 
-/// The quantile `q` of those waiting times.
+/// The quantile `q` of the waiting times from [`waits`].
 pub(super) fn wait_quantile(load: f64, q: f64) -> f64 {
     ((load / (1.0 - q)).ln() / (1.0 - load)).max(0.0)
 }

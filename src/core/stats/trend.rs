@@ -1,17 +1,19 @@
 //! Does a series in time order rise?
 //!
-//! A straight line by least squares through the means of [`BATCHES`] runs. Batch means of a stationary series are nearly
-//! independent, so slope over its standard error is nearly Student's t with BATCHES - 2 degrees of freedom, where the same
-//! test on single values would take every slow wave for a trend.
+//! A straight line by least squares through the means of [`BATCHES`] runs. Batch means of a
+//! stationary series are nearly independent, so the slope over its standard error is nearly
+//! Student's t with BATCHES - 2 degrees of freedom. On single values the test would take every slow
+//! wave for a trend.
 //!
-//! A wave longer than the series looks like a trend to any test. A caller that acts on a rise should check again later.
+//! A wave longer than the series looks like a trend to any test, so a caller that acts on a rise
+//! should check again later.
 
 use super::dependence::{BATCHES, batch_mean, batches};
 
 /// A line through a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trend {
-    /// The middle of the series, in its unit.
+    /// The mean of the series, in the unit of the series.
     pub mean: f64,
     /// How much the line rises from the first batch to the last, in the unit of the series.
     pub rise: f64,
@@ -40,7 +42,7 @@ impl Trend {
         Some(Self { mean, rise: slope * (count - 1.0), t })
     }
 
-    /// Whether the rise is more than chance would make of a level series in 1 of 20 cases.
+    /// Whether the rise is larger than chance alone gives a level series in 1 of 20 cases.
     pub fn is_rising(&self) -> bool {
         self.t > SIGNIFICANT
     }
@@ -69,7 +71,8 @@ mod tests {
             |load| (0..200).filter(|seed| Trend::of_series(&waits(*seed, load, 8000)).unwrap().is_rising()).count();
         let stable = rising(0.7);
         assert!(stable <= 22, "{stable} of 200");
-        // Over 1, the steady state that `waits` starts in does not exist; it starts empty.
+        // A queue with a load over 1 has no steady state for `waits` to start in, so a drift stands
+        // in for overload.
         let mut overloaded = 0;
         for seed in 0..50 {
             let drift: Vec<f64> =

@@ -1,13 +1,13 @@
 //! Flags of `vllm serve`, typed both ways: argv -> [`ServeArgs`] -> argv.
 //!
-//! Grammar as argparse reads it: `--flag value`, `--flag=value`, `_` and `-` alike in names, unique abbreviations,
-//! switches with a `--no-` form, short forms such as `-tp`, one positional model (or `--model`), `-O2`, and parts of a JSON
-//! flag as `--flag.key value`. Sizes take k (1,000), K (1,024) and the same with m, g and t, where vLLM takes them. A
-//! flag that is unknown or was removed from vLLM is an error that ends the process with code 2, because a real start
-//! fails in this way when an old script passes an old flag.
+//! Grammar as argparse reads it: `--flag value`, `--flag=value`, `_` and `-` alike in names, unique
+//! abbreviations, switches with a `--no-` form, short forms such as `-tp`, one positional model (or
+//! `--model`), `-O2`, and parts of a JSON flag as `--flag.key value`. Sizes take k (1,000), K
+//! (1,024) and the same with m, g and t, where vLLM takes them. The last of repeated flags wins.
 //!
-//! Values are kept as written; typed readers check them when parsing, so reading from an existing `ServeArgs` cannot fail.
-//! Repeating a flag: the last one wins.
+//! An unknown or removed flag is an error for which the caller exits with code 2, because a real
+//! start fails in this way when an old script passes an old flag. Values are checked while parsing,
+//! so reading from a `ServeArgs` cannot fail.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,6 @@ use super::json_parts::{self, JsonParts};
 use super::version::Version;
 use super::whole_number::{self, BinaryFraction};
 
-/// The value of a flag that was given.
 #[derive(Clone, Debug, PartialEq)]
 enum Value {
     Switch(bool),
@@ -26,16 +25,16 @@ enum Value {
     Texts(Vec<String>),
 }
 
-/// Why vLLM would refuse an argv. The process that prints it exits with code 2.
+/// The reason why vLLM would refuse an argv. A process that prints it exits with code 2.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgsError {
-    /// Flags that vLLM does not have (any more).
+    /// Flags that vLLM does not have, or no longer has.
     #[error("unrecognized arguments: {0}")]
     Unrecognized(String),
     /// An abbreviation of several flags.
     #[error("ambiguous option: {0} could match {1}")]
     Ambiguous(String, String),
-    /// A flag without its value.
+    /// A flag without a value.
     #[error("argument {0}: expected {1}")]
     Missing(String, &'static str),
     /// A value of the wrong type.
@@ -43,9 +42,9 @@ pub enum ArgsError {
     Invalid {
         /// The flag as argparse names it.
         flag: String,
-        /// Type it takes.
+        /// The type that the flag takes.
         wanted: &'static str,
-        /// What was given.
+        /// The value that was given.
         value: String,
     },
     /// A value of the wrong type for a flag that also takes `None`.
@@ -84,21 +83,21 @@ pub enum ArgsError {
 }
 
 impl ArgsError {
-    /// Whether the main parser (`vllm`) reports the error, and not that of the subcommand (`vllm serve`).
+    /// Whether the parser of `vllm`, not that of `vllm serve`, reports the error.
     pub fn is_from_main_parser(&self) -> bool {
         matches!(self, Self::Unrecognized(_))
     }
 }
 
-/// An argv of `vllm serve`, parsed.
+/// A parsed argv of `vllm serve`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServeArgs {
     model: Option<String>,
     values: BTreeMap<&'static str, Value>,
 }
 
-/// The flags whose names contain `word`, one per line as in vLLM's own help, all flags for "". For programs that read the
-/// list of flags before they use one.
+/// The flags whose names contain `word`, one per line as in vLLM's help; all flags for "". For
+/// programs that read the list of flags before they use one.
 pub fn help(version: Version, word: &str) -> String {
     let word = word.replace('_', "-");
     let entries = flags::table().iter().map(|flag| flag.entry(version)).filter(|entry| entry.contains(&word));
@@ -109,7 +108,7 @@ impl ServeArgs {
     /// Parses the words after `vllm serve` as [`Version::COMPARED`] reads them.
     ///
     /// # Errors
-    /// See [`ArgsError`]; all unrecognized arguments are named at once.
+    /// See [`ArgsError`]. One error names all unrecognized arguments.
     pub fn parse<S: AsRef<str>>(argv: &[S]) -> Result<Self, ArgsError> {
         Self::parse_as(Version::COMPARED, argv)
     }
@@ -117,7 +116,7 @@ impl ServeArgs {
     /// Parses the words after `vllm serve` as this version reads them.
     ///
     /// # Errors
-    /// See [`ArgsError`]; all unrecognized arguments are named at once.
+    /// See [`ArgsError`]. One error names all unrecognized arguments.
     pub fn parse_as<S: AsRef<str>>(version: Version, argv: &[S]) -> Result<Self, ArgsError> {
         let argv = model_first(argv);
         let mut args = Self::default();
@@ -163,7 +162,7 @@ impl ServeArgs {
             };
             let mut values: Vec<String> = attached.into_iter().collect();
             if let Some(key) = key.filter(|_| flag.takes == Takes::Json) {
-                // The next word is the value even if it looks like a flag, as in `-cc.custom_ops+ -silu`.
+                // The next word is the value even if it looks like a flag: `-cc.custom_ops+ -silu`
                 let text = values.pop().or_else(|| rest.next().map(str::to_owned));
                 let text = text.ok_or_else(|| ArgsError::Missing(name.to_owned(), "one argument"))?;
                 parts.add(name, flag.name, key, &text);
@@ -185,7 +184,7 @@ impl ServeArgs {
         if unrecognized.is_empty() { Ok(args) } else { Err(ArgsError::Unrecognized(unrecognized.join(" "))) }
     }
 
-    /// The argv that parses back to the same arguments: the model, then flags in alphabetical order.
+    /// The argv that parses to the same arguments: the model, then flags in alphabetical order.
     pub fn to_argv(&self) -> Vec<String> {
         let mut argv: Vec<String> = self.model.iter().cloned().collect();
         for (flag, value) in &self.values {
@@ -238,7 +237,7 @@ impl ServeArgs {
         }
     }
 
-    /// Texts that were given; empty when the flag was not.
+    /// Texts that were given; empty if the flag was not given.
     pub fn texts(&self, flag: &str) -> &[String] {
         match self.values.get(flag) {
             Some(Value::Texts(values)) => values,
@@ -251,7 +250,7 @@ impl ServeArgs {
         self.texts("lora-modules").iter().filter_map(|text| lora(text).ok()).collect()
     }
 
-    /// A switch: `Some(false)` for its `--no-` form, nothing when it was not given.
+    /// A switch: `Some(false)` for the `--no-` form, `None` if it was not given.
     pub fn switch(&self, flag: &str) -> Option<bool> {
         match self.values.get(flag) {
             Some(Value::Switch(value)) => Some(*value),
@@ -260,7 +259,8 @@ impl ServeArgs {
     }
 }
 
-/// `--model X` becomes the positional model, as `vllm serve` rearranges it; an existing positional model stays as a word.
+/// Moves `--model X` to the front as the positional model, as `vllm serve` does. An existing
+/// positional model stays a word.
 fn model_first<S: AsRef<str>>(argv: &[S]) -> Vec<String> {
     let mut argv: Vec<String> = argv.iter().map(|word| word.as_ref().to_owned()).collect();
     let Some(at) = argv.iter().position(|word| word == "--model" || word.starts_with("--model=")) else { return argv };
@@ -276,13 +276,13 @@ fn model_first<S: AsRef<str>>(argv: &[S]) -> Vec<String> {
     argv
 }
 
-/// `-O3`, `-O=3`
+/// The level in `-O3` or `-O=3`.
 fn optimization_level(word: &str) -> Option<&str> {
     let level = word.strip_prefix("-O").filter(|level| !level.is_empty())?;
     Some(level.strip_prefix('=').unwrap_or(level))
 }
 
-/// A flag and not a negative number.
+/// Whether the word is a flag and not a negative number.
 fn is_flag(word: &str) -> bool {
     word.starts_with('-') && word.parse::<f64>().is_err()
 }
@@ -326,7 +326,7 @@ fn check(flag: &Flag, version: Version, text: &str) -> Result<Value, ArgsError> 
             let wanted = if auto { "human_readable_int_or_auto" } else { "human_readable_int" };
             wrong(wanted, "<function human_readable_int>")
         })?),
-        // vLLM checks the content of the object; here it must only be JSON.
+        // Only the syntax is checked here; vLLM checks the content of the object.
         Takes::Json => {
             let text = json_parts::whole(flag.name, text).map_err(|fraction| decimal(flag, version, fraction))?;
             Value::Text(text.map_err(|text| ArgsError::Json(name(), text))?)
@@ -359,7 +359,7 @@ fn lora(text: &str) -> Result<(String, String), ArgsError> {
     Ok((field("name")?, field("path")?))
 }
 
-/// A whole number, maybe with a unit. `auto` is -1.
+/// A whole number with an optional unit. `auto` is -1.
 fn size(flag: &Flag, version: Version, text: &str) -> Result<Option<i64>, ArgsError> {
     let text = text.trim();
     if flag.takes == Takes::SizeAuto && (text.eq_ignore_ascii_case("auto") || text == "-1") {

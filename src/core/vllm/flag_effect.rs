@@ -1,28 +1,28 @@
-//! What a flag of `vllm serve` affects, and whether a client of the admin API may change it.
+//! The effect of each flag of `vllm serve`, and whether a client of the admin API may change it.
 //!
-//! `flag_effect.txt` lists every flag of `flags.txt` once. Only flags of the scheduler and of memory are tunable: at worst the
-//! engine does not start. A flag that is not in the list (of a newer vLLM or another program) is not tunable. Neither is an
-//! abbreviation, because another version of vLLM may expand it differently.
+//! `flag_effect.txt` lists every flag of `flags.txt` once. Only flags of the scheduler and of
+//! memory are tunable: at worst the engine does not start. A flag that is not in the list is not
+//! tunable. Neither is an abbreviation, because another version of vLLM may expand it differently.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use super::flags;
 
-/// What a flag affects.
+/// The part of an engine that a flag affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlagEffect {
     /// Sizes, limits and orders of the scheduler.
     Scheduling,
-    /// How much memory is used, and for what.
+    /// The amount and the use of memory.
     Memory,
-    /// It can load code.
+    /// The flag can load code.
     Code,
-    /// It names files or models.
+    /// The flag names files or models.
     Files,
-    /// Where the engine listens, and what it connects to.
+    /// The addresses on which the engine listens and to which it connects.
     Network,
-    /// What clients may do, and what is revealed of their requests.
+    /// Rights of clients, and disclosure of their requests.
     Exposure,
     /// Devices, processes and hosts.
     Placement,
@@ -30,14 +30,13 @@ pub enum FlagEffect {
     Kernels,
     /// The content of responses.
     Answers,
-    /// The engine's own logs and metrics.
+    /// Logs and metrics of the engine.
     Observation,
-    /// Not in the list.
+    /// The flag is not in the list.
     Unknown,
 }
 
 impl FlagEffect {
-    /// Every effect with its word in the list.
     const WORDS: [(&'static str, Self); 10] = [
         ("scheduling", Self::Scheduling),
         ("memory", Self::Memory),
@@ -51,8 +50,8 @@ impl FlagEffect {
         ("observation", Self::Observation),
     ];
 
-    /// The effect of a flag, written in full without its leading dashes: `max-num-seqs`, `no-enable-prefix-caching`,
-    /// `compilation-config.mode`.
+    /// The effect of a flag, written in full without leading dashes: `max-num-seqs`,
+    /// `no-enable-prefix-caching`, `compilation-config.mode`.
     pub fn of(written: &str) -> Self {
         let flag = written.split_once('.').map_or(written, |(flag, _)| flag);
         let Some(flag) = flags::exact(flag) else { return Self::Unknown };

@@ -1,20 +1,20 @@
 //! The table of the flags of `vllm serve`, and how argparse finds a flag in it.
 //!
-//! The table is `flags.txt`: names, kinds and choices in the order of registration. A name may be written with `_` for
-//! `-`, and may be abbreviated while only one flag begins with it. Up to 0.32 a switch is
-//! negated by `--no-NAME`; since 0.33 also by swapping `--enable-` and `--disable-`, so that 0.33 takes some flags
-//! that had been removed long before (`--disable-log-requests`).
+//! The table is `flags.txt`: names, kinds and choices in the order of registration. A name may be
+//! written with `_` for `-`, and may be abbreviated while only one flag begins with it. A switch is
+//! negated by `--no-NAME`; since 0.33 also by swapping `--enable-` and `--disable-`, so 0.33 takes
+//! some flags that had been removed long before (`--disable-log-requests`).
 
 use std::sync::OnceLock;
 
 use super::version::Version;
 
-/// How many values a flag takes.
+/// The number of values that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arity {
     /// None: the name alone turns the flag on or off.
     Switch {
-        /// Whether the written form turns it on.
+        /// Whether the written form turns the flag on.
         on: bool,
     },
     /// One value.
@@ -23,17 +23,17 @@ pub enum Arity {
     Many,
 }
 
-/// A flag of `vllm serve` as it was found by [`lookup`].
+/// A flag of `vllm serve` that [`lookup`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownFlag {
-    /// Its full name without dashes: `tensor-parallel-size`.
+    /// The full name without dashes: `tensor-parallel-size`.
     pub name: &'static str,
-    /// How many values it takes.
+    /// The number of values that it takes.
     pub arity: Arity,
 }
 
-/// The flag that is written `-tp`, `--no-enable-lora` or `--max_num_se` in the version that we compare with; `None` when it is
-/// unknown or ambiguous.
+/// The flag that is written `-tp`, `--no-enable-lora` or `--max_num_se`, in [`Version::COMPARED`];
+/// `None` if it is unknown or ambiguous.
 pub fn lookup(written: &str) -> Option<KnownFlag> {
     let (flag, on) = find(written, Version::COMPARED).ok()?;
     let arity = match flag.takes {
@@ -44,14 +44,14 @@ pub fn lookup(written: &str) -> Option<KnownFlag> {
     Some(KnownFlag { name: flag.name, arity })
 }
 
-/// The full name of a flag that is written in full without its leading dashes: `max-num-seqs`, `no-enable-lora`.
+/// The full name of a flag that is written in full without leading dashes: `max-num-seqs`,
+/// `no-enable-lora`.
 pub(super) fn exact(written: &str) -> Option<&'static str> {
     let long = format!("--{}", written.replace('_', "-"));
     let (flag, _) = find(&long, Version::COMPARED).ok()?;
     flag.forms(Version::COMPARED).iter().any(|form| form.text == long).then_some(flag.name)
 }
 
-/// The type of value that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     /// No value, and there is no negative form.
@@ -64,7 +64,7 @@ pub(super) enum Takes {
     Float,
     /// A whole number, optionally with a unit.
     Size,
-    /// The same, or `auto`.
+    /// As `Size`, or `auto`.
     SizeAuto,
     /// Any text.
     Text,
@@ -74,17 +74,16 @@ pub(super) enum Takes {
     Lora,
 }
 
-/// A flag of the table.
 #[derive(Clone, Debug)]
 pub(super) struct Flag {
-    /// Its first name without dashes: the key.
+    /// The first long name without dashes: the key.
     pub(super) name: &'static str,
     /// All positive names as written.
     names: Vec<&'static str>,
     pub(super) takes: Takes,
-    /// Whether the type is optional; errors read differently.
+    /// Whether the type is optional; error messages then read differently.
     pub(super) optional: bool,
-    /// One or more values.
+    /// Whether the flag takes one or more values.
     pub(super) many: bool,
     /// Allowed values; empty when any value is allowed.
     pub(super) choices: Vec<&'static str>,
@@ -111,7 +110,7 @@ impl Flag {
         entries.join(", ")
     }
 
-    /// Every way to write it, in argparse's order.
+    /// Every way to write the flag, in argparse's order.
     fn forms(&self, version: Version) -> Vec<Form> {
         let form = |text: String, on, shown| Form { text, on, shown };
         let mut forms = Vec::new();
@@ -133,23 +132,21 @@ impl Flag {
     }
 }
 
-/// One way to write a flag.
 struct Form {
     text: String,
     on: bool,
     shown: bool,
 }
 
-/// Why a word does not name one flag.
+/// The reason why a word does not name one flag.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LookupError {
-    /// No flag begins with it.
+    /// No flag begins with the word.
     Unknown,
-    /// Several flags begin with it.
+    /// Several flags begin with the word.
     Ambiguous(Vec<String>),
 }
 
-/// The table, in order of registration.
 pub(super) fn table() -> &'static [Flag] {
     static TABLE: OnceLock<Vec<Flag>> = OnceLock::new();
     TABLE.get_or_init(|| include_str!("flags.txt").lines().filter(|line| !line.starts_with('#')).map(parse).collect())
@@ -182,7 +179,8 @@ fn parse(line: &'static str) -> Flag {
     }
 }
 
-/// The flag with this written form (dashes included, without a value), and whether the form turns a switch on.
+/// The flag with this written form (dashes included, without a value), and whether the form turns a
+/// switch on.
 pub(super) fn find(name: &str, version: Version) -> Result<(&'static Flag, bool), LookupError> {
     let name = match name.strip_prefix("--") {
         Some(long) => format!("--{}", long.replace('_', "-")),
@@ -194,7 +192,7 @@ pub(super) fn find(name: &str, version: Version) -> Result<(&'static Flag, bool)
             if form.text == name {
                 return Ok((flag, form.on));
             }
-            // An abbreviation of a single-dash name is a longer word that argparse does not take here.
+            // argparse does not expand abbreviations of single-dash names here.
             if name.starts_with("--") && name.len() > 2 && form.text.starts_with(&name) {
                 found.push((flag, form.on, form.text));
             }

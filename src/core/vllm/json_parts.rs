@@ -1,19 +1,19 @@
-//! Flags that take JSON: whole, or in parts.
+//! Flags that take JSON, whole or in parts.
 //!
-//! Whole: in settings, which vLLM reads with their types, numbers may have a unit, and are written out here.
+//! Whole: numbers in settings that vLLM reads with their types may have a unit, which is written
+//! out. Parts: `--flag.key value`, gathered into one object for each flag. A value is JSON if it
+//! parses, otherwise a number with a unit (`1k`), otherwise text. `--flag.key.inner` nests;
+//! `--flag.key+` splits the value at commas and appends to a list.
 //!
-//! Parts: `--flag.key value`, gathered into one object for each flag, as vLLM does.
-//!
-//! A value is JSON if it parses, otherwise a number with a unit (`1k`), otherwise text. `--flag.key.inner` nests; `--flag.key+`
-//! splits its value at commas and appends to a list. The objects count as given after all other flags, so they replace JSON
-//! that was given whole. Two spellings of a flag (`-cc`, `--compilation-config`) make two objects, of which the one that was
-//! begun later replaces the other.
+//! As in vLLM, the objects count as given after all other flags, so they replace JSON that was
+//! given whole. Two spellings of a flag (`-cc`, `--compilation-config`) make two objects; the
+//! object that was begun later replaces the other.
 
 use serde_json::{Map, Value};
 
 use super::whole_number::{self, BinaryFraction};
 
-/// The parts of an argv so far.
+/// The parts of an argv that were read so far.
 #[derive(Default)]
 pub(super) struct JsonParts {
     /// Spelling, flag and object, in order of first appearance.
@@ -21,7 +21,7 @@ pub(super) struct JsonParts {
 }
 
 impl JsonParts {
-    /// Adds `--spelled.path text`.
+    /// Adds the part `--spelled.path text`.
     pub(super) fn add(&mut self, spelled: &str, flag: &'static str, path: &str, text: &str) {
         let (path, value) = match path.strip_suffix('+') {
             Some(path) => (path, text.split(',').map(Value::from).collect()),
@@ -35,13 +35,13 @@ impl JsonParts {
         }
     }
 
-    /// Each flag with its object as JSON.
     pub(super) fn into_texts(self) -> impl Iterator<Item = (&'static str, String)> {
         self.objects.into_iter().map(|(_, flag, object)| (flag, object.to_string()))
     }
 }
 
-/// JSON that was given whole for this flag, with its units written out; `Err` inside has what is no JSON.
+/// JSON that was given whole for this flag, with units written out. The inner `Err` has text that
+/// is not JSON.
 pub(super) fn whole(flag: &str, text: &str) -> Result<Result<String, String>, BinaryFraction> {
     const UNTYPED: [&str; 4] =
         ["speculative-config", "watermark-config", "diffusion-config", "override-generation-config"];
@@ -57,7 +57,7 @@ fn value(text: &str) -> Value {
     serde_json::from_str(text).ok().or_else(number).unwrap_or_else(|| Value::from(text))
 }
 
-/// Objects are merged, lists are joined, and anything else is replaced.
+/// Merges objects, joins lists, and replaces any other value.
 fn merge(old: &mut Value, new: Value) {
     match (old, new) {
         (Value::Object(old), Value::Object(new)) => {

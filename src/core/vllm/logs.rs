@@ -1,14 +1,15 @@
-//! The log of a vLLM server while it starts: which phase it is in, and whether it makes progress.
+//! Follows the log of a vLLM server while it starts: the phase, and whether there is progress.
 //!
-//! A fixed time limit either kills a slow compile or waits ten minutes for an engine that hangs at once. The log shows the
-//! phases, so each has a limit of its own, counted from the last line that shows progress. These lines show progress:
+//! A fixed time limit either kills a slow compile or waits ten minutes for an engine that hangs at
+//! once. So each phase in the log has its own limit, counted from the last line that shows
+//! progress:
 //! - a line that begins a later phase (a phase never goes back);
 //! - a progress bar whose count changed;
-//! - a line whose text, without digits, is new since the start. "Waiting for 1 engine core to start" every
-//!   minute is one text, as are the access lines of our own probes.
+//! - a line whose text, without digits, is new since the start. "Waiting for 1 engine core to
+//!   start" every minute is one text, as are the access lines of the gateway's probes.
 //!
-//! Source of the phases: start-up logs of vLLM 0.22 to 0.33. Bound: [`SEEN_MAX`] texts are remembered; beyond, a new text
-//! no longer counts, a new phase still does.
+//! Source of the phases: start-up logs of vLLM 0.22 to 0.33. Bound: [`SEEN_MAX`] texts are
+//! remembered. After that a new text no longer counts, but a new phase does.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,36 +18,36 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-/// Texts that are remembered as seen.
+/// Number of texts that are remembered as seen.
 pub const SEEN_MAX: usize = 4_096;
 
-/// Where a start has got to. Phases follow one another in this order; some are skipped.
+/// The phase of a start. Phases follow one another in this order; some are skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartPhase {
-    /// The process runs and has printed no known line; Python imports take 5 to 50 s.
+    /// The process runs and has printed no known line. Python imports take 5 to 50 s.
     #[default]
     Launching,
-    /// Arguments are read, the configuration is computed; the port is bound, not listening.
+    /// Arguments are read and the configuration is computed. The port is bound, but not listening.
     Configuring,
-    /// The engine's own process starts.
+    /// The process of the engine core starts.
     EngineStarting,
     /// Weights are read.
     LoadingWeights,
     /// Graphs are compiled, or read from the cache.
     Compiling,
-    /// Memory is measured, the KV cache is laid out.
+    /// Memory is measured and the KV cache is laid out.
     SizingKvCache,
     /// CUDA graphs are captured.
     CapturingGraphs,
-    /// The engine is done; the HTTP server comes up.
+    /// The engine is done; the HTTP server starts.
     OpeningHttp,
     /// The HTTP server accepts requests.
     Serving,
 }
 
 impl StartPhase {
-    /// All of them, in order.
+    /// All phases, in order.
     pub const ALL: [Self; 9] = [
         Self::Launching,
         Self::Configuring,
@@ -59,7 +60,7 @@ impl StartPhase {
         Self::Serving,
     ];
 
-    /// For a progress line: "loading weights".
+    /// The name for a progress line: "loading weights".
     pub fn label(self) -> &'static str {
         match self {
             Self::Launching => "launching",
@@ -74,11 +75,12 @@ impl StartPhase {
         }
     }
 
-    /// How long this phase may show no progress before the start counts as stalled.
+    /// The time without progress in this phase after which the start counts as stalled.
     ///
-    /// Chosen from published starts, at several times the longest step that prints nothing: imports on a cold disk, a shard
-    /// of weights over a network, one compile range (2,222 s have been seen in all, 300 s for one range), one autotune
-    /// (600 s). A start that makes progress is not limited by these.
+    /// Chosen from published starts, at several times the longest step that prints nothing: imports
+    /// on a cold disk, a shard of weights over a network, one compile range (2,222 s have been seen
+    /// in all, 300 s for one range), one autotune (600 s). A start that makes progress is not
+    /// limited.
     pub fn stall_limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Launching | Self::Configuring | Self::EngineStarting => 180,
@@ -104,7 +106,8 @@ impl fmt::Display for StartPhase {
     }
 }
 
-/// A text, and the phase that a line with it begins. Lines that end a phase begin the next one.
+/// A text, and the phase that begins with a line that contains it. A line that ends a phase begins
+/// the next one.
 const PHASE_TEXTS: &[(&str, StartPhase)] = &[
     ("non-default args:", StartPhase::Configuring),
     ("Resolved architecture:", StartPhase::Configuring),
@@ -136,9 +139,11 @@ const PHASE_TEXTS: &[(&str, StartPhase)] = &[
     ("Uvicorn running on", StartPhase::Serving),
 ];
 
-/// A line without what vLLM's logger puts before it: `(EngineCore pid=7) ERROR 11-21 03:55:19 [core.py:1512] `.
+/// The line without the prefix of vLLM's logger:
+/// `(EngineCore pid=7) ERROR 11-21 03:55:19 [core.py:1512] `.
 ///
-/// Indentation behind the prefix is kept, since it separates the frames of a traceback from its last line.
+/// Indentation after the prefix is kept, since it separates the frames of a traceback from the last
+/// line.
 pub fn message(line: &str) -> &str {
     let rest = without_process(line);
     let Some((level, after)) = rest.split_once(' ') else { return rest };
@@ -152,19 +157,20 @@ pub fn message(line: &str) -> &str {
     }
 }
 
-/// Whether the line has a level below error. Lines without a level (tracebacks, the output of argparse) are not remarks.
+/// Whether the line has a level below error. Lines without a level (tracebacks, the output of
+/// argparse) are not remarks.
 pub fn is_remark(line: &str) -> bool {
     let level = without_process(line).split([' ', ':']).next().unwrap_or_default();
     matches!(level, "DEBUG" | "INFO" | "WARNING")
 }
 
-/// The process that vLLM names before a line: `EngineCore pid=7`.
+/// The process that the logger names at the start of a line: `EngineCore pid=7`.
 pub fn process(line: &str) -> Option<&str> {
     let (process, _) = line.strip_prefix('(')?.split_once(')')?;
     process.contains(" pid=").then_some(process)
 }
 
-/// The line without the process that vLLM's logger names: `(EngineCore pid=7) `.
+/// The line without the name of the process: `(EngineCore pid=7) `.
 fn without_process(line: &str) -> &str {
     let rest = line.trim_end();
     match rest.split_once(") ") {
@@ -173,7 +179,8 @@ fn without_process(line: &str) -> &str {
     }
 }
 
-/// Follows a start line by line. It only decides whether a line shows progress; the caller measures time.
+/// Follows a start line by line. It only decides whether a line shows progress; the caller measures
+/// time.
 #[derive(Clone, Debug, Default)]
 pub struct StartFollower {
     phase: StartPhase,
@@ -207,13 +214,14 @@ impl StartFollower {
         if self.remember(line) { Movement::Step } else { Movement::None }
     }
 
-    /// Whether the text is new.
+    /// Remembers the text of the line; `true` if it is new.
     fn remember(&mut self, line: &str) -> bool {
         let text = message(line);
         if text.trim().is_empty() {
             return false;
         }
-        // A progress bar is compared with its numbers, other lines without: times and process ids always change.
+        // A progress bar is compared with the numbers, any other line without, because times and
+        // process ids always change.
         let key = if is_bar(text) {
             text.to_owned()
         } else {
@@ -223,12 +231,13 @@ impl StartFollower {
     }
 }
 
-/// A progress bar: `Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:00<00:02,  1.5it/s]`.
+/// Whether this is a progress bar:
+/// `Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:00<00:02,  1.5it/s]`.
 fn is_bar(text: &str) -> bool {
     text.contains("%|") || text.contains("% Completed |")
 }
 
-/// A progress bar without its clock; any other line whole.
+/// A progress bar without the clock; any other line unchanged.
 fn bar_part(text: &str) -> &str {
     match is_bar(text) {
         true => text.split('[').next().unwrap_or(text),

@@ -1,16 +1,18 @@
-//! vLLM's Prometheus page, read into what a prober needs.
+//! Reads the values that a prober needs from vLLM's Prometheus page.
 //!
-//! Values are summed over the `engine` label (data-parallel ranks) except the KV use, of which the highest rank counts.
-//! Names changed over versions ([`ALIASES`] maps the old ones; of a page with both, the new one counts), and under
-//! Ray the colon of `vllm:` is an underscore. Lines that cannot be parsed are skipped: [`MetricsSnapshot::samples`] says how many
-//! lines of vLLM's were read, 0 means that this is not vLLM's page. Bounds: reads at most [`MAX_PAGE`] bytes.
+//! Values are summed over the `engine` label (data-parallel ranks), except the KV use, for which
+//! the highest rank counts. Names changed over versions: [`ALIASES`] maps old names, and on a page
+//! with both the new name counts. Under Ray the colon of `vllm:` is an underscore.
+//!
+//! Lines that cannot be parsed are skipped. [`MetricsSnapshot::samples`] counts the lines of vLLM
+//! that were read; 0 means that the page is not vLLM's. Bound: at most [`MAX_PAGE`] bytes are read.
 
-/// Names of adapters that are read of a page, at most.
+/// Largest number of adapter names that are read from a page.
 pub const MAX_ADAPTERS: usize = 64;
 /// Longest page that is read, bytes; a real one has about 100 kB.
 pub const MAX_PAGE: usize = 8 << 20;
 
-/// Old name and the name since 0.12, without prefix.
+/// Old names and the names since 0.12, without prefix.
 pub const ALIASES: &[(&str, &str)] = &[
     ("gpu_cache_usage_perc", "kv_cache_usage_perc"),
     ("gpu_prefix_cache_queries_total", "prefix_cache_queries_total"),
@@ -18,7 +20,7 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("time_per_output_token_seconds", "inter_token_latency_seconds"),
 ];
 
-/// Names of which every page of vLLM has samples, from its start on: what its scheduler shows of itself.
+/// Names for which every page of vLLM has samples from the start on; the state of the scheduler.
 pub const SCHEDULER: [&str; 5] = [
     "num_requests_running",
     "num_requests_waiting",
@@ -27,10 +29,10 @@ pub const SCHEDULER: [&str; 5] = [
     "num_preemptions_total",
 ];
 
-/// What a page says, summed over engines.
+/// The values of a page, summed over engines.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MetricsSnapshot {
-    /// Samples with vLLM's prefix; 0 when the page is something else.
+    /// Samples with vLLM's prefix; 0 if the page is not vLLM's.
     pub samples: usize,
     /// Requests in the running list.
     pub running: f64,
@@ -50,29 +52,32 @@ pub struct MetricsSnapshot {
     pub iterations: f64,
     /// Tokens looked up in the prefix cache since the start (blocks in 0.8).
     pub prefix_queries: f64,
-    /// Tokens found there.
+    /// Tokens found in the prefix cache since the start.
     pub prefix_hits: f64,
     /// Time to first token: number of samples and their sum, seconds.
     pub ttft: (f64, f64),
-    /// Value of `num_gpu_blocks`, where the page shows it.
+    /// Value of `num_gpu_blocks`, if the page shows it.
     pub gpu_blocks: Option<u64>,
-    /// Tokens that one engine's prefix cache holds, where the page shows it: those of its KV cache, 0 where it is off.
+    /// Tokens that the prefix cache of one engine holds, if the page shows it: the size of the KV
+    /// cache, 0 if prefix caching is off.
     pub cache_tokens: Option<u64>,
-    /// Requests that wait for something that passes, such as an adapter slot; `None` before 0.20.
+    /// Requests that wait for a passing condition, such as a free adapter slot; `None` before 0.20.
     pub deferred: Option<f64>,
-    /// Adapters with requests, where the engine serves adapters and has had a request for one.
+    /// Adapters with requests, if the engine serves adapters and has had a request for one.
     pub adapters: Option<AdaptersInUse>,
     progress: f64,
-    /// Which of [`SCHEDULER`] have samples.
+    /// The names of [`SCHEDULER`] that have samples.
     shown: [bool; SCHEDULER.len()],
 }
 
-/// The latest sample of `lora_requests_info`. Its value is the time, and those of other moments stay on the page.
+/// The latest sample of `lora_requests_info`. The value of such a sample is its time; samples of
+/// other times stay on the page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AdaptersInUse {
     /// Adapters that one step may use (`--max-loras`).
     pub slots: u64,
-    /// Those with requests that run or wait, sorted; at most [`MAX_ADAPTERS`]. vLLM lists each of them under both.
+    /// Adapters with requests that run or wait, sorted; at most [`MAX_ADAPTERS`]. vLLM lists each
+    /// adapter under both labels.
     pub names: Vec<String>,
     at: f64,
 }
@@ -82,7 +87,7 @@ pub struct AdaptersInUse {
 pub struct Success {
     /// End of sequence or stop string.
     pub stop: f64,
-    /// Limit reached.
+    /// The length limit was reached.
     pub length: f64,
     /// The client disconnected.
     pub abort: f64,
@@ -103,7 +108,8 @@ impl MetricsSnapshot {
         let new_names: Vec<&str> = ALIASES.iter().map(|(_, new)| *new).filter(|new| shows(page, new)).collect();
         let mut snapshot = Self::default();
         for line in page.lines() {
-            // No number of an engine is negative; one such sample would hide the others in a sum.
+            // No number of an engine is negative; one negative sample would hide the others in a
+            // sum.
             if let Some((name, labels, value)) = sample(line).filter(|(_, _, value)| value.is_finite() && *value >= 0.0)
             {
                 let name = match ALIASES.iter().find(|(old, _)| family_matches(name, old)) {
@@ -180,14 +186,15 @@ impl MetricsSnapshot {
         self.adapters = Some(AdaptersInUse { slots, names, at });
     }
 
-    /// Those of [`SCHEDULER`] that the page lacks: a later vLLM may call them otherwise. Their values are 0.
+    /// The names of [`SCHEDULER`] that the page lacks, perhaps because a later vLLM renamed them.
+    /// Their values are 0.
     pub fn lacks(&self) -> impl Iterator<Item = &'static str> {
         SCHEDULER.into_iter().zip(self.shown).filter(|(_, shown)| !shown).map(|(name, _)| name)
     }
 
-    /// A number that grows while the engine works and is constant while it does not: the sum of all `_total`, `_count` and
-    /// `_sum` samples that move only with steps. Aborts and refusals are left out, because the API server counts
-    /// them while the engine hangs.
+    /// A number that grows only while the engine works: the sum of all `_total`, `_count` and
+    /// `_sum` samples that move only with engine steps. Aborts and refusals are left out, because
+    /// the API server counts them even while the engine hangs.
     pub fn progress(&self) -> f64 {
         self.progress
     }
@@ -198,7 +205,7 @@ fn shows(page: &str, name: &str) -> bool {
     page.lines().any(|line| sample(line).is_some_and(|(found, ..)| family_matches(found, name)))
 }
 
-/// `name` itself or one of its histogram samples.
+/// Whether `name` is the family or one of its histogram samples.
 fn family_matches(name: &str, family: &str) -> bool {
     name.strip_prefix(family).is_some_and(|rest| matches!(rest, "" | "_count" | "_sum" | "_bucket" | "_created"))
 }
@@ -218,7 +225,8 @@ fn moves_only_with_work(name: &str) -> bool {
     counts && ENGINE.iter().any(|family| name.starts_with(family))
 }
 
-/// Name without prefix, labels without braces, value. `None` for comments and metrics of other programs.
+/// Name without prefix, labels without braces, value. `None` for comments and for metrics of other
+/// programs.
 fn sample(line: &str) -> Option<(&str, &str, f64)> {
     let line = line.trim();
     let rest = line.strip_prefix("vllm:").or_else(|| line.strip_prefix("vllm_"))?;
@@ -237,7 +245,7 @@ fn sample(line: &str) -> Option<(&str, &str, f64)> {
     value.is_finite().then_some((name, labels, value))
 }
 
-/// The value of a label, as it is escaped on the page.
+/// The value of a label, escaped as on the page.
 fn label<'a>(labels: &'a str, wanted: &str) -> Option<&'a str> {
     let mut rest = labels;
     loop {

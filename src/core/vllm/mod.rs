@@ -1,4 +1,4 @@
-//! What is known about vLLM from outside: its flags, its versions, its Prometheus page, its log and its failures.
+//! vLLM seen from outside: flags, versions, Prometheus page, log and failures.
 //!
 //! Facts of vLLM 0.32 and 0.33, with older names where they differ. Pure: text in, values out.
 

@@ -1,12 +1,12 @@
 //! Which flags, variables and words of a command hold secrets.
 //!
-//! Flags of vLLM with secrets are listed. For other names (flags of a newer version, keys of a JSON value, variables) the last
-//! words decide: `kv-transfer-config.password`, `WANDB_API_KEY`. In doubt a value is masked, because a secret that was shown
-//! cannot be taken back.
+//! The flags of vLLM with secrets are listed. For other names (flags of a newer version, keys of a
+//! JSON value, variables) the last words decide: `kv-transfer-config.password`, `WANDB_API_KEY`. In
+//! doubt a value is masked, because a disclosed secret cannot be taken back.
 
 use super::flags::{Arity, lookup};
 
-/// Flags of vLLM whose values are secrets: those that it does not log either.
+/// Flags of vLLM whose values are secrets; vLLM does not log them either.
 const FLAGS: &[&str] = &["api-key", "hf-token", "watermark-config"];
 
 /// Last words of other names of secrets.
@@ -28,10 +28,11 @@ const ENDINGS: &[&str] = &[
     "session-token",
 ];
 
-/// More last words of variables with secrets. Flags and JSON keys that end with them may not be secrets: `eos_token`.
+/// More last words of variables with secrets. Flags and JSON keys with these endings may be
+/// harmless: `eos_token`.
 const VARIABLE_ENDINGS: &[&str] = &["authorization", "credentials", "key", "pass", "token"];
 
-/// Whether `name` ends with one of these, as a word of its own.
+/// Whether `name` ends with one of these endings as a separate word.
 fn ends_with(name: &str, endings: &[&str]) -> bool {
     let is_word = |rest: &str| rest.is_empty() || rest.ends_with('-');
     endings.iter().any(|ending| name.strip_suffix(ending).is_some_and(is_word))
@@ -41,8 +42,8 @@ fn plain(name: &str) -> String {
     name.trim_start_matches('-').to_ascii_lowercase().replace('_', "-")
 }
 
-/// Whether the value of a flag is a secret. The name may have dashes before it, `_` for `-`, be abbreviated, or name one key
-/// of a JSON value after a dot.
+/// Whether the value of a flag is a secret. The name may have leading dashes, use `_` for `-`, be
+/// abbreviated, or name one key of a JSON value after a dot.
 pub fn is_secret_flag(name: &str) -> bool {
     let name = plain(name);
     if let Some((_, key)) = name.rsplit_once('.') {
@@ -68,11 +69,12 @@ pub fn is_secret_variable(name: &str) -> bool {
 
 /// The words of a command with `mask` in place of secrets, and the secrets.
 ///
-/// It recognises `--api-key X`, `--api-key=X`, `NAME=X`, and the same inside a word that a shell interprets. The rest of such a
-/// word after a secret is masked, too, because only the shell knows where the secret ends.
+/// Recognises `--api-key X`, `--api-key=X`, `NAME=X`, and the same inside a word that a shell
+/// interprets. The rest of such a word is masked too, because only the shell knows where the secret
+/// ends.
 pub fn mask_command(words: &[String], mask: &str) -> (Vec<String>, Vec<String>) {
     let (mut shown, mut secrets) = (Vec::new(), Vec::new());
-    // How many of the next words are values of a secret flag.
+    // Number of the next words that are values of a secret flag.
     let mut values = 0;
     for word in words {
         if values > 0 && !(word.starts_with('-') && word.len() > 1) {
@@ -84,7 +86,7 @@ pub fn mask_command(words: &[String], mask: &str) -> (Vec<String>, Vec<String>) 
         values = 0;
         if let Some(begin) = secret_in(word) {
             shown.push(format!("{}{mask}", &word[..begin]));
-            // In a shell's line the secret ends at a blank or a quote.
+            // In a shell's command line the secret ends at a blank or a quote.
             let quotes = |letter: char| letter.is_whitespace() || "\"'".contains(letter);
             let scheme =
                 |piece: &&str| !piece.is_empty() && !["bearer", "basic"].contains(&&*piece.to_ascii_lowercase());
@@ -100,7 +102,8 @@ pub fn mask_command(words: &[String], mask: &str) -> (Vec<String>, Vec<String>) 
     (shown, secrets)
 }
 
-/// Where the first secret within a word begins: after `NAME=`, `NAME:` or, in a shell's line, `--flag`.
+/// Byte offset of the first secret in a word: after `NAME=`, `NAME:` or, in a shell's command line,
+/// `--flag`.
 fn secret_in(word: &str) -> Option<usize> {
     let in_name = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     for (at, separator) in word.char_indices().filter(|(_, letter)| !in_name(*letter)) {

@@ -1,6 +1,6 @@
 //! Versions of vLLM.
 //!
-//! A version is `MAJOR.MINOR[.PATCH]`; later parts (`rc1`, `+cpu`) are ignored. Order is numeric.
+//! A version is `MAJOR.MINOR[.PATCH]`. Later parts (`rc1`, `+cpu`) are ignored. Order is numeric.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,10 +14,11 @@ pub struct Version {
 }
 
 impl Version {
-    /// The version whose surface was compared with a running server; the default of the simulator.
+    /// The version whose flags, API and metrics were compared with a running server; the default of
+    /// the simulator.
     pub const COMPARED: Self = Self::new(0, 32, 0);
 
-    /// The oldest version whose metrics are known, and which reports usage in streams.
+    /// The oldest version whose metrics are known and which reports usage in streams.
     pub const OLDEST: Self = Self::new(0, 6, 0);
 
     /// `MAJOR.MINOR.PATCH`
@@ -25,7 +26,7 @@ impl Version {
         Self { major, minor, patch }
     }
 
-    /// Whether it is `0.minor` or later.
+    /// Whether this is version `0.minor` or later.
     pub fn since(self, minor: u16) -> bool {
         self >= Self::new(0, minor, 0)
     }

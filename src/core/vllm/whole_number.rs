@@ -1,7 +1,8 @@
 //! Whole numbers with a unit, as vLLM reads sizes: `32768`, `32k`, `32K`, `1.5m`.
 //!
-//! Lower case counts in thousands, upper case in powers of 1,024. A fraction of a power of two is refused, because it is
-//! rarely a whole number. [`expand`] writes out such numbers inside JSON, as vLLM does before it reads the object.
+//! Lower case counts in powers of 1,000, upper case in powers of 1,024. A fraction of a power of
+//! 1,024 is refused, because it is rarely a whole number. [`expand`] writes out such numbers inside
+//! JSON, as vLLM does before it reads the object.
 
 /// A fraction of a power of two.
 pub(super) struct BinaryFraction {
@@ -11,7 +12,7 @@ pub(super) struct BinaryFraction {
     pub(super) unit: char,
 }
 
-/// The number that `text` says; nothing if it is no number.
+/// The number in `text`; `None` if it is no number.
 pub(super) fn parse(text: &str) -> Result<Option<i64>, BinaryFraction> {
     if let Ok(number) = text.parse() {
         return Ok(Some(number));
@@ -36,7 +37,8 @@ pub(super) fn parse(text: &str) -> Result<Option<i64>, BinaryFraction> {
     Ok(value.filter(|value| value.abs() < 9e15).map(|value| value as i64))
 }
 
-/// JSON with the numbers outside of its strings written without units; those that are too large become the largest.
+/// JSON whose numbers, outside of strings, are written without units. A number that is too large
+/// becomes the largest `i64`.
 pub(super) fn expand(json: &str) -> Result<String, BinaryFraction> {
     let (mut out, mut rest) = (String::new(), json);
     while let Some(first) = rest.chars().next() {
@@ -58,14 +60,15 @@ pub(super) fn expand(json: &str) -> Result<String, BinaryFraction> {
     Ok(out)
 }
 
-/// Whether these are digits, maybe a fraction, and a unit.
+/// Whether the token is digits, an optional fraction, and a unit.
 fn has_unit(token: &str) -> bool {
     let Some(number) = token.strip_suffix(|c: char| "kmgt".contains(c.to_ascii_lowercase())) else { return false };
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     number.split_once('.').map_or(digits(number), |(whole, fraction)| digits(whole) && digits(fraction))
 }
 
-/// The length of the string at the start of `json`, with its quotes; all of it without a closing quote.
+/// The length of the string at the start of `json`, with quotes; the length of all of `json` if no
+/// quote closes the string.
 fn string_length(json: &str) -> usize {
     let mut escaped = false;
     for (at, c) in json.char_indices().skip(1) {

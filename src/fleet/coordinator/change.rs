@@ -1,7 +1,7 @@
 //! Planned changes: a restart with the same or other settings, one at a time in the whole fleet.
 //!
-//! Before a change begins the new settings are checked, and other backends must be able to carry the engine's load
-//! ([`preflight`]). From then on the engine's own task carries it out.
+//! Before a change begins, the new settings are checked, and other backends must be able to carry
+//! the engine's load ([`preflight`]). Then the engine's own task carries it out.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, RestartBlocked};
 use crate::engine::preflight;
 use sluice_gateway::config::ArgValue;
 
-/// Why a restart does not begin. Nothing was touched.
+/// Why a restart does not begin. Then nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum RestartError {
     /// The gateway does not run that engine.
@@ -27,16 +27,16 @@ pub enum RestartError {
     /// A secret would be shown with the settings and stored in the journal.
     #[error("{0} is a secret, which is set in the configuration only: args.{0} = \"env:NAME\", then reload")]
     Secret(String),
-    /// Something is in the way.
+    /// Another change, or too little room, prevents it.
     #[error(transparent)]
     Blocked(#[from] RestartBlocked),
-    /// The engine was taken out of the configuration, or the gateway stops.
+    /// The engine left the configuration, or the gateway stops.
     #[error("it is being shut down")]
     ShuttingDown,
-    /// The change could not be saved, so the next start would not know the change.
+    /// The change cannot be saved, so a restarted gateway would not know it.
     #[error("the change cannot be saved in the journal (fleet.state): {0}; nothing was changed")]
     NotSaved(std::io::Error),
-    /// A newer configuration was applied meanwhile.
+    /// A newer configuration was applied.
     #[error("the configuration has changed since")]
     Outdated,
 }
@@ -50,30 +50,30 @@ impl From<ChangeRefused> for RestartError {
     }
 }
 
-/// How an engine is to be restarted.
+/// A restart that an operator requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RestartRequest {
-    /// Flags that change; the others stay as they run now.
+    /// Flags to change; the others stay.
     pub set: BTreeMap<String, ArgValue>,
-    /// Drop earlier changes: start from the configuration.
+    /// Discard earlier changes: start from the configuration.
     pub reset: bool,
-    /// Go on although no other backend can serve its models: requests wait in the queue.
+    /// Restart even if no other backend can serve the models: requests wait in the queue.
     pub hold: bool,
-    /// Requests that outlast the drain are cut.
+    /// Cut requests that outlast the drain.
     pub cut: bool,
 }
 
 /// A change that has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangeStarted {
-    /// Its number: [`EngineView::change`](crate::EngineView::change) while it is under way,
-    /// [`EngineView::last_change`](crate::EngineView::last_change) after it.
+    /// The number of the change: [`EngineView::change`](crate::EngineView::change) until it ends,
+    /// then [`EngineView::last_change`](crate::EngineView::last_change).
     pub change: u64,
     /// Warnings about the settings.
     pub notices: Vec<String>,
 }
 
-/// Restarts an engine on request. Returns once the change has begun.
+/// Returns once the change has begun.
 pub(super) async fn restart(
     registry: &Registry,
     name: &str,
@@ -88,8 +88,7 @@ pub(super) async fn restart(
     change(registry, name, ChangeRequest { id: 0, to, cut: request.cut, hold: request.hold }, None).await
 }
 
-/// Begins a change to these settings; its number is given here. With a `generation`: only while that configuration is in
-/// force.
+/// Begins a change and numbers it. With a `generation`, only while that configuration is in force.
 pub(super) async fn change(
     registry: &Registry,
     name: &str,
@@ -107,16 +106,15 @@ pub(super) async fn change(
     if generation.is_some_and(|generation| registry.is_outdated(generation)) {
         return Err(RestartError::Outdated);
     }
-    // A journal that cannot be written shows here. If a later write fails, the change ends with
-    // that failure.
+    // Shows now whether the journal can be written. If a later write fails, the change fails.
     handle.context.write_journal().await.map_err(RestartError::NotSaved)?;
     let id = registry.next_change();
     handle.change(ChangeRequest { id, ..request }).await?;
     Ok(ChangeStarted { change: id, notices: notices.iter().map(ToString::to_string).collect() })
 }
 
-/// Checks that no planned change is under way, and that no engine is being replaced but `own`. Call it under the
-/// [lock](Registry::change_lock).
+/// Checks that no planned change is under way, and that no engine but `own` is being replaced. The
+/// caller holds the [lock](Registry::change_lock).
 pub(super) fn ensure_no_change(registry: &Registry, own: Option<&str>) -> Result<(), RestartBlocked> {
     let changed = registry.table().views().into_iter().find(|view| view.change.is_some()).map(|view| view.backend);
     let replaced = || registry.replaced().filter(|name| own != Some(&**name)).map(|name| name.to_string());

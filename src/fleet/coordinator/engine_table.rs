@@ -1,8 +1,10 @@
-//! The table of engines: configured, managed, being stopped; and what is in the way of an engine that is to start.
+//! The table of engines: configured, managed, being stopped; and which engines block the start of
+//! another.
 //!
-//! Two engines must not share a device, a port or a name. An engine that is being stopped is in the way of others until its
-//! end is confirmed, however long that takes. An engine that runs and is configured elsewhere now is in the way of the one
-//! that takes its place, until it has moved; engines that are configured to share a device do not wait for each other.
+//! Two engines must not share a device, port or name, but engines that are configured to share a
+//! device do not wait for each other. An engine that is being stopped blocks others until the end
+//! is confirmed, however long that takes. A running engine that is now configured elsewhere blocks
+//! the engine that takes its place, until the old one has moved.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,18 +19,18 @@ use crate::engine::view::{self, EngineView};
 use sluice_core::base::BackendId;
 use sluice_gateway::config::Endpoint;
 
-/// A backend whose engine another party runs: only its URL is known.
+/// A backend whose engine the gateway does not run: only its URL is known.
 #[derive(Clone, Debug)]
 pub struct ExternalBackend {
-    /// Its place in admission.
+    /// The index in admission.
     pub backend: BackendId,
-    /// Where it is reached.
+    /// The address.
     pub endpoint: Endpoint,
-    /// It gets no new requests: it is going away.
+    /// Whether it gets no new requests, because it is going away.
     pub cordoned: bool,
 }
 
-/// What the configuration in force asks for.
+/// The configuration in force.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     /// Grows with each configuration.
@@ -48,7 +50,7 @@ impl Wanted {
 #[derive(Debug)]
 pub(super) struct StoppingEngine {
     name: String,
-    /// Absent for an engine of an earlier gateway, of which only the name is known.
+    /// `None` for an engine of an earlier gateway, of which only the name is known.
     context: Option<Arc<EngineContext>>,
 }
 
@@ -65,7 +67,7 @@ impl StoppingEngine {
         Self { name: name.to_owned(), context: None }
     }
 
-    /// Whether this is the same engine: the same task, or the same leftover.
+    /// Whether this is the same engine task, or the same leftover.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         match (&self.context, &other.context) {
             (Some(one), Some(two)) => Arc::ptr_eq(one, two),
@@ -74,7 +76,7 @@ impl StoppingEngine {
         }
     }
 
-    /// The device of a leftover is not known, so it excludes every engine that does not run already.
+    /// The device of a leftover is unknown, so it excludes every engine that does not already run.
     fn excludes(&self, spec: &EngineSpec) -> bool {
         match &self.context {
             Some(context) => context.spec().excludes(spec),
@@ -91,7 +93,7 @@ impl StoppingEngine {
     }
 }
 
-/// All engines. One lock guards it (see [`Registry`](super::registry::Registry)).
+/// All engines, under one lock (see [`Registry`](super::registry::Registry)).
 #[derive(Debug, Default)]
 pub(super) struct EngineTable {
     pub(super) wanted: Wanted,
@@ -101,7 +103,7 @@ pub(super) struct EngineTable {
 }
 
 impl EngineTable {
-    /// What keeps an engine from being started.
+    /// Why an engine cannot be started now.
     pub(super) fn blocker(&self, spec: &EngineSpec) -> Option<RestartBlocked> {
         if let Some(other) = self.stopping.iter().find(|other| other.excludes(spec)) {
             return Some(other.as_blocker());
@@ -111,14 +113,15 @@ impl EngineTable {
         Some(RestartBlocked::MustMove(name.clone()))
     }
 
-    /// Whether a managed engine is where `spec` is to be, and is itself configured elsewhere now.
+    /// Whether a managed engine occupies the place of `spec`, and is itself configured elsewhere
+    /// now.
     fn must_move_for(&self, name: &str, context: &EngineContext, spec: &EngineSpec) -> bool {
         let Some(next) = self.wanted.engine(name) else { return false };
         let moves = next.identity != context.identity && *spec.name != *name;
         moves && context.spec().shares_place_with(spec) && !next.shares_place_with(spec)
     }
 
-    /// Whether a configured engine waits for this one to move.
+    /// Whether a configured engine waits until this one has moved.
     pub(super) fn is_awaited(&self, context: &EngineContext) -> bool {
         let name = &context.spec().name;
         self.missing().any(|spec| self.must_move_for(name, context, spec))
@@ -129,13 +132,13 @@ impl EngineTable {
         self.wanted.engines.iter().filter(|spec| !self.managed.contains_key(&*spec.name))
     }
 
-    /// Whether an engine that is being stopped still has this address.
+    /// Whether an engine that is being stopped has this address.
     pub(super) fn is_occupied(&self, endpoint: &Endpoint) -> bool {
         let contexts = self.stopping.iter().filter_map(|stopping| stopping.context.as_ref());
         contexts.into_iter().any(|context| context.spec().address.endpoint == *endpoint)
     }
 
-    /// Engines of which a process may run, with its id where it is known.
+    /// The engines that may run, with their process ids if known.
     pub(super) fn running(&self) -> Vec<String> {
         let stopping = self.stopping.iter().filter_map(|stopping| stopping.context.as_deref());
         let managed = self.managed.values().map(|engine| &*engine.handle.context);
@@ -155,7 +158,7 @@ impl EngineTable {
         Some((host, rank))
     }
 
-    /// Every engine, in the order of names: managed ones, those that are being stopped, those that wait for others.
+    /// Every engine by name: managed, being stopped, or waiting for another engine.
     pub(super) fn views(&self) -> Vec<EngineView> {
         let waiting = self.missing().filter_map(|spec| {
             let waits = Some(self.blocker(spec)?.to_string());
@@ -163,7 +166,7 @@ impl EngineTable {
         });
         let stopping = self.stopping.iter().filter_map(|stopping| stopping.context.as_deref()).map(view::of);
         let managed = self.managed.values().map(|engine| view::of(&engine.handle.context));
-        // A later view of one name replaces an earlier one.
+        // A later view replaces an earlier one of the same name.
         let views: BTreeMap<String, EngineView> =
             waiting.chain(stopping).chain(managed).map(|view| (view.backend.clone(), view)).collect();
         views.into_values().collect()

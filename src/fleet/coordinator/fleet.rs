@@ -1,7 +1,8 @@
-//! The fleet: all engines that this gateway runs, and the interface to them for the rest of the gateway.
+//! The fleet: all engines that this gateway runs, and the interface to them for the rest of the
+//! gateway.
 //!
-//! It accepts configurations and commands, which the other parts of the coordinator carry out. [`Fleet::views`] has the state
-//! of each engine.
+//! It accepts configurations and commands; other parts of the coordinator carry them out.
+//! [`Fleet::views`] shows the state of each engine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,10 +31,10 @@ use sluice_gateway::pool::Admission;
 /// Why there is no log of an engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
-    /// The gateway does not run it.
+    /// The gateway does not run the engine.
     #[error("{0} is not managed by sluice (it has a url, no launch), so its log is where its engine runs")]
     NotManaged(String),
-    /// It is in a pod.
+    /// The engine is in a pod.
     #[error("the engine of {0} is in a pod, so its log is in kubectl logs")]
     Elsewhere(String),
 }
@@ -42,18 +43,17 @@ pub enum LogError {
 #[derive(Debug)]
 pub struct Fleet {
     registry: Arc<Registry>,
-    /// Whether the reconciler is running.
     reconciling: AtomicBool,
 }
 
 impl Fleet {
-    /// A fleet without engines. `maker` makes the driver of each that [`Fleet::apply`] adds.
+    /// A fleet without engines. `maker` makes the driver of each engine that [`Fleet::apply`] adds.
     pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>, maker: DriverMaker) -> Arc<Self> {
         let registry = Arc::new(Registry::new(admission, reported, maker));
         Arc::new(Self { registry, reconciling: AtomicBool::new(false) })
     }
 
-    /// Opens the journal, unless it is open. To be called before engines are applied for the first time.
+    /// Opens the journal, unless it is open. Call it before the first [`Fleet::apply`].
     ///
     /// # Errors
     /// The folder cannot be used, or another gateway uses it.
@@ -61,24 +61,25 @@ impl Fleet {
         self.registry.open_journal(folder)
     }
 
-    /// Whether engines were given to another gateway, and not taken back.
+    /// Whether another gateway has the engines: they were given away and not taken back.
     pub fn is_given_away(&self) -> bool {
         self.registry.is_closed()
     }
 
-    /// Unlocks the journal: another gateway has the engines.
+    /// Unlocks the journal for the gateway that has the engines.
     pub fn close_journal(&self) {
         self.registry.close_journal();
     }
 
-    /// A digest of a setting that may contain secrets, for comparison and storage. It is keyed with a random key in the folder
-    /// of the journal, so that a secret cannot be guessed from its digest.
+    /// A digest of a setting that may contain secrets, for comparison and storage. It is keyed with
+    /// a random key of the state folder, so a secret cannot be guessed from it.
     pub fn digest(&self, bytes: &[u8]) -> String {
         state_folder::digest(&self.registry.digest_key(), bytes)
     }
 
-    /// Applies a configuration: new engines are started, removed ones stopped, changed ones restarted one after the other.
-    /// Returns at once; the reconciler does the work. If there are engines, the journal must be open.
+    /// Applies a configuration: starts new engines, stops removed ones, and restarts changed ones,
+    /// one at a time. Returns at once; the reconciler does the work. If there are engines, the
+    /// journal must be open.
     pub fn apply(&self, engines: Vec<EngineSpec>, external: Vec<ExternalBackend>) {
         if self.registry.is_closed() {
             return;
@@ -88,7 +89,8 @@ impl Fleet {
         self.reconcile();
     }
 
-    /// The same for a gateway that does not run engines now: all are external, and what runs is another gateway's.
+    /// Applies a configuration while another gateway runs the engines: to this one all backends are
+    /// external.
     pub fn stand_by(&self, external: Vec<ExternalBackend>) {
         if !self.registry.is_closed() {
             self.registry.set_wanted(Vec::new(), external);
@@ -104,7 +106,7 @@ impl Fleet {
         }
     }
 
-    /// Restarts an engine. Returns once the change has begun; [`Fleet::views`] shows its progress.
+    /// Restarts an engine. Returns once the change has begun; [`Fleet::views`] shows the progress.
     ///
     /// # Errors
     /// The change is refused; nothing has changed.
@@ -112,10 +114,10 @@ impl Fleet {
         change::restart(&self.registry, name, request).await
     }
 
-    /// Makes an engine on hold, or in backoff, start now. No effect on an external backend.
+    /// Makes an engine on hold, or in backoff, start now. Does nothing for an external backend.
     ///
     /// # Errors
-    /// It is being shut down.
+    /// The engine is being shut down.
     pub async fn enable(&self, name: &str) -> Result<(), ChangeRefused> {
         match self.registry.handle(name) {
             Some(handle) => handle.enable().await,
@@ -123,36 +125,38 @@ impl Fleet {
         }
     }
 
-    /// Has `wanted` engines of a pool run, `None`: all of them; the others are drained and stopped, unless `may_stop` is false. One
-    /// look, to be repeated about once a second; [`Fleet::views`] shows what comes of it. Where the engines are pods of a StatefulSet,
-    /// returns the replicas below which it must not be set.
+    /// Makes `wanted` engines of a pool run, or all of them (`None`). Others are drained and
+    /// stopped, if `may_stop`. One call takes one step: repeat it about once a second.
+    /// [`Fleet::views`] shows the result. If the engines are pods of a StatefulSet, returns the
+    /// fewest replicas that it may be set to.
     pub async fn scale(&self, pool: &str, wanted: Option<u32>, may_stop: bool) -> u32 {
         scale::scale(&self.registry, pool, wanted, may_stop).await
     }
 
-    /// The state of every engine, by name: managed ones, those that are being stopped, and those that wait for another one to
-    /// stop.
+    /// The state of every engine, by name: managed ones, ones being stopped, and ones that wait
+    /// until another has stopped.
     pub fn views(&self) -> Vec<EngineView> {
         self.registry.table().views()
     }
 
-    /// Lines of the log of an engine that the gateway runs: see [`Driver::log_lines`](crate::driver::Driver::log_lines).
+    /// Lines of the log of a managed engine: see
+    /// [`Driver::log_lines`](crate::driver::Driver::log_lines).
     ///
     /// # Errors
-    /// The gateway does not run that engine, or it is in a pod.
+    /// The gateway does not run the engine, or it is in a pod.
     pub fn log(&self, name: &str, after: Option<u64>, most: usize) -> Result<LogLines, LogError> {
         let context = self.registry.context(name).ok_or_else(|| LogError::NotManaged(name.to_owned()))?;
         context.driver.log_lines(after, most).ok_or_else(|| LogError::Elsewhere(name.to_owned()))
     }
 
-    /// The limits of adapters of a managed engine, `pool/backend`: how many it keeps in host memory, if its settings say so,
-    /// and the rank that it computes with, if that is known.
+    /// The limits of a managed engine (`pool/backend`) for LoRA adapters, if known: how many it
+    /// keeps in host memory, and their rank.
     pub fn adapter_limits(&self, name: &str) -> (Option<u64>, Option<u32>) {
         self.registry.table().adapter_limits(name).unwrap_or_default()
     }
 
-    /// Speeds up the current or next shutdown: engines are not drained, and those that do not stop within two seconds after
-    /// SIGTERM are killed.
+    /// Speeds up the current or next shutdown: engines are not drained, and those that run two
+    /// seconds after SIGTERM are killed.
     pub fn shut_down_fast(&self) {
         self.registry.fast_shutdown.cancel();
     }
@@ -162,12 +166,12 @@ impl Fleet {
         self.registry.fast_shutdown.clone().cancelled_owned()
     }
 
-    /// Running engines that this gateway has started or taken over, such as `pool/backend (pid 71)`.
+    /// The running engines that this gateway started or took over, such as `pool/backend (pid 71)`.
     pub fn running(&self) -> Vec<String> {
         self.registry.table().running()
     }
 
-    /// Stops every engine and waits until they are gone. No engine is started any more.
+    /// Stops every engine and waits for their ends. No engine is started any more.
     pub async fn stop(&self) {
         self.registry.close();
         let names: Vec<String> = self.registry.table().managed.keys().cloned().collect();
@@ -178,8 +182,8 @@ impl Fleet {
         self.registry.tasks.wait().await;
     }
 
-    /// Gives the engines and the journal to another gateway, which adopts them; [`Fleet::take_back`] undoes it. The engines keep
-    /// running.
+    /// Gives the running engines and the journal to another gateway, which adopts them.
+    /// [`Fleet::take_back`] undoes it.
     ///
     /// # Errors
     /// An engine is being changed, or stopped for good; nothing has changed.
@@ -189,8 +193,9 @@ impl Fleet {
         Ok(())
     }
 
-    /// Another gateway still has requests on the engines of the journal: for `at_most` this long, or until
-    /// [`Fleet::serves_alone`], those that are not configured any more run on. To be called before [`Fleet::apply`].
+    /// Another gateway still has requests on the engines of the journal. So engines that are no
+    /// longer configured keep running for `at_most` this long, or until [`Fleet::serves_alone`].
+    /// Call it before [`Fleet::apply`].
     pub fn serves_beside_another(&self, at_most: Duration) {
         self.registry.set_beside(Some(Instant::now() + at_most));
     }
@@ -200,29 +205,31 @@ impl Fleet {
         self.registry.set_beside(None);
     }
 
-    /// Whether this gateway may act on engines, of several of which one leads.
+    /// Whether this gateway may act on engines, if several gateways elect a leader.
     pub fn lead(&self) -> Arc<Lead> {
         Arc::clone(&self.registry.lead)
     }
 
-    /// What is known of other gateways before the same engines.
+    /// Other gateways before the same engines.
     pub fn others(&self) -> Arc<OtherGateways> {
         Arc::clone(&self.registry.others)
     }
 
-    /// Lets go of all engines at once, since another gateway may lead: whatever is being done ends where it is, as if this process had
-    /// been killed, and the journal is closed. [`Fleet::take_back`] undoes it.
+    /// Lets go of all engines at once, since another gateway may lead. Every step ends where it is,
+    /// as if this process had been killed, and the journal is closed. [`Fleet::take_back`] undoes
+    /// it.
     pub async fn let_go(&self) {
         hand_over::let_go(&self.registry).await;
         self.reconciling.store(false, Ordering::Relaxed);
     }
 
-    /// Undoes [`Fleet::release`] and [`Fleet::let_go`]: the journal is to be opened next, and then the configuration applied.
+    /// Undoes [`Fleet::release`] or [`Fleet::let_go`]. Open the journal next, then apply the
+    /// configuration.
     pub fn take_back(&self) {
         self.registry.reopen();
     }
 
-    /// Ends all engine tasks. The engines keep running, and the journal has their processes.
+    /// Ends all engine tasks. The engines keep running; the journal lists their processes.
     pub fn abandon(&self) {
         self.registry.close();
         for engine in std::mem::take(&mut self.registry.table().managed).into_values() {

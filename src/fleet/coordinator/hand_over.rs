@@ -1,9 +1,9 @@
-//! Gives the engines of a gateway that is upgraded to the gateway that takes its place.
+//! Gives the engines of a gateway that is upgraded to the new gateway.
 //!
-//! What the journal says is all that the next gateway needs, as after a crash. So the tasks end where they are, and the journal is
-//! unlocked when the last of them has ended. Two cases are refused, because two gateways would act on one engine: a planned
-//! change, whose rollout would be cut in two, and an engine that is being stopped for good. A gateway that no longer leads refuses
-//! neither: from then on it does nothing to engines.
+//! As after a crash, the next gateway needs only the journal. So the engine tasks end where they
+//! are, and the journal is unlocked when the last of them has ended. A planned change, or an engine
+//! that is being stopped for good, prevents the hand-over: two gateways would act on one engine. A
+//! gateway that loses the lead hands over in any case.
 //!
 //! Bounds: [`TASKS_MAX`] for the tasks to end.
 
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::registry::Registry;
 use crate::engine::engine_task::ManagedEngine;
 
-/// How long the tasks of the coordinator may take to notice that they end.
+/// Time in which the coordinator's tasks must notice that they should end.
 const TASKS_MAX: Duration = Duration::from_secs(5);
 
 /// Why engines are not given away now.
@@ -37,7 +37,7 @@ pub(super) async fn release(registry: &Registry) -> Result<(), EngineBusy> {
         if let Some((name, _)) = table.managed.iter().find(|(_, engine)| changes(engine)) {
             return Err(EngineBusy { backend: name.clone(), what: "changed" });
         }
-        // Under the lock of the table, so that no engine is started any more.
+        // Under the lock of the table, so that no engine is started afterwards.
         registry.close();
         std::mem::take(&mut table.managed)
     };
@@ -45,7 +45,7 @@ pub(super) async fn release(registry: &Registry) -> Result<(), EngineBusy> {
     Ok(())
 }
 
-/// Ends all tasks where they are, also in the middle of a change, and closes the journal.
+/// Ends all tasks, even during a change, and closes the journal.
 pub(super) async fn let_go(registry: &Registry) {
     let managed = {
         let mut table = registry.table();
@@ -59,7 +59,7 @@ pub(super) async fn let_go(registry: &Registry) {
 async fn end(registry: &Registry, managed: BTreeMap<String, ManagedEngine>) {
     for engine in managed.into_values() {
         engine.task.abort();
-        // Its task writes the journal, and may be spawning a process, which the next line of the journal says.
+        // The task may be spawning a process that is not in the journal yet.
         let _ = engine.task.await;
     }
     registry.tasks.close();

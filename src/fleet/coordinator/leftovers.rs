@@ -1,8 +1,9 @@
-//! Stops engines of an earlier gateway that are no longer configured, or are configured differently ("leftovers").
+//! Stops *leftovers*: engines of an earlier gateway that are now configured differently, or not at
+//! all.
 //!
-//! A gateway that is killed leaves its engines running; the journal has their processes. Until a leftover has stopped, no engine
-//! is started on its device. While the gateway that was upgraded has requests, it is not stopped. A stop that fails is repeated until
-//! it succeeds or the gateway stops.
+//! A killed gateway leaves engines running; the journal lists their processes. No engine starts on
+//! the device of a leftover before it has stopped. During an upgrade, leftovers run until the old
+//! gateway has no requests. A failed stop is repeated until it succeeds or the gateway stops.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,22 +22,23 @@ use crate::engine::lifecycle::Step;
 use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::{Launch, Words};
 
-/// Running engines of an earlier gateway that no gateway manages. A gateway without engines does not stop them, because the
-/// folder may belong to another gateway.
+/// Running engines of an earlier gateway, for a gateway without engines. It does not stop them,
+/// because the folder may belong to another gateway.
 pub fn unattended(folder: &Path) -> Vec<String> {
     let records = Journal::read_last(folder).into_values().filter(|record| record.lifecycle.step.may_run());
     records.map(|record| record.backend).filter(|name| is_running(folder, name)).collect()
 }
 
-/// Starts to stop the engines of an earlier gateway that are no longer configured, or now have another program, port or device.
+/// Begins to stop the engines of an earlier gateway that are no longer configured, or now have
+/// another program, port or device.
 pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
     for record in registry.take_earlier_records() {
         let Some(journal) = registry.journal() else { return };
         {
             let mut table = registry.table();
-            // An engine with other start and stop commands is recovered by its own task.
+            // The engine's own task recovers it, even if the commands have changed.
             let by_commands = matches!(record.trace, Some(EngineIdentity::Command));
-            // Its pod may not be known yet, and is not stopped in any case.
+            // A pod may not be discovered yet, and is never stopped.
             if matches!(record.trace, Some(EngineIdentity::Pod { .. })) {
                 continue;
             }
@@ -61,7 +63,7 @@ pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
     }
 }
 
-/// Returns when the engine is gone, when the gateway stops, or when the engine can only be stopped elsewhere.
+/// Returns when the engine is gone, the gateway stops, or only an operator can stop the engine.
 async fn stop_until_gone(registry: &Registry, journal: &Arc<Mutex<Journal>>, record: &Record) {
     let name = &record.backend;
     let engine = driver_of(name, journal.lock().folder());
@@ -89,7 +91,6 @@ async fn stop_until_gone(registry: &Registry, journal: &Arc<Mutex<Journal>>, rec
     }
 }
 
-/// The result of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stopped {
     Running,
@@ -103,7 +104,7 @@ async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<
             "a command started it, and its stop command is no longer configured; stop it where it runs",
         ));
     }
-    // After a failed stop, the driver already knows the engine.
+    // After a failed stop the driver already controls the engine.
     let mut present = engine.status().await != EngineStatus::Absent;
     if let Some(trace) = trace.filter(|_| !present) {
         present = engine.adopt(trace).await?;
@@ -128,7 +129,7 @@ fn write_stopped(journal: &Mutex<Journal>, mut record: Record) -> std::io::Resul
     Ok(())
 }
 
-/// A driver that can find and stop an engine by its name.
+/// A driver that finds and stops an engine by name.
 fn driver_of(name: &str, folder: &Path) -> ProcessDriver {
     let (command, gpu) = (Words::default(), Vec::new());
     ProcessDriver::new(name, Launch { command, port: 0, gpu, env: BTreeMap::new(), args: BTreeMap::new() }, folder)

@@ -1,13 +1,14 @@
-//! The coordinator: all engines that the gateway runs, and what concerns them together.
+//! The coordinator: everything that concerns the engines of the gateway together.
 //!
-//! At most one planned change is under way in the whole fleet, and it begins only when other backends can carry the engine's
-//! load ([`change`]). The [reconciler](reconcile) works towards the configuration in force: it starts engines that are new,
-//! stops engines that are no longer configured ([`stop`]), and takes changed engines through a restart one after the other
-//! ([`rollout`]). Engines of an earlier gateway that are no longer configured are stopped first ([`leftovers`]). An upgrade
-//! gives the engines to the next gateway ([`hand_over`]). Autoscaling says how many engines of a pool run ([`scale`]).
+//! At most one planned change is under way in the whole fleet, and only if other backends can carry
+//! the engine's load ([`change`]). The [reconciler](reconcile) works towards the configuration in
+//! force: it starts new engines, stops removed ones ([`stop`]), and restarts changed ones, one at a
+//! time ([`rollout`]). Before that, engines of an earlier gateway that are no longer configured are
+//! stopped ([`leftovers`]). An upgrade gives the engines to the next gateway ([`hand_over`]).
+//! Autoscaling sets how many engines of a pool run ([`scale`]).
 //!
-//! All share one [`registry`], whose [table](engine_table) says what is configured, what is managed and what is being
-//! stopped. Bounds: one task per configured engine, and one per engine that is being stopped.
+//! All share one [`registry`] with the [table](engine_table) of engines. Bounds: one task per
+//! configured engine, and one per engine that is being stopped.
 
 mod change;
 mod engine_table;

@@ -1,14 +1,14 @@
-//! Works towards the configuration in force, from whatever runs.
+//! Works towards the configuration in force, from any state.
 //!
-//! One task. It compares the engines that are configured with those that are managed, does what can be done now, and looks
-//! again when something has changed. So reloads, crashes and commands may come in any order, and a newer configuration needs
-//! no memory of an older one.
+//! One task compares the configured engines with the managed ones, does what is possible now, and
+//! looks again after a change. So reloads, crashes and commands may come in any order.
 //!
 //! - An engine that is no longer configured is stopped ([`stop`](super::stop)).
-//! - A configured engine without a task is started as soon as nothing is in its way.
-//! - An engine that runs something else than the configuration says is changed, one at a time
-//!   ([`rollout`](super::rollout)). The first that does not come to serve ends that until another configuration is applied.
-//!   Engines that moved to another address are changed all the same, since their old address gets no requests.
+//! - A configured engine without a task is started as soon as no other engine blocks it.
+//! - Engines that run with another configuration are changed, one at a time
+//!   ([`rollout`](super::rollout)). After a failure no more are changed until the next
+//!   configuration, except engines that moved to another address: their old address gets no
+//!   requests.
 //! - An external backend is open, unless an engine of the gateway still has its address.
 
 use std::collections::BTreeSet;
@@ -24,14 +24,14 @@ use super::stop::begin_stop;
 use crate::engine::lifecycle::Step;
 use crate::engine::spec::EngineSpec;
 
-/// Between two looks while something is under way.
+/// Pause between two looks while work is under way.
 const BUSY: Duration = Duration::from_millis(200);
-/// Between two looks while nothing is: engines may have changed by themselves.
+/// Pause between two looks otherwise: engines may change by themselves.
 const IDLE: Duration = Duration::from_secs(5);
-/// Before the next rollout, after one that has to be tried again.
+/// Pause before a rollout that must be repeated.
 const RETRY: Duration = Duration::from_secs(3);
 
-/// Runs until the gateway stops.
+/// Runs until the fleet is closed.
 pub(super) async fn reconcile(registry: Arc<Registry>) {
     let mut rollouts = Rollouts::default();
     while !registry.is_closed() {
@@ -62,16 +62,16 @@ pub(super) async fn reconcile(registry: Arc<Registry>) {
 #[derive(Debug, Default)]
 struct Rollouts {
     generation: u64,
-    /// Engines that could not be changed.
     failed: BTreeSet<String>,
-    /// Engines that were changed. One that is due again has gone back by itself, because it crashed before it settled.
+    /// Engines that were changed. If one is due again, it crashed early and went back to the old
+    /// settings.
     done: BTreeSet<String>,
     under_way: Option<Turn>,
-    /// The next one begins no earlier.
+    /// The next rollout does not begin earlier.
     not_before: Option<Instant>,
 }
 
-/// The rollout to one engine, and for which configuration.
+/// The rollout of one engine, for one configuration.
 #[derive(Debug)]
 struct Turn {
     generation: u64,
@@ -80,7 +80,8 @@ struct Turn {
 }
 
 impl Rollouts {
-    /// A newer configuration is in force: results for the older one do not count. A rollout under way ends by itself.
+    /// After a newer configuration, results for the older one do not count. A rollout under way
+    /// ends by itself.
     fn set_generation(&mut self, generation: u64) {
         if self.generation != generation {
             self.generation = generation;
@@ -89,7 +90,8 @@ impl Rollouts {
         }
     }
 
-    /// Takes in the rollout under way if it has ended, and begins the next one. Whether more is to be done.
+    /// Finishes a rollout that has ended, and begins the next one. Returns whether there is more to
+    /// do.
     async fn advance(&mut self, registry: &Arc<Registry>, engines: &[EngineSpec]) -> bool {
         if let Some(turn) = self.under_way.take() {
             if !turn.task.is_finished() {
@@ -101,7 +103,7 @@ impl Rollouts {
         if self.not_before.is_some_and(|moment| Instant::now() < moment) {
             return true;
         }
-        // Those that are stopped first: they serve with the new flags when others are replaced.
+        // Stopped engines go first: they serve with the new flags while others are replaced.
         let serves =
             |spec: &&EngineSpec| registry.context(&spec.name).is_some_and(|context| context.step() != Step::Idle);
         let Some(next) = engines.iter().filter(|spec| self.is_due(registry, spec)).min_by_key(serves) else {
@@ -123,7 +125,6 @@ impl Rollouts {
         true
     }
 
-    /// Takes in the result of a rollout that has ended.
     async fn finish(&mut self, Turn { generation, name, task }: Turn) {
         let result = task.await;
         if generation != self.generation {
@@ -147,7 +148,7 @@ impl Rollouts {
         }
     }
 
-    /// Whether an engine is to be changed now.
+    /// Whether the engine must be changed now.
     fn is_due(&self, registry: &Registry, spec: &EngineSpec) -> bool {
         let Some(context) = registry.context(&spec.name) else { return false };
         let differs = context.identity != spec.identity || !context.heads_for(&spec.configured);

@@ -1,8 +1,9 @@
-//! What all parts of the coordinator share: the table of engines, the journal, admission, and the tasks to wait for.
+//! The state that the parts of the coordinator share: the engine table, the journal, admission,
+//! tasks.
 //!
-//! One lock guards the [table](EngineTable), so that a configuration, the engines that run and the engines that are being
-//! stopped are judged together. It is held for moments and never across an await. The lock of one engine's state may be
-//! taken under it, never the other way round.
+//! One lock guards the [table](EngineTable), so that the configuration, the running engines and the
+//! engines being stopped are consistent. It is held briefly, never across an await. The lock of an
+//! engine's state may be taken under it, never the other way round.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,48 +31,46 @@ use crate::state_folder::{self, KEY_BYTES};
 use sluice_gateway::config::OnStart;
 use sluice_gateway::pool::{Admission, Cordon};
 
-/// Between two looks at whether another gateway has ended.
+/// Pause between two checks whether another gateway has ended.
 const BESIDE_LOOK: Duration = Duration::from_millis(100);
 
-/// Makes the driver of an engine that is new.
+/// Makes the driver of a new engine.
 pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> SharedDriver + Send + Sync>;
 
-/// The shared state of the coordinator.
 pub(super) struct Registry {
     pub(super) admission: Arc<Admission>,
     pub(super) reported: Arc<ReportedModels>,
     pub(super) maker: DriverMaker,
     journal: Mutex<Option<Arc<Mutex<Journal>>>>,
-    /// What digests are keyed with; zeros until the journal is open.
+    /// The key of digests; zeros until the journal is open.
     digest_key: Mutex<[u8; KEY_BYTES]>,
-    /// The last record of each engine of earlier gateways, until the first configuration is applied.
+    /// The last record of each engine of earlier gateways, until the first configuration.
     earlier: Mutex<Vec<Record>>,
     table: Mutex<EngineTable>,
-    /// The reconciler should look again now.
+    /// Wakes the reconciler.
     pub(super) wake: Notify,
-    /// Everything that has to end before the gateway does.
+    /// Tasks that must end before the gateway does.
     pub(super) tasks: TaskTracker,
-    /// Held from the preflight of a change until the change has begun: two that pass it together would both begin.
+    /// Held from the preflight of a change until it has begun, so that no two changes pass
+    /// together.
     pub(super) change_lock: tokio::sync::Mutex<()>,
     next_change: AtomicU64,
-    /// Cancelled when a shutdown must be fast.
     pub(super) fast_shutdown: CancellationToken,
-    /// Whether this gateway may act on engines.
     pub(super) lead: Arc<Lead>,
     pub(super) others: Arc<OtherGateways>,
-    /// No engine is started any more.
+    /// Whether no engine may be started any more.
     closing: AtomicBool,
-    /// What autoscaling remembers between two looks.
+    /// State of autoscaling between two looks.
     scales: Mutex<Scales>,
-    /// Until then, at most, another gateway has requests on engines.
+    /// Until then, at most, another gateway has requests on the engines.
     beside: Mutex<Option<Instant>>,
-    /// This gateway gave its engines away, and takes them back.
+    /// Whether this gateway gave the engines away and took them back.
     took_back: AtomicBool,
-    /// The engine that is being stopped to be replaced by another one in its place.
+    /// The engine that another one is about to replace.
     replaced: Mutex<Option<Arc<str>>>,
 }
 
-/// An engine is being replaced until this is dropped.
+/// While this lives, an engine is being replaced.
 pub(super) struct Replacing<'a>(&'a Registry);
 
 impl Drop for Replacing<'_> {
@@ -111,7 +110,7 @@ impl Registry {
         }
     }
 
-    /// Opens the journal, unless it is open. Numbers of changes go on from the highest in it.
+    /// Opens the journal, unless it is open. Numbers of changes continue after the highest in it.
     pub(super) fn open_journal(&self, folder: &Path) -> Result<(), JournalError> {
         let mut journal = self.journal.lock();
         if journal.is_none() {
@@ -146,7 +145,6 @@ impl Registry {
         self.table.lock()
     }
 
-    /// The number of a new change.
     pub(super) fn next_change(&self) -> u64 {
         self.next_change.fetch_add(1, Ordering::Relaxed)
     }
@@ -164,23 +162,23 @@ impl Registry {
         self.closing.store(false, Ordering::Relaxed);
     }
 
-    /// Whether engines that run were handed over, so that requests are on them: by a gateway that is upgraded or led before.
+    /// Whether running engines, with requests on them, came from an upgraded gateway, an earlier
+    /// leader or this gateway itself.
     pub(super) fn is_handed_over(&self) -> bool {
         self.took_back.load(Ordering::Relaxed) || self.beside.lock().is_some() || self.lead.is_elected()
     }
 
-    /// Notes that an engine is being replaced. Call it under the lock of changes.
+    /// Records that an engine is being replaced. The caller holds the lock of changes.
     pub(super) fn replace(&self, name: &Arc<str>) -> Replacing<'_> {
         *self.replaced.lock() = Some(Arc::clone(name));
         Replacing(self)
     }
 
-    /// The engine that is being replaced.
     pub(super) fn replaced(&self) -> Option<Arc<str>> {
         self.replaced.lock().clone()
     }
 
-    /// Unlocks the journal for another gateway. Nothing is written to it any more.
+    /// Unlocks the journal for another gateway. This one writes no more to it.
     pub(super) fn close_journal(&self) {
         if let Some(journal) = self.journal.lock().take() {
             journal.lock().close();
@@ -191,7 +189,7 @@ impl Registry {
         *self.beside.lock() = until;
     }
 
-    /// Returns when no other gateway has requests on engines, or when this one stops.
+    /// Returns when no other gateway has requests on the engines, or this one stops.
     pub(super) async fn until_alone(&self) {
         while !self.is_closing() && self.beside.lock().is_some_and(|until| Instant::now() < until) {
             sleep(BESIDE_LOOK).await;
@@ -203,12 +201,12 @@ impl Registry {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing may be done to engines, since the gateway stops or another one may lead.
+    /// Whether this gateway must not act on engines: it stops, or another may lead.
     pub(super) fn is_closing(&self) -> bool {
         self.is_closed() || !self.lead.is_held()
     }
 
-    /// Whether a newer configuration than this was applied, or the gateway stops.
+    /// Whether a newer configuration was applied, or the gateway stops.
     pub(super) fn is_outdated(&self, generation: u64) -> bool {
         self.is_closing() || self.table().wanted.generation != generation
     }
@@ -232,7 +230,7 @@ impl Registry {
         self.handle(name).map(|handle| handle.context)
     }
 
-    /// Makes a configuration the one in force.
+    /// Puts a configuration in force.
     pub(super) fn set_wanted(&self, engines: Vec<EngineSpec>, external: Vec<ExternalBackend>) {
         let mut table = self.table();
         let generation = table.wanted.generation + 1;
@@ -242,22 +240,22 @@ impl Registry {
             let Some(engine) = table.managed.get(&*spec.name) else { continue };
             let context = &engine.handle.context;
             context.state.lock().lifecycle.unblock();
-            // An engine with another program is replaced; until then its description stays.
+            // An engine with another program is replaced; until then the old description stays.
             if context.identity == spec.identity {
                 context.describe(spec.clone());
             }
         }
     }
 
-    /// Starts the task of an engine, as the latest configuration describes it. Returns what is in its way, if anything is;
-    /// nothing happens for an engine that has a task or is no longer configured.
+    /// Starts the task of an engine, as the configuration in force describes it. Returns the
+    /// blocker, if there is one. Does nothing for an engine that has a task or is not configured.
     pub(super) fn start_engine(&self, name: &str) -> Option<RestartBlocked> {
         let Some(journal) = self.journal() else {
             tracing::error!(backend = name, "not started: the journal is not open");
             return None;
         };
         let mut table = self.table();
-        // After `close` the engines are listed to be stopped.
+        // After `close` no engine may be added.
         if self.is_closing() || table.managed.contains_key(name) {
             return None;
         }
@@ -265,7 +263,7 @@ impl Registry {
         if let Some(blocked) = table.blocker(&spec) {
             return Some(blocked);
         }
-        // `fleet.on_start` is about engines that a crash has left.
+        // `fleet.on_start` concerns only engines that a crash left.
         if self.is_handed_over() {
             spec.rules.on_start = OnStart::Adopt;
         }

@@ -1,9 +1,10 @@
 //! Applies a new configuration to one engine.
 //!
-//! If only flags differ, the engine is restarted as by `sluice backend restart`, with the same checks. Another program, device
-//! or environment needs another driver, so the old engine is stopped and a new one is started in its place. Both wait until
-//! other backends can carry the load, and the status of the engine shows what it waits for. When a newer configuration is
-//! applied, the rollout ends early and leaves nothing half done.
+//! If only flags differ, the engine is restarted as by `sluice backend restart`, with the same
+//! checks. Another program, device or environment needs another driver: a new engine replaces the
+//! old one. Both wait until other backends can carry the load; the engine's status shows the
+//! reason. When a newer configuration is applied, the rollout ends early and leaves nothing half
+//! done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::engine::preflight::{check_replacement, check_settings};
 use crate::engine::spec::EngineSpec;
 use sluice_gateway::pool::Cordon;
 
-/// Time between two checks of a condition.
+/// Pause between two checks of a condition.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Why the configuration was not applied.
@@ -27,7 +28,7 @@ const POLL: Duration = Duration::from_millis(200);
 pub(super) enum RolloutError {
     /// A newer configuration was applied, or the gateway stops.
     Outdated,
-    /// Another engine must be changed first. Meanwhile this one does not serve.
+    /// Another engine must be changed first. Until then this one does not serve.
     Retry,
     Failed(String),
 }
@@ -42,7 +43,6 @@ impl RolloutError {
     }
 }
 
-/// Why an engine could not be withdrawn from rotation.
 enum NotWithdrawn {
     Blocked(RestartBlocked),
     Outdated,
@@ -54,7 +54,6 @@ impl From<RestartBlocked> for NotWithdrawn {
     }
 }
 
-/// Applies the configuration of one engine. Returns when it is done.
 pub(super) async fn roll_out(registry: Arc<Registry>, generation: u64, spec: EngineSpec) -> Result<(), RolloutError> {
     let context = registry.context(&spec.name).ok_or_else(RolloutError::gone)?;
     let rollout = Rollout { registry: &registry, generation };
@@ -82,7 +81,7 @@ impl Rollout<'_> {
 
     async fn change_flags(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), RolloutError> {
         let id = loop {
-            // An operator may have made the same change meanwhile.
+            // An operator may have made this change.
             let step = context.step();
             if context.heads_for(&spec.configured) && (step.in_rotation() || step == Step::Idle) {
                 return Ok(());
@@ -112,12 +111,13 @@ impl Rollout<'_> {
         }
     }
 
-    /// Stops the engine and waits until the new one in its place serves.
+    /// Stops the engine and waits until the new one serves.
     async fn replace(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), RolloutError> {
-        // Settings that cannot work are detected while the old engine still runs.
+        // The old engine still runs while the new settings are checked.
         let driver = (self.registry.maker)(spec);
         check_settings(&*driver, spec, &spec.settings).await.map_err(RolloutError::failed)?;
-        // An engine whose address changes has received no requests at the old one since the reload, so waiting is pointless.
+        // If the address changes, the old one gets no requests since the reload, so waiting is
+        // pointless.
         let withdrawn = match context.spec().backend == spec.backend {
             true => self.withdraw_when_possible(context).await?,
             false => None,
@@ -136,7 +136,7 @@ impl Rollout<'_> {
         }
         loop {
             self.pause().await?;
-            // The reconciler starts the new engine once the old one is gone.
+            // The reconciler starts the new engine when the old one is gone.
             let Some(context) = self.registry.context(&spec.name) else {
                 if matches!(self.registry.table().blocker(spec), Some(RestartBlocked::MustMove(_))) {
                     return Err(RolloutError::Retry);
@@ -151,7 +151,7 @@ impl Rollout<'_> {
         }
     }
 
-    /// Returns when the engine is out of rotation, has no requests and can be replaced, or when it does not serve anyway.
+    /// Returns when the engine has no requests and can be replaced, or does not serve anyway.
     async fn withdraw_when_possible(&self, context: &EngineContext) -> Result<Option<Replacing<'_>>, RolloutError> {
         loop {
             match context.step() {
@@ -160,7 +160,7 @@ impl Rollout<'_> {
                     Err(NotWithdrawn::Blocked(blocked)) => show_blocked(context, blocked),
                     Err(NotWithdrawn::Outdated) => return Err(RolloutError::Outdated),
                 },
-                // Requests run on it, or are about to.
+                // It has requests, or soon will.
                 step @ (Step::Ramp | Step::Drain) => show_blocked(context, RestartBlocked::Busy(step)),
                 _ => return Ok(None),
             }
@@ -168,8 +168,8 @@ impl Rollout<'_> {
         }
     }
 
-    /// Takes the engine out of rotation and waits until its requests have finished. When that takes too long, or the other
-    /// backends fail meanwhile, it is back in rotation.
+    /// Takes the engine out of rotation and waits for the requests to end. If that takes too long,
+    /// or other backends fail meanwhile, it returns to rotation.
     async fn withdraw(&self, context: &EngineContext) -> Result<Replacing<'_>, NotWithdrawn> {
         let replacing = {
             let _one_at_a_time = self.registry.change_lock.lock().await;
@@ -193,8 +193,8 @@ impl Rollout<'_> {
         withdrawn.map(|()| replacing)
     }
 
-    /// Checks that other backends can serve the requests. Not required if another engine waits for this one's device; then
-    /// requests wait in the queue.
+    /// Checks that other backends can serve the requests. If another engine waits for this one's
+    /// device, they need not: requests wait in the queue.
     async fn check_replacement(&self, context: &EngineContext) -> Result<(), RestartBlocked> {
         if self.registry.table().is_awaited(context) {
             return Ok(());
@@ -217,7 +217,6 @@ impl Rollout<'_> {
     }
 }
 
-/// Puts the engine back in rotation.
 fn reinstate(context: &EngineContext) {
     context.state.lock().lifecycle.reinstate();
     if context.step().in_rotation() {
@@ -225,7 +224,7 @@ fn reinstate(context: &EngineContext) {
     }
 }
 
-/// Shows what the new configuration waits for; logged once for each reason.
+/// Shows why the new configuration waits; logged once per reason.
 fn show_blocked(context: &EngineContext, blocked: RestartBlocked) {
     let text = blocked.to_string();
     if context.state.lock().lifecycle.block(blocked) {

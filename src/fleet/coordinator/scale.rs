@@ -1,20 +1,20 @@
-//! Has as many engines of a pool run as autoscaling wants: the others are stopped, and start again when they are wanted.
+//! Makes as many engines of a pool run as autoscaling wants.
 //!
-//! Called once a second with the number that is wanted. It is compared with the engines that serve or are about to:
+//! Called once a second; available are engines that serve or soon will:
 //!
-//! | there are | then |
+//! | available | action |
 //! |---|---|
-//! | too few | one that drains for a rest serves again; then those that rest are started, in the order of the configuration |
-//! | too many that do not serve yet | the last of them are stopped |
-//! | too many that serve | the last of them is drained and stopped, if the others can serve its models and have room ([`preflight`]) |
+//! | too few | engines that drain for a rest serve again; then resting ones start, in order |
+//! | too many not yet serving | the last of them are stopped |
+//! | too many serving | the last is drained and stopped, if the others have room ([`preflight`]) |
 //!
-//! Of the pods of a StatefulSet those with the highest numbers go first, whatever they do: it removes them in this order. They are
-//! drained here before the replicas are lowered, which the caller does.
+//! Of a StatefulSet, the pods with the highest numbers go first, in any state, as the set removes
+//! them. They are drained here; then the caller lowers the replicas.
 //!
-//! An engine that an operator drained or that waits for one (`Hold`) is not available, and one that waits for its next attempt is
-//! replaced meanwhile. While a rollout waits because the other engines could not carry the load, one more listed engine is wanted, so
-//! that it goes on; a StatefulSet gets no further pod for it. An engine whose drain takes longer than `fleet.drain` serves on, and the
-//! next one is tried after that time.
+//! An engine that an operator drained, or that waits for one (`Hold`), is not available; an engine
+//! in backoff is replaced. While a rollout waits for room, one more listed engine is wanted; a
+//! StatefulSet gets no further pod. An engine whose drain exceeds `fleet.drain` serves on, and
+//! another is tried after that time.
 //!
 //! [`preflight`]: crate::engine::preflight
 
@@ -34,15 +34,15 @@ use sluice_core::base::BackendId;
 use sluice_gateway::config::Target;
 use sluice_gateway::pool::Cordon;
 
-/// Between two attempts to stop an engine, after one that was not possible.
+/// Pause after an engine could not be stopped.
 const RETRY: Duration = Duration::from_secs(3);
 
-/// One engine as the decision sees it.
+/// The state of an engine, as far as it matters for autoscaling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     /// In rotation.
     Serves,
-    /// Comes into rotation by itself; whether it may be stopped before.
+    /// Will serve without help; `stoppable`: may be stopped before that.
     Comes { stoppable: bool },
     /// Waits for its next attempt after a failure.
     BacksOff,
@@ -50,18 +50,18 @@ enum Standing {
     Leaves,
     /// Stopped, because fewer are wanted.
     Rests,
-    /// Counts for nothing: an operator drained it, or it waits for one.
+    /// Not available: drained by an operator, or waiting for one.
     Away,
 }
 
-/// Which engines start, and which are stopped, by their positions. Those that serve are stopped one after the other.
+/// The positions of engines to start and to stop. Serving ones are stopped one at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Decision {
     wake: Vec<usize>,
     rest: Vec<usize>,
 }
 
-/// Decides for a pool of which `wanted` engines are to run.
+/// Decides for a pool of which `wanted` engines should run.
 fn decide(engines: &[Standing], wanted: usize) -> Decision {
     let at = |is: fn(&Standing) -> bool| (0..engines.len()).filter(|at| is(&engines[*at])).collect::<Vec<usize>>();
     let serving = at(|engine| *engine == Standing::Serves);
@@ -76,12 +76,12 @@ fn decide(engines: &[Standing], wanted: usize) -> Decision {
     let mut rest = at(|engine| *engine == Standing::BacksOff);
     let stoppable = at(|engine| *engine == Standing::Comes { stoppable: true });
     rest.extend(stoppable.into_iter().rev().take(available - wanted));
-    // Those that come are no reason to stop one that serves.
+    // An engine that does not serve yet is no reason to stop one that serves.
     rest.extend(serving.iter().rev().take(serving.len().saturating_sub(wanted)));
     Decision { wake: Vec::new(), rest }
 }
 
-/// The same for the pods of a StatefulSet, which have numbers: those below `wanted` are to run.
+/// Decides for pods of a StatefulSet: those with numbers below `wanted` should run.
 fn decide_pods(pods: &[(u32, Standing)], wanted: usize) -> Decision {
     let at = |is: &dyn Fn(usize, Standing) -> bool| {
         let mut found: Vec<usize> = (0..pods.len()).filter(|at| is(pods[*at].0 as usize, pods[*at].1)).collect();
@@ -96,21 +96,19 @@ fn decide_pods(pods: &[(u32, Standing)], wanted: usize) -> Decision {
     }
 }
 
-/// The number of the pod of an engine.
 fn pod_number(context: &EngineContext) -> Option<u32> {
     let spec = context.spec();
     let Target::Pod(_, engine) = &spec.target else { return None };
     engine.pod.strip_prefix(&*engine.statefulset)?.strip_prefix('-')?.parse().ok()
 }
 
-/// The replicas that pods need which serve or may have requests: one more than the highest number of them.
+/// The replicas that the set needs to keep every pod that serves or may have requests.
 fn replicas_in_use(engines: &[EngineHandle]) -> u32 {
     let in_use = |context: &Arc<EngineContext>| !matches!(context.step(), Step::Idle | Step::Hold | Step::Off);
     let contexts = engines.iter().map(|engine| &engine.context).filter(|context| in_use(context));
     contexts.filter_map(|context| Some(pod_number(context)? + 1)).max().unwrap_or(0)
 }
 
-/// How an engine stands.
 fn standing(context: &EngineContext, drained: &BTreeSet<BackendId>) -> Standing {
     let is_drained = drained.contains(&context.spec().backend);
     let state = context.state.lock();
@@ -129,14 +127,14 @@ fn standing(context: &EngineContext, drained: &BTreeSet<BackendId>) -> Standing 
     }
 }
 
-/// Whether the change of an engine waits for the others to be able to carry its load.
+/// Whether a change of the engine waits until others can carry the load.
 fn lacks_room(context: &EngineContext) -> bool {
     let blocked = &context.state.lock().lifecycle.blocked;
     matches!(blocked, Some(RestartBlocked::NoReplacement(_) | RestartBlocked::NoRoom { .. }))
 }
 
-/// One look at a pool. `None`: all of its engines are to run. `may_stop`: engines that serve may be stopped now. Returns the replicas
-/// below which its StatefulSet, if it has one, must not be set.
+/// One step for a pool. `None`: all engines should run. `may_stop`: serving engines may be stopped
+/// now. Returns the fewest replicas that the StatefulSet, if any, may be set to.
 pub(super) async fn scale(registry: &Registry, pool: &str, wanted: Option<u32>, may_stop: bool) -> u32 {
     let engines = registry.engines_of(pool);
     if registry.is_closing() {
@@ -190,7 +188,7 @@ async fn carry_out(registry: &Registry, pool: &str, engines: &[EngineHandle], wa
     }
 }
 
-/// Begins to stop one engine. With `carried`, only if the others can carry its load.
+/// Begins to stop one engine. With `carried`, only if the others can carry the load.
 async fn rest_one(registry: &Registry, engine: &EngineHandle, carried: bool) -> Result<(), ChangeRefused> {
     let context = &engine.context;
     let _one_at_a_time = registry.change_lock.lock().await;
@@ -207,7 +205,8 @@ async fn rest_one(registry: &Registry, engine: &EngineHandle, carried: bool) -> 
     Ok(())
 }
 
-/// Those that could not be drained serve again: the next attempt waits as long as a drain may take.
+/// After an engine could not be drained and serves again, the next attempt waits for the length of
+/// a drain.
 fn note_returned(registry: &Registry, pool: &str, engines: &[EngineHandle]) {
     let mut scales = registry.scales();
     let known = scales.pool(pool);

@@ -1,7 +1,7 @@
-//! What [`scale`](super::scale) remembers of each pool between two looks.
+//! State that [`scale`](super::scale) keeps of each pool between two looks.
 //!
-//! An engine that could not be drained is not tried again at once, and a reason to wait is logged once. Bounds: the pools that are
-//! configured.
+//! An engine that could not be drained is not tried again at once, and a reason to wait is logged
+//! once. Bounds: the configured pools.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,28 +9,27 @@ use tokio::time::Instant;
 
 use crate::engine::lifecycle::RestartBlocked;
 
-/// What is remembered of each pool between two looks.
 #[derive(Debug, Default)]
 pub(super) struct Scales(BTreeMap<String, PoolScale>);
 
-/// What is remembered of one pool.
+/// State of one pool.
 #[derive(Debug, Default)]
 pub(super) struct PoolScale {
-    /// No engine is stopped before.
+    /// No engine is stopped before this time.
     pub(super) not_before: Option<Instant>,
-    /// Engines that are being stopped. One that serves again was not drained in time.
+    /// Engines that are being stopped. If one serves again, it was not drained in time.
     pub(super) resting: BTreeSet<String>,
-    /// Why none could be stopped, which is logged once.
+    /// The last logged reason why no engine could be stopped.
     pub(super) why: Option<RestartBlocked>,
 }
 
 impl Scales {
-    /// Of this pool.
+    /// The state of this pool.
     pub(super) fn pool(&mut self, name: &str) -> &mut PoolScale {
         self.0.entry(name.to_owned()).or_default()
     }
 
-    /// Forgets pools that are not configured.
+    /// Removes pools that are not configured.
     pub(super) fn retain(&mut self, is_configured: impl Fn(&str) -> bool) {
         self.0.retain(|name, _| is_configured(name));
     }

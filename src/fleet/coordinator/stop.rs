@@ -1,7 +1,9 @@
-//! Stops an engine for good: because it is no longer configured, because another one replaces it, or with the gateway.
+//! Stops an engine for good: it is no longer configured, another one replaces it, or the gateway
+//! stops.
 //!
-//! The engine drains and stops in its own task. An engine that cannot be stopped stays in the way of others, and its stop is
-//! tried again every [`RETRY`] until it succeeds or the gateway stops: two engines must not share a device.
+//! The engine task drains and stops it. If it cannot be stopped, it keeps blocking others, because
+//! two engines must not share a device. The stop is repeated every [`RETRY`] until it succeeds or
+//! the gateway stops.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +17,11 @@ use crate::engine::context::EngineContext;
 use crate::engine::lifecycle::Step;
 use sluice_gateway::pool::Cordon;
 
-/// Between two attempts to stop an engine that could not be stopped.
+/// Pause between two attempts to stop an engine.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
 
-/// Begins to stop an engine; its task ends with it. With a `generation`: only while that configuration is in force. Whether
-/// it has begun.
+/// Begins to stop an engine, after which the engine task ends. With a `generation`, only while that
+/// configuration is in force. Returns whether the stop has begun.
 pub(super) fn begin_stop(registry: &Arc<Registry>, name: &str, generation: Option<u64>) -> bool {
     let engine = {
         let mut table = registry.table();
@@ -27,7 +29,8 @@ pub(super) fn begin_stop(registry: &Arc<Registry>, name: &str, generation: Optio
             return false;
         }
         let Some(engine) = table.managed.remove(name) else { return false };
-        // At once, before a preflight counts on it. Requests that wait for its place may go on waiting.
+        // Now, before a preflight counts on the engine. Requests that wait for this backend may
+        // keep waiting.
         engine.handle.context.set_cordon(Cordon::Draining);
         engine.leave.cancel();
         table.stopping.push(StoppingEngine::managed(&engine.handle.context));
@@ -45,7 +48,7 @@ pub(super) fn begin_stop(registry: &Arc<Registry>, name: &str, generation: Optio
     true
 }
 
-/// The task of the engine has ended. Returns when the engine is gone, or the gateway stops.
+/// After the end of the engine task: returns when the engine is gone, or the gateway stops.
 async fn retry_until_stopped(registry: &Registry, context: &Arc<EngineContext>) {
     let name = context.spec().name.clone();
     while context.step() != Step::Off && !registry.is_closing() {

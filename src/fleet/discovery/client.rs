@@ -1,7 +1,7 @@
-//! The client of the cluster: one for all pools, made when it is first needed, and words for its errors.
+//! The Kubernetes client of all pools, made when first needed, and errors in words.
 //!
-//! It finds the API server as kubectl does: KUBECONFIG, else the service account of its own pod. Bounds: [`CONNECT`] for a
-//! connection, [`CALL`] for one call that is not a watch.
+//! It finds the API server as kubectl does: KUBECONFIG, else the service account of the gateway's
+//! pod. Bounds: [`CONNECT`] per connection, [`CALL`] per [`call`].
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use tokio::time::timeout;
 
 use super::{GATE, Job, PodQuery};
 
-/// For a connection to the API server.
+/// Limit of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(5);
-/// For one call.
+/// Limit of one call.
 pub(crate) const CALL: Duration = Duration::from_secs(10);
-/// The name under which the gateway owns fields of objects.
+/// The field manager that owns the gateway's fields of objects.
 pub(crate) const MANAGER: &str = "sluice";
 
 static CLIENT: Mutex<Option<Client>> = Mutex::new(None);
 
-/// The client.
+/// The client, made at the first call.
 ///
 /// # Errors
-/// No cluster is configured, or its configuration cannot be used.
+/// There is no cluster, or no usable configuration.
 pub(crate) async fn client() -> Result<Client, String> {
     if let Some(client) = CLIENT.lock().clone() {
         return Ok(client);
@@ -40,7 +40,7 @@ pub(crate) async fn client() -> Result<Client, String> {
     Ok(client)
 }
 
-/// An API of a namespace; without one that of the gateway.
+/// The API of a namespace; by default the gateway's.
 pub(crate) async fn api<K>(namespace: Option<&str>) -> Result<Api<K>, String>
 where
     K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
@@ -53,10 +53,11 @@ where
     })
 }
 
-/// Makes one call, within [`CALL`]. `what` is the permission that it needs, such as `patch pods/status`.
+/// Makes one call within [`CALL`]. `what`: the permission that it needs, such as `patch
+/// pods/status`.
 ///
 /// # Errors
-/// In words.
+/// The failure, for the operator.
 pub(crate) async fn call<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
     match timeout(CALL, call).await {
         Ok(Ok(done)) => Ok(done),
@@ -68,16 +69,16 @@ pub(crate) async fn call<T>(what: &str, call: impl Future<Output = kube::Result<
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallError {
-    /// There is no such object.
+    /// The object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// Another field manager owns a field, or the object has changed.
+    /// Another field manager owns a field, the object has changed, or other pods must change first.
     #[error("{0}")]
     Conflict(String),
-    /// The platform does not want there to be such a pod.
+    /// The platform does not want such a pod.
     #[error("{0}")]
     Unwanted(String),
-    /// Anything else.
+    /// All others.
     #[error("{0}")]
     Other(String),
 }
@@ -100,7 +101,7 @@ impl CallError {
     }
 }
 
-/// The innermost error, which names what happened.
+/// The innermost error, which names the cause.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {
@@ -109,15 +110,15 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-/// Gives our readiness gate to a pod, unless another one has its name by now.
+/// Sets our readiness gate on a pod, unless another pod has the name by now.
 ///
 /// # Errors
-/// In words.
+/// The failure, for the operator.
 pub async fn give_gate(query: &PodQuery, job: &Job) -> Result<(), String> {
     let api: Api<Pod> = api(query.namespace.as_deref()).await?;
     let now = format!("{:.0}", jiff::Timestamp::now());
     let condition = json!({ "type": GATE, "status": "True", "reason": "WarmedUp", "lastTransitionTime": now });
-    // With the uid it is refused for another pod of this name.
+    // Because of the uid, another pod of this name is refused.
     let patch = json!({ "metadata": { "uid": job.uid }, "status": { "conditions": [condition] } });
     let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
     match call("patch pods/status", api.patch_status(&job.name, &params, &patch)).await {

@@ -1,7 +1,9 @@
-//! Why a pod does not come up, or why its engine ended: from the status of the pod, in the classes of any other engine.
+//! Why a pod does not come up, or why the engine ended: the pod's status in the classes of all
+//! engines.
 //!
-//! The last lines of a container that ended (`terminationMessagePolicy: FallbackToLogsOnError`, as the chart has it) are diagnosed
-//! as the log of a process is. Messages of the platform are cut at [`MESSAGE_BYTES`].
+//! The last lines of an ended container (`terminationMessagePolicy: FallbackToLogsOnError`, as in
+//! the chart) are diagnosed like a process's log. Messages of the platform are cut to
+//! [`MESSAGE_BYTES`].
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
 
@@ -9,12 +11,12 @@ use crate::driver::EngineFailure;
 use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
 
-/// The most of a message that is kept.
+/// Bytes kept of a message.
 const MESSAGE_BYTES: usize = 300;
-/// Exit status of a container that the kernel or the kubelet killed.
+/// Exit status of a container that got SIGKILL.
 const KILLED: i32 = 128 + 9;
 
-/// What keeps the pod from serving; `None` for one that runs, or is on its way without a hitch.
+/// Why the pod does not serve; `None` if it runs, or starts normally.
 pub(crate) fn failure(pod: &Pod, container: &str) -> Option<EngineFailure> {
     let status = pod.status.as_ref()?;
     let condition = |kind: &str| status.conditions.iter().flatten().find(|condition| condition.type_ == kind);
@@ -33,13 +35,13 @@ pub(crate) fn failure(pod: &Pod, container: &str) -> Option<EngineFailure> {
     init.or_else(|| engine(pod, container).and_then(of_container))
 }
 
-/// The status of the engine's container, or of the only one.
+/// The status of the engine's container, or of the only container.
 pub(crate) fn engine<'p>(pod: &'p Pod, container: &str) -> Option<&'p ContainerStatus> {
     let all = pod.status.as_ref()?.container_statuses.as_deref()?;
     all.iter().find(|status| status.name == container).or(if let [only] = all { Some(only) } else { None })
 }
 
-/// How the engine's container ended last, if it did.
+/// How the engine's container last ended, if it did.
 pub(crate) fn last_exit(status: &ContainerStatus) -> Option<Exit> {
     let ended = terminated(status.state.as_ref()).or_else(|| terminated(status.last_state.as_ref()))?;
     Some(exit(ended))
@@ -69,7 +71,7 @@ fn of_container(status: &ContainerStatus) -> Option<EngineFailure> {
             _ => None,
         };
     }
-    // A container that runs and is ready again is no failure any more.
+    // A container that is ready again has not failed.
     let last = terminated(status.last_state.as_ref()).filter(|_| status.restart_count > 0 && !status.ready);
     terminated(state).filter(|ended| ended.exit_code != 0).or(last).map(|ended| of_end(status, ended))
 }
@@ -87,7 +89,7 @@ fn of_end(status: &ContainerStatus, ended: &ContainerStateTerminated) -> EngineF
         return EngineFailure::of(diagnosis, Some(exit), StartPhase::Launching);
     }
     let lines: Vec<&str> = ended.message.as_deref().unwrap_or_default().lines().collect();
-    // It is not known how far it had come, unless it had been ready.
+    // How far the start had come is unknown.
     let mut diagnosis = diagnose(&lines, Some(exit), StartPhase::Launching);
     let said = diagnosis.cause.take().map(|cause| format!(": {cause}")).unwrap_or_default();
     diagnosis.cause = Some(format!("container {} ended with {exit}{again}{said}", status.name));

@@ -1,14 +1,18 @@
-//! Which pods of a pool are backends, and in which state: a state machine without clock and without I/O.
+//! Which pods of a pool are backends, and in which state: a state machine without clock and I/O.
 //!
 //! ```text
-//!   not ready --ready--> cold --warmed up--> in use --not ready, or its engine restarted--> cordoned --ready--> cold ..
-//!                         (already warm: gate given, or there when the gateway began)        --deleted--> leaving --> gone
+//!   not ready --ready--> cold --warmed up--> in use --unready or engine restarted--> cordoned
+//!   cordoned --ready--> cold     any --deleted--> leaving --> gone
 //! ```
-//! A pod comes in when its containers are ready and it is warm, whatever its `Ready` condition says: that waits for our gate. It
-//! gets no new requests from its `deletionTimestamp` on, which is seconds before it turns unready. A node that the cluster lost
-//! makes `Ready` false but not its containers, so the gateway's own probes decide.
 //!
-//! With a driver (`statefulset` in the configuration) every pod with an address is a backend: its life cycle does the rest.
+//! A new pod is warm without warm-up if our gate is set, or if it has no such gate and was ready
+//! when the gateway began. A pod enters when it is warm and all containers are ready. The `Ready`
+//! condition does not count: it waits for our gate, and turns false for a lost node whose
+//! containers may run, which the gateway's probes judge. A pod with a `deletionTimestamp` gets no
+//! new requests, seconds before it turns unready.
+//!
+//! With a driver (`statefulset`) every pod with an address is a backend, and the engine's life
+//! cycle decides.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +23,9 @@ use sluice_gateway::config::FoundPod;
 #[derive(Debug, Default)]
 pub struct Members {
     pods: BTreeMap<String, Member>,
-    /// Whether all pods were listed once: pods that come later are new.
+    /// Whether all pods were listed once: later pods are new.
     began: bool,
-    /// A driver restarts the engines.
+    /// Whether a driver restarts the engines.
     managed: bool,
 }
 
@@ -29,9 +33,9 @@ pub struct Members {
 struct Member {
     pod: SeenPod,
     warmth: Warmth,
-    /// It was a backend, so requests may still run there.
+    /// Whether it was a backend, so requests may run there.
     was_in: bool,
-    /// Why our gate could not be given.
+    /// Why our gate could not be set.
     gate_trouble: Option<String>,
 }
 
@@ -43,36 +47,37 @@ enum Warmth {
     Warm,
 }
 
-/// A pod that is to be warmed up (`warm_up`) and to get our gate (`gate`).
+/// A pod to warm up (`warm_up`) and to give our gate (`gate`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// Its uid.
+    /// The pod's uid.
     pub uid: String,
     /// See [`SeenPod::restarts`].
     pub restarts: i32,
-    /// Its address.
+    /// The pod's address.
     pub ip: String,
-    /// Whether it is cold.
+    /// Whether to warm it up.
     pub warm_up: bool,
-    /// Whether it waits for our gate.
+    /// Whether to set our gate.
     pub gate: bool,
 }
 
 impl Members {
-    /// No pods. `managed`: a driver restarts their engines.
+    /// No pods yet. `managed`: a driver restarts the engines.
     pub fn new(managed: bool) -> Self {
         Self { managed, ..Self::default() }
     }
 
-    /// Takes in what was seen last. `is_coming`: whether the driver of a pod that is not there waits for the next one.
+    /// Records the pods seen last. `is_coming`: whether the driver of a missing pod waits for the
+    /// next one.
     pub fn see(&mut self, seen: &Seen, is_coming: impl Fn(&str) -> bool) {
         let managed = self.managed;
         self.pods.retain(|name, member| {
             let is_there = seen.pods.contains_key(name);
             if !is_there {
-                // Its backend stays, without requests.
+                // The backend remains, without requests.
                 member.pod = SeenPod { ip: member.pod.ip.take(), leaving: true, ..SeenPod::default() };
             }
             is_there || managed && is_coming(name)
@@ -93,7 +98,7 @@ impl Members {
                     let mut pod = pod.clone();
                     let before = self.pods.get(name).and_then(|before| before.pod.ip.clone());
                     if managed && pod.ip.is_none() && before.is_some() {
-                        // As long as it has no address, its backend stays with that of the one before.
+                        // Until the new pod has an address, the backend keeps the old one.
                         (pod.ip, pod.leaving) = (before, true);
                     }
                     let member = Member { pod, warmth, was_in: false, gate_trouble: None };
@@ -107,7 +112,8 @@ impl Members {
         self.began |= seen.complete;
     }
 
-    /// The pods that are backends; those with a driver from the highest number down, as a StatefulSet changes them.
+    /// The pods that are backends. With a driver, the highest number comes first, as a StatefulSet
+    /// changes them.
     pub fn found(&self) -> Vec<FoundPod> {
         let backend = |(name, member): (&String, &Member)| {
             let ip = member.pod.ip.clone().filter(|_| member.was_in)?;
@@ -122,8 +128,8 @@ impl Members {
         found
     }
 
-    /// Pods that have to be prepared. Each is returned once, until [`Members::prepared`] or [`Members::retry`]. `serves`: whether
-    /// the engine of a pod serves, for those with a driver.
+    /// Pods to prepare, each once until [`Members::prepared`] or [`Members::retry`]. `serves`:
+    /// whether the engine of a pod with a driver serves.
     pub fn jobs(&mut self, serves: impl Fn(&str) -> bool) -> Vec<Job> {
         let mut jobs = Vec::new();
         for (name, member) in &mut self.pods {
@@ -141,7 +147,7 @@ impl Members {
         jobs
     }
 
-    /// A pod was prepared: whether it is warm, and whether our gate was given.
+    /// Records whether a pod was warmed up, and got our gate.
     pub fn prepared(&mut self, job: &Job, warm: Result<(), String>, gate: Result<(), String>) {
         let Some(member) = self.pods.get_mut(&job.name) else { return };
         if member.pod.uid != job.uid || member.pod.restarts != job.restarts {
@@ -153,13 +159,13 @@ impl Members {
         };
         member.gate_trouble = gate.err();
         if member.gate_trouble.is_none() && job.gate && member.warmth == Warmth::Warm {
-            // The watch says the same a moment later.
+            // The watch will show the same.
             member.pod.gate = Gate::Given;
         }
         member.was_in |= !self.managed && member.is_open();
     }
 
-    /// What failed is tried again.
+    /// Allows new attempts after failures.
     pub fn retry(&mut self) {
         for member in self.pods.values_mut() {
             if matches!(member.warmth, Warmth::Failed(_)) {
@@ -169,7 +175,7 @@ impl Members {
         }
     }
 
-    /// The pods as they are shown.
+    /// The pods for operators.
     pub fn views(&self) -> Vec<PodView> {
         let view = |(name, member): (&String, &Member)| {
             let (state, why) = member.shown(self.managed);
@@ -218,13 +224,13 @@ mod tests {
         members.see(seen, |_| false);
     }
 
-    /// Names of backends, those that are cordoned with a `-`.
+    /// Names of backends, the cordoned ones with a `-`.
     fn backends(members: &Members) -> Vec<String> {
         let word = |pod: FoundPod| format!("{}{}", if pod.cordoned { "-" } else { "" }, pod.name);
         members.found().into_iter().map(word).collect()
     }
 
-    /// Warms up what is to be warmed up. Returns the names.
+    /// Prepares all pods that are due. Returns their names.
     fn warm(members: &mut Members) -> Vec<String> {
         let jobs = members.jobs(|_| false);
         jobs.iter().for_each(|job| members.prepared(job, Ok(()), Ok(())));

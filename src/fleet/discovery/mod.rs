@@ -1,11 +1,12 @@
 //! Backends that come and go: the pods of a Kubernetes cluster that a pool selects.
 //!
-//! [`follow`] watches the pods of one pool and publishes what it sees; [`Members`] decides from that, without clock and I/O, which
-//! pods are backends, which have to be warmed up first and which get no new requests. A lost API server changes none of it: the
-//! last that was seen stays in force, and [`Seen::trouble`] says so. Why a pod does not come up has the classes of any other engine
-//! (`failure`). What needs the client of the cluster is behind the cargo feature `kubernetes`.
+//! [`follow`] watches the pods of one pool and publishes them. From that [`Members`] decides,
+//! without clock and I/O, which pods are backends, which must be warmed up, and which get no new
+//! requests. While the API server is away nothing changes: the last state stays in force, and
+//! [`Seen::trouble`] gives the reason. `failure` puts the failures of pods into the classes of all
+//! engines. Code that needs the client is behind the cargo feature `kubernetes`.
 //!
-//! Bounds: [`MAX_PODS`] pods of one pool; a watch is renewed every minute, and begun anew after a wait of up to 30 s.
+//! Bounds: [`MAX_PODS`] per pool; a watch is renewed every minute, and restarted after up to 30 s.
 
 #[cfg(feature = "kubernetes")]
 pub(crate) mod client;
@@ -37,86 +38,86 @@ pub use replicas::{apply_replicas, read_replicas};
 #[cfg(feature = "kubernetes")]
 pub use watch::follow;
 
-/// The readiness gate that the gateway gives to a warm pod.
+/// The readiness gate that the gateway sets on warm pods.
 pub const GATE: &str = "sluice.dev/warm";
-/// Pods of one pool that are followed; further ones are left out.
+/// Pods followed per pool; more are left out.
 pub const MAX_PODS: usize = 1_024;
 
-/// Which pods a pool has.
+/// Which pods belong to a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodQuery {
-    /// `None`: that of the gateway.
+    /// `None`: the gateway's own.
     pub namespace: Option<String>,
-    /// Labels.
+    /// A label selector.
     pub selector: String,
-    /// The container of the engine.
+    /// The engine's container.
     pub container: String,
 }
 
-/// What was seen of the pods of a pool last.
+/// The last known pods of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     /// By name.
     pub pods: BTreeMap<String, SeenPod>,
     /// Whether all pods were listed once.
     pub complete: bool,
-    /// Why changes are not seen at present, and what to do about it.
+    /// Why changes are not seen now, and the remedy.
     pub trouble: Option<String>,
 }
 
 /// One pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SeenPod {
-    /// Another pod of the same name has another one.
+    /// Distinguishes pods of the same name.
     pub uid: String,
-    /// Its address, once it has one.
+    /// The address, once assigned.
     pub ip: Option<String>,
-    /// How often the container of its engine was restarted.
+    /// Restarts of the engine's container.
     pub restarts: i32,
-    /// Its containers are ready and other gates than ours are given.
+    /// Whether the containers are ready and all other gates are set.
     pub ready: bool,
     /// Our readiness gate.
     pub gate: Gate,
-    /// It is being deleted.
+    /// Whether it is being deleted.
     pub leaving: bool,
-    /// Why it does not come up, or why its engine ended last.
+    /// Why it does not come up, or why the engine last ended.
     pub failure: Option<EngineFailure>,
 }
 
-/// Our readiness gate of a pod.
+/// Our readiness gate on a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gate {
-    /// The pod does not have it.
+    /// The pod has no such gate.
     #[default]
     Absent,
-    /// The pod waits for it.
+    /// The pod waits for the gate.
     Missing,
-    /// It was given.
+    /// The gate was set.
     Given,
 }
 
-/// The pods of a pool as they are shown.
+/// The pods of a pool, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodsView {
     /// The pool.
     pub pool: String,
-    /// Why changes are not seen at present. Requests go on to the pods that are known.
+    /// Why changes are not seen now. Known pods still get requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     /// By name.
     pub pods: Vec<PodView>,
 }
 
-/// A pod as it is shown.
+/// A pod, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodView {
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// not_ready, cold, warming_up, in_use, cordoned, leaving or managed.
+    /// `not_ready`, `cold`, `warming_up`, `in_use`, `cordoned`, `leaving` or `managed`.
     pub state: String,
-    /// Why, where that is known.
+    /// Why, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }

@@ -1,7 +1,8 @@
-//! A ConfigMap and a Lease that several gateways replace as a whole, each only over the state that it has read.
+//! A ConfigMap and a Lease that several gateways replace as a whole, each only over the state that
+//! it read.
 //!
-//! The platform's `resourceVersion` is what a write is compared with. Reads ask for the latest state (no `resourceVersion`), so the
-//! API server asks its store. Bounds: the callers', for time; a ConfigMap holds 1 MiB.
+//! A write gives the `resourceVersion` that it replaces. Reads give none, so that the API server
+//! returns the latest stored state. Bounds: callers limit the time; a ConfigMap holds 1 MiB.
 
 use std::collections::BTreeMap;
 
@@ -14,24 +15,24 @@ use serde::de::DeserializeOwned;
 
 use super::client::{MANAGER, api};
 
-/// The key of the ConfigMap under which the text is.
+/// The key of the text in the ConfigMap.
 const KEY: &str = "ledger";
 
-/// How a write ended.
+/// The result of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectWritten {
-    /// It is the state now.
+    /// The object was written.
     Done,
     /// The object has changed since it was read.
     Refused,
-    /// It may have been written or not.
+    /// It is unknown whether the object was written.
     Unknown(String),
 }
 
-/// The text of an object with its version; `None`: there is no such object.
+/// The text and version of an object; `None` if it does not exist.
 ///
 /// # Errors
-/// In words.
+/// The failure, for the operator.
 pub async fn read_object(namespace: Option<&str>, name: &str) -> Result<Option<(String, String)>, String> {
     let objects: Api<ConfigMap> = api(namespace).await?;
     let found = objects.get_opt(name).await.map_err(|error| words("ConfigMap", "get configmaps", name, &error))?;
@@ -41,7 +42,7 @@ pub async fn read_object(namespace: Option<&str>, name: &str) -> Result<Option<(
     Ok(Some((text, version)))
 }
 
-/// Replaces the object that was read with this version; without one, makes it.
+/// Replaces the object at the version `over`; without it, creates the object.
 pub async fn write_object(namespace: Option<&str>, name: &str, text: String, over: Option<&str>) -> ObjectWritten {
     let objects = match api(namespace).await {
         Ok(objects) => objects,
@@ -52,10 +53,10 @@ pub async fn write_object(namespace: Option<&str>, name: &str, text: String, ove
     put("ConfigMap", "configmaps", &objects, name, &object, over).await
 }
 
-/// The `spec` of a Lease as JSON, with its version; `None`: there is no such object.
+/// The `spec` of a Lease as JSON, and the version; `None` if it does not exist.
 ///
 /// # Errors
-/// In words.
+/// The failure, for the operator.
 pub async fn read_lease(namespace: Option<&str>, name: &str) -> Result<Option<(Vec<u8>, String)>, String> {
     lease_of(&api(namespace).await?, name).await
 }
@@ -67,7 +68,7 @@ async fn lease_of(leases: &Api<Lease>, name: &str) -> Result<Option<(Vec<u8>, St
     Ok(Some((spec, lease.metadata.resource_version.unwrap_or_default())))
 }
 
-/// Replaces the `spec` of the Lease that was read with this version; without one, makes the Lease.
+/// Replaces the `spec` of the Lease at the version `over`; without it, creates the Lease.
 pub async fn write_lease(namespace: Option<&str>, name: &str, spec: &[u8], over: Option<&str>) -> ObjectWritten {
     match api(namespace).await {
         Ok(leases) => put_lease(&leases, name, spec, over).await,
@@ -111,7 +112,7 @@ where
     };
     match written {
         Ok(_) => ObjectWritten::Done,
-        // 409: changed, or made meanwhile. 404: removed, so that a replacement finds nothing.
+        // 409: changed or created meanwhile. 404: removed, so there is nothing to replace.
         Err(kube::Error::Api(status)) if status.code == 409 || (status.code == 404 && over.is_some()) => {
             ObjectWritten::Refused
         }
@@ -135,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// The Leases of an API server: one object.
+    /// An API server with one Lease.
     #[derive(Debug, Default)]
     struct Server {
         lease: Option<Value>,

@@ -1,14 +1,14 @@
 //! Reads the status of a pod.
 //!
-//! Readiness is that of its containers and of the gates of others: the `Ready` condition also waits for our own gate, and turns false
-//! when the cluster loses a node whose engines still serve.
+//! A pod is ready if the containers are, and all gates but ours are set. The `Ready` condition also
+//! waits for our gate, and turns false when the cluster loses a node whose engines still serve.
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::failure::{engine, failure};
 use super::{GATE, Gate, SeenPod};
 
-/// The pod's name and what matters of it. `container`: that of the engine.
+/// The name and state of a pod with this engine `container`.
 pub(crate) fn read(pod: &Pod, container: &str) -> Option<(String, SeenPod)> {
     let name = pod.metadata.name.clone()?;
     let status = pod.status.clone().unwrap_or_default();

@@ -1,7 +1,8 @@
-//! The replicas of a StatefulSet, as the gateway sets them for autoscaling.
+//! The replicas of a StatefulSet, which the gateway sets for autoscaling.
 //!
-//! The gateway owns the one field by server-side apply, as a field manager of its own: what it applies as another one (the arguments
-//! of engines) stays. It never takes the field from another manager (no `force`), such as an HPA or a manifest that says how many.
+//! The gateway owns this field by server-side apply. It uses a separate field manager, so that the
+//! arguments of engines, which it owns, too, stay. It never takes the field from another manager
+//! (no `force`), such as an HPA or a manifest.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::Api;
@@ -10,13 +11,13 @@ use serde_json::json;
 
 use super::client::{CallError, api, call};
 
-/// The name under which the gateway owns the replicas.
+/// The field manager that owns the replicas.
 const MANAGER: &str = "sluice-autoscale";
 
-/// The replicas that a StatefulSet is to have now.
+/// The replicas in the spec of a StatefulSet.
 ///
 /// # Errors
-/// In words.
+/// The failure, for the operator.
 pub async fn read_replicas(namespace: Option<&str>, name: &str) -> Result<u32, String> {
     let sets: Api<StatefulSet> = api(namespace).await?;
     let found = call("get statefulsets", sets.get(name)).await;
@@ -24,10 +25,10 @@ pub async fn read_replicas(namespace: Option<&str>, name: &str) -> Result<u32, S
     Ok(u32::try_from(set.spec.and_then(|spec| spec.replicas).unwrap_or(1)).unwrap_or(0))
 }
 
-/// Sets them; with `dry_run` only asks whether they could be set.
+/// Sets the replicas; with `dry_run` only checks whether they could be set.
 ///
 /// # Errors
-/// In words: another manager owns the field, or anything else.
+/// Another manager owns the field, or another failure, for the operator.
 pub async fn apply_replicas(namespace: Option<&str>, name: &str, replicas: u32, dry_run: bool) -> Result<(), String> {
     let sets: Api<StatefulSet> = api(namespace).await?;
     let patch = json!({

@@ -1,6 +1,7 @@
 //! Follows the pods of one pool.
 //!
-//! What was seen last stays when the API server is away: only a whole new list, or the deletion of a pod, takes pods out.
+//! Known pods stay while the API server is away: only a complete new list, or the deletion of a
+//! pod, removes pods.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,14 +18,14 @@ use super::client::{self, CallError};
 use super::read::read;
 use super::{MAX_PODS, PodQuery, Seen, SeenPod};
 
-/// A watch ends after this, seconds, and goes on where it ended: a connection that died in silence is noticed.
+/// A watch is renewed after this time, in seconds, so that a silently dead connection is noticed.
 const RENEW_SECONDS: u32 = 60;
-/// Between two attempts to find a cluster.
+/// Pause between two attempts to find a cluster.
 const NO_CLUSTER: Duration = Duration::from_secs(10);
-/// Most of a message that is kept.
+/// Bytes kept of a message.
 const TROUBLE_BYTES: usize = 500;
 
-/// Publishes what is seen of the pods. Never returns.
+/// Publishes the pods of `query`. Never returns.
 pub async fn follow(query: PodQuery, seen: watch::Sender<Seen>) {
     let pods: Api<Pod> = loop {
         match client::api(query.namespace.as_deref()).await {
@@ -90,7 +91,7 @@ fn show_trouble(seen: &watch::Sender<Seen>, mut why: String) {
     });
 }
 
-/// Leaves out what is above the bound.
+/// Drops pods above [`MAX_PODS`].
 fn bound(seen: &watch::Sender<Seen>) {
     seen.send_if_modified(|seen| {
         let over = seen.pods.len() > MAX_PODS;

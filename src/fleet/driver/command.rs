@@ -1,20 +1,18 @@
-//! The driver of an engine that the operator's commands start and stop: systemd, docker, ssh, kubectl or others.
+//! The driver of an engine that the operator's commands start and stop (systemd, docker, ssh, ..).
 //!
 //! Three commands, each a list of words that no shell interprets:
-//! - `start` starts the engine and exits with status 0. It must not stay in the foreground: `docker run -d`,
-//!   `systemctl start`;
-//! - `stop` stops the engine and exits with status 0 when it is stopped;
-//! - `status` (optional) exits with 0 while the engine runs, and with any other status when it does not.
+//! - `start` starts the engine and exits with 0. It must not stay in the foreground: `docker run
+//!   -d`, `systemctl start`.
+//! - `stop` stops the engine and exits with 0 when it is stopped.
+//! - `status` (optional) exits with 0 while the engine runs, else with any other status. It may
+//!   fail for other reasons (ssh, a daemon that restarts). So the engine counts as ended after
+//!   [`ENDED_READINGS`] failures in a row, [`STATUS_INTERVAL`] apart.
 //!
-//! Settings are passed to `start` in two ways. `{args}` as a word of its own is replaced by the flags, one word each; inside
-//! a longer word it is replaced by the flags quoted for a shell, as `ssh HOST "vllm-up {args}"` needs. And every command has
-//! `SLUICE_BACKEND`, `SLUICE_ARGS` (quoted for a shell) and `SLUICE_ARGS_JSON` in its environment.
+//! `{args}` as a word becomes the flags, one word each; within a word it becomes the flags quoted
+//! for a shell, as `ssh HOST "vllm-up {args}"` needs. Every command also gets `SLUICE_BACKEND`,
+//! `SLUICE_ARGS` (quoted for a shell) and `SLUICE_ARGS_JSON`.
 //!
-//! The status command may fail for reasons unrelated to the engine (ssh, a daemon that restarts), so the engine counts as
-//! ended after [`ENDED_READINGS`] failures in a row, [`STATUS_INTERVAL`] apart.
-//!
-//! Bounds: a command gets `control.timeout`, then its process group is killed; [`OUTPUT_MAX`] bytes of its output are
-//! kept. Output goes to a file, not a pipe, because a daemon that inherits a pipe would hold it open forever.
+//! Bounds: `control.timeout`, then the process group is killed; [`OUTPUT_MAX`] for the output file.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -44,15 +42,15 @@ use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::Control;
 
-/// Output of a command that is kept, bytes.
+/// Above this size, bytes, the output file is begun anew. At most this much is read of it.
 const OUTPUT_MAX: usize = 64 << 10;
-/// Longest line that is shown, bytes; the rest of it is left out.
+/// Bytes shown of a line; the rest is left out.
 const LINE_MAX: usize = 4_096;
-/// How often the status command runs during a wait for readiness or for the end of the engine.
+/// Time between status commands while readiness or the end of the engine is awaited.
 pub(crate) const STATUS_INTERVAL: Duration = Duration::from_secs(2);
-/// How often in a row it must report that no engine runs before the engine counts as ended.
+/// Status commands in a row that must fail before the engine counts as ended.
 pub(crate) const ENDED_READINGS: u32 = 3;
-/// The placeholder that is replaced by the flags.
+/// The placeholder for the flags.
 const ARGS_PLACEHOLDER: &str = "{args}";
 
 /// Controls one backend's engine through commands.
@@ -62,24 +60,25 @@ pub struct CommandDriver {
     commands: Control,
     redactor: Redactor,
     output: PathBuf,
-    /// Where in that file the output of the last start begins.
+    /// Where the output of the last start begins in the file.
     start_offset: AtomicU64,
     status_interval: Duration,
-    /// Whether the engine should run: it was started or adopted, and not stopped.
+    /// Whether the engine was started or adopted, and not stopped.
     up: Mutex<bool>,
-    /// Daemons that `start` left behind. They became our children when their parent ended, so we must reap them.
+    /// Daemons that `start` left behind. When their parent ended they became our children, so we
+    /// must reap them.
     daemons: parking_lot::Mutex<HashSet<ProcessId>>,
 }
 
 impl CommandDriver {
-    /// A driver for the backend called `name`, which keeps the output of its commands in `folder`. Runs nothing.
+    /// A driver for the backend `name`, with the output of the commands in `folder`. Runs nothing.
     pub fn new(name: &str, commands: Control, folder: &Path) -> Self {
         let output = folder.join(format!("{}.commands.log", name.replace('/', ".")));
         Self {
             name: name.to_owned(),
             redactor: Redactor::of_commands(&commands),
             commands,
-            // Output that is already in the file precedes this gateway.
+            // Output that is already in the file is not of this gateway.
             start_offset: AtomicU64::new(length(&output)),
             output,
             status_interval: STATUS_INTERVAL,
@@ -88,7 +87,8 @@ impl CommandDriver {
         }
     }
 
-    /// Runs one command to its end.
+    /// Runs one command to the end. Output goes to a file, because a daemon would hold a pipe open
+    /// forever.
     async fn run(
         &self,
         purpose: &str,
@@ -118,7 +118,7 @@ impl CommandDriver {
         let (mut child, running) = spawned;
         let Ok(ended) = timeout(self.commands.timeout, child.wait()).await else {
             if let Some(group) = running.group() {
-                // It is not reaped yet, so the process id is still its own.
+                // The command is not reaped yet, so no other process has the id.
                 let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
             }
             let _ = child.wait().await;
@@ -132,7 +132,7 @@ impl CommandDriver {
         ended.map_err(|error| failed(error.to_string()))
     }
 
-    /// Runs one command; its failure is an error with the last lines of its output.
+    /// Runs one command. If it fails, the error has the last lines of output.
     async fn run_successfully(
         &self,
         purpose: &str,
@@ -145,14 +145,14 @@ impl CommandDriver {
             return Ok(());
         }
         let now = length(&self.output);
-        // A file that was begun anew contains the output of this command only.
+        // A file begun anew has only this command's output.
         let output = if now == before { String::new() } else { self.tail(3).join(" | ") };
         let output = if output.is_empty() { "it printed nothing" } else { &output };
         let cause = format!("{purpose} command of {} ended with {ended}: {output}", self.name);
         Err(EngineFailure::new(FailureClass::CommandFailed, cause))
     }
 
-    /// Whether the engine runs; `None` where the status command is missing or could not be run.
+    /// Whether the engine runs; `None` if there is no status command or it could not run.
     async fn is_running(&self) -> Option<bool> {
         if self.commands.status.is_empty() {
             return None;
@@ -160,7 +160,7 @@ impl CommandDriver {
         self.run("status", &self.commands.status, &EngineSettings::default()).await.ok().map(|ended| ended.success())
     }
 
-    /// Opens the file that commands write to, begun anew when it is larger than [`OUTPUT_MAX`].
+    /// Opens the output file, begun anew if it is larger than [`OUTPUT_MAX`].
     fn open_output(&self) -> io::Result<File> {
         if let Some(folder) = self.output.parent() {
             state_folder::open(folder)?;
@@ -172,7 +172,7 @@ impl CommandDriver {
         state_folder::options().append(true).open(&self.output)
     }
 
-    /// The last lines that commands wrote from this byte of the file on.
+    /// The last lines in the file from byte `from` on.
     fn lines_from(&self, from: u64, lines: usize) -> Vec<String> {
         let bytes = fs::read(&self.output).unwrap_or_default();
         let from = usize::try_from(from).unwrap_or(usize::MAX).max(bytes.len().saturating_sub(OUTPUT_MAX));
@@ -181,8 +181,9 @@ impl CommandDriver {
         all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).to_owned()).collect()
     }
 
-    /// At most `most` whole lines from this byte of the file on, or the last ones without it, and the byte after them. A file
-    /// that was begun anew is read from its beginning; at most [`OUTPUT_MAX`] bytes are read.
+    /// At most `most` whole lines from byte `after` on, or the last ones without it, and the byte
+    /// where they end. Reads at most [`OUTPUT_MAX`] bytes, from the beginning if the file was begun
+    /// anew.
     fn whole_lines(&self, after: Option<u64>, most: usize) -> (Vec<String>, u64) {
         let read = || -> io::Result<(u64, Vec<u8>)> {
             let mut file = File::open(&self.output)?;
@@ -212,7 +213,7 @@ impl CommandDriver {
         format!("command#{}#{}", std::process::id(), self.name)
     }
 
-    /// Reaps daemons of `start` that ended. This process is the reaper of orphans, so they became its children.
+    /// Reaps ended daemons of `start`: this process reaps orphans, so they became its children.
     fn reap_daemons(&self) {
         let own = table::own_pid();
         let mark = self.mark();
@@ -241,7 +242,6 @@ fn program(argv: &[String]) -> Result<PathBuf, EngineFailure> {
         .ok_or_else(|| EngineFailure::new(FailureClass::ProgramMissing, format!("{word}: no such program")))
 }
 
-/// Quotes a word for a POSIX shell.
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,@+%".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
@@ -300,14 +300,15 @@ impl Driver for CommandDriver {
             ));
         }
         let mut up = self.up.lock().await;
-        // Without a status command only the probe shows whether it runs.
+        // Without a status command only the probe shows whether the engine runs.
         *up = self.is_running().await.unwrap_or(true);
         Ok(*up)
     }
 
     async fn stop(&self, rules: StopRules) -> Result<Stopped, EngineFailure> {
         let mut up = self.up.lock().await;
-        // Many stop commands (docker stop, pkill) fail when no engine runs, which is the desired state.
+        // Many stop commands (docker stop, pkill) fail if no engine runs, which is the desired
+        // state.
         if let Err(failure) = self.run_successfully("stop", &self.commands.stop, &EngineSettings::default()).await {
             let gone = self.is_running().await;
             if gone == Some(true) || gone.is_none() && *up {
@@ -361,7 +362,8 @@ impl Driver for CommandDriver {
         self.lines_from(0, lines)
     }
 
-    /// What the commands printed, and the engine too if `start` leaves it the same output. Numbered by bytes of the file.
+    /// The output of the commands, and of the engine if `start` leaves it the same file. Lines are
+    /// numbered by bytes of the file.
     fn log_lines(&self, after: Option<u64>, most: usize) -> Option<LogLines> {
         let (lines, next) = self.whole_lines(after, most);
         let start = self.commands.start.join(" ");

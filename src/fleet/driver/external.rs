@@ -1,6 +1,6 @@
-//! The driver of an external engine: the gateway only has its URL, so it can be drained and probed, never restarted.
+//! The driver of an external engine: the gateway has only its URL, so it can drain and probe it.
 //!
-//! It exists so that the supervision needs no second kind of backend: every command is refused, and every state that
+//! With it the supervision needs no second kind of backend: commands are refused, and a state that
 //! cannot be determined is reported as unknown.
 
 use async_trait::async_trait;
@@ -13,14 +13,14 @@ use super::{
 use sluice_core::vllm::failure::{Exit, FailureClass};
 use sluice_core::vllm::logs::StartPhase;
 
-/// An engine outside the gateway's control.
+/// An engine that the gateway does not control.
 #[derive(Debug)]
 pub struct ExternalDriver {
     name: String,
 }
 
 impl ExternalDriver {
-    /// The driver of the backend called `name`.
+    /// The driver of the backend `name`.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned() }
     }

@@ -1,7 +1,7 @@
-//! What a driver reports when an engine did not start, become ready or stop, and what it warns of before a start.
+//! Failures of an engine to start, become ready or stop, and remarks before a start.
 //!
-//! The classes, their advice and the diagnosis of logs are `vllm::failure`'s; this file adds how the process ended and how
-//! far its start had got.
+//! `vllm::failure` has the classes, their advice and the diagnosis of logs. This file adds how the
+//! process ended, and the phase that the start had reached.
 
 use std::fmt;
 
@@ -25,33 +25,33 @@ impl fmt::Display for Notice {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{class}: {}{advice}", cause.as_deref().map(|cause| format!("{cause}; ")).unwrap_or_default())]
 pub struct EngineFailure {
-    /// The class, which decides the advice.
+    /// The class; it decides the advice.
     pub class: FailureClass,
-    /// The line of the log that gives the reason, or what was observed.
+    /// The reason in the log, or an observation.
     pub cause: Option<String>,
-    /// What the operator can do.
+    /// The remedy for the operator.
     pub advice: String,
-    /// A flag value that would work, when the engine named one.
+    /// A flag value that would work, if the engine named one.
     pub suggestion: Option<FlagSuggestion>,
-    /// How the engine's first process ended, if it did.
+    /// How the first process of the engine ended.
     pub exit: Option<Exit>,
     /// The phase that the start had reached.
     pub phase: StartPhase,
 }
 
 impl EngineFailure {
-    /// A failure that is not diagnosed from a log.
+    /// A failure not diagnosed from a log.
     pub fn new(class: FailureClass, cause: impl Into<String>) -> Self {
         Self::of(Diagnosis::plain(class, Some(cause.into())), None, StartPhase::Launching)
     }
 
-    /// A diagnosis with the exit and the phase of the start.
+    /// A diagnosis, with the exit and the phase of the start.
     pub fn of(diagnosis: Diagnosis, exit: Option<Exit>, phase: StartPhase) -> Self {
         let Diagnosis { class, cause, advice, suggestion } = diagnosis;
         Self { class, cause, advice, suggestion, exit, phase }
     }
 
-    /// Several failures as one, in the class and with the advice of the first; `None` without any.
+    /// Joins failures; class and advice are the first one's. `None` without failures.
     pub(crate) fn joined(failures: Vec<Self>) -> Option<Self> {
         let mut failures = failures.into_iter();
         let mut first = failures.next()?;
@@ -63,7 +63,7 @@ impl EngineFailure {
         Some(first)
     }
 
-    /// Without the secrets of its engine.
+    /// Masks the secrets of the engine.
     pub(crate) fn redacted(mut self, redactor: &Redactor) -> Self {
         self.cause = self.cause.map(|cause| redactor.apply(cause).into_owned());
         self

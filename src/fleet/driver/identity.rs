@@ -1,37 +1,38 @@
-//! How an engine is found again after the gateway that started it is gone.
+//! How a gateway finds an engine of an earlier gateway.
 //!
-//! The identity is written to the journal. A process id alone does not identify a process, since the system reuses ids:
-//! the start time, the boot and a mark in the environment are kept with it.
+//! The identity is in the journal. The system reuses process ids, so an id is kept with the start
+//! time, the boot and a mark in the environment.
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies a started engine over restarts of the gateway.
+/// Identifies a started engine across restarts of the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "by", rename_all = "snake_case")]
 pub enum EngineIdentity {
     /// A process that a gateway started.
     Process {
-        /// The leader of its session and process group.
+        /// The leader of session and process group.
         pid: i32,
-        /// When it started, clock ticks since boot.
+        /// Start time, clock ticks since boot.
         started: u64,
-        /// The boot it belongs to: process ids and ticks start again with each boot.
+        /// Id of the boot: process ids and ticks begin again with each.
         boot: String,
-        /// The value of `SLUICE_ENGINE` in the environment of all its processes.
+        /// The value of `SLUICE_ENGINE` in the environment of all processes.
         mark: String,
-        /// Memory in use on its devices before it started: device index and MiB. Missing where it could not be read.
+        /// Memory in use on the devices before the start: device index and MiB. Absent if it could
+        /// not be read.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         baseline: Option<Vec<(u16, u64)>>,
     },
-    /// The operator's commands find the engine.
+    /// Only the operator's commands find the engine.
     Command,
-    /// A pod, and how often its container had been restarted.
+    /// A pod, with the restarts of the container.
     Pod {
-        /// Of the pod.
+        /// The uid of the pod.
         uid: String,
-        /// Of its container.
+        /// Restarts of the container when it was started or adopted.
         restarts: i32,
     },
-    /// The gateway does not start this engine.
+    /// An engine that the gateway does not start.
     External,
 }

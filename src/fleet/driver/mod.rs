@@ -1,21 +1,15 @@
-//! The interface between the supervision of an engine and whatever runs the engine.
+//! The interface between the supervision of an engine and the system that runs it.
 //!
-//! A [`Driver`] controls one backend's engine: it checks settings, starts the engine, finds it again after a restart of the
-//! gateway, stops it and shows its log. It makes no decisions: when to drain, restart or give up is up to the supervision.
-//! There are four: [`ProcessDriver`] (a child process of the gateway), [`CommandDriver`] (start, stop and status commands
-//! of the operator: systemd, docker, ssh), `PodDriver` (a pod of a StatefulSet, with the cargo feature `kubernetes`) and
-//! [`ExternalDriver`] (only a URL: drain and probe, never restart).
-//!
-//! Rules for every driver:
-//! - [`Driver::check`] reports problems before anything is stopped, and changes nothing;
-//! - [`Driver::start`] returns when the engine was started, not when it is ready: `fleet::ready` waits for readiness, in
-//!   the same way for all drivers;
-//! - at most one engine at a time: a second start is refused until the first engine was stopped;
-//! - [`Driver::stop`] returns `Ok` only when no process of the engine that the driver can detect is left; it may be repeated. A pod
-//!   is let go instead, since its platform starts it again and gives no device to two;
-//! - after a future was dropped, `status`, `adopt` and `stop` still work.
-//!
-//! Draining is not part of a driver: requests end before [`Driver::stop`] is called.
+//! A [`Driver`] checks settings for one backend's engine, starts it, finds it again, stops it and
+//! shows the log. The supervision decides when. Drivers: [`ProcessDriver`] (a child process),
+//! [`CommandDriver`] (commands of the operator), `PodDriver` (a pod; cargo feature `kubernetes`)
+//! and [`ExternalDriver`] (only a URL: drain and probe). Rules:
+//! - [`Driver::check`] reports problems before any stop, and changes nothing.
+//! - [`Driver::start`] returns when the engine was started; `fleet::ready` waits for readiness.
+//! - A second start is refused until the first engine was stopped.
+//! - [`Driver::stop`] is called after the drain. `Ok` means that no detectable process is left. It
+//!   may be repeated. A pod is only let go, as the platform gives no device to two.
+//! - After a future was dropped, `status`, `adopt` and `stop` still work.
 
 mod running_commands;
 mod command;

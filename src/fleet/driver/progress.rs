@@ -1,6 +1,7 @@
-//! How far the start of an engine is, as its log shows it.
+//! The progress of an engine's start, as the log shows it.
 //!
-//! Drivers that follow a log publish a [`StartProgress`] in a watch channel. The last value stays while the engine serves.
+//! Drivers that follow a log publish a [`StartProgress`] in a watch channel. The last value stays
+//! while the engine serves.
 
 use std::fmt;
 
@@ -17,9 +18,9 @@ pub struct StartProgress {
     pub started: Instant,
     /// When the phase began.
     pub phase_since: Instant,
-    /// When a line of the log last showed progress.
+    /// When the log last showed progress.
     pub moved: Instant,
-    /// That line.
+    /// The log line that showed it.
     pub line: String,
 }
 
@@ -30,7 +31,7 @@ impl StartProgress {
     }
 }
 
-/// One line for the operator: `compiling, 12 s (41 s in all)`.
+/// For the operator: `compiling, 12 s (41 s in all)`.
 impl fmt::Display for StartProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (phase, all) = (self.phase_since.elapsed().as_secs(), self.started.elapsed().as_secs());

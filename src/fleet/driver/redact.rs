@@ -1,15 +1,16 @@
 //! Masks the secrets of an engine in its output.
 //!
-//! A program may print its arguments or environment, and the last lines of its log are quoted in failures, in the journal and in
-//! the admin API. Masked are the secrets in `args` and commands, and the variables that are references or have the name of a
-//! secret. Secrets of fewer than [`LENGTH_MIN`] bytes are not masked, because parts of ordinary words could match.
+//! A program may print arguments or environment, and failures, the journal and the admin API quote
+//! its last lines. Masked are secrets in `args` and commands, and variables that are references or
+//! have the name of a secret. Secrets below [`LENGTH_MIN`] bytes could match parts of ordinary
+//! words, so they are not masked.
 
 use std::borrow::Cow;
 
 use sluice_core::vllm::secrets::is_secret_variable;
 use sluice_gateway::config::{ArgValue, Control, Launch, MASK};
 
-/// Shorter secrets are not masked.
+/// Bytes of the shortest secret that is masked.
 const LENGTH_MIN: usize = 6;
 
 /// The secrets of one engine. Never shown.
@@ -44,7 +45,7 @@ impl Redactor {
 
     fn new(secrets: impl Iterator<Item = String>) -> Self {
         let mut secrets: Vec<String> = secrets.filter(|secret| secret.len() >= LENGTH_MIN).collect();
-        // A secret that contains another one goes first.
+        // A secret that contains another one is masked first.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         secrets.dedup();
         Self(secrets)

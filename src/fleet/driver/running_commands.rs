@@ -1,7 +1,8 @@
 //! The commands of operators that run now, of all drivers of this process.
 //!
-//! They are not daemons: each is waited for by the call that spawned it, and that call would fail if another one reaped its
-//! command. So a command is listed from its spawn to the end of the wait, and what is listed is not reaped.
+//! The call that spawned a command waits for it, and would fail if a driver reaped it as a daemon.
+//! So a command is listed from the spawn to the end of the wait, and listed processes are not
+//! reaped.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,16 +12,16 @@ use tokio::process::{Child, Command};
 
 static RUNNING: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
-/// The process ids of all of them. While the guard lives, none is spawned.
+/// The process ids of all commands. No command is spawned while the guard lives.
 pub(super) fn all() -> MutexGuard<'static, BTreeSet<i32>> {
     RUNNING.lock()
 }
 
-/// A command that is listed until this is dropped.
+/// A command is listed while this lives.
 pub(super) struct RunningCommand(Option<i32>);
 
 impl RunningCommand {
-    /// Spawns and lists it in one step, so that no reaping falls between the two.
+    /// Spawns and lists a command in one step, so that it cannot be reaped in between.
     pub(super) fn spawn(command: &mut Command) -> io::Result<(Child, Self)> {
         let mut running = RUNNING.lock();
         let child = command.spawn()?;
@@ -29,7 +30,7 @@ impl RunningCommand {
         Ok((child, Self(pid)))
     }
 
-    /// Its process group, if it was spawned with one of its own.
+    /// The command's process group, if it was spawned with a separate one.
     pub(super) fn group(&self) -> Option<i32> {
         self.0
     }

@@ -1,8 +1,8 @@
 //! The settings of an engine: what may change from one start of a backend to the next.
 //!
-//! Everything else (program, port, devices, environment) is the backend's configuration and belongs to its driver. So do
-//! secret flags such as `api-key`: settings are written to the journal and shown, and hold no secrets. Flag names are
-//! compared in one spelling only, which [`dashed`] makes.
+//! Program, port, devices, environment and secret flags such as `api-key` are the backend's
+//! configuration and belong to the driver. Settings contain no secrets, because they are shown and
+//! written to the journal. Flag names are compared in one spelling ([`dashed`]).
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use sluice_gateway::config::ArgValue;
 
-/// The flags that one start of an engine gets.
+/// The flags of one start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineSettings {
-    /// Flags of the engine without their dashes, as in `launch.args`; `_` in a name is read as `-` (see [`dashed`]).
+    /// Flags without leading dashes, as in `launch.args`; `_` in a name is read as `-` (see
+    /// [`dashed`]).
     pub args: BTreeMap<String, ArgValue>,
 }
 
-/// The spelling of a flag that vLLM registers: `_` becomes `-`, except after a dot, where keys of a JSON value follow.
+/// vLLM's spelling of a flag: `_` becomes `-`, except after a dot, where keys of a JSON value
+/// follow.
 pub fn dashed(name: &str) -> String {
     match name.split_once('.') {
         Some((flag, keys)) => format!("{}.{keys}", flag.replace('_', "-")),
@@ -25,27 +27,29 @@ pub fn dashed(name: &str) -> String {
     }
 }
 
-/// The flags of a start: the secret ones of the configuration (`secret`) in clear, and the settings.
+/// The flags of a start: the settings, and the secret flags in the configuration (`secret`) in
+/// clear.
 pub(crate) fn exposed(secret: &BTreeMap<String, ArgValue>, settings: &EngineSettings) -> EngineSettings {
     let secret = secret.iter().map(|(name, value)| (dashed(name), value.expose())).collect();
     EngineSettings { args: secret }.with(&settings.args)
 }
 
 impl EngineSettings {
-    /// Takes out the secrets that an earlier version wrote to the journal. Whether there were any.
+    /// Removes secrets that an earlier version wrote to the journal. Returns whether there were
+    /// any.
     pub(crate) fn drop_secrets(&mut self) -> bool {
         let before = self.args.len();
         self.args.retain(|name, value| !value.is_secret(name));
         self.args.len() != before
     }
 
-    /// A copy with some flags changed. A flag is matched whether it is written with `-` or `_`.
+    /// A copy with some flags changed; `-` and `_` in names are equal.
     pub fn with(&self, changes: &BTreeMap<String, ArgValue>) -> Self {
         let all = self.args.iter().chain(changes);
         Self { args: all.map(|(name, value)| (dashed(name), value.clone())).collect() }
     }
 
-    /// The value of a flag that is set to a whole number: `int("max-num-seqs")`.
+    /// The value of a flag that is a whole number: `int("max-num-seqs")`.
     pub fn int(&self, flag: &str) -> Option<i64> {
         let wanted = dashed(flag);
         let (_, value) = self.args.iter().find(|(name, _)| dashed(name) == wanted)?;

@@ -1,10 +1,11 @@
-//! Adapters as configured: loaded into an engine that is started, and kept loaded while it serves.
+//! LoRA adapters as configured: loaded when an engine starts, and kept loaded while it serves.
 //!
-//! An engine forgets adapters that were loaded at run time when it restarts, and other clients may load and unload them. So
-//! what it serves is compared with the configuration: after each start, when the configuration changes, and every
-//! [`CHECK_EVERY`]. A missing adapter is loaded; one that was loaded from another folder is replaced in place, where the
-//! engine can do that, so that no request finds it missing; one that was taken out of the configuration is unloaded.
-//! Adapters that were never configured are left alone. A failure is tried again at the next comparison.
+//! Adapters that were loaded at run time are lost when an engine restarts, and other clients may
+//! load and unload them. So the engine's adapters are compared with the configuration after each
+//! start, after a change of the configuration, and every [`CHECK_EVERY`]. A missing adapter is
+//! loaded. One from another folder is replaced in place, if the engine can, so that it is never
+//! missing. One that left the configuration is unloaded. Adapters that were never configured are
+//! not touched. A failure is retried at the next comparison.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,13 +21,13 @@ use super::lifecycle::StepFailure;
 use crate::post;
 use sluice_gateway::pool::Address;
 
-/// How often the adapters of a serving engine are compared with the configuration.
+/// Time between comparisons of a serving engine with the configuration.
 const CHECK_EVERY: Duration = Duration::from_secs(30);
 
 /// Loads the configured adapters that are missing, and warms each.
 ///
 /// # Errors
-/// The first that cannot be loaded.
+/// The first adapter that cannot be loaded.
 pub(super) async fn load(context: &EngineContext) -> Result<(), StepFailure> {
     let spec = context.spec();
     if spec.adapters.is_empty() {
@@ -46,8 +47,8 @@ pub(super) async fn load(context: &EngineContext) -> Result<(), StepFailure> {
     Ok(())
 }
 
-/// Whether a served adapter is the one in a folder. Yes, where the engine does not report a folder, or reports one that is
-/// not a path on this machine.
+/// Whether a served adapter is the one in `folder`. Assumed if the engine reports no folder, or
+/// something other than an absolute path.
 fn is_from(served: &ServedModel, folder: &Path) -> bool {
     let Some(root) = served.root.as_deref().map(Path::new).filter(|root| root.is_absolute()) else { return true };
     match (root.canonicalize(), folder.canonicalize()) {
@@ -56,12 +57,11 @@ fn is_from(served: &ServedModel, folder: &Path) -> bool {
     }
 }
 
-/// How an adapter is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     /// No adapter of that name is loaded.
     Add,
-    /// One from another folder is.
+    /// An adapter of that name from another folder is loaded.
     Replace,
 }
 
@@ -83,11 +83,11 @@ async fn load_one(context: &EngineContext, name: &str, path: &Path, mode: Mode) 
     finish_load(address, name, path, status, &body).await
 }
 
-/// Loads an adapter into an engine that the gateway does not run, and warms it: what the first request with an adapter has to
-/// wait for happens here. `path` is a folder on the engine's machine.
+/// Loads an adapter into an engine that the gateway does not run, and warms it, so that the first
+/// request need not wait. `path` is a folder on the engine's machine.
 ///
 /// # Errors
-/// Why the engine does not serve it.
+/// Why the engine does not serve the adapter.
 pub async fn load_adapter(address: &Address, name: &str, path: &Path) -> Result<(), String> {
     let loaded = async {
         let (status, body) = send_load(address, name, path, false).await?;
@@ -110,7 +110,6 @@ async fn send_load(
     response.map_err(|error| StepFailure::temporary(format!("adapter '{name}' cannot be loaded: {error}")))
 }
 
-/// Checks the response to a load, and warms the adapter.
 async fn finish_load(
     address: &Address,
     name: &str,
@@ -123,7 +122,7 @@ async fn finish_load(
             404 => "; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora",
             _ => "",
         };
-        // vLLM takes paths out of its messages.
+        // vLLM replaces paths in messages.
         let message = error_message(body).replace("<path>", &path.display().to_string());
         let why = format!("adapter '{name}' cannot be loaded from {}: {message}{hint}", path.display());
         return Err(StepFailure { why, permanent: true });
@@ -132,7 +131,7 @@ async fn finish_load(
     warm.map(drop).map_err(|why| StepFailure::temporary(format!("adapter '{name}': {why}")))
 }
 
-/// Unloads an adapter; whether it is gone. A failure is logged.
+/// Unloads an adapter; returns whether it is gone. Logs a failure.
 async fn unload(context: &EngineContext, name: &str) -> bool {
     let spec = context.spec();
     let body = json!({ "lora_name": name });
@@ -167,7 +166,7 @@ pub(super) async fn maintain(context: &EngineContext) -> ! {
     }
 }
 
-/// Unloads what was taken out of the configuration, and loads what is missing.
+/// Unloads adapters that left the configuration, and loads missing ones.
 async fn apply(context: &EngineContext) -> Result<(), StepFailure> {
     let unwanted = context.state.lock().unwanted.clone();
     if !unwanted.is_empty() {

@@ -1,7 +1,8 @@
-//! Checks between the start of an engine and its first request: golden prompts and warm-up.
+//! Checks between the start of an engine and the first request: golden prompts and warm-up.
 //!
-//! Golden prompts catch settings that start and then generate other text. What fails here would fail under load as well, so
-//! a failure ends the start. Bounds: [`GOLDEN_TOKENS`] and [`WARM_UP_TOKENS`] per generation.
+//! Golden prompts detect settings with which an engine starts but generates other text. A failed
+//! check would fail under load as well, so it ends the start. Bounds: [`GOLDEN_TOKENS`] and
+//! [`WARM_UP_TOKENS`] per generation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +14,14 @@ use super::context::EngineContext;
 use super::lifecycle::StepFailure;
 use sluice_gateway::pool::Address;
 
-/// Length of a golden generation: long enough to differ, short enough to be quick.
+/// Tokens of a golden generation: enough to differ, few enough to be quick.
 const GOLDEN_TOKENS: u32 = 16;
-/// Length of a warm-up generation.
+/// Tokens of a warm-up generation.
 const WARM_UP_TOKENS: u32 = 32;
-/// Words of a warm-up prompt: a few hundred tokens, more than one block, less than any context.
+/// Words of a warm-up prompt: a few hundred tokens, more than a block, less than any context.
 const WARM_UP_WORDS: usize = 200;
 
-/// Records what the engine generates for the golden prompts, while nothing else runs on it.
+/// Records the text that an otherwise idle engine generates for the golden prompts.
 pub(super) async fn record_golden(context: &EngineContext) {
     let spec = context.spec();
     let mut texts = Vec::new();
@@ -41,7 +42,7 @@ fn key(model: &str, prompt: &str) -> String {
     format!("{model}: {prompt}")
 }
 
-/// The engine generates at all, and golden prompts give the same text as before.
+/// Checks that the engine generates, and generates the same text for golden prompts as before.
 pub(super) async fn compare_golden(context: &EngineContext) -> Result<(), StepFailure> {
     let spec = context.spec();
     if let Some(model) = base_model(served_models(&spec.address, spec.request_timeout).await?) {
@@ -68,7 +69,7 @@ pub(super) async fn compare_golden(context: &EngineContext) -> Result<(), StepFa
     Ok(())
 }
 
-/// Some generations at the same time, which bring a fresh engine to its pace.
+/// Runs parallel generations, which bring a fresh engine up to speed.
 pub(super) async fn warm_up(context: &EngineContext) -> Result<(), StepFailure> {
     let spec = context.spec();
     let rounds = spec.rules.warm_up;
@@ -80,10 +81,10 @@ pub(super) async fn warm_up(context: &EngineContext) -> Result<(), StepFailure> 
     generate_at_once(&spec.address, &base, rounds).await
 }
 
-/// Warms up an engine that the gateway does not run: it must generate, and then some generations run at the same time.
+/// Warms up an engine that the gateway does not run: one generation, then `rounds` in parallel.
 ///
 /// # Errors
-/// What failed.
+/// The generation that failed.
 pub async fn warm_up_external(address: &Arc<Address>, timeout: Duration, rounds: u32) -> Result<(), String> {
     let served = served_models(address, timeout).await.map_err(|failure| failure.why)?;
     let Some(base) = base_model(served) else { return Ok(()) };

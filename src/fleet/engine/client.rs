@@ -1,7 +1,7 @@
-//! Requests of the gateway to an engine of its own: what it serves, what it is running, a short generation.
+//! The gateway's own requests to engines: served models, running requests, a short generation.
 //!
-//! They go directly to the engine, beside admission and metrics. Bounds: one generation takes at most
-//! [`GENERATION_TIMEOUT`], and [`RESPONSE_BYTES`] of a response are read.
+//! They bypass admission and metrics. Bounds: [`GENERATION_TIMEOUT`] per generation,
+//! [`RESPONSE_BYTES`] per response.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::{fetch, post};
 use sluice_core::vllm::metrics;
 use sluice_gateway::pool::Address;
 
-/// For one request that may generate: the first generations of a fresh engine may compile something.
+/// Limit of a request that may generate: a fresh engine may compile during the first ones.
 pub(super) const GENERATION_TIMEOUT: Duration = Duration::from_secs(120);
-/// The most that is read of a response.
+/// Largest body that is accepted, bytes.
 pub(super) const RESPONSE_BYTES: usize = 8 << 20;
 
-/// Requests that the engine itself counts as running or waiting; `None` without metrics.
+/// Running and waiting requests by the engine's own count; `None` without metrics.
 pub(super) async fn running_requests(context: &EngineContext) -> Option<f64> {
     let spec = context.spec();
     let (status, page) = fetch(&spec.address, "/metrics", spec.request_timeout, RESPONSE_BYTES).await.ok()?;
@@ -26,17 +26,16 @@ pub(super) async fn running_requests(context: &EngineContext) -> Option<f64> {
     (status.is_success() && page.samples > 0).then_some(page.running + page.waiting)
 }
 
-/// One model or adapter that the engine serves.
+/// A model or adapter that an engine serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ServedModel {
     pub(super) name: String,
-    /// Whether it is an adapter of another model.
     pub(super) is_adapter: bool,
-    /// Where it was loaded from.
+    /// The folder or name that it was loaded from.
     pub(super) root: Option<String>,
 }
 
-/// What the engine serves.
+/// The models and adapters that an engine serves.
 pub(super) async fn served_models(address: &Address, timeout: Duration) -> Result<Vec<ServedModel>, StepFailure> {
     let response = fetch(address, "/v1/models", timeout, RESPONSE_BYTES).await;
     let (_, body) = response.map_err(|error| StepFailure::temporary(format!("/v1/models: {error}")))?;
@@ -50,12 +49,12 @@ pub(super) async fn served_models(address: &Address, timeout: Duration) -> Resul
     Ok(list["data"].as_array().into_iter().flatten().filter_map(read).collect())
 }
 
-/// The first model that is no adapter.
+/// The first model that is not an adapter.
 pub(super) fn base_model(served: Vec<ServedModel>) -> Option<String> {
     served.into_iter().find(|model| !model.is_adapter).map(|model| model.name)
 }
 
-/// A greedy completion; `None` where the engine has no completions (it embeds or scores).
+/// A greedy completion; `None` if the engine has no completions (it embeds or scores).
 pub(super) async fn generate(
     address: &Address,
     model: &str,

@@ -1,6 +1,7 @@
-//! What the task of one engine and the effects of its steps share: description, driver, place in admission, state.
+//! State that the task of one engine shares with the effects of its steps: description, driver,
+//! admission.
 //!
-//! The coordinator reads it too: to judge what an engine is doing, and to show it. Locks are held for a moment and never
+//! The coordinator also reads it, to judge and to show the engine. Locks are held briefly, never
 //! across an await.
 
 use std::sync::Arc;
@@ -24,28 +25,27 @@ use crate::other_gateways::OtherGateways;
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, BackendView, Cordon};
 
-/// What changes while an engine is managed.
+/// State that changes while an engine is managed.
 #[derive(Debug)]
 pub(crate) struct EngineState {
-    /// What is being done, and all that decides what follows.
+    /// The step under way, and everything that decides the next one.
     pub(crate) lifecycle: Lifecycle<Setup>,
     pub(crate) trace: Option<EngineIdentity>,
-    /// Golden prompts and the text generated before the restart.
+    /// Golden prompts, and the texts generated before the restart.
     pub(crate) golden: Vec<(String, String)>,
-    /// When the engine was started, until it comes into rotation.
+    /// When the start began; `None` once the engine is in rotation.
     pub(crate) started: Option<Instant>,
-    /// How long its last start took.
+    /// How long the last start took.
     pub(crate) start_took: Option<Duration>,
-    /// When the step began.
     pub(crate) since: Instant,
-    /// Progress of the step, as text.
+    /// Progress of the step.
     pub(crate) detail: String,
-    /// Adapters that were taken out of the configuration and may still be loaded.
+    /// Adapters that left the configuration and may still be loaded.
     pub(crate) unwanted: Vec<String>,
     pub(crate) history: History,
 }
 
-/// One engine: everything that its task and its effects share.
+/// State shared by one engine's task and effects.
 #[derive(Debug)]
 pub(crate) struct EngineContext {
     spec: ArcSwap<EngineSpec>,
@@ -53,21 +53,21 @@ pub(crate) struct EngineContext {
     pub(crate) admission: Arc<Admission>,
     pub(crate) reported: Arc<ReportedModels>,
     pub(crate) journal: Arc<Mutex<Journal>>,
-    /// Cancelled when the shutdown of the gateway must be fast.
+    /// Cancelled when the gateway must shut down fast.
     pub(crate) fast_shutdown: CancellationToken,
-    /// Without it nothing is done to the engine.
+    /// Without the lead the engine must not be touched.
     pub(crate) lead: Arc<Lead>,
-    /// Other gateways, whose requests run on the engine, too.
+    /// Other gateways, which may have requests on the engine.
     pub(crate) others: Arc<OtherGateways>,
     pub(crate) state: Mutex<EngineState>,
-    /// The configured adapters have changed.
+    /// Notified when the configured adapters change.
     pub(crate) adapters_changed: Notify,
-    /// What the driver was made for.
+    /// Digest of the configuration that the driver was made for.
     pub(crate) identity: String,
 }
 
 impl EngineContext {
-    /// An engine of which nothing is known but its description. `driver` runs it.
+    /// An engine in the initial state.
     pub(crate) fn new(
         spec: EngineSpec,
         driver: SharedDriver,
@@ -107,12 +107,12 @@ impl EngineContext {
         self.spec.load_full()
     }
 
-    /// Takes over a description that differs in what needs no restart.
+    /// Applies a description that needs no restart.
     pub(crate) fn describe(&self, spec: EngineSpec) {
         let before = self.spec.swap(Arc::new(spec));
         let now = self.spec();
         if before.backend != now.backend {
-            // A pod has another address after each start: what its life cycle allows holds there, too.
+            // A pod's address changes with each start. The cordon applies at the new one, too.
             let cordon = self.state.lock().lifecycle.cordon();
             self.set_cordon(cordon.unwrap_or(Cordon::Starting));
         }
@@ -135,23 +135,23 @@ impl EngineContext {
         self.state.lock().lifecycle.leaving
     }
 
-    /// `pool/backend (pid 71)`, while it is not known to be stopped.
+    /// `pool/backend (pid 71)`, unless the engine is known to be stopped.
     pub(crate) fn describe_running(&self) -> Option<String> {
         let name = &self.spec().name;
         match self.state.lock().trace.as_ref()? {
             EngineIdentity::Process { pid, .. } => Some(format!("{name} (pid {pid})")),
             EngineIdentity::Command => Some(format!("{name} (started by command)")),
-            // The cluster runs it on.
+            // The cluster keeps these running.
             EngineIdentity::Pod { .. } | EngineIdentity::External => None,
         }
     }
 
-    /// The last failure, while it still matters; else empty.
+    /// The last failure, while it is relevant; else empty.
     pub(crate) fn why(&self) -> String {
         self.state.lock().lifecycle.why.clone().unwrap_or_default()
     }
 
-    /// The digest of the configuration that it runs or is being changed to.
+    /// Whether the engine runs, or is being changed to, the configuration with this digest.
     pub(crate) fn heads_for(&self, configured: &str) -> bool {
         self.state.lock().lifecycle.heads_for().configured == configured
     }
@@ -164,7 +164,8 @@ impl EngineContext {
         self.setup().settings
     }
 
-    /// Requests that run on it, of this gateway and of those that it counts. Another backend may have taken its place in the configuration meanwhile.
+    /// Requests at the engine's address: this gateway's, and the known ones of other gateways.
+    /// Another backend may have this address in the configuration by now.
     pub(crate) fn running(&self) -> u32 {
         let spec = self.spec();
         let backends = self.admission.view().into_iter().flat_map(|pool| pool.backends);
@@ -172,31 +173,30 @@ impl EngineContext {
         there.map(|backend| backend.used.requests.saturating_add(backend.foreign.slots)).sum()
     }
 
-    /// Shows the progress of the step.
     pub(crate) fn set_detail(&self, text: impl Into<String>) {
         self.state.lock().detail = text.into();
     }
 
-    /// Its backend in admission as it is now; `None` when it is no longer configured and carries nothing.
+    /// The engine's backend in admission; `None` when it is no longer configured and has no
+    /// requests.
     pub(crate) fn backend(&self) -> Option<BackendView> {
         let id = self.backend_id()?;
         self.admission.view().into_iter().flat_map(|pool| pool.backends).find(|backend| backend.id == id)
     }
 
-    /// Its id in admission, while that means this engine: once it is no longer configured, the number may be given to
-    /// another backend.
+    /// The backend id, if it still means this engine: the id of a removed backend may be reused.
     fn backend_id(&self) -> Option<BackendId> {
         let spec = self.spec();
         let name = spec.name.split_once('/').map_or(&*spec.name, |(_, name)| name);
         self.admission.is_same_backend(spec.backend, name, &spec.address).then_some(spec.backend)
     }
 
-    /// Sets the cordon here. Other gateways learn of what is drained, until it is open again or given up.
+    /// Sets the cordon here, and closes or opens the engine for other gateways.
     pub(crate) fn set_cordon(&self, cordon: Cordon) {
         self.others.follow(&self.spec().name, cordon);
         let Some(id) = self.backend_id() else { return };
         if cordon == Cordon::Open {
-            // Set before the engine's first request.
+            // Before the engine's first request.
             self.admission.set_by_priority(id, self.driver.schedules_by_priority(&self.settings()));
         }
         self.admission.set_cordon(id, cordon);
@@ -206,7 +206,8 @@ impl EngineContext {
         self.backend_id().map(|id| self.admission.set_ceiling(id, slots));
     }
 
-    /// Its start begins. It is expected to take as long as the last start; `Retry-After` of refusals says so.
+    /// A start begins. It should take as long as the last one, which `Retry-After` of refusals
+    /// reflects.
     pub(crate) fn expect_ready(&self) {
         let now = Instant::now();
         let took = {
@@ -219,8 +220,8 @@ impl EngineContext {
         }
     }
 
-    /// It did not start, and the next attempt begins after `next_try`; `None`: there is none. Requests that are held for it learn
-    /// when it may be ready then.
+    /// A start failed; the next attempt begins after `next_try` (`None`: never). Held requests
+    /// learn when the engine may be ready.
     pub(crate) fn start_failed(&self, next_try: Option<Duration>) {
         let Some(id) = self.backend_id() else { return };
         let took = self.state.lock().start_took;
@@ -235,7 +236,7 @@ impl EngineContext {
         self.admission.start_failed(id);
     }
 
-    /// It comes into rotation.
+    /// The engine comes into rotation.
     pub(crate) fn note_ready(&self) {
         let took = {
             let mut state = self.state.lock();
@@ -249,24 +250,24 @@ impl EngineContext {
         self.show_start_time(took);
     }
 
-    /// How long a start takes: `Retry-After` says so while the engine is stopped.
+    /// Records how long a start takes, for `Retry-After` while the engine is stopped.
     pub(crate) fn show_start_time(&self, took: Option<Duration>) {
         if let (Some(took), Some(id)) = (took, self.backend_id()) {
             self.admission.set_start_takes(id, took);
         }
     }
 
-    /// Another engine runs there now: health and speed of the old one are forgotten.
+    /// Forgets health and speed of the engine that ran there before.
     pub(crate) fn renew(&self) {
         self.backend_id().map(|id| self.admission.engine_replaced(id, Instant::now()));
     }
 
-    /// Sequences that the engine runs at once with these settings, where they say so.
+    /// Sequences that the engine runs at once, if the settings give them.
     pub(crate) fn ceiling(&self, settings: &EngineSettings) -> Option<u32> {
         u32::try_from(self.driver.sequences(settings)?).ok().filter(|seqs| *seqs > 0)
     }
 
-    /// Writes the present state to the journal. Returns once it is on the disk.
+    /// Writes the state to the journal. Returns once it is on the disk.
     pub(crate) async fn write_journal(self: &Arc<Self>) -> std::io::Result<()> {
         let context = Arc::clone(self);
         let written = tokio::task::spawn_blocking(move || {
@@ -290,7 +291,7 @@ impl EngineContext {
     }
 }
 
-/// Milliseconds since 1970: the clock of restart budgets, which outlives the gateway.
+/// Milliseconds since 1970. Restart budgets use this clock because they outlive the gateway.
 pub(crate) fn now_ms() -> u64 {
     u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0)
 }

@@ -1,8 +1,9 @@
-//! The effect of each step of an engine's life cycle: one future per step, whose result decides the next step.
+//! The effect of each step of an engine's life cycle: one future per step, whose result decides the
+//! next.
 //!
-//! A future may be dropped at any moment, because the engine was lost or a command came: what it began is harmless, or the
-//! next step finds it. Every wait has a limit: those of `[fleet]`, the limit of one request, or, for a start, progress in
-//! the log.
+//! A future may be dropped at any moment, because the engine was lost or a command arrived.
+//! Whatever it began is harmless, or the next step finds it. Every wait is limited: by `[fleet]`,
+//! by the limit of one request, or during a start by [`ReadyRules`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +20,15 @@ use crate::{ReadyRules, wait_until_ready};
 use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::pool::{Cordon, Phase};
 
-/// Between two looks at a condition that ends a step.
+/// Pause between two checks of a condition that ends a step.
 const POLL: Duration = Duration::from_millis(50);
-/// Between two looks at the health of an engine, and two updates of a progress text.
+/// Pause between two checks of an engine's health, or two updates of a progress text.
 const WATCH: Duration = Duration::from_millis(200);
-/// Time from SIGTERM to SIGKILL, and from there to the end of the wait, once the shutdown must be fast.
+/// In a fast shutdown: from SIGTERM to SIGKILL, and from SIGKILL to the end of the wait.
 const FAST_STOP_GRACE: Duration = Duration::from_secs(2);
-/// Divisors of the slots of a fresh engine, one after the other.
+/// Shares of the slots that a fresh engine gets in turn, as divisors.
 const RAMP: [u32; 3] = [8, 4, 2];
 
-/// Carries out `step`, to its end.
 pub(super) async fn perform(context: Arc<EngineContext>, step: Step) -> Event {
     let result = match step {
         Step::Adopt => ready(&context).await,
@@ -49,7 +49,7 @@ pub(super) async fn perform(context: Arc<EngineContext>, step: Step) -> Event {
     }
 }
 
-/// Returns when an engine that should run has ended or hangs; never in steps without an engine.
+/// Returns when an engine that should run has ended or hangs; never in a step without an engine.
 pub(super) async fn engine_lost(context: Arc<EngineContext>, step: Step) -> Event {
     let watched = matches!(step, Step::Drain | Step::Adapters | Step::Golden | Step::WarmUp) || step.in_rotation();
     if !watched {
@@ -59,7 +59,7 @@ pub(super) async fn engine_lost(context: Arc<EngineContext>, step: Step) -> Even
         exit = context.driver.wait_for_exit() => context.driver.diagnose(Some(exit)).to_string(),
         why = hung(&context, step) => why,
     };
-    // It ran with these settings: whatever its log says last, they may work again.
+    // The engine ran with these settings, so they may work again, whatever the log says last.
     Event::EngineLost(StepFailure::temporary(why))
 }
 
@@ -69,7 +69,8 @@ impl From<EngineFailure> for StepFailure {
     }
 }
 
-/// Returns when requests in flight make no progress, or the health endpoint has not responded for `health.stall`.
+/// Returns when requests in flight make no progress, the engine was down for `health.stall`, or the
+/// pod is being deleted.
 async fn hung(context: &EngineContext, step: Step) -> String {
     let hangs = context.backend().map_or(0, |backend| backend.hangs);
     let mut down_since = None;
@@ -79,7 +80,7 @@ async fn hung(context: &EngineContext, step: Step) -> String {
             return "its pod is being deleted".to_owned();
         }
         let (Some(backend), true) = (context.backend(), step.in_rotation()) else { continue };
-        // A counter, because an ejection may begin and end between two looks.
+        // A counter, because an ejection may begin and end between two checks.
         if backend.hangs > hangs {
             return "it hangs: requests in flight and no progress".to_owned();
         }
@@ -94,7 +95,8 @@ async fn hung(context: &EngineContext, step: Step) -> String {
     }
 }
 
-/// The gateway's requests finish first, then those of other gateways, and all others of the engine; then golden prompts are recorded.
+/// Waits for this gateway's requests, then for requests of other gateways, then for other clients'.
+/// Finally records golden prompts.
 async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let limit = context.spec().rules.drain;
     let leaving = context.is_leaving();
@@ -107,7 +109,7 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
             context.set_detail(format!("{running} requests in flight"));
             sleep(POLL).await;
         }
-        // A shutdown waits neither for requests of other gateways nor for those of other clients of the engine.
+        // A shutdown waits only for this gateway's requests.
         while !leaving && !context.others.have_left(&context.spec().name) {
             context.set_detail("other gateways still use it".to_owned());
             sleep(POLL).await;
@@ -140,7 +142,7 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     Ok(())
 }
 
-/// The other backends may have failed while this one drained. A change with `cut` is given up too.
+/// The other backends may have failed during the drain. Then even a change with `cut` is given up.
 async fn confirm_replacement(context: &EngineContext) -> Result<(), StepFailure> {
     let required = context.state.lock().lifecycle.change.as_ref().is_some_and(|change| !change.hold);
     if !required {
@@ -158,7 +160,7 @@ async fn stop(context: &EngineContext) -> Result<(), StepFailure> {
     let spec = context.spec();
     let stopped = tokio::select! {
         biased;
-        // A stop may be dropped and repeated: it signals what it finds.
+        // This drops the ordinary stop. A repeated stop signals every process it finds.
         () = context.fast_shutdown.cancelled(), if context.is_leaving() => {
             let rules = StopRules { grace: FAST_STOP_GRACE, kill: FAST_STOP_GRACE, port: Duration::ZERO, memory: Duration::ZERO };
             context.driver.stop(rules).await?
@@ -184,7 +186,7 @@ async fn start(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let (name, settings) = (context.spec().name.clone(), context.settings());
     context.expect_ready();
     context.state.lock().history.starting();
-    // Adapters were checked when the change was requested; see `load_adapters` for a failure now.
+    // Adapters were checked when the change was requested; `load_adapters` handles a failure now.
     let notices = context.driver.check(&settings).await?;
     for notice in notices {
         tracing::warn!(backend = %name, "{notice}");
@@ -201,7 +203,7 @@ async fn start(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     ready(context).await
 }
 
-/// A pod has another address after each start, which is known a little later.
+/// A pod has another address after each start, which becomes known later.
 async fn ready(context: &EngineContext) -> Result<(), StepFailure> {
     let begun = Instant::now();
     loop {
@@ -263,8 +265,8 @@ async fn ready_at(context: &EngineContext, spec: &EngineSpec) -> Result<(), Step
     }
 }
 
-/// A missing adapter fails a planned change. After a crash the engine goes on without it, because it serves other models
-/// too; loading is tried again while it serves.
+/// A missing adapter fails a planned change. After a crash the engine continues without it, because
+/// it serves other models; loading is retried while it serves.
 async fn load_adapters(context: &EngineContext) -> Result<(), StepFailure> {
     let loaded = adapters::load(context).await;
     let planned = context.state.lock().lifecycle.change.as_ref().is_some_and(|change| change.failed.is_none());
@@ -277,7 +279,7 @@ async fn load_adapters(context: &EngineContext) -> Result<(), StepFailure> {
     }
 }
 
-/// Opens the backend with a growing share of its slots; an adopted engine gets all of them at once.
+/// Opens the backend with a growing share of the slots. An adopted engine gets all at once.
 async fn ramp(context: &EngineContext) -> Result<(), StepFailure> {
     let (spec, settings) = (context.spec(), context.settings());
     let full = context.ceiling(&settings);
@@ -300,8 +302,8 @@ async fn ramp(context: &EngineContext) -> Result<(), StepFailure> {
     Ok(())
 }
 
-/// Ends once, when settings that were not yet known to be good have served for the settling time. Meanwhile, and after
-/// that, the adapters of the engine are kept as configured.
+/// Ends once, when settings not yet known to be good have served for the settling time. Keeps the
+/// adapters as configured, then and later.
 async fn serve(context: &EngineContext) -> Result<(), StepFailure> {
     let settled = async {
         if context.state.lock().lifecycle.is_settled() {

@@ -1,9 +1,10 @@
-//! The task of one engine: carries its life cycle out, step by step.
+//! The task of one engine: carries out the life cycle, step by step.
 //!
-//! Before a step begins it is in the journal, and admission knows whether requests may go there. Then its effect runs,
-//! beside a watch for the loss of the engine and for commands; whichever ends first decides the next step. A journal that
-//! cannot be written keeps planned changes from beginning; restarts after a crash go on without it, with an error in the log.
-//! A gateway that no longer leads does nothing more: the task ends where it is, as if the process had been killed.
+//! Each step is written to the journal and shown to admission before it begins. Then the effect
+//! runs, next to a watch for the loss of the engine and for commands; the first to end decides the
+//! next step. If the journal cannot be written, no planned change begins; restarts after a crash
+//! continue and log an error. When the gateway loses the lead, the task ends where it is, as if the
+//! process had been killed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +22,10 @@ use super::recover::recover;
 use super::view::{flag_line, taken_back};
 use sluice_gateway::pool::Cordon;
 
-/// Commands that may wait for one engine task; each takes moments.
+/// Commands that may queue for one engine task; each takes only moments.
 const COMMANDS: usize = 16;
 
-/// A command to an engine task, and where its result goes.
+/// A command to an engine task, with the channel for the result.
 #[derive(Debug)]
 enum Command {
     Change { request: ChangeRequest<Setup>, result: oneshot::Sender<Result<(), ChangeRefused>> },
@@ -33,7 +34,7 @@ enum Command {
     Wake { result: oneshot::Sender<Result<(), ChangeRefused>> },
 }
 
-/// One engine, and the way to its task.
+/// One engine, and the channel to the task.
 #[derive(Clone, Debug)]
 pub(crate) struct EngineHandle {
     pub(crate) context: Arc<EngineContext>,
@@ -44,20 +45,20 @@ impl EngineHandle {
     /// Starts a planned change. Returns once it has begun.
     ///
     /// # Errors
-    /// It does not fit the present step, or the engine is being shut down.
+    /// The change does not fit the present step, or the engine is being shut down.
     pub(crate) async fn change(&self, request: ChangeRequest<Setup>) -> Result<(), ChangeRefused> {
         self.send(|result| Command::Change { request, result }).await
     }
 
-    /// Tries again now, where the engine is in `Hold` or waits for its next attempt.
+    /// Retries now, if the engine is in `Hold` or waits for its next attempt.
     ///
     /// # Errors
-    /// It is being shut down.
+    /// The engine is being shut down.
     pub(crate) async fn enable(&self) -> Result<(), ChangeRefused> {
         self.send(|result| Command::Enable { result }).await
     }
 
-    /// Begins to drain and stop it, because autoscaling wants fewer engines.
+    /// Begins to drain and stop the engine, because autoscaling wants fewer.
     ///
     /// # Errors
     /// It does not fit the present step, or the engine is being shut down.
@@ -65,10 +66,10 @@ impl EngineHandle {
         self.send(|result| Command::Rest { result }).await
     }
 
-    /// Starts it again, or ends its drain.
+    /// Starts the engine again, or ends the drain.
     ///
     /// # Errors
-    /// Its task has ended.
+    /// The task has ended.
     pub(crate) async fn wake(&self) -> Result<(), ChangeRefused> {
         self.send(|result| Command::Wake { result }).await
     }
@@ -83,16 +84,15 @@ impl EngineHandle {
     }
 }
 
-/// An engine whose task runs.
 #[derive(Debug)]
 pub(crate) struct ManagedEngine {
     pub(crate) handle: EngineHandle,
-    /// Cancelled, it has the task drain and stop the engine, and end.
+    /// Cancel it to make the task drain and stop the engine, and end.
     pub(crate) leave: CancellationToken,
     pub(crate) task: JoinHandle<()>,
 }
 
-/// Starts the task of an engine. It first finds what an earlier gateway left of it.
+/// Starts the task of an engine, which first looks for an engine of an earlier gateway.
 pub(crate) fn spawn(context: Arc<EngineContext>) -> ManagedEngine {
     let (commands, inbox) = mpsc::channel(COMMANDS);
     let leave = CancellationToken::new();
@@ -111,7 +111,7 @@ pub(crate) fn spawn(context: Arc<EngineContext>) -> ManagedEngine {
     ManagedEngine { handle: EngineHandle { context, commands }, leave, task }
 }
 
-/// Runs until the engine has been shut down, which `leave` requests.
+/// Runs until the engine has been shut down at the request of `leave`.
 async fn run_engine(context: Arc<EngineContext>, mut commands: mpsc::Receiver<Command>, leave: CancellationToken) {
     loop {
         if leave.is_cancelled() && !context.is_leaving() {
@@ -131,7 +131,7 @@ async fn run_engine(context: Arc<EngineContext>, mut commands: mpsc::Receiver<Co
                 Some(command) = commands.recv() => execute(&context, command),
                 () = leave.cancelled(), if !context.is_leaving() => {
                     context.state.lock().lifecycle.leave();
-                    // A drain that was under way begins anew: the rules of a shutdown are others.
+                    // A drain under way begins again, because a shutdown has other rules.
                     break;
                 }
             }
@@ -142,7 +142,7 @@ async fn run_engine(context: Arc<EngineContext>, mut commands: mpsc::Receiver<Co
     }
 }
 
-/// The step begins: in the journal, in admission, in what is shown. An event when it cannot begin.
+/// Begins a step: in the journal, in admission, in the view. Returns an event if it cannot begin.
 async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
     let name = context.spec().name.clone();
     let (leaving, settings, traced) = {
@@ -150,8 +150,7 @@ async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
         (state.since, state.detail) = (Instant::now(), String::new());
         (state.lifecycle.leaving, state.lifecycle.wanted.settings.clone(), state.trace.is_some())
     };
-    // Before a start everything is stopped that might still run. Where nothing is known to run,
-    // that is no news.
+    // Every start is preceded by a stop. If nothing is known to run, the stop is not logged.
     if step != Step::Stop || traced {
         tracing::info!(backend = %name, step = step.label(), settings = %flag_line(&settings), "engine");
     }
@@ -169,12 +168,12 @@ async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
     None
 }
 
-/// The step has ended: the next one is decided.
+/// Ends a step and decides the next one.
 fn advance(context: &EngineContext, step: Step, event: Event) {
     let spec = context.spec();
     if let Event::Failed(failure) | Event::EngineLost(failure) = &event {
         tracing::warn!(backend = %spec.name, step = step.label(), "engine: {}", failure.why);
-        // At once: the next step may take a while to begin.
+        // Now, since the next step may take a while to begin.
         if step.in_rotation() && !context.is_leaving() {
             context.set_cordon(Cordon::Starting);
         }
@@ -204,7 +203,7 @@ fn advance(context: &EngineContext, step: Step, event: Event) {
 
 fn execute(context: &EngineContext, command: Command) {
     let lifecycle = &mut context.state.lock().lifecycle;
-    // The requester may have gone away; the command takes effect all the same.
+    // Even if the requester is gone, the command takes effect.
     let _ = match command {
         Command::Change { request, result } => result.send(lifecycle.change(request)),
         Command::Enable { result } => result.send(lifecycle.enable()),

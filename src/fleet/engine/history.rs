@@ -1,45 +1,42 @@
-//! What has happened to one engine since the gateway started: how often it was started again, how often it was lost, and
-//! since when it runs.
+//! The history of one engine since the gateway started: restarts, losses, the start of the running
+//! engine.
 //!
-//! For metrics, which only count; what decides about restarts is in the life cycle. Times are seconds since 1970.
+//! For metrics only; the life cycle decides about restarts. Times are seconds since 1970.
 
 use jiff::Timestamp;
 
 use super::lifecycle::{Event, Step};
 use crate::driver::EngineIdentity;
 
-/// The history of one engine in this gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct History {
-    /// An engine ran, or was being started.
+    /// Whether an engine ran, or was being started.
     known: bool,
-    /// Starts after the first, or after an engine of an earlier gateway.
+    /// Starts after the first one, or after an engine of an earlier gateway.
     pub(crate) restarts: u64,
-    /// How often it died, hung or did not come up.
+    /// How often the engine died, hung or did not come up.
     pub(crate) crashes: u64,
-    /// When the one that runs was started, seconds since 1970.
+    /// When the running engine was started, seconds since 1970.
     pub(crate) started: Option<f64>,
 }
 
 impl History {
-    /// A start begins.
     pub(crate) fn starting(&mut self) {
         self.restarts += u64::from(std::mem::replace(&mut self.known, true));
     }
 
-    /// An engine runs: it was started, or was found.
+    /// An engine was started or found.
     pub(crate) fn running(&mut self, engine: &EngineIdentity) {
         self.known = true;
         self.started = Some(start_of(engine).unwrap_or_else(now));
     }
 
-    /// No engine runs.
     pub(crate) fn stopped(&mut self) {
         self.started = None;
     }
 
-    /// Counts the end of a step, if the engine was lost by it. A drain that is given up loses no engine, and while one is stopped
-    /// on purpose its end is no crash.
+    /// Counts the end of a step as a crash if it lost the engine. Giving up a drain loses no
+    /// engine, and the end of an engine that is being stopped is no crash.
     pub(crate) fn ended(&mut self, step: Step, event: &Event) {
         let lost = match (step, event) {
             (_, Event::Done) | (Step::Drain, Event::Failed(_)) => false,
@@ -53,7 +50,7 @@ fn now() -> f64 {
     Timestamp::now().as_millisecond() as f64 / 1e3
 }
 
-/// When a process was started; `None` where only commands know the engine.
+/// When a process was started; `None` for other kinds of engines.
 fn start_of(engine: &EngineIdentity) -> Option<f64> {
     let EngineIdentity::Process { started, .. } = engine else { return None };
     let boot = procfs::boot_time_secs().ok()?;
@@ -109,7 +106,7 @@ mod tests {
         let mut history = History::default();
         history.running(&own);
         let age = now() - history.started.unwrap();
-        // A test process lives for minutes at most; the boot time is in whole seconds.
+        // A test process is at most minutes old; the boot time is in whole seconds.
         assert!((-2.0..3_600.0).contains(&age), "{age}");
         history.stopped();
         assert_eq!(history.started, None);

@@ -1,15 +1,16 @@
-//! The journal: the next step of each engine, on disk before the step begins.
+//! The journal: each step of an engine is on disk before it begins.
 //!
-//! One JSON line per step, synchronised to the disk. A line holds the whole life cycle of one engine and how its process is
-//! found, so the last line of each backend is all that the next gateway needs to go on after a crash. The lines before it
-//! are history for the operator.
+//! A line is JSON, synchronised to the disk. It holds the whole life cycle of one engine and the
+//! identity of the process. So after a crash the next gateway needs only the last line of each
+//! backend; earlier lines are history for the operator.
 //!
-//! No line holds a secret: flags such as `api-key` are no settings, and digests are keyed. Lines of an earlier version that do
-//! are written anew when the journal is opened.
+//! No line holds a secret: flags such as `api-key` are not settings, and digests are keyed. Lines
+//! of an earlier version that hold secrets are rewritten when the journal is opened. A line that a
+//! crash cut short is skipped, since the step had not begun.
 //!
-//! A line that a crash cut short is left out; it announced a step that had not begun. Bounds: [`FILE_BYTES`] per file, two files:
-//! a full one becomes `journal.1` and the new one begins with the last line of each backend. The folder belongs to one
-//! gateway at a time, which a lock ensures: two would both start engines on the same device.
+//! Bounds: two files of [`FILE_BYTES`]. A full file becomes `journal.1.jsonl`; the new one begins
+//! with the last line of each backend. A lock ensures that one gateway at a time uses the folder:
+//! two would start engines on the same device.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -24,34 +25,32 @@ use crate::driver::{EngineIdentity, EngineSettings};
 use crate::state_folder;
 use sluice_gateway::owner::Untrusted;
 
-/// Size at which a file is full: some thousands of steps.
+/// Bytes of a full file: some thousands of steps.
 const FILE_BYTES: u64 = 4 << 20;
-/// The file in use, and the one before it.
+/// The current file, and the one before it.
 const NAMES: [&str; 2] = ["journal.jsonl", "journal.1.jsonl"];
-/// Where a new file is written before it takes its name.
+/// A new file has this name until it is complete.
 const DRAFT: &str = "journal.tmp";
-/// Locked while a gateway uses the folder.
 const LOCK: &str = "lock";
-/// How long a lock may stay taken after its gateway has let go of it: a process that was being spawned shares the lock
-/// until its program runs.
+/// How long a released lock may stay taken: a process that is being spawned shares it until the
+/// program runs.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
-/// Pause between two attempts.
+/// Pause between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// The settings of an engine, and the configuration that they come from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// What the engine is started with.
     #[serde(flatten)]
     pub settings: EngineSettings,
-    /// The configuration of the engine that these settings are based on, as a digest; restarts with `set` since then are on
-    /// top. They are dropped when the configuration changes.
+    /// Digest of the engine configuration that the settings are based on. Later changes by `set`
+    /// come on top; a new configuration drops them.
     #[serde(default)]
     pub configured: String,
 }
 
 impl Lifecycle<Setup> {
-    /// What the engine is being changed to; without a change, what it runs.
+    /// The setup that the engine is being changed to, or runs with.
     pub(crate) fn heads_for(&self) -> &Setup {
         match &self.change {
             Some(change) if change.failed.is_none() => &change.to,
@@ -60,31 +59,31 @@ impl Lifecycle<Setup> {
     }
 }
 
-/// One line: what is about to happen to one backend.
+/// One line: the step that is about to begin for one backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// When, RFC 3339 in UTC.
+    /// RFC 3339 in UTC.
     pub at: String,
     /// `pool/backend`.
     pub backend: String,
-    /// The step that begins, and all that decides what follows it.
+    /// The step that begins, and everything that decides the next one.
     #[serde(rename = "life")]
     pub lifecycle: Lifecycle<Setup>,
-    /// How the engine is found again; absent before its start was seen.
+    /// How the engine is found again; absent until the start was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<EngineIdentity>,
-    /// Program, port, devices and environment of the engine, as a digest.
+    /// Digest of program, port, devices and environment.
     #[serde(default)]
     pub identity: String,
-    /// How long its last start took, ms.
+    /// Duration of the last start, ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ms: Option<u64>,
-    /// Golden prompts and the text generated before the last restart.
+    /// Golden prompts, and the texts generated before the last restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub golden: Vec<(String, String)>,
 }
 
-/// Why there is no journal.
+/// Why the journal cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The folder or a file in it cannot be read or written.
@@ -95,10 +94,10 @@ pub enum JournalError {
         /// The cause.
         source: io::Error,
     },
-    /// Another user commands the folder or a file in it.
+    /// Another user controls the folder or a file in it.
     #[error("fleet.state: {0}")]
     Untrusted(#[from] Untrusted),
-    /// Another gateway uses it.
+    /// Another gateway uses the folder.
     #[error("fleet.state: {path} is used by another running sluice; take over from it (serve --upgrade), stop it, or give this one its own folder", path = path.display())]
     Taken {
         /// The folder.
@@ -106,7 +105,6 @@ pub enum JournalError {
     },
 }
 
-/// An open journal.
 #[derive(Debug)]
 pub(crate) struct Journal {
     folder: PathBuf,
@@ -115,12 +113,13 @@ pub(crate) struct Journal {
     bytes_max: u64,
     last: BTreeMap<String, Record>,
     lock: File,
-    /// Another gateway has it.
+    /// Whether another gateway has it.
     closed: bool,
 }
 
 impl Journal {
-    /// Opens the journal in `folder`, which is created where it is missing, and reads the last line of each backend.
+    /// Opens the journal in `folder` and reads the last line of each backend. Creates a missing
+    /// folder.
     ///
     /// # Errors
     /// The folder cannot be used, or is in use.
@@ -128,7 +127,7 @@ impl Journal {
         Self::open_with(folder, FILE_BYTES, || std::thread::sleep(LOCK_PAUSE))
     }
 
-    /// `pause` is called between two attempts to lock the folder.
+    /// Calls `pause` between two attempts to lock the folder.
     fn open_with(folder: &Path, bytes_max: u64, pause: impl FnMut()) -> Result<Self, JournalError> {
         let at = |path: PathBuf| move |source| JournalError::Unusable { path, source };
         state_folder::check(folder)?;
@@ -157,17 +156,16 @@ impl Journal {
         Ok(journal)
     }
 
-    /// The last lines of the journal in a folder, without locking it; none where there is no readable journal.
+    /// The last lines of the journal in a folder, without a lock; none if it cannot be read.
     pub(crate) fn read_last(folder: &Path) -> BTreeMap<String, Record> {
         let mut last = BTreeMap::new();
         for name in NAMES.iter().rev() {
-            // The caller only warns: an unreadable journal counts as none.
+            // The caller only warns, so an unreadable journal counts as empty.
             let _ = read_into(&folder.join(name), &mut last);
         }
         last
     }
 
-    /// Its folder.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -199,7 +197,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Unlocks the folder for another gateway: from here on every write fails.
+    /// Unlocks the folder for another gateway; every later write fails.
     pub(crate) fn close(&mut self) {
         self.closed = true;
         if let Err(error) = self.lock.unlock() {
@@ -207,12 +205,14 @@ impl Journal {
         }
     }
 
-    /// Forgets a backend that is no longer configured and whose engine is gone: the next file begins without it.
+    /// Forgets a backend that is not configured any more and has no engine: the next file begins
+    /// without it.
     pub(crate) fn forget(&mut self, backend: &str) {
         self.last.remove(backend);
     }
 
-    /// Begins a new file with what still matters. At every moment one of the two files holds the last line of each backend.
+    /// Begins a new file with the last lines. At every moment one of the two files has the last
+    /// line of each backend.
     fn rotate(&mut self) -> io::Result<()> {
         let draft = self.folder.join(DRAFT);
         let mut file = state_folder::options().write(true).truncate(true).open(&draft)?;
@@ -237,8 +237,8 @@ fn line_of(record: &Record) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Reads a file's lines; later ones replace earlier ones. A missing file has none; a line that does not parse is left out.
-/// Returns whether there were secrets in it, which are left out too.
+/// Reads the lines of a file; later ones replace earlier ones. A missing file has none; an invalid
+/// line is skipped. Returns whether there were secrets, which are dropped.
 fn read_into(path: &Path, last: &mut BTreeMap<String, Record>) -> io::Result<bool> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
@@ -266,9 +266,8 @@ fn drop_secrets(life: &mut Lifecycle<Setup>) -> bool {
     setups.map(|setup| setup.settings.drop_secrets()).fold(false, std::ops::BitOr::bitor)
 }
 
-/// Opens for appending, after the end of a line: what is written must not continue a line that was cut short.
-/// Checks that the files of a journal in this folder could be opened. Writes and locks nothing. A
-/// start makes the files that do not exist.
+/// Checks that the journal's files in this folder could be opened. Writes, creates and locks
+/// nothing.
 ///
 /// # Errors
 /// [`JournalError::Unusable`].
@@ -283,6 +282,7 @@ pub fn check_journal(folder: &Path) -> Result<(), JournalError> {
     Ok(())
 }
 
+/// Opens a file for appending. If the last line was cut short, ends that line first.
 fn open_at_line_end(path: &Path) -> io::Result<(File, u64)> {
     let mut file = state_folder::options().read(true).append(true).open(path)?;
     let mut text = Vec::new();
@@ -294,7 +294,7 @@ fn open_at_line_end(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, text.len() as u64))
 }
 
-/// Locks a file, for which another process may have to finish its start first ([`LOCK_WAIT`]).
+/// Locks a file. Waits for up to [`LOCK_WAIT`] if the lock is taken.
 fn take(lock: &File, mut pause: impl FnMut()) -> Result<(), TryLockError> {
     let until = Instant::now() + LOCK_WAIT;
     loop {
@@ -332,7 +332,7 @@ pub(crate) mod tests {
             cut.truncate(text.len() - missing);
             std::fs::write(&path, &cut).unwrap();
             let mut journal = Journal::open(folder.path()).unwrap();
-            // A line without its end is whole.
+            // Only the line feed is missing, so the line is whole.
             let expected = if missing == 1 { Step::Serve } else { Step::Start };
             assert_eq!((journal.last()["p/a"].lifecycle.step, journal.last().len()), (expected, 2));
             journal.write(record("p/a", Step::Drain)).unwrap();
@@ -434,7 +434,7 @@ pub(crate) mod tests {
         let mut shared = Some(journal.lock.try_clone().unwrap());
         drop(journal);
         assert!(matches!(Journal::open(folder.path()), Err(JournalError::Taken { .. })), "it stays taken");
-        // The process runs its program after the first attempt.
+        // The process runs the program after the first attempt.
         Journal::open_with(folder.path(), FILE_BYTES, || drop(shared.take())).expect("it is free soon");
         assert!(shared.is_none(), "there was a second attempt");
     }

@@ -1,8 +1,8 @@
-//! One engine that the gateway runs: its life cycle, and the task that carries it out.
+//! One engine that the gateway runs: the life cycle, and the task that carries it out.
 //!
-//! [`lifecycle`] decides what follows what, without clock and without I/O. [`effects`] does what each step is there for.
-//! [`engine_task`] joins both and writes each step to the [`journal`] before it begins. What concerns several engines is the
-//! coordinator's.
+//! [`lifecycle`] decides the order of steps, without clock and without I/O. [`effects`] performs
+//! each step. [`engine_task`] joins both, and writes each step to the [`journal`] before it begins.
+//! The coordinator handles whatever concerns several engines.
 
 pub(crate) mod adapters;
 pub(crate) mod checks;

@@ -1,8 +1,10 @@
-//! Checks before an engine is taken out of service: would the new settings start, and can other backends carry its load?
+//! Checks before an engine leaves service: would the new settings start, and can others carry the
+//! load?
 //!
-//! Other backends are those in rotation in its own pool and in the pools that its requests may spill to. They must serve
-//! every name that it serves, adapters too, and have room for what runs and waits now, with a margin (`fleet.headroom`).
-//! Judged from admission and from what each backend reports when queried now. Nothing is changed.
+//! Other backends are the ones in rotation in the engine's pool and in the pools that the requests
+//! may spill to. They must serve every model and adapter of the engine, and have room for the
+//! running and waiting requests, with a margin (`fleet.headroom`). Admission and each backend's
+//! present list are consulted; nothing changes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,17 +20,17 @@ use crate::models::ReportedModels;
 use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::pool::{Admission, BackendView, PoolView};
 
-/// Checks that the engine could run with these settings, its adapters included. Returns warnings.
+/// Checks that the engine could run with these settings and the adapters. Returns warnings.
 ///
 /// # Errors
-/// What would fail.
+/// The setting or adapter that would fail.
 pub async fn check_settings(
     driver: &dyn Driver,
     spec: &EngineSpec,
     settings: &EngineSettings,
 ) -> Result<Vec<Notice>, EngineFailure> {
     let notices = driver.check(settings).await?;
-    // The adapter folders of an engine that commands start may be on another machine.
+    // Other drivers' adapter folders may be on another machine.
     if driver.kind() == DriverKind::Process {
         check_adapters(&spec.adapters, driver.adapter_rank(settings))?;
     }
@@ -57,11 +59,11 @@ fn check_adapters(adapters: &[(String, PathBuf)], limit: AdapterRank) -> Result<
     Ok(())
 }
 
-/// Checks that other backends can carry the engine's load. Each is queried for what it serves, because the last probe may
-/// be some seconds old.
+/// Checks that other backends can carry the engine's load. Queries their models, because the last
+/// probe may be seconds old.
 ///
 /// # Errors
-/// What they cannot serve, or how full they are.
+/// The models that they cannot serve, or how full they are.
 pub(crate) async fn check_replacement(
     admission: &Admission,
     reported: &ReportedModels,
@@ -79,13 +81,13 @@ pub(crate) async fn check_replacement(
         }
     }
     let (pool, name) = spec.name.split_once('/').unwrap_or(("", &spec.name));
-    // Without a response the last probe counts; whether the backend is healthy is decided by admission.
+    // If a query fails, the last probe counts; admission judges health.
     let names = |backend: &BackendView| current.get(&backend.id).cloned().unwrap_or_else(|| reported.of(backend.id));
     judge_replacement(&admission.view(), (pool, name), &spec.spill, names, spec.rules.headroom)
 }
 
-/// Judges whether backend `name` of `pool` can be replaced. `spill`: pools that requests of `pool` may spill to. `names`:
-/// what a backend serves.
+/// Judges whether backend `name` of `pool` can be replaced. `spill`: pools that the requests may
+/// spill to. `names`: the models of a backend.
 fn judge_replacement(
     views: &[PoolView],
     (pool, name): (&str, &str),
@@ -131,7 +133,7 @@ mod tests {
     use sluice_gateway::config::{Endpoint, Policy};
     use sluice_gateway::pool::*;
 
-    /// Two pools with two backends each, all ready, and the ids of the backends.
+    /// Two pools with two ready backends each, and the ids of the backends.
     fn pools(slots: u32) -> (Arc<Admission>, PoolLayout) {
         let limits = BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
         let second = std::time::Duration::from_secs(1);

@@ -1,9 +1,10 @@
-//! What an earlier gateway left of one engine: found, taken over, and its life cycle continued.
+//! Finds the engine that an earlier gateway left, takes it over, and continues the life cycle.
 //!
-//! A gateway that is killed leaves its engines running. The next one reads in the journal what was under way and finds them
-//! by their traces or marks. An engine that is configured as before is taken over (`fleet.on_start`), and so is one whose
-//! flags alone differ: it serves until it gets the new flags by a planned change. An engine with another program, port,
-//! device or environment is stopped, and a new one started in its place. [`Lifecycle`](super::lifecycle::Lifecycle) decides.
+//! A killed gateway leaves engines running. The next one reads the steps under way in the journal,
+//! and finds the engines by their identity or mark. It takes over an engine with the same
+//! configuration (`fleet.on_start`), or with other flags only, which a planned change then applies.
+//! It stops an engine with another program, port, device or environment, and replaces it by a new
+//! one. [`Lifecycle`](super::lifecycle::Lifecycle) decides.
 
 use std::time::Duration;
 
@@ -16,10 +17,10 @@ use crate::driver::{DriverKind, EngineIdentity};
 use crate::fetch;
 use sluice_gateway::config::OnStart;
 
-/// The most that is read of `/health`.
+/// Largest body of `/health` that is accepted, bytes.
 const HEALTH_BYTES: usize = 1 << 16;
 
-/// Finds what an earlier gateway left of this engine, and decides where its life cycle goes on.
+/// Looks for an engine of an earlier gateway, and decides how the life cycle continues.
 pub(super) async fn recover(context: &EngineContext) {
     let spec = context.spec();
     let record = context.journal.lock().last().get(&*spec.name).cloned();
@@ -58,7 +59,7 @@ pub(super) async fn recover(context: &EngineContext) {
         }
         Recovery::New => {}
         Recovery::Resumed | Recovery::Reconfigured => {
-            // Another program or model generates other text, as it should.
+            // Another program or model generates other text.
             state.golden = if recovery == Recovery::Resumed { golden } else { Vec::new() };
             let alive = survivor != Survivor::None;
             tracing::info!(backend = %spec.name, alive, step, "continues what an earlier gateway began");
@@ -72,7 +73,8 @@ pub(super) async fn recover(context: &EngineContext) {
     }
 }
 
-/// A record of an engine whose flags are not those of the journal, or of the configuration where there is no journal.
+/// A new record for an engine whose flags are neither the journal's nor, without a journal, the
+/// configuration's.
 fn changed_elsewhere(context: &EngineContext, spec: &EngineSpec, record: Option<&Record>) -> Option<Record> {
     let settings = context.driver.running_settings()?;
     if settings == *record.map_or(&spec.settings, |record| &record.lifecycle.wanted.settings) {
@@ -94,8 +96,8 @@ fn difference(record: &Record, spec: &EngineSpec) -> Difference {
     }
 }
 
-/// An engine that runs and whose settings are known. The driver controls it from here on, and so it does an engine with
-/// unknown settings, which is to be stopped.
+/// A running engine whose settings are known, which the driver now controls. The driver also takes
+/// control of an engine with unknown settings, to stop it.
 async fn find(context: &EngineContext, recorded: Option<&EngineIdentity>) -> Option<EngineIdentity> {
     let name = context.spec().name.clone();
     if let Some(trace) = recorded {
@@ -109,12 +111,12 @@ async fn find(context: &EngineContext, recorded: Option<&EngineIdentity>) -> Opt
     }
     let trace = match context.driver.find_running().await {
         Some(trace) => trace,
-        // Its commands do not say whether it was started, but it may respond.
+        // The commands may not show whether it was started, but it may respond.
         None if context.driver.kind() == DriverKind::Command && is_healthy(context).await => EngineIdentity::Command,
         None => return None,
     };
     match context.driver.adopt(&trace).await {
-        // An engine that commands start has no further settings, and a pod shows its own.
+        // An engine of commands has no further settings, and a pod shows the actual ones.
         Ok(true) if matches!(trace, EngineIdentity::Command | EngineIdentity::Pod { .. }) => Some(trace),
         Ok(_) => {
             tracing::warn!(backend = %name, "found processes of an engine that is not in the journal; they are stopped");

@@ -1,7 +1,8 @@
 //! An engine that the gateway runs, as the configuration describes it.
 //!
-//! Digests stand for what only a restart changes, so that a reload, and a gateway after a crash, can tell whether an engine
-//! still is what the configuration says. Two specs also tell whether their engines may run beside each other.
+//! Digests stand for everything that only a restart changes. With them a reload, and a gateway
+//! after a crash, can tell whether the configuration of an engine has changed. Two specs also tell
+//! whether both engines may run at the same time.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,57 +15,55 @@ use sluice_core::base::BackendId;
 use sluice_gateway::config::{Fleet as Rules, Target};
 use sluice_gateway::pool::Address;
 
-/// An engine that the gateway runs.
+/// A configured engine.
 #[derive(Clone, Debug)]
 pub struct EngineSpec {
     /// `pool/backend`.
     pub name: Arc<str>,
-    /// Its place in admission.
+    /// The index in admission.
     pub backend: BackendId,
-    /// Where it is reached.
+    /// The address.
     pub address: Arc<Address>,
-    /// How it is started and stopped, flags excepted.
+    /// How it is started and stopped, without flags.
     pub target: Target,
-    /// Its flags as configured.
+    /// Configured flags.
     pub settings: EngineSettings,
-    /// Program, port, devices and environment, as a digest: what a driver is made for.
+    /// Digest of program, port, devices and environment, for which a driver is made.
     pub identity: String,
-    /// Everything about it that only a restart changes, as a digest.
+    /// Digest of everything that only a restart changes.
     pub configured: String,
-    /// Autoscaling decides when it is started.
+    /// Whether autoscaling decides when it starts.
     pub starts_on_demand: bool,
-    /// Its pod is being deleted, or there is none at the moment.
+    /// Whether the pod is being deleted or is missing.
     pub leaving: bool,
-    /// The slots that its pool gives it.
+    /// Slots that the pool gives it.
     pub slots: u32,
-    /// Pools that requests of its pool may spill to.
+    /// Pools that requests may spill to.
     pub spill: Vec<String>,
-    /// Names that it must serve once it is ready, adapters that the gateway loads excepted.
+    /// Models that it must serve when ready, without adapters that the gateway loads.
     pub models: Vec<String>,
-    /// Adapters that it must have, by name, with their folders.
+    /// Adapters that it must have: names and folders.
     pub adapters: Vec<(String, PathBuf)>,
-    /// Model and prompt; the generated text must be the same after a restart.
+    /// Model and prompt; the text must be the same after a restart.
     pub golden: Vec<(String, String)>,
-    /// Limits of its start, drain, stop and restarts.
+    /// Limits of start, drain, stop and restarts.
     pub rules: Rules,
-    /// Without a byte, a counter or a response for this long it is considered hung.
+    /// It counts as hung after this time without output, progress or a response.
     pub stall: Duration,
-    /// Limit of one request to its health, model and metrics endpoints.
+    /// Limit of a request for health, models or metrics.
     pub request_timeout: Duration,
 }
 
 impl EngineSpec {
-    /// Its settings as configured.
     pub(crate) fn setup(&self) -> Setup {
         Setup { settings: self.settings.clone(), configured: self.configured.clone() }
     }
 
-    /// The name of its pool.
     pub(crate) fn pool(&self) -> &str {
         self.name.split_once('/').map_or("", |(pool, _)| pool)
     }
 
-    /// The GPUs that it may see; `None`: any, or none that is known.
+    /// The GPUs that it may use; `None`: any, or unknown.
     fn devices(&self) -> Option<&[u16]> {
         match &self.target {
             Target::Launch(launch) if !launch.gpu.is_empty() => Some(&launch.gpu),
@@ -72,7 +71,7 @@ impl EngineSpec {
         }
     }
 
-    /// Whether both are known to use one device or one address.
+    /// Whether both are known to share a device or an address.
     pub(crate) fn shares_place_with(&self, other: &Self) -> bool {
         let shared = match (self.devices(), other.devices()) {
             (Some(one), Some(two)) => one.iter().any(|gpu| two.contains(gpu)),
@@ -81,8 +80,8 @@ impl EngineSpec {
         shared || self.address.endpoint == other.address.endpoint
     }
 
-    /// Whether one must be gone before the other starts: they share a place or a name, or may share a device that is not
-    /// known.
+    /// Whether one must be gone before the other starts: they share a place or name, or may share
+    /// an unknown device.
     pub(crate) fn excludes(&self, other: &Self) -> bool {
         let launched = |spec: &Self| matches!(spec.target, Target::Launch(_));
         let unknown = self.devices().is_none() || other.devices().is_none();

@@ -1,6 +1,6 @@
-//! One engine as it is shown: in the admin API, in `sluice backend list` and in `sluice status`.
+//! One engine as shown in the admin API, in `sluice backend list` and in `sluice status`.
 //!
-//! Built for each request of the admin API and stored nowhere. Fields are only ever added.
+//! Built for each request to the admin API, and not stored. Fields may be added, but not removed.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::lifecycle::{EndedChange, Lifecycle, Outcome};
 use crate::driver::EngineSettings;
 use sluice_gateway::config::ArgValue;
 
-/// An engine that the gateway runs.
+/// The state of an engine for operators.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EngineView {
@@ -20,43 +20,44 @@ pub struct EngineView {
     pub backend: String,
     /// The driver: process, command, kubernetes.
     pub driver: String,
-    /// The step of its life.
+    /// The step of the life cycle.
     pub step: String,
-    /// Since the step began.
+    /// Seconds since the step began.
     pub seconds: f64,
     /// Progress of the step.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
-    /// Its flags, `name=value` with spaces between.
+    /// Flags, as `name=value` separated by spaces.
     pub settings: String,
-    /// The last good flags, where they differ from those.
+    /// The last good flags, if they differ.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_good: Option<String>,
-    /// The planned change under way.
+    /// Number of the planned change under way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<u64>,
     /// How the last change ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_change: Option<LastChange>,
-    /// Flags that were asked for and are not in force, and why, such as `max-num-seqs: 256 in force, 64 asked: it hangs`.
+    /// Requested flags that are not in force, and why: `max-num-seqs: 256 in force, 64 asked: it
+    /// hangs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub taken_back: Option<String>,
     /// Why the new configuration is not applied yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
-    /// Unplanned restarts within fleet.restart_window.
+    /// Unplanned restarts within `fleet.restart_window`.
     pub restarts: usize,
-    /// Starts after the first of this gateway, planned or not.
+    /// Starts after this gateway's first, planned or not.
     pub restarts_total: u64,
-    /// How often it died, hung or did not come up.
+    /// How often the engine died, hung or did not come up.
     pub crashes_total: u64,
-    /// When the engine that runs was started, seconds since 1970.
+    /// When the running engine was started, seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started: Option<f64>,
-    /// How long its last start took, until it was in rotation.
+    /// Duration of the last start, until the engine was in rotation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_seconds: Option<f64>,
-    /// The last failure, while it still matters.
+    /// The last failure, while it is relevant, or a remark of the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -64,11 +65,11 @@ pub struct EngineView {
 /// How a change ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastChange {
-    /// Its number.
+    /// Number of the change.
     pub id: u64,
-    /// done, aborted, rolled_back, failed or held.
+    /// `done`, `aborted`, `rolled_back`, `failed` or `held`.
     pub outcome: String,
-    /// Why it is not done.
+    /// Why it is not `done`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -86,7 +87,6 @@ impl From<&EndedChange> for LastChange {
     }
 }
 
-/// The engine as it stands now.
 pub(crate) fn of(context: &EngineContext) -> EngineView {
     let spec = context.spec();
     let state = context.state.lock();
@@ -112,7 +112,8 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
     }
 }
 
-/// What is said of flags that were asked for and are not in force. What an earlier configuration asked for no longer matters.
+/// A text about requested flags that are not in force. Requests of an earlier configuration do not
+/// count.
 pub(crate) fn taken_back(life: &Lifecycle<Setup>, configured: &str) -> Option<String> {
     let taken_back = life.taken_back.as_ref().filter(|taken_back| taken_back.asked.configured == configured)?;
     let (asked, in_force) = (&taken_back.asked.settings.args, &life.wanted.settings.args);
@@ -125,7 +126,7 @@ pub(crate) fn taken_back(life: &Lifecycle<Setup>, configured: &str) -> Option<St
     (!lines.is_empty()).then(|| format!("{}: {}", lines.join(", "), taken_back.why))
 }
 
-/// EngineSettings on one line: `name=value` with spaces between.
+/// Flags on one line: `name=value`, separated by spaces.
 pub(crate) fn flag_line(settings: &EngineSettings) -> String {
     let flags: Vec<String> =
         settings.args.iter().map(|(name, value)| format!("{name}={}", value_text(value))).collect();

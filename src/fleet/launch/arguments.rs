@@ -1,20 +1,20 @@
 //! Settings as words of a command line.
 //!
-//! A setting that is `true` becomes `--name`, `false` becomes `--no-name`, a list `--name a b`, any other value
-//! `--name=value`. One key of a flag that takes JSON (`compilation-config.mode`) always becomes `--name=value`, with the
-//! value as JSON. `config` becomes two words, because vLLM searches for the word `--config` before it parses anything.
+//! `true` becomes `--name`, `false` `--no-name`, a list `--name a b`, any other value
+//! `--name=value`. A key of a flag that takes JSON (`compilation-config.mode`) always becomes
+//! `--name=value`, with the value as JSON. `config` becomes two words, because vLLM searches for
+//! the word `--config` before it parses the rest.
 
 use crate::driver::{EngineSettings, dashed};
 use sluice_gateway::config::ArgValue;
 
-/// The words that a command line gets for these settings.
 pub(crate) fn words_of(settings: &EngineSettings) -> Vec<String> {
     let mut words = Vec::new();
     settings.args.iter().for_each(|(name, value)| write(&dashed(name), value, &mut words));
     words
 }
 
-/// Appends one setting to `argv`.
+/// Appends the words of one setting to `argv`.
 pub(super) fn write(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
     let is_key = name.contains('.');
     match value {
@@ -34,7 +34,7 @@ pub(super) fn write(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
     }
 }
 
-/// Texts as a JSON list; numbers and booleans stay numbers and booleans.
+/// A JSON list of the texts, in which numbers and booleans have no quotes.
 fn json(texts: &[String]) -> serde_json::Value {
     let plain =
         |text: &String| serde_json::from_str(text).ok().filter(|v: &serde_json::Value| v.is_number() || v.is_boolean());

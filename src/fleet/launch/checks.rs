@@ -1,7 +1,8 @@
-//! Finds settings that vLLM would refuse minutes into a start, before anything is stopped.
+//! Finds settings that vLLM would refuse minutes into a start, before any engine is stopped.
 //!
-//! Only certain errors are refused: contradicting values where both are set (defaults differ between versions and devices),
-//! ranges that no version accepts, missing files. All other errors are left to the engine.
+//! Only certain errors are refused: values that contradict each other when both are set (defaults
+//! differ between versions and devices), values that no version accepts, and missing files. The
+//! engine reports all others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,12 +16,12 @@ use sluice_core::vllm::failure::{Diagnosis, FailureClass, FlagSuggestion};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::{ArgValue, Launch};
 
-/// Ranks that vLLM's `--max-lora-rank` accepts, for a suggestion.
+/// Values of vLLM's `--max-lora-rank`, for a suggestion.
 const RANKS: &[i64] = &[1, 8, 16, 32, 64, 128, 256, 320, 512];
-/// Most that is read of an adapter's configuration.
+/// Largest adapter configuration that is read, bytes.
 const ADAPTER_CONFIG_MAX: u64 = 1 << 20;
 
-/// All checks. Returns everything that is wrong.
+/// Runs all checks. Returns all errors.
 pub(super) fn all(launch: &Launch, flags: &EffectiveFlags) -> Vec<EngineFailure> {
     let checked = [
         ports(launch, flags),
@@ -33,13 +34,13 @@ pub(super) fn all(launch: &Launch, flags: &EffectiveFlags) -> Vec<EngineFailure>
     checked.into_iter().filter_map(Result::err).collect()
 }
 
-/// Checks of the values alone, for every kind of driver.
+/// The checks that need only values, for all drivers.
 pub(super) fn values(flags: &EffectiveFlags) -> Result<(), EngineFailure> {
     ranges(flags)?;
     combinations(flags)
 }
 
-/// Refuses a setting that is written in two places, of which vLLM would silently take one or none.
+/// Refuses a setting given in two places, of which vLLM would silently use one or none.
 pub(super) fn contradictions(launch: &Launch, args: &BTreeMap<String, ArgValue>) -> Result<(), EngineFailure> {
     if launch.command.iter().any(|word| word.starts_with("--config=")) {
         return bad("vLLM ignores --config=FILE in launch.command; write --config and the file as two words".to_owned());
@@ -47,7 +48,8 @@ pub(super) fn contradictions(launch: &Launch, args: &BTreeMap<String, ArgValue>)
     let Some(before) = subcommand(&launch.command) else { return Ok(()) };
     let line = CommandLine::parse(&launch.command[before.len() + 1..]);
     let model = line.positional.as_ref().or_else(|| line.values.get("model")?.last());
-    // The server module takes the last of two models; `vllm serve` makes the first --model the positional one.
+    // Of two models the server module takes the last; `vllm serve` treats the first --model as the
+    // positional one.
     let serves = before.last().is_some_and(|verb| verb == "serve" || verb == "sim");
     match (args.contains_key("model"), model) {
         (true, Some(model)) if serves => {
@@ -96,7 +98,7 @@ fn ranges(flags: &EffectiveFlags) -> Result<(), EngineFailure> {
     Ok(())
 }
 
-/// Values that vLLM checks against each other.
+/// Checks values that depend on each other in vLLM.
 fn combinations(flags: &EffectiveFlags) -> Result<(), EngineFailure> {
     let tokens = flags.int("max-num-batched-tokens");
     if let (Some(tokens), Some(seqs)) = (tokens, flags.int("max-num-seqs"))
@@ -122,11 +124,11 @@ fn combinations(flags: &EffectiveFlags) -> Result<(), EngineFailure> {
     Ok(())
 }
 
-/// Flags that multiply to the number of devices.
+/// Flags whose product is the number of devices.
 const SIZES: [&str; 4] =
     ["tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size", "data-parallel-size"];
 
-/// Devices that an engine needs on this host; `None` where devices of other hosts may be used.
+/// Devices that the engine needs on this host; `None` if it may use other hosts.
 fn devices_needed(flags: &EffectiveFlags) -> Option<i64> {
     let size = |name| flags.int(name).unwrap_or(1).max(1);
     let elsewhere = flags.text("distributed-executor-backend").is_some_and(|by| !matches!(by, "mp" | "uni" | "None"));
@@ -161,7 +163,7 @@ fn devices(launch: &Launch, flags: &EffectiveFlags) -> Result<(), EngineFailure>
     }
 }
 
-/// A model given as a path must exist. A name with at most one slash may be a name on a hub.
+/// A model path must exist. A name with at most one slash may be on a hub.
 fn model(flags: &EffectiveFlags) -> Result<(), EngineFailure> {
     let Some(model) = &flags.model else { return Ok(()) };
     let is_path = model.starts_with(['/', '.']) || model.matches('/').count() > 1;
@@ -218,7 +220,7 @@ fn adapters(flags: &EffectiveFlags) -> Result<(), EngineFailure> {
     Ok(())
 }
 
-/// Name and path of an entry of `--lora-modules`.
+/// The name and path in an entry of `--lora-modules`.
 fn named(module: &str) -> Option<(String, String)> {
     if module.trim_start().starts_with('{') {
         let json: serde_json::Value = serde_json::from_str(module).ok()?;
@@ -228,7 +230,7 @@ fn named(module: &str) -> Option<(String, String)> {
     module.split_once('=').map(|(name, path)| (name.to_owned(), path.to_owned()))
 }
 
-/// The rank of the adapter in a folder, from its `adapter_config.json`; `None` when there is none to read.
+/// The rank in the `adapter_config.json` of a folder; `None` if it cannot be read.
 pub fn adapter_rank(folder: &Path) -> Option<u32> {
     let file = folder.join("adapter_config.json");
     if file.metadata().ok()?.len() > ADAPTER_CONFIG_MAX {

@@ -1,34 +1,34 @@
 //! A command line of vLLM as flags and values.
 //!
-//! The table of vLLM's flags says how many values a flag takes and what `-tp` and similar forms are short for. The first word
-//! that belongs to no flag is the model. A flag that is not in the table takes the next word as its value, unless that word
-//! is a flag. A negative number is a value.
+//! The table of vLLM's flags has the number of values of each flag, and short forms such as `-tp`.
+//! The first word that belongs to no flag is the model. An unknown flag takes the next word as the
+//! value, unless that is a flag. A negative number is a value.
 
 use std::collections::BTreeMap;
 
 use crate::driver::dashed;
 use sluice_core::vllm::flags::{Arity, lookup};
 
-/// Flags by full name, each with its values as text; a switch is `true` or `false`.
+/// The values of each flag, by full name, as text; a switch is `true` or `false`.
 pub(super) type FlagValues = BTreeMap<String, Vec<String>>;
 
 /// A parsed command line.
 #[derive(Debug, Default)]
 pub(super) struct CommandLine {
     pub(super) values: FlagValues,
-    /// The long names as they were written, without dashes.
+    /// The long names as written, without dashes.
     pub(super) written: Vec<String>,
     /// The first word that is neither a flag nor a value.
     pub(super) positional: Option<String>,
 }
 
-/// Whether a word is a flag and not a negative number.
+/// Whether a word is a flag, not a negative number.
 fn is_flag(word: &str) -> bool {
     word.starts_with('-') && word.len() > 1 && word.parse::<f64>().is_err()
 }
 
-/// The full name of a written flag, and how many values it takes; `None`: the flag is not known. `--flag.key` sets one key of
-/// a JSON value.
+/// The full name and arity of a written flag; `None`: unknown. `--flag.key` sets one key of a JSON
+/// value.
 fn resolve(written: &str) -> (String, Option<Arity>) {
     let bare = dashed(written.trim_start_matches('-'));
     if written.contains('.') {
@@ -40,7 +40,7 @@ fn resolve(written: &str) -> (String, Option<Arity>) {
     }
 }
 
-/// The full name of a setting, and for a switch whether its name turns it on.
+/// The full name of a setting. For a switch also whether the given name turns it on.
 pub(super) fn setting(name: &str) -> (String, bool) {
     match resolve(&format!("--{name}")) {
         (full, Some(Arity::Switch { on })) => (full, on),
@@ -90,7 +90,7 @@ impl CommandLine {
     }
 }
 
-/// The flag, and the value that is attached to it: `--a=b`, `-O3`, `-qawq`.
+/// A flag and the value attached to it: `--a=b`, `-O3`, `-qawq`.
 fn split(word: &str) -> (&str, Option<&str>) {
     if let Some((name, value)) = word.split_once('=') {
         return match name {

@@ -1,8 +1,8 @@
-//! The YAML file of `--config`: what it sets, by full flag name.
+//! The flags that the YAML file of `--config` sets, by full name.
 //!
-//! vLLM turns each key of the file into a flag. Of a value that is an object only the key is taken, which is enough to see
-//! that the flag is set. vLLM reads YAML 1.1, where `yes` and `no` are booleans too. Bound: a file over [`FILE_MAX`] bytes
-//! is not read.
+//! vLLM turns each key into a flag. If the value is an object, only the key is read, which shows
+//! that the flag is set. vLLM reads YAML 1.1, where `yes` and `no` are booleans, too. Bound:
+//! [`FILE_MAX`].
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::command_line::{FlagValues, setting};
 /// The largest file that is read, bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// What the file at `path` sets; `None` when it cannot be read or is not YAML.
+/// The flags in the file at `path`; `None` if it is too large, unreadable or not a YAML mapping.
 pub(super) fn read(path: &str) -> Option<FlagValues> {
     let path = Path::new(path);
     if path.metadata().ok()?.len() > FILE_MAX {

@@ -1,7 +1,8 @@
-//! The flags that an engine would start with, whatever sets them.
+//! The flags that an engine would start with, from all sources.
 //!
-//! Flags come from the `--config` file, from `launch.command` and from the settings. Checks and readers need the result, not
-//! the place. A script as the command, or a file that cannot be read here, may set more: then an absent flag is unknown.
+//! Sources are the `--config` file, `launch.command` and the settings. Checks need the result, not
+//! the source. A script as the command, or an unreadable file, may set more flags; then an absent
+//! flag is unknown.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +13,18 @@ use crate::driver::AdapterRank;
 use sluice_core::vllm::args::ServeArgs;
 use sluice_gateway::config::ArgValue;
 
-/// The default of `--max-lora-rank` in vLLM.
+/// vLLM's default of `--max-lora-rank`.
 pub(super) const DEFAULT_LORA_RANK: i64 = 16;
 
-/// All flags of a start as text. Settings override flags of the command, and these override the `--config` file.
+/// All flags of a start as text. Settings override the command, which overrides the `--config`
+/// file.
 #[derive(Debug)]
 pub(super) struct EffectiveFlags {
     values: FlagValues,
-    /// The long names in the command as they were written, without dashes.
+    /// The long names in the command as written, without dashes.
     written: Vec<String>,
     pub(super) model: Option<String>,
-    /// Whether other flags may be set too: in a file that cannot be read here, or by a script.
+    /// Whether a script, or an unreadable file, may set other flags.
     pub(super) incomplete: bool,
 }
 
@@ -48,7 +50,7 @@ impl EffectiveFlags {
         // A script may set anything.
         let incomplete = matches!(file, Some(None)) || subcommand.is_none();
         let mut values = file.flatten().unwrap_or_default();
-        // A model on the command line overrides that of the file.
+        // A model on the command line overrides the file's.
         let of = |values: &FlagValues| values.get("model").and_then(|names| names.last()).cloned();
         let model = of(&settings).or_else(|| of(&line.values)).or(line.positional).or_else(|| of(&values));
         values.extend(line.values);
@@ -56,7 +58,7 @@ impl EffectiveFlags {
         Self { values, written: line.written, model, incomplete }
     }
 
-    /// Names of the flags in the command, without dashes.
+    /// The names of flags in the command, without dashes.
     pub(super) fn written(&self) -> impl Iterator<Item = &str> {
         self.written.iter().map(String::as_str)
     }
@@ -74,7 +76,8 @@ impl EffectiveFlags {
         self.text(name) == Some("true")
     }
 
-    /// How many API server processes vLLM starts: as set, else one for each engine that it balances between.
+    /// The number of vLLM's API server processes: as set, else one per engine that it balances
+    /// between; always 1 with `enable-elastic-ep`.
     fn api_servers(&self) -> i64 {
         let outside = ["data-parallel-external-lb", "data-parallel-multi-port-external-lb"];
         let hybrid = self.on("data-parallel-hybrid-lb") || self.text("data-parallel-start-rank").is_some();
@@ -89,12 +92,12 @@ impl EffectiveFlags {
         self.int("api-server-count").or_else(balanced).unwrap_or(1)
     }
 
-    /// Whether adapters can be loaded while it serves; vLLM does not allow this with more than one API server.
+    /// Whether adapters can be loaded at run time. vLLM allows that with one API server only.
     pub(super) fn loads_adapters(&self) -> bool {
         self.on("enable-lora") && self.api_servers() <= 1
     }
 
-    /// The largest rank of an adapter that can be loaded while it serves.
+    /// The largest rank of adapters that can be loaded at run time.
     pub(super) fn adapter_rank(&self) -> AdapterRank {
         let servers = self.api_servers();
         match (self.on("enable-lora"), self.int("max-lora-rank")) {
@@ -110,7 +113,8 @@ impl EffectiveFlags {
         }
     }
 
-    /// A whole number, with a unit where vLLM takes one; `auto` is -1. `None` for text of another type, which is checked elsewhere.
+    /// A whole number, with a unit if vLLM takes one; `auto` is -1. `None` for other text, which
+    /// other checks handle.
     pub(super) fn int(&self, name: &str) -> Option<i64> {
         let text = self.text(name)?;
         ServeArgs::parse(&["m", &format!("--{name}={text}")]).ok()?.int(name)

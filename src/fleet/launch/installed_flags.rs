@@ -1,12 +1,12 @@
-//! The flags of the installed vLLM, read once from its `--help=all`.
+//! The flags of the installed vLLM, read from the output of `--help=all`.
 //!
-//! vLLM takes 5 to 30 s to print its help, since it imports everything first. The result is kept in
-//! memory and in a file whose name depends on the program's path, size and modification time, the
-//! vLLM packages installed beside it and the words before the flags, so the help is read again
-//! after an upgrade, even in place. A program without a usable help text (a wrapper script, fewer
-//! than [`FLAGS_MIN`] flags, no output within [`HELP_TIMEOUT`]) is not run again until it changes;
-//! its flags are then checked by type and value only. A program that is silent for [`HELP_NOTICE`]
-//! is named in the log, because a start, a check or a tuning waits for it.
+//! That takes vLLM 5 to 30 s, since it imports everything first. So flags are cached in memory and
+//! in a file. The file's name depends on the program's path, size and modification time, on the
+//! vLLM packages installed next to it, and on the words before the flags: an upgrade, even in
+//! place, makes a new file. If there is no usable help (a wrapper script, fewer than [`FLAGS_MIN`]
+//! flags, no end within [`HELP_TIMEOUT`]), this process does not run the unchanged program again,
+//! and flags are checked by type and value only. After [`HELP_NOTICE`] the log names the program,
+//! because a start, a check or a tuner waits for it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,43 +24,42 @@ use super::program::{program_of, subcommand};
 use crate::state_folder;
 use sluice_gateway::config::Launch;
 
-/// The flags of a program, by name without leading dashes (`no-` forms are names too), each with its allowed values; none:
-/// any value.
+/// Allowed values by flag of a program; an empty list allows any. Names have no leading dashes, and
+/// include `no-` forms.
 pub(crate) type InstalledFlags = BTreeMap<String, Vec<String>>;
 
-/// Longest wait for the help text: it took over 120 s on a machine with ten times more load than cores.
+/// Longest wait for the help: it took over 120 s under a load of ten times the cores.
 const HELP_TIMEOUT: Duration = Duration::from_secs(300);
-/// A program that takes longer for its help text is named in the log.
+/// After this wait for the help, the log names the program.
 const HELP_NOTICE: Duration = Duration::from_secs(20);
-/// A help text with fewer flags is not that of vLLM.
+/// Fewer flags are not vLLM's help.
 const FLAGS_MIN: usize = 30;
 
-/// Results by the identity of their program, for all engines of this process: most have one program. Locked while a program
+/// Results by program identity, for all engines of this process. The lock is held while a program
 /// runs, so that it runs once. Bound: [`PROGRAMS_MAX`].
 static KNOWN: LazyLock<Mutex<BTreeMap<u64, Option<InstalledFlags>>>> = LazyLock::new(Mutex::default);
-/// Programs, or versions of them, that are remembered; beyond, all are forgotten.
+/// Programs, or versions, that are remembered; above that, all are forgotten.
 const PROGRAMS_MAX: usize = 64;
 
-/// Reads and caches the flags of one backend's program.
+/// Reads and caches the flags of programs.
 #[derive(Debug)]
 pub(crate) struct InstalledFlagsCache {
     folder: PathBuf,
-    /// Whether the result is kept in a file of the folder.
+    /// Whether results are written to the folder.
     keeps: bool,
 }
 
 impl InstalledFlagsCache {
-    /// A cache that keeps its file in `folder`.
     pub(crate) fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), keeps: true }
     }
 
-    /// A cache that reads the file in `folder` and writes nothing.
+    /// A cache that reads from `folder` and writes nothing.
     pub(crate) fn without_writing(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), keeps: false }
     }
 
-    /// The flags of the program of `launch`; `None` where they cannot be read.
+    /// The flags of the program of `launch`; `None` if they cannot be read.
     pub(crate) async fn read(&self, launch: &Launch) -> Option<InstalledFlags> {
         let words = subcommand(&launch.command)?;
         let program = program_of(launch).ok()?;
@@ -114,8 +113,9 @@ fn identity(program: &Path, words: &[String]) -> Option<u64> {
     ))
 }
 
-/// The versions of vLLM in the Python environment that a program belongs to (`ENV/bin/vllm`, `ENV/bin/python`), as the names
-/// of their `vllm-*.dist-info` folders: an upgrade in place need not touch the program.
+/// The names of the `vllm-*.dist-info` folders in the Python environment of a program
+/// (`ENV/bin/vllm`, `ENV/bin/python`). They change with an upgrade in place, which need not change
+/// the program.
 fn installed_beside(program: &Path) -> Vec<String> {
     let Some(environment) = program.parent().and_then(Path::parent) else { return Vec::new() };
     let within = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
@@ -133,7 +133,7 @@ fn installed_beside(program: &Path) -> Vec<String> {
 async fn run_help(program: &Path, words: &[String], launch: &Launch) -> Option<InstalledFlags> {
     let mut command = Command::new(program);
     command.args(words).arg("--help=all").envs(launch.env.iter().map(|(name, value)| (name, value.expose())));
-    // Wide, so that no list of names is wrapped.
+    // Wide, so that lists of names are not wrapped.
     command.env("COLUMNS", "4000").env("NO_COLOR", "1");
     command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     let notice = || {
@@ -155,7 +155,7 @@ async fn run_help(program: &Path, words: &[String], launch: &Launch) -> Option<I
     understood.then_some(known)
 }
 
-/// Waits for `work`, and calls `notice` once when it has taken longer than `expected`.
+/// Waits for `work`, and calls `notice` if it takes longer than `expected`.
 async fn noticed<T>(work: impl Future<Output = T>, expected: Duration, notice: impl FnOnce()) -> T {
     let mut work = std::pin::pin!(work);
     match timeout(expected, &mut work).await {
@@ -167,7 +167,7 @@ async fn noticed<T>(work: impl Future<Output = T>, expected: Duration, notice: i
     }
 }
 
-/// The long flags at the head of each entry: `  --model MODEL, -m MODEL   What it is`.
+/// The long flags at the head of each entry: `  --model MODEL, -m MODEL   Description`.
 fn parse(help: &str) -> InstalledFlags {
     let mut known = InstalledFlags::new();
     for line in help.lines() {
@@ -176,7 +176,7 @@ fn parse(help: &str) -> InstalledFlags {
         if !(1..=8).contains(&indent) || !head.starts_with('-') {
             continue;
         }
-        // Two spaces end the names and begin the description.
+        // Two spaces separate the names from the description.
         let names = head.split("  ").next().unwrap_or(head);
         let words = names.split([' ', ',', '=']).filter_map(|word| word.strip_prefix("--"));
         for name in words.filter(|name| !name.is_empty()) {
@@ -186,7 +186,8 @@ fn parse(help: &str) -> InstalledFlags {
     known
 }
 
-/// The choices in `--name {a,b,c}`. Empty where other values are allowed too: `{a,b} or a name that is registered`.
+/// The choices in `--name {a,b,c}`; none if other values are allowed, too: `{a,b} or a registered
+/// name`.
 fn choices(names: &str, name: &str) -> Vec<String> {
     let list = || {
         let (_, after) = names.split_once(&format!("--{name} {{"))?;

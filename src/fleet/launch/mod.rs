@@ -1,8 +1,8 @@
-//! From the configuration of a backend and its settings to a checked command line and environment.
+//! From a backend's configuration and settings to a checked command line and environment.
 //!
-//! A flag that the installed vLLM does not have ends the process with status 2, minutes after the old engine was stopped. So
-//! the program's flags are read once ([`InstalledFlagsCache`]) and everything that can be checked is checked before a stop:
-//! names, types, allowed values, contradictions and files.
+//! A flag that the installed vLLM lacks would end the new engine minutes after the old one was
+//! stopped. So the flags of the program are read once ([`InstalledFlagsCache`]), and names, types,
+//! values, contradictions and files are checked before a stop.
 
 mod arguments;
 mod checks;

@@ -1,13 +1,15 @@
-//! The plan of a start: the argv and the environment of an engine, checked before anything is stopped.
+//! The plan of a start: the argv and environment of an engine, checked before any engine is
+//! stopped.
 //!
-//! The argv: `launch.command`, then the settings as flags in alphabetical order, then `--host 127.0.0.1` and `--port` unless
-//! they are set. Of two equal flags argparse takes the last, so settings override the command.
+//! The argv: `launch.command`, the settings as flags in alphabetical order, then `--host 127.0.0.1`
+//! and `--port` unless set. Of two equal flags argparse takes the last, so settings override the
+//! command.
 //!
-//! The environment: the gateway's, then `launch.env`, then these variables unless `launch.env` sets them:
-//! `CUDA_VISIBLE_DEVICES` from `gpu`, and `CUDA_DEVICE_ORDER`, because `nvidia-smi` numbers devices by their position on the
-//! bus; `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, because adapters are loaded at run time (vLLM does not start
-//! with it and more than one API server). `VLLM_CACHE_ROOT` is made absolute, so that every start finds the compiled graphs
-//! of the last one.
+//! The environment: the gateway's, `launch.env`, and these variables unless `launch.env` sets them:
+//! `CUDA_VISIBLE_DEVICES` from `gpu`; `CUDA_DEVICE_ORDER`, because `nvidia-smi` orders devices by
+//! bus; `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, for adapters at run time (with
+//! several API servers vLLM would not start). `VLLM_CACHE_ROOT` is made absolute, so that each
+//! start finds the compiled graphs of the last one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +22,7 @@ use super::{checks, settings_rules};
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice, Redactor, exposed};
 use sluice_gateway::config::{ArgValue, Launch};
 
-/// The flag that chooses the order of an engine's requests, and the flag's value for priorities.
+/// The flag for the order of requests, and the value for priorities.
 const SCHEDULING_POLICY: &str = "scheduling-policy";
 const PRIORITY: &str = "priority";
 
@@ -29,15 +31,15 @@ pub(crate) fn max_adapter_rank(launch: &Launch, settings: &EngineSettings) -> Ad
     EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args).adapter_rank()
 }
 
-/// The effective `--max-num-seqs` of all data parallel ranks together.
+/// The effective `--max-num-seqs` of all data parallel ranks.
 pub(crate) fn sequences(launch: &Launch, settings: &EngineSettings) -> Option<i64> {
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     let ranks = flags.int("data-parallel-size").unwrap_or(1).max(1);
     Some(flags.int("max-num-seqs")?.saturating_mul(ranks))
 }
 
-/// Whether the engine schedules by priority. vLLM's default is fcfs. For a command that is not
-/// vLLM, the words of the command count.
+/// Whether the engine schedules by priority; vLLM's default is fcfs. For another program the words
+/// of the command count.
 pub(crate) fn schedules_by_priority(launch: &Launch, settings: &EngineSettings) -> bool {
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     match flags.text(SCHEDULING_POLICY) {
@@ -50,11 +52,11 @@ pub(crate) fn schedules_by_priority(launch: &Launch, settings: &EngineSettings) 
     }
 }
 
-/// Checks the settings alone: the types of known flags, their ranges, and values that contradict each other. This needs no
-/// program, devices or files.
+/// Checks the settings alone, without program, devices or files: types of known flags, ranges,
+/// contradictions.
 ///
 /// # Errors
-/// Everything that is wrong with them.
+/// All errors in the settings.
 pub fn check_values(settings: &EngineSettings) -> Result<(), EngineFailure> {
     let mut wrong = Vec::new();
     let args = settings_rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new(), &mut wrong);
@@ -67,23 +69,23 @@ pub fn check_values(settings: &EngineSettings) -> Result<(), EngineFailure> {
 pub(crate) struct LaunchPlan {
     /// Program and arguments; the program as an absolute path.
     pub(crate) argv: Vec<String>,
-    /// Added to the gateway's environment.
+    /// Variables added to the gateway's environment.
     pub(crate) env: BTreeMap<String, String>,
-    /// Remarks that do not prevent the start.
     pub(crate) notices: Vec<Notice>,
 }
 
 impl LaunchPlan {
-    /// The plan for starting `launch` with `settings`. `known`: the flags of the installed program, where they could be read.
+    /// The plan for starting `launch` with `settings`. `known`: the flags of the installed program,
+    /// if readable.
     ///
     /// # Errors
-    /// What is wrong, by the keys of the configuration. Nothing was changed.
+    /// All errors, by the keys of the configuration.
     pub(crate) fn new(
         launch: &Launch,
         settings: &EngineSettings,
         known: Option<&InstalledFlags>,
     ) -> Result<Self, EngineFailure> {
-        // A value that is refused is quoted.
+        // The error quotes refused values.
         Self::with_secrets(launch, settings, known).map_err(|failure| failure.redacted(&Redactor::of_launch(launch)))
     }
 
@@ -92,7 +94,7 @@ impl LaunchPlan {
         settings: &EngineSettings,
         known: Option<&InstalledFlags>,
     ) -> Result<Self, EngineFailure> {
-        // Everything that is wrong at once: each attempt may cost the operator a restart.
+        // All errors at once: each attempt may cost the operator a restart.
         let (program, mut wrong) = match program_of(launch) {
             Ok(program) => (program, Vec::new()),
             Err(failure) => (PathBuf::new(), vec![failure]),

@@ -1,7 +1,7 @@
-//! The program of a command: where it is, and where its flags begin.
+//! The program of a command: the path, and the position of the flags.
 //!
-//! Programs are searched for as a shell does: a word with a slash is a path, any other is searched for in `PATH`, the
-//! engine's own where its environment sets one.
+//! As in a shell, a word with a slash is a path, and any other word is searched for in `PATH`: the
+//! one in the engine's environment, if set, else the gateway's.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,6 @@ use sluice_gateway::config::Launch;
 /// [`FailureClass::ProgramMissing`].
 pub(super) fn program_of(launch: &Launch) -> Result<PathBuf, EngineFailure> {
     let word = launch.command.first().map(String::as_str).unwrap_or_default();
-    // A PATH in the engine's environment is the one that its program is searched for in, as a shell does.
     let path = launch.env.get("PATH").map(|path| path.expose());
     let found = match path {
         Some(path) => find_in(word, path),
@@ -27,7 +26,7 @@ pub(super) fn program_of(launch: &Launch) -> Result<PathBuf, EngineFailure> {
     })
 }
 
-/// The path of a program: a word with a slash as it is written, any other searched for in the gateway's `PATH`.
+/// The absolute path of a program, with the gateway's `PATH`.
 pub(crate) fn find_program(word: &str) -> Option<PathBuf> {
     find_in(word, &std::env::var("PATH").unwrap_or_default())
 }
@@ -42,14 +41,13 @@ fn find_in(word: &str, path: &str) -> Option<PathBuf> {
     std::env::split_paths(path).map(|folder| folder.join(word)).find(|path| is_executable(path))
 }
 
-/// Whether a path is an executable file.
 fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// The words between the program and its flags: `serve` of `vllm serve MODEL`, `sim` of `sluice sim`, `-m MODULE` of
-/// `python -m MODULE`. `None`: another kind of command, such as a script.
+/// The words between the program and the flags: `serve` of `vllm serve MODEL`, `sim` of `sluice
+/// sim`, `-m MODULE` of `python -m MODULE`. `None` for other commands, such as a script.
 pub(super) fn subcommand(command: &[String]) -> Option<&[String]> {
     let words = command.get(1..)?;
     let is_module = |at: usize| at > 0 && words[at - 1] == "-m" && words[at].contains("vllm");

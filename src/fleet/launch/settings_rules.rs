@@ -1,7 +1,8 @@
-//! Checks settings against the flags of the installed vLLM: known flags pass, obsolete ones are dropped, others are refused.
+//! Checks settings against the flags of the installed vLLM: obsolete flags are dropped, unknown
+//! ones refused.
 //!
-//! A flag that vLLM removed because its behaviour became the default is dropped with a notice. A flag that was replaced is
-//! refused with the name of the new one, because its value may not fit.
+//! A flag is obsolete when the behaviour became vLLM's default; it is dropped with a notice. A flag
+//! that was replaced is refused with the name of the new one, because the old value may not fit.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use sluice_core::vllm::args::{ArgsError, ServeArgs};
 use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::ArgValue;
 
-/// Flags that were removed from vLLM and are no longer needed.
+/// Flags that vLLM removed because they are not needed.
 const OBSOLETE: &[&str] = &[
     "disable-async-output-proc",
     "disable-frontend-multiprocessing",
@@ -29,7 +30,7 @@ const OBSOLETE: &[&str] = &[
     "use-v2-block-manager",
 ];
 
-/// Flags that were replaced by another flag.
+/// Flags that vLLM replaced.
 const REPLACED: &[(&str, &str)] = &[
     ("cuda-graph-sizes", "cudagraph-capture-sizes"),
     ("device", "the environment (vLLM detects the platform)"),
@@ -41,8 +42,8 @@ const REPLACED: &[(&str, &str)] = &[
     ("task", "runner and convert"),
 ];
 
-/// The settings to pass on, by dashed name. `known`: the flags of the program, where they could be read. A flag that the program
-/// does not have, or a value of the wrong type, is added to `wrong` and not passed on.
+/// The settings to pass on, by dashed name. `known`: the flags of the program, if readable. Unknown
+/// flags and values of the wrong type are added to `wrong` instead.
 pub(super) fn flags(
     args: BTreeMap<String, ArgValue>,
     known: Option<&InstalledFlags>,
@@ -68,7 +69,7 @@ pub(super) fn flags(
     kept
 }
 
-/// Refuses flags in `launch.command` that the program does not have. The operator's command is not edited.
+/// Refuses flags in `launch.command` that the program lacks. The operator's command is not edited.
 pub(super) fn command(flags: &EffectiveFlags, known: Option<&InstalledFlags>) -> Result<(), EngineFailure> {
     let Some(known) = known else { return Ok(()) };
     match flags.written().find(|name| !has(known, name)) {
@@ -80,14 +81,15 @@ pub(super) fn command(flags: &EffectiveFlags, known: Option<&InstalledFlags>) ->
     }
 }
 
-/// Whether argparse accepts a name: in full, abbreviated while only one flag begins with it, or dotted for one key of JSON.
+/// Whether argparse accepts a name: in full, as the beginning of exactly one flag, or with a dot
+/// and a key of JSON.
 fn has(known: &InstalledFlags, name: &str) -> bool {
     let name = name.split('.').next().unwrap_or(name);
     let beginning = known.range(name.to_owned()..).take_while(|(other, _)| other.starts_with(name));
     known.contains_key(name) || beginning.count() == 1
 }
 
-/// What to do about a flag that the program does not have: dropped with a notice, or refused.
+/// Drops an unknown flag with a notice, or refuses it.
 fn unknown(name: &str, value: &ArgValue, known: &InstalledFlags) -> Result<Notice, EngineFailure> {
     if OBSOLETE.contains(&name) {
         return Ok(Notice(format!(
@@ -109,7 +111,7 @@ fn unknown(name: &str, value: &ArgValue, known: &InstalledFlags) -> Result<Notic
     Err(EngineFailure::new(FailureClass::UnknownFlag, cause))
 }
 
-/// Checks the type of the value against the table of vLLM's flags; a flag that is not in it passes.
+/// Checks the type of a value by the table of vLLM's flags; unknown flags pass.
 fn check_type(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
     if name.is_empty() || name.starts_with('-') || name.contains(|c: char| c.is_whitespace() || c == '=') {
         return Err(EngineFailure::new(
@@ -117,7 +119,7 @@ fn check_type(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
             format!("{name:?} is not the name of a flag (without its dashes)"),
         ));
     }
-    // `--hf-token` without a value uses the token that is stored on this host.
+    // Without a value, `--hf-token` uses the token stored on this host.
     if name == "hf-token" && *value == ArgValue::Flag(true) {
         return Ok(());
     }
@@ -143,7 +145,7 @@ fn check_type(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
     }
 }
 
-/// JSON without the units of its numbers (`{"cpu_bytes_to_use": 80m}`), which vLLM accepts and JSON does not.
+/// JSON without units of numbers (`{"cpu_bytes_to_use": 80m}`), which only vLLM accepts.
 fn without_units(text: &str) -> String {
     let (mut plain, mut quoted, mut escaped) = (String::new(), false, false);
     for letter in text.chars() {
@@ -158,7 +160,7 @@ fn without_units(text: &str) -> String {
     plain
 }
 
-/// Checks that the value is one that the program lists for the flag, if it lists any.
+/// Checks the value against the program's choices for the flag, if it lists any.
 fn check_choice(name: &str, value: &ArgValue, known: Option<&InstalledFlags>) -> Result<(), EngineFailure> {
     let Some(choices) = known.and_then(|known| known.get(name)).filter(|choices| !choices.is_empty()) else {
         return Ok(());
@@ -178,7 +180,7 @@ fn check_choice(name: &str, value: &ArgValue, known: Option<&InstalledFlags>) ->
     }
 }
 
-/// The known name with the smallest edit distance, at most a third of the name.
+/// The known name with the smallest edit distance, at most a third of the length of the name.
 fn closest<'a>(name: &str, known: &'a InstalledFlags) -> Option<&'a str> {
     let scored = known.keys().map(|other| (distance(name, other), other.as_str()));
     let (changes, other) = scored.min()?;

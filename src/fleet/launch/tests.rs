@@ -1,4 +1,6 @@
-//! Which settings are passed on, refused or dropped before a start.
+//! Settings that are passed on, refused or dropped before a start.
+//!
+//! All errors of a start are reported at once.
 
 use std::fs;
 

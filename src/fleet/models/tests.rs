@@ -1,4 +1,6 @@
-//! Lists of models as engines send them, and in what engines differ.
+//! Lists of models as engines send them, and differences between engines.
+//!
+//! An unreadable list restricts nothing.
 
 use super::*;
 

@@ -1,4 +1,6 @@
-//! The prober against engines on loopback, and its memory between rounds.
+//! The prober against engines on loopback.
+//!
+//! The state that it keeps between rounds counts, too.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -45,12 +47,12 @@ fn prober(ports: &[u16]) -> Prober {
     Prober::new(admission, Arc::default())
 }
 
-/// An engine that responds to every request with a model list; a mute one accepts connections and sends nothing.
+/// An engine that lists a model at every path; a mute one sends nothing.
 async fn engine(mute: bool) -> u16 {
     engine_with("200 OK", mute).await
 }
 
-/// The same with this status for `/v1/models`.
+/// With this status for `/v1/models`.
 async fn engine_with(status: &'static str, mute: bool) -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = socket.local_addr().unwrap().port();

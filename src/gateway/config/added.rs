@@ -1,6 +1,10 @@
-//! An experiment that the admin API adds to those of the file: a JSON object with the keys of `[[experiment]]`.
+//! An experiment that the admin API adds to the experiments of the file: a JSON object with the
+//! keys of `[[experiment]]`.
 //!
-//! It becomes one more element of the document before anything is read, so the same definitions and rules apply to it.
+//! It becomes one more element of the document before anything is read, so the same definitions and
+//! rules apply to it.
+//!
+//! Bounds: `MAX_EXPERIMENTS`, together with the experiments of the file.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -8,26 +12,24 @@ use serde_json::Value as Json;
 use super::file::{Document, Entry, Table, Value};
 use super::origin::Origin;
 
-/// The key of the list that it is added to.
 const LIST: &str = "experiment";
 
 /// An experiment as it was sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddedExperiment {
-    /// Its name, unique among all experiments.
+    /// The name, unique among all experiments.
     pub name: String,
-    /// Its other keys.
+    /// All other keys.
     pub keys: serde_json::Map<String, Json>,
 }
 
-/// Adds experiments behind those of the file.
 pub(super) fn add(document: &mut Document, added: &[AddedExperiment]) {
     if added.is_empty() {
         return;
     }
     let empty = || Entry { value: Value::List(Vec::new()), origin: Origin::Api };
     let list = document.root.entry(LIST.to_owned()).or_insert_with(empty);
-    // What is no list is a problem of the file.
+    // Another value than a list is a problem of the file.
     if let Value::List(elements) = &mut list.value {
         elements.extend(added.iter().map(|experiment| {
             let mut table = table(&experiment.keys);
@@ -41,7 +43,7 @@ fn entry(value: Value) -> Entry {
     Entry { value, origin: Origin::Api }
 }
 
-/// A key that is null is as good as absent.
+/// A key that is null counts as absent.
 fn table(object: &serde_json::Map<String, Json>) -> Table {
     object.iter().filter_map(|(key, json)| Some((key.clone(), entry(value(json)?)))).collect()
 }

@@ -1,8 +1,10 @@
-//! `[admin]`: the host names of the admin port, and the flags of engines that may be changed through it.
+//! `[admin]`: the host names of the admin port, and the flags of engines that may be changed
+//! through it.
 //!
-//! The address of the port is `server.admin`, its token `auth.admin_token`. With DNS rebinding, a malicious page in the operator's
-//! browser can reach the port under a name of its own, so only listed names are accepted. Only listed flags can be changed,
-//! because some flags make an engine run code.
+//! `server.admin` has the address of the port, `auth.admin_token` the token. With DNS rebinding, a
+//! malicious page in the operator's browser can reach the port under the page's host name, so only
+//! listed names are accepted. Only listed flags can be changed, because some flags make an engine
+//! run code.
 
 use std::net::SocketAddr;
 
@@ -14,23 +16,27 @@ table! {
     /// Names of the admin port, and what may be changed through it. Its address is server.admin.
     #[derive(Default)]
     pub struct Admin {
-        /// Host names under which clients reach the admin port, without a port, such as ["sluice.internal"]. Always accepted:
-        /// localhost, loopback addresses, the address of server.admin, and every address when that is 0.0.0.0 or [::].
+        /// Host names under which clients reach the admin port, without a port, such as
+        /// ["sluice.internal"]. Always accepted: localhost, loopback addresses, the address of
+        /// server.admin, and every address when that is 0.0.0.0 or [::].
         pub hosts: Vec<String> = default("[]").check(check_host).at_most(limits::MAX_ADMIN_HOSTS);
-        /// Flags of engines that a restart may change (sluice backend restart --set), besides those of vLLM's scheduler and
-        /// memory, by their full names: ["tensor-parallel-size"]. Flags such as middleware, chat-template or
-        /// trust-remote-code let every user of the admin port run code as the engine.
+        /// Flags of engines that a restart may change (sluice backend restart --set), besides those
+        /// of vLLM's scheduler and memory, by their full names: ["tensor-parallel-size"]. Flags
+        /// such as middleware, chat-template or trust-remote-code let every user of the admin port
+        /// run code as the engine.
         pub flags: Vec<String> = default("[]").check(check_flag).at_most(limits::MAX_ADMIN_FLAGS);
     }
 }
 
 impl Admin {
-    /// Whether a client may reach the admin port at `listen` by this `host` (a name or an address, without a port).
+    /// Whether a client may reach the admin port at `listen` by this `host` (a name or an address,
+    /// without a port).
     pub fn accepts_host(&self, host: &str, listen: SocketAddr) -> bool {
         let host = host.trim_end_matches('.');
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let is_own = match bare.parse::<std::net::IpAddr>() {
-            // An address involves no DNS, so only a page that this machine served can have it as its origin.
+            // An address involves no DNS, so only a page that this machine served can have it as
+            // its origin.
             Ok(address) => {
                 let address = address.to_canonical();
                 address.is_loopback() || address == listen.ip().to_canonical() || listen.ip().is_unspecified()
@@ -41,14 +47,14 @@ impl Admin {
     }
 }
 
-/// Whether a text can be the host of a URL, without its port.
+/// Whether a text can be the host of a URL, without a port.
 fn check_host(name: &str) -> Result<(), Situation> {
     let fine = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
     let is_host = !name.is_empty() && (name.chars().all(fine) || name.parse::<std::net::IpAddr>().is_ok());
     if is_host { Ok(()) } else { Err(Situation::HostName { found: name.to_owned() }) }
 }
 
-/// Whether a text can be the name of a flag, without its dashes.
+/// Whether a text can be the name of a flag, without leading dashes.
 fn check_flag(name: &str) -> Result<(), Situation> {
     let fine = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
     let is_flag = name.starts_with(|letter: char| letter.is_ascii_alphanumeric()) && name.chars().all(fine);

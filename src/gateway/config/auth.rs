@@ -1,7 +1,8 @@
-//! `[auth]`: who may send requests, for which models, how many.
+//! `[auth]`: who may send requests, for which models, and how many.
 //!
-//! A key itself is never in the configuration: only its SHA-256, so that a leaked file opens nothing. Without keys the
-//! gateway is open, and a warning says so unless only this machine reaches it. Names of keys are for logs; they are unique.
+//! The configuration has only the SHA-256 of a key, so a leaked file opens nothing. Without keys
+//! the gateway is open, and a warning says so unless only this machine reaches it. Names of keys
+//! are for logs; they are unique.
 
 use super::limits;
 use super::model::ModelScope;
@@ -13,10 +14,12 @@ use sluice_core::base::Tokens;
 table! {
     /// Who may use the gateway.
     pub struct Auth {
-        /// Bearer token of the admin API: "env:NAME" or "file:PATH". Needed when `server.admin` is not on loopback. Without one,
-        /// every user of this machine may change the gateway; web pages may not.
+        /// Bearer token of the admin API: "env:NAME" or "file:PATH". Needed when `server.admin` is
+        /// not on loopback. Without one, every user of this machine may change the gateway; web
+        /// pages may not.
         pub admin_token: Option<Secret> = optional("none").example("env:SLUICE_ADMIN_TOKEN");
-        /// One table per client key. Without any, every client that reaches `server.listen` may send requests.
+        /// One table per client key. Without any, every client that reaches `server.listen` may
+        /// send requests.
         pub keys: Vec<Key> = tables(limits::MAX_KEYS);
     }
 }
@@ -26,7 +29,8 @@ table! {
     pub struct Key {
         /// For logs and the admin API; never the key.
         pub name: String = required("name the key for logs").check(check_name).example("team-a");
-        /// SHA-256 of the key, as 64 hex digits, "env:NAME" or "file:PATH". Make it with: printf %s "$KEY" | sha256sum
+        /// SHA-256 of the key, as 64 hex digits, "env:NAME" or "file:PATH". Make it with: printf %s
+        /// "$KEY" | sha256sum
         pub sha256: KeyDigest =
             required("write 64 hex digits, or env:NAME or file:PATH").example("env:TEAM_A_KEY_SHA256");
         /// Models it may use: names or aliases, or "*" for all. 403 for others.
@@ -49,7 +53,7 @@ table! {
 }
 
 impl Key {
-    /// The priorities of its requests.
+    /// The priorities of the key's requests.
     pub fn priorities(&self) -> PriorityRange {
         let (default, max) = (self.priority, self.priority_max);
         PriorityRange { default, min: self.priority_min.unwrap_or(default), max }
@@ -59,24 +63,24 @@ impl Key {
 /// The priorities that requests may have; lower is earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorityRange {
-    /// Of a request that asks for none.
+    /// The priority of a request that asks for none.
     pub default: i32,
-    /// The earliest.
+    /// The earliest priority.
     pub min: i32,
-    /// The latest.
+    /// The latest priority.
     pub max: i32,
 }
 
 impl PriorityRange {
-    /// Whether its numbers are in order.
+    /// Whether the three numbers are in order.
     pub(super) fn is_ordered(&self) -> bool {
         self.min <= self.default && self.default <= self.max
     }
 
-    /// The priority of a request that asked for this one.
+    /// The priority of a request that asks for `asked`.
     pub fn of(&self, asked: Option<i64>) -> i32 {
         let Some(asked) = asked else { return self.default };
-        // Between two numbers of 32 bits.
+        // The result lies between two numbers of 32 bits.
         let (min, max) = (i64::from(self.min), i64::from(self.max));
         i32::try_from(asked.clamp(min, max.max(min))).unwrap_or(self.default)
     }
@@ -88,13 +92,15 @@ table! {
     pub struct KeyLimit {
         /// Requests at once, waiting ones included.
         pub in_flight: Option<u32> = optional("no limit").within("1", limits::COUNT).example("64");
-        /// Requests per minute. At once, from idle, ten of them or those of ten seconds, whichever is more; never more than those
-        /// of a minute. With [cluster], each gateway has at least one of the ten.
+        /// Requests per minute. At once, from idle, ten of them or those of ten seconds, whichever
+        /// is more; never more than those of a minute. With [cluster], each gateway has at least
+        /// one of the ten.
         pub requests_per_minute: Option<u32> = optional("no limit").within("1", limits::COUNT).example("600");
-        /// Sequences at once, waiting ones included: prompts of a request times n; one where nothing is generated. A request
-        /// above it by itself: 400.
+        /// Sequences at once, waiting ones included: prompts of a request times n; one where
+        /// nothing is generated. A request above it by itself: 400.
         pub sequences: Option<u32> = optional("no limit").within("1", limits::COUNT).example("256");
-        /// Prompt and expected output tokens at once, waiting requests included. A request above it by itself: 400.
+        /// Prompt and expected output tokens at once, waiting requests included. A request above it
+        /// by itself: 400.
         pub tokens: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("400k");
         /// Prompt and output tokens per minute. A request is charged with the tokens that are
         /// expected of it. When it ends, the charge is corrected to the tokens that it used: the

@@ -1,9 +1,10 @@
-//! `[[pool.backend]]`: one vLLM server, and who runs its engine.
+//! `[[pool.backend]]`: one vLLM server, and who runs the engine.
 //!
-//! Three kinds, distinguished by what is written: `url` alone is an engine that is run without the gateway; `launch` is one
-//! that the gateway runs on this machine; `url` with `control` is one that commands start and stop elsewhere. The file has
-//! all three keys ([`BackendTable`]); the rest of the gateway sees a [`Target`]. Backends of a pool with a `kubernetes` table are
-//! not written: see `pods`.
+//! The keys distinguish three kinds: `url` alone is an engine that runs without the gateway;
+//! `launch` is an engine that the gateway runs on this machine; `url` with `control` is an engine
+//! that commands start and stop elsewhere. The file has all three keys ([`BackendTable`]); the rest
+//! of the gateway sees a [`Target`]. Backends of a pool with a `kubernetes` table are not written:
+//! see `pods`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,18 +28,21 @@ table! {
     pub(super) struct BackendTable {
         /// A label of metrics and a response header. Unique in its pool.
         pub(super) name: String = required("name the backend, such as \"gpu0\"").check(check_name).example("gpu0");
-        /// Address of the engine; a path in it is put before that of every request. Exactly one of `url` and `launch`.
+        /// Address of the engine; a path in it is put before that of every request. Exactly one of
+        /// `url` and `launch`.
         pub(super) url: Option<Endpoint> = optional("see launch").example("http://127.0.0.1:8000").in_force();
-        /// Share of new work relative to the other backends of the pool. Lower it for a smaller GPU.
+        /// Share of new work relative to the other backends of the pool. Lower it for a smaller
+        /// GPU.
         pub(super) weight: f64 = default("1.0").within("0.001", "1000");
-        /// Bearer token sent to the engine, if it was started with --api-key: "env:NAME" or "file:PATH".
+        /// Bearer token sent to the engine, if it was started with --api-key: "env:NAME" or
+        /// "file:PATH".
         pub(super) api_key: Option<Secret> = optional("none").example("env:GPU0_API_KEY");
         /// TLS to this engine, instead of the table of its pool.
         pub(super) tls: Option<UpstreamTls> = optional("as the pool");
         /// An engine that the gateway runs on this machine, instead of `url`.
         pub(super) launch: Option<Launch> = optional("the gateway does not run the engine").restarts_engine();
-        /// Commands that start and stop the engine at `url`, wherever it runs: programs with their arguments, no shell.
-        /// Each must return.
+        /// Commands that start and stop the engine at `url`, wherever it runs: programs with their
+        /// arguments, no shell. Each must return.
         pub(super) control: Option<Control> =
             optional("the gateway does not start or stop the engine at url").restarts_engine();
     }
@@ -50,15 +54,16 @@ table! {
         /// The program and its first arguments.
         pub command: Words = required("write the program and its arguments, such as [\"vllm\", \"serve\", \"MODEL\"]")
             .example("[\"vllm\", \"serve\", \"meta-llama/Llama-3.1-8B-Instruct\"]");
-        /// Port on loopback that the engine listens on. 0: a free port of `fleet.ports`, which it keeps.
+        /// Port on loopback that the engine listens on. 0: a free port of `fleet.ports`, which it
+        /// keeps.
         pub port: u16 = default("0").example("8001");
         /// Indexes of the GPUs that the engine may see. Empty: as the environment says.
         pub gpu: Vec<u16> = default("[]").example("[1]");
-        /// Variables added to its environment. "env:NAME" and "file:PATH" stand for the value of a variable of the gateway
-        /// and for the content of a file. Values are never shown.
+        /// Variables added to its environment. "env:NAME" and "file:PATH" stand for the value of a
+        /// variable of the gateway and for the content of a file. Values are never shown.
         pub env: BTreeMap<String, Secret> = table().example("VLLM_CACHE_ROOT = \"cache/vllm\"");
-        /// Flags of vLLM, without their dashes. "env:NAME" and "file:PATH" are read as in `env`; such a value, an api-key and
-        /// the like are never shown.
+        /// Flags of vLLM, without their dashes. "env:NAME" and "file:PATH" are read as in `env`;
+        /// such a value, an api-key and the like are never shown.
         pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
     }
 }
@@ -66,7 +71,8 @@ table! {
 table! {
     /// Commands by which an engine is started and stopped: programs and their arguments, no shell.
     pub struct Control {
-        /// Starts the engine and returns. It gets the flags in place of {args}, and in SLUICE_ARGS and SLUICE_ARGS_JSON.
+        /// Starts the engine and returns. It gets the flags in place of {args}, and in SLUICE_ARGS
+        /// and SLUICE_ARGS_JSON.
         pub start: Words = required("write the command that starts it, such as [\"systemctl\", \"start\", \"vllm\"]")
             .example("[\"ssh\", \"10.0.0.7\", \"vllm-up {args}\"]");
         /// Stops the engine and returns.
@@ -81,29 +87,29 @@ table! {
     }
 }
 
-/// One vLLM server. Its identity over reloads is pool name, backend name and address.
+/// One vLLM server. Pool name, backend name and address identify it over reloads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Backend {
     /// Unique within the pool; a label of metrics and a response header.
     pub name: String,
-    /// Where it is.
+    /// The address, and who runs the engine.
     pub target: Target,
     /// Share of new work relative to the other backends of the pool, above 0.
     pub weight: f64,
     /// Sent upstream as `Authorization: Bearer`; `None`: no such header.
     pub api_key: Option<Secret>,
-    /// How to connect with TLS, where it differs from the rest of the pool.
+    /// The `tls` table of this backend, if it has one.
     pub tls: Option<UpstreamTls>,
-    /// How to connect with TLS, after all tables have been looked at; `None`: without.
+    /// The TLS settings that result from all tables; `None`: no TLS.
     pub connection: Option<ClientTls>,
-    /// It gets no new requests: its pod is being deleted, or is not ready.
+    /// Whether the backend gets no new requests, because the pod is being deleted or is not ready.
     pub cordoned: bool,
 }
 
-/// Where a backend is, and who runs its engine.
+/// The address of a backend, and who runs the engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Target {
-    /// An engine that is run without the gateway.
+    /// An engine that runs without the gateway.
     Url(Endpoint),
     /// An engine that the gateway runs, on loopback.
     Launch(Launch),
@@ -113,14 +119,14 @@ pub enum Target {
     Pod(Endpoint, PodEngine),
 }
 
-/// How a pod's engine is started with other arguments.
+/// The data for starting a pod's engine with other arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodEngine {
     /// The pod.
     pub pod: String,
-    /// Its namespace; `None`: that of the gateway.
+    /// The pod's namespace; `None`: the gateway's.
     pub namespace: Option<String>,
-    /// The StatefulSet that it belongs to.
+    /// The StatefulSet to which the pod belongs.
     pub statefulset: String,
     /// The container of the engine.
     pub container: String,
@@ -129,7 +135,8 @@ pub struct PodEngine {
 }
 
 impl PodEngine {
-    /// All that distinguishes it from another, secrets in clear: for a digest. Without the address, which each start changes.
+    /// All data that distinguishes the engine from another one, secrets in clear: for a digest.
+    /// Without the address, which each start changes.
     fn compared(&self) -> Vec<u8> {
         let args: Vec<_> = self.args.iter().map(|(name, value)| (name, value.expose())).collect();
         let place = (&self.pod, &self.namespace, &self.statefulset, &self.container);
@@ -139,7 +146,8 @@ impl PodEngine {
 }
 
 impl Target {
-    /// All that distinguishes it from another target, secrets in clear: for a digest, not to be stored or shown.
+    /// All data that distinguishes the target from another one, secrets in clear: for a digest, not
+    /// to store or show.
     pub fn compared(&self) -> Vec<u8> {
         let names = Names::default();
         let mut bytes = Vec::new();
@@ -155,8 +163,8 @@ impl Target {
         bytes
     }
 
-    /// The target without the flags that are settings, and these; `None` for an external backend. Secret flags stay with the
-    /// target, as the environment does.
+    /// The target without the flags that are settings, and these flags; `None` for an external
+    /// backend. Secret flags stay with the target, as the environment does.
     pub fn without_settings(&self) -> Option<(Self, BTreeMap<String, ArgValue>)> {
         let mut target = self.clone();
         let args = match &mut target {
@@ -170,7 +178,7 @@ impl Target {
         Some((target, settings))
     }
 
-    /// Where requests go.
+    /// The address to which requests go.
     pub fn endpoint(&self) -> Endpoint {
         match self {
             Self::Url(endpoint) | Self::Control(endpoint, _) | Self::Pod(endpoint, _) => endpoint.clone(),
@@ -202,7 +210,8 @@ impl Setting for Backend {
         if let Some((path, situation)) = problem {
             report.add_at(&path, situation);
         }
-        // Without a usable address a problem has been reported; port 0 keeps it out of comparisons.
+        // Without a usable address, a problem was reported; port 0 keeps the target out of
+        // comparisons.
         let nowhere = || Endpoint { https: false, host: String::new(), port: 0, prefix: String::new() };
         let target = match (launch, control, url.unwrap_or_else(nowhere)) {
             (Some(launch), _, _) => Target::Launch(launch),
@@ -232,23 +241,23 @@ impl Setting for Backend {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ArgValue {
-    /// `true`: the flag alone; `false`: its `no-` form.
+    /// `true`: the flag alone; `false`: the `no-` form.
     Flag(bool),
     /// A whole number.
     Int(i64),
     /// A finite number.
     Float(f64),
-    /// Anything else, also JSON.
+    /// Any other text, also JSON.
     Text(String),
     /// A flag that takes several values.
     List(Vec<String>),
-    /// Values that are never shown. They are part of the configuration only: in JSON there is no such value.
+    /// Values that are never shown. Only the configuration has them; JSON has no such value.
     #[serde(skip)]
     Secret(Vec<Secret>),
 }
 
 impl ArgValue {
-    /// The value with its secrets in clear, for the one place that starts an engine with it.
+    /// The value with secrets in clear, for the code that starts an engine with it.
     pub fn expose(&self) -> Self {
         match self {
             Self::Secret(secrets) => match secrets.as_slice() {
@@ -259,7 +268,7 @@ impl ArgValue {
         }
     }
 
-    /// Whether it holds a secret as the value of the flag `name`.
+    /// Whether the value, as the value of the flag `name`, is secret.
     pub fn is_secret(&self, name: &str) -> bool {
         let holds = |text: &String| is_reference(text) || has_secret_key(text);
         match self {
@@ -272,7 +281,7 @@ impl ArgValue {
     }
 }
 
-/// Whether a text is JSON with the key of a secret in it.
+/// Whether a text is JSON that has a key for a secret.
 fn has_secret_key(text: &str) -> bool {
     fn within(value: &serde_json::Value) -> bool {
         match value {

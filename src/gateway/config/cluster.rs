@@ -1,7 +1,9 @@
-//! `[cluster]`: several gateways before the same engines, which hold one limit by a ledger in a store that all of them reach.
+//! `[cluster]`: several gateways before the same engines, which keep one limit by a ledger in a
+//! shared store.
 //!
-//! The rules of the ledger are a crate of their own (`src/cluster`), which the composition runs. Here is where the ledger is, how
-//! long a share is good for, and what happens when the store cannot be reached.
+//! The rules of the ledger are in a separate crate (`src/cluster`), which `serve` runs. This table
+//! says where the ledger is, how long a share is valid, and what happens when the store cannot be
+//! reached.
 
 use std::time::Duration;
 
@@ -17,30 +19,36 @@ use crate::tls::ClientTls;
 const HAS_KUBERNETES: bool = cfg!(feature = "kubernetes");
 
 table! {
-    /// Several gateways before the same engines: they divide the limits of each backend by a ledger, so that all of them together
-    /// stay within it.
+    /// Several gateways before the same engines: they divide the limits of each backend by a
+    /// ledger, so that all of them together stay within it.
     pub struct Cluster {
-        /// The name of this gateway in the ledger, in status and in the log. Each gateway has its own.
+        /// The name of this gateway in the ledger, in status and in the log. Each gateway has its
+        /// own.
         pub name: Option<String> = optional("the name of the host").check(check_name).example("gateway-1");
-        /// The ledger is a key in etcd: the addresses of its members, which are tried in turn. Version 3.4 or later, by its JSON
-        /// gateway.
+        /// The ledger is a key in etcd: the addresses of its members, which are tried in turn.
+        /// Version 3.4 or later, by its JSON gateway.
         pub etcd: Vec<Endpoint> = default("[]").at_most(limits::MAX_STORE_ENDPOINTS).example("[\"http://10.0.0.1:2379\"]");
         /// TLS to etcd, where its addresses have https.
         pub tls: Option<UpstreamTls> = optional("the CAs that this machine trusts, and no own certificate");
         /// The ledger is a ConfigMap in Kubernetes, instead of etcd.
         pub kubernetes: Option<ClusterObject> = optional("the ledger is in etcd");
-        /// The key in etcd, or the name of the ConfigMap. All gateways before the same engines have the same.
+        /// The key in etcd, or the name of the ConfigMap. All gateways before the same engines have
+        /// the same.
         pub key: String = default("sluice-ledger").check(not_empty);
-        /// How long a renewal of this gateway's shares is good for. It renews them more often than every quarter of this. A gateway
-        /// that is gone keeps its shares from the others for about one and a quarter of it.
+        /// How long a renewal of this gateway's shares is good for. It renews them more often than
+        /// every quarter of this. A gateway that is gone keeps its shares from the others for about
+        /// one and a quarter of it.
         pub lease: Duration = duration("10s").within("2s", "5m");
-        /// When the shares cannot be renewed within the lease: "keep" goes on with the last ones, so the limit may be exceeded by
-        /// what others have taken back meanwhile; "strict" admits nothing new. All gateways have the same.
+        /// When the shares cannot be renewed within the lease: "keep" goes on with the last ones,
+        /// so the limit may be exceeded by what others have taken back meanwhile; "strict" admits
+        /// nothing new. All gateways have the same.
         pub mode: ClusterMode = default("keep");
-        /// Whether one of the gateways leads: "none": each one decides for itself, and only one may run engines. "decides": one is
-        /// elected, which alone changes engines (launch, control, statefulset), experiments and what the tuner tunes, while all
-        /// serve; another one takes over when it is gone. "serves": the same, and only that one is ready; the others stand by.
-        /// All gateways have the same, and best the same fleet.state, on a volume that they share.
+        /// Whether one of the gateways leads: "none": each one decides for itself, and only one may
+        /// run engines. "decides": one is elected, which alone changes engines (launch, control,
+        /// statefulset), experiments and what the tuner tunes, while all serve; another one takes
+        /// over when it is gone. "serves": the same, and only that one is ready; the others stand
+        /// by. All gateways have the same, and best the same fleet.state, on a volume that they
+        /// share.
         pub leader: ClusterLeader = default("none");
     }
 }
@@ -55,9 +63,9 @@ table! {
 }
 
 words! {
-    /// What happens when shares cannot be renewed.
+    /// The reaction when shares cannot be renewed.
     pub enum ClusterMode {
-        /// The last ones are used further.
+        /// The last shares are used further.
         Keep = "keep",
         /// Nothing new is admitted.
         Strict = "strict",
@@ -65,19 +73,19 @@ words! {
 }
 
 words! {
-    /// What the gateway that leads does alone.
+    /// The tasks of the gateway that leads.
     pub enum ClusterLeader {
-        /// None leads.
+        /// No gateway leads.
         None = "none",
-        /// It changes engines, experiments and limits.
+        /// Only the leader changes engines, experiments and limits.
         Decides = "decides",
-        /// And it alone is ready.
+        /// In addition, only the leader is ready.
         Serves = "serves",
     }
 }
 
 impl Cluster {
-    /// The key, or name of the object, that says which gateway leads.
+    /// The key, or object name, under which the store has the leader.
     pub fn leader_key(&self) -> String {
         format!("{}-leader", self.key)
     }
@@ -102,7 +110,6 @@ impl Cluster {
         }
     }
 
-    /// The rules about several keys.
     pub(super) fn check(&self, report: &mut Report<'_>) {
         if !report.is_sound("cluster.etcd") || !report.is_sound("cluster.kubernetes") {
             return;
@@ -127,7 +134,7 @@ impl Cluster {
     }
 }
 
-/// Whether Kubernetes takes it as the name of an object.
+/// Whether Kubernetes accepts a text as the name of an object.
 fn is_object_name(name: &str) -> bool {
     let ends =
         |letter: Option<char>| letter.is_some_and(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit());

@@ -1,11 +1,12 @@
-//! Which web pages may use the gateway from a browser: `server.cors`.
+//! `server.cors`: the web pages that may use the gateway from a browser.
 //!
-//! An origin is written exactly as browsers send it in `Origin`: scheme, host and port, in lower case, without the default
-//! port and without a path (RFC 6454, 6.2). Any other spelling would match no page, so it is refused, and the message
-//! shows the right one.
+//! An origin is written exactly as browsers send it in `Origin`: scheme, host and port, in lower
+//! case, without the default port and without a path (RFC 6454, 6.2). Any other spelling would
+//! match no page, so it is refused, and the message shows the right one.
 //!
-//! There is no setting for credentials: keys travel in headers that a page sets itself, never in cookies, so the gateway
-//! never sends `Access-Control-Allow-Credentials`, which browsers refuse together with `"*"`.
+//! There is no setting for credentials. Keys travel in headers that a page sets itself, never in
+//! cookies, so the gateway never sends `Access-Control-Allow-Credentials`, which browsers refuse
+//! together with `"*"`.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ use super::setting::{Setting, Shown, elements, list, quote, wrong_type};
 pub enum Cors {
     /// `"*"`: pages of every origin.
     Any,
-    /// Pages of these origins, sorted; none where the list is empty.
+    /// Pages of these origins, sorted; of no origin if the list is empty.
     Only(Vec<String>),
 }
 

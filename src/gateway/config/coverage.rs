@@ -1,10 +1,13 @@
-//! Whether every request has exactly one home, and may spill where its pool says.
+//! Checks that every request has exactly one home, and may spill to the pools that the home pool
+//! names.
 //!
-//! For each declared model, and once more for models that only `"*"` pools serve, the ranges of the pools that serve it must
-//! cover every prompt length exactly once. Pools sorted by where they begin, each must begin where the one before ended.
-//! Spilling in circles is fine and useful (two pools that help each other), since a request spills at most once.
+//! For each declared model, and once for models that only `"*"` pools serve, the ranges of the
+//! pools that serve it must cover every prompt length exactly once: sorted by their begin, each
+//! must begin where the one before ends. Spilling in circles is allowed and useful (two pools that
+//! help each other), since a request spills at most once.
 //!
-//! Pools that only arms of experiments name are left out. Pools whose models or range already have a problem are left out: what they would cover is not known.
+//! Pools that only arms of experiments name are left out. So are pools whose models or range have a
+//! problem, because their coverage is unknown.
 
 use std::collections::BTreeSet;
 
@@ -15,14 +18,13 @@ use super::report::{Place, Report};
 use super::root::Config;
 use sluice_core::base::{ModelId, Tokens};
 
-/// A pool with its path, and whether its models and its range can be relied on.
+/// A pool and its path, and whether models and range are free of problems.
 struct Candidate<'c> {
     pool: &'c Pool,
     path: String,
     sound: bool,
 }
 
-/// Checks ranges, reachability and spill of all pools.
 pub(super) fn check(config: &Config, report: &mut Report<'_>) {
     let candidate = |(index, pool)| {
         let path = format!("pool[{index}]");
@@ -33,7 +35,7 @@ pub(super) fn check(config: &Config, report: &mut Report<'_>) {
     };
     let candidates: Vec<Candidate<'_>> = config.pools.iter().enumerate().map(candidate).collect();
     let all_sound = candidates.iter().all(|candidate| candidate.sound);
-    // Models served by the same pools have the same gaps: those are reported once.
+    // Models served by the same pools have the same gaps, which are reported once.
     let mut judged = BTreeSet::new();
     for (index, model) in config.models.iter().enumerate() {
         let serves = |pool: &Pool| !pool.arms_only && pool.models.includes(ModelId::new(index));
@@ -90,12 +92,12 @@ fn check_cover(
     }
 }
 
-/// The range of a pool; where it was not written, the place of the pool itself.
+/// The place of a pool's range; if it was not written, the place of the pool.
 fn range_place(candidate: &Candidate<'_>, report: &Report<'_>) -> Place {
     report.place(&format!("{}.prompt_tokens", candidate.path))
 }
 
-/// A pool may spill only where all of its models are served.
+/// Checks that the pools to which a pool spills serve all models of that pool.
 fn check_spill(models: &[Model], from: &Candidate<'_>, candidates: &[Candidate<'_>], report: &mut Report<'_>) {
     for to in from.pool.spill.iter().map(|id| &candidates[id.index()]).filter(|to| to.sound) {
         let missing = match (&from.pool.models, &to.pool.models) {

@@ -1,10 +1,12 @@
-//! What a reload changes: the difference between the running configuration and a new one.
+//! The changes of a reload: the difference between the running configuration and a new one.
 //!
-//! Both are compared key by key. Pools, models and keys are the same when their names are; a backend is the same when its
-//! name and its address are, so that a backend which moved is one removed and one added, and no counter of the old place
-//! is carried to the new. Keys that only a restart applies say so in their definition.
+//! Both are compared key by key. Pools, models and keys are the same if their names are; a backend
+//! is the same if name and address are. So a backend that moved counts as one removed and one
+//! added, and no counter of the old place is carried over. Keys that only a restart applies say so
+//! in their definition.
 //!
-//! A change is named like a key of `--set`: `pool.short.queue.length`. Secrets are compared, never shown.
+//! A change is named like a key of `--set`: `pool.short.queue.length`. Secrets are compared, never
+//! shown.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,12 +24,11 @@ pub struct Change {
     applied: Applied,
 }
 
-/// How a key differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Difference {
     Added,
     Removed,
-    /// The values are not shown.
+    /// A change whose values are not shown.
     Changed,
     Value {
         from: String,
@@ -36,7 +37,7 @@ enum Difference {
 }
 
 impl Change {
-    /// A key that changed and keeps its running value until a restart.
+    /// A changed key that keeps the running value until a restart.
     pub fn after_restart(path: &str) -> Self {
         Self { path: path.to_owned(), difference: Difference::Changed, applied: Applied::AfterRestart }
     }
@@ -58,7 +59,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// Everything that going from `old` to `new` changes, in the order of the definitions.
+/// All changes from `old` to `new`, in the order of the definitions.
 pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
     let mut comparison = Comparison { applied: Applied::AtOnce, changes: Vec::new() };
     comparison.tables(String::new(), &old.shown(), &new.shown());
@@ -66,7 +67,7 @@ pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
 }
 
 struct Comparison {
-    /// Of the innermost key that is not applied at once.
+    /// When the innermost key that is not applied at once is applied.
     applied: Applied,
     changes: Vec<Change>,
 }
@@ -113,7 +114,7 @@ impl Comparison {
         }
     }
 
-    /// Values are not shown: an environment may hold secrets.
+    /// Compares tables of free keys. Values are not shown, because an environment may hold secrets.
     fn free_tables(&mut self, path: &str, old: &[(String, Shown)], new: &[(String, Shown)]) {
         for (name, _) in old.iter().filter(|entry| !new.contains(entry)) {
             let kept = new.iter().any(|(other, _)| other == name);
@@ -133,7 +134,7 @@ fn value(key: &KeySpec, shown: &Shown) -> String {
     }
 }
 
-/// A name as a segment of a path: without its quotes where `--set` does not need them.
+/// A name as a segment of a path, without quotes unless `--set` needs them.
 fn segment(quoted: &str) -> &str {
     let name = quoted.trim_matches('"');
     if name.is_empty() || name.contains(['.', '[', '=', '\\']) { quoted } else { name }

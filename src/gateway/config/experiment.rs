@@ -1,13 +1,15 @@
-//! `[[experiment]]`: arms that serve the same requests in different ways, side by side, and are compared.
+//! `[[experiment]]`: arms that serve the same requests in different ways, side by side, and are
+//! compared.
 //!
-//! The first arm is the control: what the others are compared with. An arm may differ in the model name that is sent upstream
-//! (a LoRA adapter against its base), in the pool, or in the backends (the same model with other settings of vLLM). An arm
-//! without any of them serves requests as if there were no experiment. A shadow arm serves copies of requests, whose responses no
-//! client sees.
+//! The first arm is the control, with which the others are compared. An arm may differ in the model
+//! name that is sent upstream (a LoRA adapter against its base), in the pool, or in the backends
+//! (the same model with other settings of vLLM). An arm without any of these serves requests as if
+//! there were no experiment. A shadow arm serves copies of requests, whose responses no client
+//! sees.
 //!
-//! A request takes part in at most one experiment. Experiments that could want the same request must be in one layer, with
-//! parts of its traffic that do not overlap (`experiment_rules.rs` checks that). How units are assigned is in
-//! [`experiment`](crate::experiment).
+//! A request takes part in at most one experiment. Experiments that could want the same request
+//! must be in one layer, with parts of the traffic that do not overlap (`experiment_rules.rs`).
+//! [`experiment`](crate::experiment) assigns the units.
 
 use std::time::Duration;
 
@@ -28,43 +30,50 @@ table! {
     pub struct Experiment {
         /// Part of the label of its arms. Unique.
         pub name: String = required("name the experiment").check(check_name).example("sql-adapter");
-        /// Requests for these models take part. "*": for all models; for those that are not declared, if no arm
-        /// has a model and the pools of all arms serve "*".
+        /// Requests for these models take part. "*": for all models; for those that are not
+        /// declared, if no arm has a model and the pools of all arms serve "*".
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
         /// Only requests with these API keys take part (auth.keys.name). None: all.
         pub keys: Vec<String> = default("[]").at_most(limits::MAX_KEYS);
-        /// Only requests whose home is one of these pools take part, as it would be without the experiment. None: all.
+        /// Only requests whose home is one of these pools take part, as it would be without the
+        /// experiment. None: all.
         pub classes: Vec<PoolId> = default("[]").at_most(limits::MAX_POOLS);
-        /// What stays in one arm: all requests with the same header, the same end user (user or safety_identifier of the
-        /// body), API key, session (session_id or prompt_cache_key of the body, or the header x-session-id) or beginning of
-        /// the prompt (its first 1,024 bytes), or each request by itself. A request without it takes no part.
+        /// What stays in one arm: all requests with the same header, the same end user (user or
+        /// safety_identifier of the body), API key, session (session_id or prompt_cache_key of the
+        /// body, or the header x-session-id) or beginning of the prompt (its first 1,024 bytes), or
+        /// each request by itself. A request without it takes no part.
         pub sticky: Sticky = default("request");
         /// The header for sticky = "header".
         pub header: String = default("x-user-id").check(check_header);
-        /// Determines, with `sticky`, the arm of each unit. Gateways with the same salt agree on every unit. Another one
-        /// assigns anew.
+        /// Determines, with `sticky`, the arm of each unit. Gateways with the same salt agree on
+        /// every unit. Another one assigns anew.
         pub salt: Option<String> = optional("the name").check(not_empty).example("sql-adapter-2");
         /// Experiments in one layer divide its units among themselves.
         pub layer: String = default("default").check(check_name);
         /// The part of the layer's units that belongs to this experiment.
         pub traffic: Traffic = table();
-        /// When the ramp begins, such as "2026-01-31T12:00:00Z". Gateways with the same time are at the same step.
+        /// When the ramp begins, such as "2026-01-31T12:00:00Z". Gateways with the same time are at
+        /// the same step.
         pub begins: Option<Timestamp> = optional("when the experiment was first started").example("2026-01-31T12:00:00Z");
-        /// Steps by which more of the units that belong to the experiment take part, in all arms together. A unit that takes
-        /// part stays in its arm at every later step. None: all at once.
+        /// Steps by which more of the units that belong to the experiment take part, in all arms
+        /// together. A unit that takes part stays in its arm at every later step. None: all at
+        /// once.
         pub ramp: Vec<RampStep> =
             default("[]").at_most(limits::MAX_RAMP_STEPS).example("[\"2%\", \"10% after 30m\", \"100% after 2h\"]");
-        /// Whether it runs from the beginning; otherwise `sluice experiment start` starts it. What was started or stopped by
-        /// hand stays so.
+        /// Whether it runs from the beginning; otherwise `sluice experiment start` starts it. What
+        /// was started or stopped by hand stays so.
         pub running: bool = default("true");
-        /// Changes of TTFT, TPOT and E2EL up to this share are too small to matter: arms that differ by less are called equal.
+        /// Changes of TTFT, TPOT and E2EL up to this share are too small to matter: arms that
+        /// differ by less are called equal.
         pub min_effect: f64 = default("0.05").within("0.001", "1");
-        /// How sure verdicts are, all of an experiment together and whenever they are looked at: in an experiment whose arms do
-        /// not differ, the chance that they are ever called different is at most 1 minus this.
+        /// How sure verdicts are, all of an experiment together and whenever they are looked at: in
+        /// an experiment whose arms do not differ, the chance that they are ever called different
+        /// is at most 1 minus this.
         pub confidence: f64 = default("0.95").within("0.5", "0.9999");
         /// What stops an arm at once; its requests are then served as without the experiment.
         pub guardrail: Guardrail = table();
-        /// Whether an arm that is better gets all units as soon as that is known. Otherwise `sluice experiment promote` does it.
+        /// Whether an arm that is better gets all units as soon as that is known. Otherwise
+        /// `sluice experiment promote` does it.
         pub promote: bool = default("false");
         /// One table per arm; the first is the control.
         pub arms as "arm": Vec<Arm> = tables(limits::MAX_ARMS);
@@ -86,7 +95,7 @@ table! {
 pub struct RampStep {
     /// Share of the experiment's units that take part, in all arms together; above 0, at most 1.
     pub share: f64,
-    /// How long after the begin.
+    /// Time from the begin of the ramp to this step.
     pub after: Duration,
 }
 
@@ -103,13 +112,16 @@ table! {
 table! {
     /// One way to serve the requests of an experiment.
     pub struct Arm {
-        /// With the name of the experiment, a label of metrics and a response header. Unique in the experiment.
+        /// With the name of the experiment, a label of metrics and a response header. Unique in the
+        /// experiment.
         pub name: String = required("name the arm").check(check_name).example("base");
-        /// Percent of the units that take part. The arms of an experiment add up to 100. 0 for a shadow arm, and for no other.
+        /// Percent of the units that take part. The arms of an experiment add up to 100. 0 for a
+        /// shadow arm, and for no other.
         pub weight: f64 = default("0.0").within("0", "100");
-        /// Makes it a shadow arm: it serves no units, but copies of requests, whose responses are measured and dropped. Requests
-        /// come first: a copy is sent only where a backend has room for it at once, and is cut as soon as a request needs that
-        /// room. On an engine of their own, copies do not slow requests either.
+        /// Makes it a shadow arm: it serves no units, but copies of requests, whose responses are
+        /// measured and dropped. Requests come first: a copy is sent only where a backend has room
+        /// for it at once, and is cut as soon as a request needs that room. On an engine of their
+        /// own, copies do not slow requests either.
         pub shadow: Option<Shadow> = optional("an arm with units");
         /// The model name that is sent upstream, such as a LoRA adapter. Must be declared.
         pub model: Option<String> = optional("the one that the client sent").check(check_model_name).example("sql");
@@ -134,7 +146,7 @@ table! {
 }
 
 words! {
-    /// What stays in one arm.
+    /// The unit that stays in one arm.
     pub enum Sticky {
         /// Requests with the same value of a header.
         Header = "header",
@@ -146,7 +158,7 @@ words! {
         Session = "session",
         /// Requests whose prompts begin alike.
         Prefix = "prefix",
-        /// Nothing: each request by itself.
+        /// No unit: each request by itself.
         Request = "request",
     }
 }

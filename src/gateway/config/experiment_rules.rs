@@ -1,8 +1,9 @@
-//! Rules about experiments: arms that can be served, weights that add up, and one experiment for each request.
+//! Rules about experiments: arms that can be served, weights that add up, and one experiment for
+//! each request.
 //!
-//! Two experiments that could both want a request would bias each other. They are separated by their models, their keys,
-//! their classes, or by parts of one layer that do not overlap. Rules about values with a problem are left out, as in
-//! `rules.rs`.
+//! Two experiments that could both want a request would bias each other. Models, keys, classes, or
+//! parts of one layer that do not overlap must separate them. As in `rules.rs`, no rule is applied
+//! to a value that already has a problem.
 
 use super::auth::Auth;
 use super::backend::Backend;
@@ -14,10 +15,9 @@ use super::report::{Claimed, Report};
 use super::root::Config;
 use sluice_core::base::ModelId;
 
-/// What rounding may leave of 100 percent.
+/// The error that rounding may leave in a sum of 100 percent.
 const SUM_TOLERANCE: f64 = 0.01;
 
-/// Checks all experiments.
 pub(super) fn check(config: &Config, report: &mut Report<'_>) {
     let mut names = Claimed::default();
     for (index, experiment) in config.experiments.iter().enumerate() {
@@ -38,7 +38,6 @@ pub(super) fn check(config: &Config, report: &mut Report<'_>) {
     }
 }
 
-/// Whether a request could belong to both.
 fn compete(one: &Experiment, other: &Experiment) -> bool {
     let models = match (&one.models, &other.models) {
         (ModelScope::Only(one), ModelScope::Only(other)) => one.iter().any(|model| other.contains(model)),
@@ -51,7 +50,7 @@ fn compete(one: &Experiment, other: &Experiment) -> bool {
         && (traffic || one.layer != other.layer)
 }
 
-/// Whether two lists, of which an empty one means everything, have something in common.
+/// Whether two lists have an element in common; an empty list means everything.
 fn meet<T: PartialEq>(one: &[T], other: &[T]) -> bool {
     one.is_empty() || other.is_empty() || one.iter().any(|item| other.contains(item))
 }
@@ -102,7 +101,7 @@ fn check_arms(experiment: &Experiment, config: &Config, path: &str, report: &mut
     }
 }
 
-/// An arm has units or gets copies, and the control has units.
+/// Checks that an arm has either units or copies, and that the control has units.
 fn check_shadow(arm: &Arm, number: usize, path: &str, report: &mut Report<'_>) {
     match arm.shadow {
         Some(_) if arm.weight > 0.0 => report.add_at(&format!("{path}.weight"), Situation::ShadowWeight),
@@ -114,7 +113,7 @@ fn check_shadow(arm: &Arm, number: usize, path: &str, report: &mut Report<'_>) {
     }
 }
 
-/// An arm names what exists, and what it names can serve its requests.
+/// Checks that the model, pool and backends of an arm exist and can serve the arm's requests.
 fn check_target(arm: &Arm, experiment: &Experiment, config: &Config, path: &str, report: &mut Report<'_>) {
     let model = arm.model.as_deref().map(|name| (name, config.model_named(name)));
     if let Some((name, None)) = model {
@@ -151,7 +150,7 @@ fn check_backends(named: &[String], backends: &[Backend], path: &str, report: &m
     }
 }
 
-/// A model that requests of the arm are for and that its pool does not serve.
+/// A model of the arm's requests that the arm's pool does not serve.
 fn unserved(pool: &Pool, own: Option<ModelId>, models: &ModelScope, declared: &[Model]) -> Option<String> {
     let ModelScope::Only(served) = &pool.models else { return None };
     let missing = match (own, models) {

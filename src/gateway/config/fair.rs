@@ -1,7 +1,7 @@
-//! `queue.fair`: who owns a request in a pool that its owners share.
+//! `queue.fair`: the owner of a request in a pool whose owners take turns.
 //!
 //! The value is a word, or a table with the name of a header. If it is unset, API keys are the
-//! owners where any are configured.
+//! owners if any are configured.
 
 use super::file::{Entry, Value};
 use super::key::KeySpec;
@@ -9,7 +9,7 @@ use super::problem::{Situation, Suggestion};
 use super::report::{Names, Place, Report};
 use super::setting::{Setting, Shown, quote, wrong_type};
 
-/// Whose requests take turns.
+/// The kind of owner that takes turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fair {
     /// All requests have one owner.
@@ -18,7 +18,7 @@ pub enum Fair {
     Key,
     /// The end user, within the key.
     User,
-    /// The value of this header, within the key. In lower case.
+    /// The value of this header, within the key. The name is in lower case.
     Header(String),
 }
 

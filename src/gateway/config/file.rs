@@ -1,9 +1,10 @@
-//! A configuration as it was written: TOML with the place of every value, before anything is checked.
+//! A configuration as it was written: TOML with the place of every value, before anything is
+//! checked.
 //!
-//! This is not a set of serde structs, because serde stops at the first thing it does not like and the
-//! promise is every problem at once. It is a tree of values, each with its [`Origin`]; `set.rs` changes
-//! it, `table.rs` reads it key by key. Syntax errors, too, are all reported: the parser recovers and
-//! goes on. Dates are texts here, since no key takes one.
+//! serde would stop at the first problem, but a report must list every problem. So this is a tree
+//! of values, each with an [`Origin`]; `set.rs` changes it, `table.rs` reads it key by key. Syntax
+//! errors are all reported, too, since the parser recovers. Dates are read as texts, because no key
+//! takes a date.
 
 use std::collections::BTreeMap;
 
@@ -13,23 +14,19 @@ use toml::de::{DeTable, DeValue};
 use super::origin::Origin;
 use super::problem::{Problem, Situation};
 
-/// A whole configuration as written.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     pub(super) root: Table,
 }
 
-/// Keys and what they were set to.
 pub(super) type Table = BTreeMap<String, Entry>;
 
-/// A value and who wrote it.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) value: Value,
     pub(super) origin: Origin,
 }
 
-/// What a key was set to.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     Text(String),
@@ -41,7 +38,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// For messages: what was found instead of what was wanted.
+    /// Describes the value for messages about a wrong type.
     pub(super) fn kind(&self) -> String {
         match self {
             Self::Text(text) if text.chars().count() > 40 => "a long text".to_owned(),
@@ -54,12 +51,11 @@ impl Value {
         }
     }
 
-    /// The table, if it is one.
     pub(super) fn table(&self) -> Option<&Table> {
         if let Self::Table(table) = self { Some(table) } else { None }
     }
 
-    /// The elements of a list; none of anything else.
+    /// The elements of a list; none for other values.
     pub(super) fn elements(&self) -> &[Entry] {
         if let Self::List(elements) = self { elements } else { &[] }
     }
@@ -74,14 +70,14 @@ impl Value {
 }
 
 impl Document {
-    /// Reads TOML. Errors: every place where it is not TOML.
+    /// Reads TOML. An error has every place where the text is not TOML.
     pub(super) fn parse(text: &str) -> Result<Self, Vec<Problem>> {
         let lines = Lines::of(text);
         let (table, errors) = DeTable::parse_recoverable(text);
         let problem = |error: &toml::de::Error| {
             let origin = lines.origin(error.span().map_or(0, |span| span.start));
             let mut message = error.message().lines().collect::<Vec<_>>().join("; ");
-            // The parser says neither which key nor what to do.
+            // The parser says neither which key it is nor how to correct it.
             if let (true, Some(key)) = (message == "duplicate key", error.span().and_then(|span| text.get(span))) {
                 message = format!("the key {key} is set twice; remove one of the two");
             }
@@ -96,7 +92,7 @@ impl Document {
         if problems.is_empty() { Ok(Self { root }) } else { Err(problems) }
     }
 
-    /// Reads one TOML value, as on the right of `=`; `None` when it is not one.
+    /// Reads one TOML value, as on the right of `=`. `None` if `text` is not one value.
     pub(super) fn value(text: &str, origin: Origin) -> Option<Entry> {
         let text = format!("x = {text}");
         let table = DeTable::parse(&text).ok()?;
@@ -105,16 +101,17 @@ impl Document {
         }
         let mut problems = Vec::new();
         let mut entries = table_of(table.get_ref(), "", &|_| origin, &mut problems);
-        // A number that does not fit stays a text, which no key for numbers takes.
+        // A number that does not fit stays a text, which no key for numbers accepts.
         if problems.is_empty() { entries.remove("x") } else { None }
     }
 
-    /// Reads a value as it is written in `--set`: TOML, or plain text where the text is not TOML.
+    /// Reads a value as it is written in `--set`: TOML, or plain text if the text is not TOML.
     pub(super) fn value_or_text(text: &str, origin: Origin) -> Value {
         Self::value(text, origin).map_or_else(|| Value::Text(text.to_owned()), |entry| entry.value)
     }
 
-    /// The entry at a path such as `pool[0].spill[1]`. Error: the origin of the nearest entry above it.
+    /// The entry at a path such as `pool[0].spill[1]`. An error is the origin of the nearest entry
+    /// above it.
     pub(super) fn find(&self, path: &str) -> Result<&Entry, Origin> {
         let mut segments = path.split(['.', '[']).map(|segment| segment.trim_end_matches(']'));
         let first = segments.next().and_then(|key| self.root.get(key)).ok_or(Origin::Default)?;
@@ -193,7 +190,6 @@ fn value_of(
     }
 }
 
-/// Turns byte offsets into lines and columns.
 struct Lines<'t> {
     text: &'t str,
     starts: Vec<usize>,

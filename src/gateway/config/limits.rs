@@ -1,16 +1,16 @@
 //! Every bound that is not a key of the configuration, once: value, unit, reason.
 //!
-//! The first half bounds what a configuration may contain. The second half bounds the request path (headers, reuse of
-//! connections). They stand together so that one page answers "what is the most memory this can take?". The bounds of a
-//! single key stand with its definition.
+//! The first half bounds the content of a configuration, the second half the request path (headers,
+//! reuse of connections). One page answers the question "how much memory can this take at most?".
+//! The bounds of a single key are part of the key's definition.
 
 use std::time::Duration;
 
 use sluice_core::base::Tokens;
 
-// ---- What a configuration may contain -------------------------------------------------------------
+// ---- Contents of a configuration --------------------------------------------------------------
 
-/// Pools: each has its own queue and metric labels.
+/// Pools: each has a queue and metric labels.
 pub const MAX_POOLS: usize = 64;
 /// Backends over all pools: the number of label values of the per-backend metrics.
 pub const MAX_BACKENDS: usize = 1_024;
@@ -22,13 +22,13 @@ pub const MAX_ALIASES: usize = 4_096;
 pub const MAX_KEYS: usize = 10_000;
 /// Experiments: each request is compared with all of them until one wants it.
 pub const MAX_EXPERIMENTS: usize = 16;
-/// Arms of an experiment: each has its own measurements, and more of them take longer to tell apart.
+/// Arms of an experiment: each is measured separately, and more of them take longer to tell apart.
 pub const MAX_ARMS: usize = 8;
 /// Steps of a ramp.
 pub const MAX_RAMP_STEPS: usize = 32;
 /// Flags of engines that the online tuner can change.
 pub const MAX_TUNER_FLAGS: usize = 5;
-/// Times of day at which it may restart engines.
+/// Times of day at which the online tuner may restart engines.
 pub const MAX_WINDOWS: usize = 16;
 /// Names of the admin port: each is compared with the host of every admin request.
 pub const MAX_ADMIN_HOSTS: usize = 64;
@@ -43,17 +43,18 @@ pub const MAX_TRUSTED_PROXIES: usize = 256;
 pub const MAX_THREADS: usize = 1_024;
 /// Client connections at once. Each costs about 10 KiB while it is served, so this is 10 GiB.
 pub(super) const MAX_CONNECTIONS: &str = "1000000";
-/// Client connections at once, unless configured otherwise: nginx and HAProxy have defaults of this order.
+/// Client connections at once, unless configured otherwise: nginx and HAProxy have defaults of this
+/// order.
 pub(super) const DEFAULT_CONNECTIONS: u64 = 65_536;
-/// The fewest that follow from a low limit of open files.
+/// The fewest client connections that follow from a low limit of open files.
 pub(super) const FEWEST_CONNECTIONS: u64 = 64;
-/// Files that are kept for logs, engines' logs, probes and the admin port.
+/// Files that are reserved for logs, engines' logs, probes and the admin port.
 pub(super) const RESERVED_FILES: u64 = 256;
-/// Largest number of tokens that any key takes: keeps sums of them far from overflow.
+/// The largest number of tokens that any key accepts: keeps sums far from overflow.
 pub const MAX_TOKENS: Tokens = Tokens(1_000_000_000_000);
-/// [`MAX_TOKENS`] as it is written.
+/// [`MAX_TOKENS`] as written in a configuration.
 pub(super) const TOKENS: &str = "1000000M";
-/// The largest count that a key without a bound of its own takes.
+/// The largest count that a key without another bound accepts.
 pub(super) const COUNT: &str = "4294967295";
 /// Bytes of a name (pool, backend, key): they become metric labels and response headers.
 pub const MAX_NAME_BYTES: usize = 64;
@@ -61,25 +62,27 @@ pub const MAX_NAME_BYTES: usize = 64;
 pub const MAX_MODEL_NAME_BYTES: usize = 256;
 /// Bytes of a configuration file, and of a file that a `file:` reference names.
 pub const MAX_FILE_BYTES: u64 = 4 << 20;
-/// Problems listed in one report: beyond that the rest is only counted.
+/// Problems listed in one report; further ones are only counted.
 pub const MAX_PROBLEMS: usize = 200;
 
-// ---- The request path -----------------------------------------------------------------------------
+// ---- The request path
+// -----------------------------------------------------------------------------
 
-/// Prompt tokens assumed per media part of a model that is not declared; equals the default of `media_part_tokens`.
+/// Prompt tokens assumed per media part of a model that is not declared; equals the default of
+/// `media_part_tokens`.
 pub const MEDIA_PART_TOKENS: Tokens = Tokens(1_000);
-/// Bytes of a request's headers together: 431 above it.
+/// Bytes of a request's headers together; 431 above it.
 pub const MAX_HEADER_BYTES: usize = 64 << 10;
-/// Number of request headers: 431 above it.
+/// Number of request headers; 431 above it.
 pub const MAX_HEADERS: usize = 128;
 /// Bytes of a client's `x-request-id` that are accepted; longer ones are replaced.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
-/// Longest reuse of an idle upstream connection: the engine closes its side at 5 s, and a request sent
-/// into that close would fail.
+/// Longest reuse of an idle upstream connection. The engine closes it after 5 s, and a request sent
+/// at that moment would fail.
 pub const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-/// `Retry-After` is never shorter: HTTP counts in seconds.
+/// The shortest `Retry-After`: HTTP counts in seconds.
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-/// `Retry-After` is never longer: a client should not stay away for minutes after a burst.
+/// The longest `Retry-After`: a client should not stay away for minutes after a burst.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 const _: () = assert!(UPSTREAM_IDLE.as_secs() < 5, "the engine closes idle connections at 5 s");

@@ -1,8 +1,9 @@
 //! The ways to a [`Config`]: a file, a text, or the flags of `sluice serve`.
 //!
-//! All of them go through the same document and the same checks; flags are written as a small document
-//! first. `--set` is applied in between, whatever the source. Relative paths in a file start at the
-//! file's own folder, so that the gateway does not depend on where it was started.
+//! All of them pass through the same document and the same checks; flags are first written as a
+//! small document. `--set` is applied in between, whatever the source. Relative paths in a file
+//! start at the folder of the file, so that the gateway does not depend on the folder where it was
+//! started.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -22,37 +23,40 @@ use super::rules;
 use super::setting::{Setting, quote};
 use sluice_core::base::Tokens;
 
-/// `--threshold` unless it is given: prompts of this many tokens or more need a permit, and belong to the long pool if there is
-/// one.
+/// The default of `--threshold`. Prompts of more tokens need a permit; if there is a long pool,
+/// prompts of this many tokens or more belong to it.
 const FLAG_THRESHOLD: Tokens = Tokens(5_000);
-/// Long prompts in prefill at once on a backend of the only pool, or of the short one: one, so that short ones keep moving.
+/// Long prompts in prefill at once on a backend of the only pool, or of the short one: one, so that
+/// short prompts keep moving.
 const FLAG_SHORT_LONG_SLOTS: u32 = 1;
 /// Long prompts in prefill at once on a backend of the long pool.
 const FLAG_LONG_LONG_SLOTS: u32 = 2;
-/// Requests in flight on a backend of the short pool, as in `config/short-long.toml`. The only pool has the default.
+/// Requests in flight on a backend of the short pool, as in `config/short-long.toml`. The only pool
+/// has the default.
 const FLAG_SHORT_SLOTS: u32 = 64;
-/// Requests in flight on a backend of the long pool, as in `config/short-long.toml`: each takes much of the KV cache.
+/// Requests in flight on a backend of the long pool, as in `config/short-long.toml`: each takes
+/// much of the KV cache.
 const FLAG_LONG_SLOTS: u32 = 16;
 
-/// A configuration with what is known about it.
+/// A configuration, with the origins of the values and the warnings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     /// The configuration.
     pub config: Config,
     /// The name of the file, or "command line".
     pub source: String,
-    /// Where each value came from.
+    /// The origin of each value.
     pub origins: Origins,
     /// Warnings, in order of lines.
     pub warnings: Vec<Problem>,
 }
 
-/// What `sluice serve` takes instead of a file.
+/// The flags of `sluice serve` that replace a file.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
     /// `--backend URL`, at least one.
     pub backends: Vec<String>,
-    /// `--long URL`: backends for long prompts; none: one pool for all.
+    /// `--long URL`: backends for long prompts; none: one pool for all prompts.
     pub long: Vec<String>,
     /// `--threshold`: the prompt length from which a prompt is long; `None`: the default.
     pub threshold: Option<Tokens>,
@@ -66,15 +70,15 @@ impl Config {
     /// Reads a file, applies `--set` texts, checks everything.
     ///
     /// # Errors
-    /// Every problem at once; the caller exits with 78, or keeps the configuration it has.
+    /// Every problem at once. The caller exits with 78, or keeps the present configuration.
     pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, Problems> {
         Self::load_with(path, sets, &[])
     }
 
-    /// The same with experiments of the admin API.
+    /// Like [`Config::load`], with experiments of the admin API.
     ///
     /// # Errors
-    /// Every problem at once; those of the added experiments have [`Origin::Api`].
+    /// Every problem at once; problems of the added experiments have [`Origin::Api`].
     pub fn load_with(path: &Path, sets: &[String], added: &[AddedExperiment]) -> Result<Loaded, Problems> {
         let source = path.display().to_string();
         let failed = |reason: String| {
@@ -93,7 +97,8 @@ impl Config {
         parse_with(&text, &source, (sets, added), &Surroundings::of_process(folder))
     }
 
-    /// Reads a text, called `source` in messages; for tests and for configurations that are not files.
+    /// Reads a text, called `source` in messages. For tests and for configurations that are not
+    /// files.
     ///
     /// # Errors
     /// Every problem at once.
@@ -106,8 +111,9 @@ impl Config {
         parse_with(text, source, (sets, &[]), surroundings)
     }
 
-    /// Makes a configuration of flags: one pool for everything, as `config/one-pool.toml`, or, when there are long backends, a
-    /// short pool and a long one that spills into it. Long prefills are bounded on every backend.
+    /// Makes a configuration of flags: one pool for everything, as in `config/one-pool.toml`; or,
+    /// with long backends, a short pool and a long one that spills into it. Long prefills are
+    /// bounded on every backend.
     ///
     /// # Errors
     /// Every problem at once, such as a malformed URL.
@@ -159,7 +165,6 @@ fn finish(
     }
 }
 
-/// The flags as a document.
 fn written(flags: &Flags) -> String {
     let mut out = String::new();
     out.push_str("[server]\n");
@@ -185,7 +190,7 @@ fn written(flags: &Flags) -> String {
     out
 }
 
-/// Backends are called by host and port, which is what an operator recognises; or by number where that
+/// Writes backends, named by host and port, which an operator recognises, or by number if that
 /// cannot be a name.
 fn backends(out: &mut String, urls: &[String]) {
     let mut names: Vec<String> = Vec::new();

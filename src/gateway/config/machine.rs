@@ -1,8 +1,9 @@
 //! The resources on which defaults depend: cores, memory and open files.
 //!
-//! Memory is the smallest of the machine's memory and the limits of all control groups of the process (v2, or the memory
-//! controller of v1), because a container is killed at its own limit. The number of open files is the hard limit, to which
-//! `sluice serve` raises the soft limit.
+//! Memory is the smallest of the machine's memory and the limits of all control groups of the
+//! process (v2, or the memory controller of v1), because a container is killed at the limit of its
+//! group. The number of open files is the hard limit, to which `sluice serve` raises the soft
+//! limit.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use super::limits;
 
-/// Memory that is assumed if it cannot be read.
+/// Bytes of memory that are assumed if the size cannot be read.
 const MEMORY_UNKNOWN: u64 = 2 << 30;
 
 /// The resources of the process.
@@ -57,7 +58,8 @@ fn group_limit(line: &str, cgroup: &Path) -> Option<u64> {
         list if list.split(',').any(|name| name == "memory") => (cgroup.join("memory"), "memory.limit_in_bytes"),
         _ => return None,
     };
-    // Inside a container the path may be that of the host, which does not exist here. Then the root is the container's group.
+    // Inside a container the path may be the host's, which does not exist here. Then the root is
+    // the container's group.
     let folder = root.join(path.trim_start_matches('/'));
     let around = folder.ancestors().take_while(|at| at.starts_with(&root)).map(PathBuf::from);
     around.filter_map(|at| std::fs::read_to_string(at.join(file)).ok()?.trim().parse().ok()).min()

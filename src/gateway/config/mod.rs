@@ -1,24 +1,26 @@
-//! The configuration: what the operator wrote, checked, in the form the gateway works with.
+//! The configuration: the operator's text, checked, in the form that the gateway works with.
 //!
-//! A table of the file is declared once, with `table!`: each key has its documentation, type, default and bounds in one
-//! place (`server.rs`, `tls.rs`, `auth.rs`, `model.rs`, `pool.rs`, `backend.rs`, `fleet.rs`, `tuner.rs`, `experiment.rs`; `root.rs` puts
-//! them together). From these
-//! definitions come reading, `sluice check`, the changes of a reload and the reference file. **To add a key, add a field.**
+//! A table of the file is declared once, with `table!`: each key has documentation, type, default
+//! and bounds in one place (`server.rs`, `pool.rs`, `backend.rs` and others; `root.rs` puts them
+//! together). Reading, `sluice check`, the changes of a reload and the reference file come from
+//! these definitions. **To add a key, add a field.**
 //!
 //! ```text
-//!   file.rs  TOML with the line of every value  <- set.rs applies --set, added.rs adds experiments of the admin API
-//!      |     key.rs, table.rs, setting.rs, value.rs read it by the definitions; report.rs collects every problem
-//!   root.rs  Config                             <- rules.rs, coverage.rs, experiment_rules.rs check what concerns several keys
+//!   file.rs  TOML with the line of every value  <- set.rs applies --set, added.rs adds experiments
+//!      |     key.rs, table.rs, setting.rs, value.rs read it by the definitions; report.rs collects
+//!      |     every problem
+//!   root.rs  Config    <- rules.rs, coverage.rs, experiment_rules.rs check rules of several keys
 //!      |
-//!   show.rs the resolved page    diff.rs what a reload changes    reference.rs config/sluice.toml
+//!   show.rs the resolved page    diff.rs changes of a reload    reference.rs config/sluice.toml
 //! ```
 //!
-//! - every problem is reported at once, with key path, line and a suggestion;
-//! - every value has an origin (default, line, `--set`, flag, admin API), which `sluice check` prints;
-//! - a [`Config`] is valid by construction: names have become dense ids, secrets have been read, ranges cover every prompt
-//!   length exactly once. Nothing else in the crate knows TOML or defaults.
+//! - Every problem is reported at once, with key path, line and a suggestion.
+//! - Every value has an origin (default, line, `--set`, flag, admin API), which `sluice check`
+//!   prints.
+//! - A [`Config`] is valid by construction: names have become dense ids, secrets were read, ranges
+//!   cover every prompt length exactly once. No other module of the crate knows TOML or defaults.
 //!
-//! Not here: starting anything, asking a backend which models it has, watching the file.
+//! Not here: starting anything, asking a backend for its models, watching the file.
 
 pub mod limits;
 

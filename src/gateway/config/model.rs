@@ -1,7 +1,7 @@
-//! `[[model]]`, and lists of model names wherever they stand.
+//! `[[model]]`, and all lists of model names.
 //!
-//! A pool or a key may name only models that are declared (or `"*"`): a pool for a misspelt model would get no requests.
-//! The position of a model in the file is its [`ModelId`].
+//! A pool or a key may name only declared models (or `"*"`), because a pool for a misspelt model
+//! would get no requests. The position of a model in the file is the [`ModelId`].
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,23 +25,26 @@ table! {
         pub aliases: Vec<String> = default("[]").check(check_model_name).at_most(limits::MAX_ALIASES);
         /// A tokenizer.json for exact prompt lengths near a boundary between pools.
         pub tokenizer: Option<PathBuf> = optional("lengths are estimated from bytes").example("tokenizer.json");
-        /// Prompt tokens assumed for each image, audio or video part. A small image has 256, a large one 1,600.
+        /// Prompt tokens assumed for each image, audio or video part. A small image has 256, a
+        /// large one 1,600.
         pub media_part_tokens: Tokens = default("1k").within("0", limits::TOKENS);
-        /// Folder of a LoRA adapter, if the model is one. Engines that the gateway runs load it, also after a restart; other
-        /// engines (`url`) load it when an arm of an experiment has the model.
+        /// Folder of a LoRA adapter, if the model is one. Engines that the gateway runs load it,
+        /// also after a restart; other engines (`url`) load it when an arm of an experiment has the
+        /// model.
         pub adapter: Option<PathBuf> = optional("no adapter, or loaded without the gateway").example("adapters/sql");
-        /// Prompts whose greedy completions (16 tokens) must be the same before and after a restart of an engine that the
-        /// gateway runs; otherwise the engine returns to its previous settings.
+        /// Prompts whose greedy completions (16 tokens) must be the same before and after a restart
+        /// of an engine that the gateway runs; otherwise the engine returns to its previous
+        /// settings.
         pub golden: Vec<String> = default("[]").at_most(limits::MAX_GOLDEN);
     }
 }
 
-/// Which models something applies to.
+/// The models to which something applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelScope {
     /// `"*"`: every declared model, and any other that the backends report.
     All,
-    /// These and no others; at least one, in order of the configuration, without repetition.
+    /// Only these models; at least one, in order of the configuration, without repetition.
     Only(Vec<ModelId>),
 }
 
@@ -78,7 +81,8 @@ impl Setting for ModelScope {
                 None => report.add(place, unknown(name, &report.names)),
             }
         }
-        // With a wrong name it is not known what was meant; rules about the models then leave the pool out.
+        // With a wrong name the intended models are unknown; rules about models then leave the pool
+        // out.
         Some(if star || !report.is_sound(&place.path) { Self::All } else { Self::Only(found) })
     }
 

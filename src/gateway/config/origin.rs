@@ -1,12 +1,14 @@
-//! Where a value came from: a default, a line of the file, `--set`, the command line, or the admin API.
+//! The origin of a value: a default, a line of the file, `--set`, the command line, or the admin
+//! API.
 //!
-//! Reading notes one origin per key, also for keys that are absent. So `sluice check` can print where each value came from,
-//! and a problem can point at the place that caused it. Paths are written as in problems: `pool[0].queue.length`.
+//! Reading notes one origin per key, also for absent keys. So `sluice check` can print each value's
+//! origin, and a problem can point at the place that caused it. Paths are written as in problems:
+//! `pool[0].queue.length`.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// The default of the key.
@@ -44,12 +46,12 @@ impl fmt::Display for Origin {
 pub struct Origins(BTreeMap<String, Origin>);
 
 impl Origins {
-    /// Where the value at `path` came from; a default where nothing was noted.
+    /// The origin of the value at `path`; a default if none was noted.
     pub fn of(&self, path: &str) -> Origin {
         self.0.get(path).copied().unwrap_or_default()
     }
 
-    /// The same for a table: where its first key that was written came from.
+    /// The origin of a table: of its first key that was written.
     pub(super) fn nearest(&self, path: &str) -> Origin {
         let below =
             |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));

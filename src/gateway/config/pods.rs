@@ -1,8 +1,8 @@
 //! `pool.kubernetes`: backends that are pods of a Kubernetes cluster, found while the gateway runs.
 //!
-//! The file says which pods; which of them there are now is put into a configuration by `put_pods`, so limits and rules of the pool
-//! apply to them as to listed backends. Each is an external backend, or with `statefulset` one whose engine the gateway restarts
-//! with other arguments.
+//! The file has a selector. `put_pods` puts the pods that exist now into a configuration, so limits
+//! and rules of the pool apply to them as to listed backends. Each pod is an external backend; with
+//! `statefulset`, the gateway restarts the pod's engine with other arguments.
 
 use std::collections::BTreeMap;
 
@@ -24,16 +24,18 @@ table! {
             .check(not_empty).example("inference");
         /// Share of new work of each pod relative to the others.
         pub weight: f64 = default("1.0").within("0.001", "1000");
-        /// Bearer token sent to the engines, if they were started with --api-key: "env:NAME" or "file:PATH".
+        /// Bearer token sent to the engines, if they were started with --api-key: "env:NAME" or
+        /// "file:PATH".
         pub api_key: Option<Secret> = optional("none").example("env:GPU0_API_KEY");
-        /// The StatefulSet that the pods belong to, if the gateway may restart its engines with other arguments: one pod at a
-        /// time, from the highest number down. It then owns `args` of the container and the partition of the StatefulSet.
+        /// The StatefulSet that the pods belong to, if the gateway may restart its engines with
+        /// other arguments: one pod at a time, from the highest number down. It then owns `args` of
+        /// the container and the partition of the StatefulSet.
         pub statefulset: Option<String> = optional("the gateway restarts no pods").check(not_empty).example("short")
             .restarts_engine();
         /// The container of the engine.
         pub container: String = default("engine").check(not_empty).restarts_engine();
-        /// Flags of vLLM, without their dashes, that the gateway sets as the arguments of the container; see `launch.args`. All
-        /// others belong into its command.
+        /// Flags of vLLM, without their dashes, that the gateway sets as the arguments of the
+        /// container; see `launch.args`. All others belong into its command.
         pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256").restarts_engine();
     }
 }
@@ -41,16 +43,16 @@ table! {
 /// A pod that is a backend now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundPod {
-    /// Its name, which is the name of the backend.
+    /// The pod's name, which is also the backend's.
     pub name: String,
-    /// Its address.
+    /// The pod's address.
     pub ip: String,
-    /// It gets no new requests: it is being deleted, or is not ready.
+    /// Whether the pod gets no new requests, because it is being deleted or is not ready.
     pub cordoned: bool,
 }
 
 impl Pods {
-    /// The backend that a pod is.
+    /// The backend for a pod.
     pub fn backend(&self, pod: &FoundPod) -> Backend {
         let endpoint = Endpoint { https: false, host: pod.ip.clone(), port: self.port, prefix: String::new() };
         let target = match &self.statefulset {

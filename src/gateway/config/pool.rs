@@ -1,11 +1,12 @@
 //! `[[pool]]`: backends that may answer the same requests.
 //!
-//! A pool has the models it serves, the prompt lengths it is for, how much each of its backends takes at once, and what
-//! happens to the rest. Capacities are per backend, queue and policy per pool.
+//! A pool has the models that it serves, the range of prompt lengths, the capacity of each backend,
+//! and a queue for requests without room. Capacities are per backend, queue and policy per pool.
 //!
-//! The home of a request is the one pool that serves its model and whose range contains its estimated prompt length.
-//! `spill` names the pools it may go to when home has no room. Two pools may name each other there: a request spills at
-//! most once. The position of a pool in the file is its [`PoolId`].
+//! The home of a request is the one pool that serves its model and whose range contains the
+//! estimated prompt length. `spill` names the pools to which a request may go when home has no
+//! room. Two pools may name each other, because a request spills at most once. The position of a
+//! pool in the file is the [`PoolId`].
 
 use std::fmt;
 use std::time::Duration;
@@ -32,56 +33,65 @@ table! {
     pub struct Pool {
         /// A label of metrics and a response header. Unique.
         pub name: String = required("name the pool, such as \"short\"").check(check_name).example("default");
-        /// Names or aliases of models; "*": all declared models, and those that the backends report.
+        /// Names or aliases of models; "*": all declared models, and those that the backends
+        /// report.
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
-        /// How a backend with room is picked. least_work predicts where the first token comes soonest and other requests are
-        /// delayed least. It follows, for each engine, the prompt tokens before their first token, the sequences that decode
-        /// and the tokens outstanding, and learns from streams how fast the engine is beside the others and how long short
-        /// prompts wait there while a long one is in prefill. Short prompts (below 1,024 tokens) stay away from an engine in
-        /// a long prefill for as long as that costs more than the other choice, and from each other; long ones go where the
-        /// last long one is longest ago. A prompt whose beginning went to an engine before is expected to be in that engine's
-        /// prefix cache, so a conversation stays where it is unless the wait there is longer than to compute it again. Equal
-        /// engines get work in turn, unequal ones by their speed. What was learned is forgotten with the engine, or after a
-        /// minute without observations. There is nothing to set. For comparison:
-        /// fewest_requests (in flight; nginx's least_conn), two_choices (the one of two random ones with fewer in flight;
-        /// nginx's random two least_conn), round_robin. All respect `weight`. prefix_affinity is least_work, with a warning.
+        /// How a backend with room is picked. least_work predicts where the first token comes
+        /// soonest and other requests are delayed least. It follows, for each engine, the prompt
+        /// tokens before their first token, the sequences that decode and the tokens outstanding,
+        /// and learns from streams how fast the engine is beside the others and how long short
+        /// prompts wait there while a long one is in prefill. Short prompts (below 1,024 tokens)
+        /// stay away from an engine in a long prefill for as long as that costs more than the other
+        /// choice, and from each other; long ones go where the last long one is longest ago. A
+        /// prompt whose beginning went to an engine before is expected to be in that engine's
+        /// prefix cache, so a conversation stays where it is unless the wait there is longer than
+        /// to compute it again. Equal engines get work in turn, unequal ones by their speed. What
+        /// was learned is forgotten with the engine, or after a minute without observations. There
+        /// is nothing to set. For comparison: fewest_requests (in flight; nginx's least_conn),
+        /// two_choices (the one of two random ones with fewer in flight; nginx's random two
+        /// least_conn), round_robin. All respect `weight`. prefix_affinity is least_work, with a
+        /// warning.
         pub policy: Policy = default("least_work");
-        /// Sequences in flight per backend: a request takes its prompts or inputs times n, and gets 400 when that is more
-        /// than this. Lower it when the engine's own queue grows.
+        /// Sequences in flight per backend: a request takes its prompts or inputs times n, and gets
+        /// 400 when that is more than this. Lower it when the engine's own queue grows.
         pub slots: u32 = default("256").within("1", "65536");
-        /// Outstanding prompt and output tokens per backend, such as the size of its KV cache. A request that demands
-        /// more than this by itself (prompt and min_tokens) gets 400.
+        /// Outstanding prompt and output tokens per backend, such as the size of its KV cache. A
+        /// request that demands more than this by itself (prompt and min_tokens) gets 400.
         pub tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("400k");
-        /// Prompt tokens per backend of requests that still wait for their first token. A prompt above this runs when no other
-        /// is in prefill.
+        /// Prompt tokens per backend of requests that still wait for their first token. A prompt
+        /// above this runs when no other is in prefill.
         pub prefill_tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("16k");
-        /// Requests come here only where an arm of an experiment names this pool. Its prompt_tokens then do not count, and it
-        /// does not make its models available.
+        /// Requests come here only where an arm of an experiment names this pool. Its prompt_tokens
+        /// then do not count, and it does not make its models available.
         pub arms_only: bool = default("false");
-        /// Pools where a request may go when this one has no room, in order of preference. They must serve its models.
+        /// Pools where a request may go when this one has no room, in order of preference. They
+        /// must serve its models.
         pub spill: Vec<PoolId> = default("[]").at_most(limits::MAX_POOLS);
-        /// Usage requested from the engine for streams: one event at the end, in every event (exact tokens per event, but
-        /// every event is edited), or none. What the client did not request is removed again.
+        /// Usage requested from the engine for streams: one event at the end, in every event (exact
+        /// tokens per event, but every event is edited), or none. What the client did not request
+        /// is removed again.
         pub usage: UsageInjection = default("final");
         /// How the engines order the requests that they have, as their flag --scheduling-policy
         /// says: "fcfs" or "priority". With priority they get the priority of each request; others
         /// get none. Engines that the gateway starts need no setting: it reads their flags.
         pub scheduling_policy: Option<SchedulingPolicy> =
             optional("as the flags of engines that the gateway starts say; fcfs for others").example("priority");
-        /// Prompt lengths (estimated) that this pool is home to. For each model the ranges of its pools must cover every
-        /// length exactly once.
+        /// Prompt lengths (estimated) that this pool is home to. For each model the ranges of its
+        /// pools must cover every length exactly once.
         pub prompt_tokens: PromptRange = table();
-        /// Bound on long prompts in prefill at once on a backend, home or spilled, so that short prompts keep moving. The
-        /// permit returns at the first token.
+        /// Bound on long prompts in prefill at once on a backend, home or spilled, so that short
+        /// prompts keep moving. The permit returns at the first token.
         pub long_prefix: Option<LongPrefix> = optional("no bound");
         /// Where requests wait for room.
         pub queue: Queue = table();
         /// Objectives where they differ from [slo].
         pub slo: Slo = table();
-        /// TLS to the backends of this pool that have an https url, where they have no such table of their own.
+        /// TLS to the backends of this pool that have an https url, where they have no such table
+        /// of their own.
         pub tls: Option<UpstreamTls> = optional("the CAs that this machine trusts, and no own certificate");
-        /// Backends that are pods of a Kubernetes cluster, instead of tables `backend`. Pods come and go while the gateway runs. It
-        /// reaches the API server as its service account, or as KUBECONFIG says.
+        /// Backends that are pods of a Kubernetes cluster, instead of tables `backend`. Pods come
+        /// and go while the gateway runs. It reaches the API server as its service account, or as
+        /// KUBECONFIG says.
         pub kubernetes: Option<Pods> = optional("backends are listed");
         /// How many engines the pool should have.
         pub autoscale: Option<Autoscale> = optional("not computed");
@@ -102,7 +112,7 @@ table! {
 }
 
 impl PromptRange {
-    /// Whether a prompt of this length belongs here.
+    /// Whether a prompt of this length is in the range.
     pub fn contains(&self, tokens: Tokens) -> bool {
         self.min <= tokens && self.max.is_none_or(|max| tokens < max)
     }
@@ -118,8 +128,8 @@ impl fmt::Display for PromptRange {
 }
 
 table! {
-    /// Bound on prompts longer than `threshold` that are in prefill at once on one backend, home or spilled.
-    /// The permit returns at the first token.
+    /// Bound on prompts longer than `threshold` that are in prefill at once on one backend, home or
+    /// spilled. The permit returns at the first token.
     #[derive(Copy, Eq)]
     pub struct LongPrefix {
         /// Prompts of more than this many tokens need a permit.
@@ -150,20 +160,21 @@ table! {
         /// is overtaken by at most `length`
         /// later ones, and only by those that arrive in the first quarter of `timeout` after it.
         pub order: Order = default("shortest_first");
-        /// shortest_first orders by arrival plus this for each 1,000 prompt tokens: short prompts go first, but a long one
-        /// is overtaken for this time only, and never longer than a quarter of `timeout`. 0s: like fifo.
+        /// shortest_first orders by arrival plus this for each 1,000 prompt tokens: short prompts
+        /// go first, but a long one is overtaken for this time only, and never longer than a
+        /// quarter of `timeout`. 0s: like fifo.
         pub aging_per_1k_tokens: Duration = duration_or_zero("500ms");
     }
 }
 
 words! {
-    /// How a backend with room is picked.
+    /// The choice among backends with room.
     pub enum Policy {
-        /// Where the first token is predicted soonest.
+        /// The backend with the soonest predicted first token.
         LeastWork = "least_work",
-        /// The fewest in flight in relation to the weight.
+        /// The backend with the fewest requests in flight in relation to the weight.
         FewestRequests = "fewest_requests",
-        /// Of two random backends the one with fewer in flight in relation to the weight.
+        /// Of two random backends, the one with fewer in flight in relation to the weight.
         TwoChoices = "two_choices",
         /// In turn, by weight.
         RoundRobin = "round_robin",
@@ -173,18 +184,18 @@ words! {
 }
 
 words! {
-    /// Which request of a queue is next. The priority of the request comes before either.
+    /// The order of a queue. The priority of the request comes before either.
     pub enum Order {
         /// In order of arrival.
         Fifo = "fifo",
-        /// By `arrival + aging_per_1k_tokens * prompt_tokens / 1000`: short prompts first, but a long one is overtaken only
-        /// by those that arrive within its own addition.
+        /// By `arrival + aging_per_1k_tokens * prompt_tokens / 1000`: short prompts first, but a
+        /// long one is overtaken only by prompts that arrive within that addition.
         ShortestFirst = "shortest_first",
     }
 }
 
 words! {
-    /// How engines order the requests that they have.
+    /// The order in which engines serve the requests that they have.
     pub enum SchedulingPolicy {
         /// In order of arrival; a priority means nothing.
         Fcfs = "fcfs",
@@ -195,7 +206,7 @@ words! {
 }
 
 words! {
-    /// Whether and how usage is requested from the engine for streams.
+    /// Whether and how the gateway requests usage for streams.
     pub enum UsageInjection {
         /// One usage event at the end, removed again if the client did not request it.
         Final = "final",
@@ -206,7 +217,7 @@ words! {
     }
 }
 
-/// Pools by name, none twice and not the pool itself.
+/// Pools by name, without repetition and without the pool itself.
 impl Setting for Vec<PoolId> {
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
         let own = place.path.trim_start_matches("pool[").split(']').next().and_then(|index| index.parse().ok());

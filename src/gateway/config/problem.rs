@@ -1,13 +1,13 @@
-//! What can be wrong with a configuration: one variant per situation, and the report of all of them.
+//! The possible problems of a configuration: one variant per situation, and the report of all of
+//! them.
 //!
-//! A problem is a situation at a key: `pool[0].long_prefix.slots`, with the line it was written on. The
-//! text of a situation says what is wrong and what to do next; it does not repeat the key. Warnings are
-//! situations too: the gateway runs with them, and reports them at start and in `sluice check`.
+//! A problem is a situation at a key: `pool[0].long_prefix.slots`, with the line of the key. The
+//! text of a situation says the fault and the next step; it does not repeat the key. Warnings are
+//! situations too: the gateway runs with them, and reports them at start and in `sluice check`. An
+//! unknown name is reported with the nearest known one ([`Suggestion`]).
 //!
-//! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest. Its last line names the sections of
-//! `errors.md` about them ([`Topic`]).
-//!
-//! A name that does not exist is reported with the nearest one that does ([`Suggestion`]).
+//! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest. Its last
+//! line names the sections of `errors.md` about them ([`Topic`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,7 +25,7 @@ pub struct Problem {
     situation: Situation,
 }
 
-/// What is wrong (or, for warnings, worth knowing).
+/// A fault, or, for warnings, a noteworthy fact.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message documents each situation and its fields")]
 pub enum Situation {
@@ -304,7 +304,7 @@ impl Situation {
 }
 
 impl Situation {
-    /// The section of `errors.md` about it.
+    /// The section of `errors.md` about the situation.
     pub fn topic(&self) -> Topic {
         match self {
             Self::Unreadable { .. } | Self::Syntax { .. } | Self::Number { .. } | Self::SetMalformed { .. } => {
@@ -378,22 +378,23 @@ impl Problem {
         Self { path, origin, situation }
     }
 
-    /// A problem that is found outside of this module, at a key of a configuration that is valid by itself.
+    /// A problem that is found outside of this module, at a key of a configuration that is valid by
+    /// itself.
     pub fn at(path: String, origins: &Origins, situation: Situation) -> Self {
         Self { origin: origins.nearest(&path), path, situation }
     }
 
-    /// The key, such as `pool[0].long_prefix.slots`; empty when it concerns the file as a whole.
+    /// The key, such as `pool[0].long_prefix.slots`; empty if the problem concerns the whole file.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Where it was written.
+    /// The origin of the value.
     pub fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// What is wrong.
+    /// The situation.
     pub fn situation(&self) -> &Situation {
         &self.situation
     }
@@ -405,7 +406,7 @@ impl fmt::Display for Problem {
             Origin::File { line, column } => write!(f, "{line}:{column}: ")?,
             Origin::Set(_) if self.path.is_empty() => {}
             Origin::Set(_) | Origin::Api => write!(f, "{}: ", self.origin)?,
-            // The source of the report names it already.
+            // The report already names the source.
             Origin::Flag | Origin::Default => {}
         }
         let name = if self.origin == Origin::Flag { flag(&self.path) } else { None };
@@ -417,7 +418,6 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The command-line flag that set a key.
 fn flag(path: &str) -> Option<&'static str> {
     match path {
         "server.listen" => Some("--listen"),
@@ -429,12 +429,12 @@ fn flag(path: &str) -> Option<&'static str> {
     }
 }
 
-/// Everything that is wrong with a configuration; nothing was bound or started. Exit code 78.
+/// All problems of a configuration; nothing was bound or started. Exit code 78.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
     /// The name of the file, or "command line".
     pub source: String,
-    /// What must be corrected, in order of lines; at least one.
+    /// The errors, in order of lines; at least one.
     pub errors: Vec<Problem>,
     /// Warnings, in order of lines.
     pub warnings: Vec<Problem>,
@@ -459,7 +459,7 @@ impl Problems {
     }
 }
 
-/// A problem with the name of its file in front of the line.
+/// A problem with the name of the file before the line.
 struct Located<'a>(&'a str, &'a Problem);
 
 impl fmt::Display for Located<'_> {

@@ -1,6 +1,7 @@
 //! Ranges of addresses: `server.trusted_proxies`.
 //!
-//! An address alone is a range of one. An IPv4 range also matches addresses that IPv6 maps it to.
+//! An address alone is a range of one. An IPv4 range also matches IPv4 addresses that are written
+//! as IPv6 (`::ffff:10.1.2.3`), as a socket for both families reports them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,12 +11,12 @@ use super::problem::Situation;
 use super::report::{Names, Report};
 use super::setting::Scalar;
 
-/// Addresses with the same first bits, written `"10.0.0.0/8"`; a single one without its prefix
+/// Addresses with the same first bits, written `"10.0.0.0/8"`; a single address without prefix
 /// length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressRange {
     first: IpAddr,
-    /// Bits that all addresses share.
+    /// Number of bits that all addresses share.
     prefix: u8,
 }
 

@@ -1,7 +1,8 @@
-//! Puts the pods that were found into a configuration, and checks the tables that say which pods.
+//! Puts the found pods into a configuration, and checks the tables that select pods.
 //!
-//! An address is a backend once: the first pool whose selector means a pod has it. Finding pods is a cargo feature (`kubernetes`);
-//! without it, the table is an error that says how to get a gateway with it.
+//! An address is a backend once: the first pool whose selector matches a pod has it. Finding pods
+//! is a cargo feature (`kubernetes`); without it, the table is an error that says how to get a
+//! gateway with it.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -17,8 +18,8 @@ use super::value::Endpoint;
 const IS_BUILT: bool = cfg!(feature = "kubernetes");
 
 impl Config {
-    /// Makes these pods the backends of their pools, by the names of pools; a pool that is not named has none. Returns those that
-    /// were left out, with the reason.
+    /// Makes these pods the backends of their pools, by pool name; a pool that is not named gets
+    /// none. Returns the pods that were left out, with the reason.
     pub fn put_pods(&mut self, found: &BTreeMap<String, Vec<FoundPod>>) -> Vec<(String, String)> {
         let listed = self.pools.iter().filter(|pool| pool.kubernetes.is_none());
         let mut taken: HashSet<Endpoint> =
@@ -43,7 +44,6 @@ impl Config {
     }
 }
 
-/// Checks the table `kubernetes` of a pool.
 pub(super) fn check(pool: &Pool, path: &str, report: &mut Report<'_>) {
     let Some(pods) = &pool.kubernetes else { return };
     let at = |key: &str| format!("{path}.{key}");

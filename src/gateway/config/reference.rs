@@ -1,8 +1,8 @@
 //! The reference file `config/sluice.toml`, generated from the definitions of the keys.
 //!
-//! A key with a default is in force with it; a key without one is commented out, with an example. Required keys (names and
-//! the like) are in force with an example, so that the file as a whole is a valid configuration. A test compares the file
-//! with what is generated here.
+//! A key with a default is in force with it; a key without one is commented out, with an example.
+//! Required keys (names and the like) are in force with an example, so that the whole file is a
+//! valid configuration. A test compares the file with the generated text.
 
 use super::file::{Document, Value};
 use super::key::{Applied, Fallback, Field, KeySpec, Shape, TECHNICAL_MAXIMA};
@@ -10,7 +10,7 @@ use super::origin::Origin;
 use super::root::Config;
 use super::setting::{join, list, quote};
 
-/// Where comments are wrapped.
+/// Column at which comments are wrapped.
 const WIDTH: usize = 110;
 
 const HEADER: &str = "\
@@ -34,7 +34,7 @@ pub fn reference() -> String {
     out
 }
 
-/// The keys of a table: first those with values, then the tables in it.
+/// Writes the keys of a table: first the values, then the tables in it.
 fn keys(out: &mut String, fields: &[Field], header: &str, commented_out: bool) {
     for (index, field) in fields.iter().filter(|field| value(field).is_some()).enumerate() {
         let key = &field.key;
@@ -66,7 +66,8 @@ fn tables(out: &mut String, fields: &[Field], parent: &str, commented_out: bool)
     }
 }
 
-/// What is shown on the right of `=`: the example, or the default. `None` for a table with keys of its own.
+/// The text on the right of `=`: the example, or the default. `None` for a table, whose keys
+/// follow.
 fn value(field: &Field) -> Option<String> {
     let text = match (field.key.example, field.key.fallback) {
         (Some(example), _) => example,
@@ -87,7 +88,7 @@ fn toml(value: &Value) -> String {
         Value::Float(number) => format!("{number:?}"),
         Value::Bool(flag) => flag.to_string(),
         Value::List(elements) => list(&elements.iter().map(|element| toml(&element.value)).collect::<Vec<_>>()),
-        // No default is a table: a table has the defaults of its keys.
+        // No default is a table: a table has the defaults of all keys in it.
         Value::Table(_) => "{}".to_owned(),
     }
 }
@@ -96,7 +97,7 @@ fn documentation(key: &KeySpec) -> String {
     key.doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
 }
 
-/// What the definition says besides its documentation.
+/// The properties of a key besides the documentation.
 fn facts(field: &Field) -> String {
     let key = &field.key;
     let mut facts = Vec::new();

@@ -1,11 +1,13 @@
-//! What reading a configuration has found so far: problems, the origin of every key, and the document itself.
+//! The findings of reading a configuration: problems, the origin of every key, and the document
+//! itself.
 //!
-//! Reading never stops at a problem. A wrong value is replaced by its default, so that the rest of the file is checked too;
-//! a report with errors never becomes a `Config`. A rule about several keys first asks [`Report::is_sound`], so that it does
-//! not repeat a problem that one of them already has.
+//! Reading never stops at a problem. A wrong value is replaced by the default, so that the rest of
+//! the file is checked too; a report with errors never becomes a `Config`. A rule about several
+//! keys first asks [`Report::is_sound`], so that it does not repeat a problem that one of them
+//! already has.
 //!
-//! What comes from outside (environment variables, files, the machine) comes through [`Surroundings`], so that a test can
-//! replace it.
+//! Environment variables, files and the machine are read through [`Surroundings`], so that a test
+//! can replace them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,36 +18,35 @@ use super::machine::Machine;
 use super::origin::{Origin, Origins};
 use super::problem::{Problem, Situation, Suggestion};
 
-/// What a configuration takes from outside of its file.
+/// The inputs of a configuration besides the file.
 pub struct Surroundings<'s> {
     /// Reads an environment variable.
     pub env: &'s dyn Fn(&str) -> Option<String>,
-    /// Where relative paths start: the folder of the configuration file.
+    /// The start of relative paths: the folder of the configuration file.
     pub folder: PathBuf,
-    /// What some defaults depend on.
+    /// The machine, on which some defaults depend.
     pub machine: Machine,
 }
 
 impl Surroundings<'_> {
     /// This process and this machine, with relative paths starting at `folder`.
     pub fn of_process(folder: &Path) -> Self {
-        // Absolute, so that what is printed means the same wherever it is saved.
+        // Absolute, so that printed paths mean the same wherever they are saved.
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         Self { env: &|name| std::env::var(name).ok(), folder, machine: Machine::of_process() }
     }
 }
 
-/// Names that other parts of the configuration refer to; the position is the id.
+/// Names to which other parts of the configuration refer; the position is the id.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// The names of each model, its own first, then its aliases.
+    /// The names of each model: first the name, then the aliases.
     pub(super) models: Vec<Vec<String>>,
-    /// The names of the pools.
     pub(super) pools: Vec<String>,
 }
 
 impl Names {
-    /// The names in a document, before anything of it has been checked.
+    /// The names in a document, before any of it was checked.
     fn written(document: &Document) -> Self {
         let tables = |key: &str| -> Vec<&Table> {
             let elements = document.root.get(key).map_or(&[][..], |entry| entry.value.elements());
@@ -58,20 +59,19 @@ impl Names {
     }
 }
 
-/// A key: where it is in the tree and in the file.
+/// A key: the place in the tree and in the file.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) path: String,
     pub(super) origin: Origin,
 }
 
-/// What was found so far.
 pub(super) struct Report<'s> {
     pub(super) surroundings: &'s Surroundings<'s>,
     pub(super) names: Names,
     pub(super) problems: Vec<Problem>,
     pub(super) origins: Origins,
-    /// The keys of the whole configuration, to say where one belongs.
+    /// The keys of the whole configuration, to find the table of a misplaced key.
     pub(super) keys: &'static [Field],
     document: &'s Document,
 }
@@ -82,12 +82,10 @@ impl<'s> Report<'s> {
         Self { surroundings, names: Names::written(document), problems, origins, keys: &[], document }
     }
 
-    /// Adds a problem at a place.
     pub(super) fn add(&mut self, place: &Place, situation: Situation) {
         self.problems.push(Problem::new(place.path.clone(), place.origin, situation));
     }
 
-    /// Adds a problem at a key.
     pub(super) fn add_at(&mut self, path: &str, situation: Situation) {
         let place = self.place(path);
         self.add(&place, situation);
@@ -99,13 +97,12 @@ impl<'s> Report<'s> {
         None
     }
 
-    /// The place of a key; where the key was not written, the origin is that of the nearest table that was.
+    /// The place of a key. If the key was not written, the origin is the nearest written table's.
     pub(super) fn place(&self, path: &str) -> Place {
         let origin = self.document.find(path).map_or_else(|nearest| nearest, |entry| entry.origin);
         Place { path: path.to_owned(), origin }
     }
 
-    /// Whether `path` was written.
     pub(super) fn is_written(&self, path: &str) -> bool {
         self.document.find(path).is_ok()
     }
@@ -139,7 +136,7 @@ impl<'s> Report<'s> {
 pub(super) struct Claimed(BTreeMap<String, String>);
 
 impl Claimed {
-    /// Takes a name, or reports that it is taken. A name that has a problem already is left alone.
+    /// Takes a name, or reports that it is taken. Skips a name that already has a problem.
     pub(super) fn claim(&mut self, name: &str, path: String, report: &mut Report<'_>) {
         if !report.is_sound(&path) {
             return;

@@ -1,7 +1,8 @@
-//! The configuration as a whole: [`Config`], valid by construction.
+//! The whole configuration: [`Config`], valid by construction.
 //!
-//! Order is meaning: `models[i]` is `ModelId(i)`, `pools[i]` is `PoolId(i)`, and backends are numbered through over all
-//! pools ([`Config::backends`]). Ids belong to one `Config`; after a reload the same name may have another id.
+//! Order defines the ids: `models[i]` is `ModelId(i)`, `pools[i]` is `PoolId(i)`, and backends are
+//! numbered over all pools ([`Config::backends`]). Ids belong to one `Config`; after a reload the
+//! same name may have another id.
 
 use super::admin::Admin;
 use super::auth::Auth;
@@ -24,7 +25,8 @@ use crate::tls::Certificates;
 use sluice_core::base::{BackendId, ModelId, PoolId};
 
 table! {
-    /// A valid configuration. Built by [`Config::load`], [`Config::parse`] or [`Config::from_flags`] only.
+    /// A valid configuration. Built by [`Config::load`], [`Config::parse`] or
+    /// [`Config::from_flags`] only.
     pub struct Config {
         /// Sockets, threads and limits of the client side.
         pub server: Server = table();
@@ -32,35 +34,44 @@ table! {
         pub timeouts: Timeouts = table();
         /// How often a request may be tried.
         pub retry: Retry = table();
-        /// Who may use the gateway. Secrets are written "env:NAME" or "file:PATH"; what they hold is never printed.
+        /// Who may use the gateway. Secrets are written "env:NAME" or "file:PATH"; what they hold
+        /// is never printed.
         pub auth: Auth = table();
-        /// Names of the admin port, and what may be changed through it. Its address is server.admin.
+        /// Names of the admin port, and what may be changed through it. Its address is
+        /// server.admin.
         pub admin: Admin = table();
-        /// One table per model name that clients may send; LoRA adapters are models too. Without any, pools serve whatever
-        /// their backends report.
+        /// One table per model name that clients may send; LoRA adapters are models too. Without
+        /// any, pools serve whatever their backends report.
         pub models as "model": Vec<Model> = tables(limits::MAX_MODELS).in_force();
         /// One table per pool: backends that may answer the same requests.
         pub pools as "pool": Vec<Pool> = tables(limits::MAX_POOLS).in_force();
-        /// Objectives for goodput, the tuner and experiments. A target that is absent is not judged.
+        /// Objectives for goodput, the tuner and experiments. A target that is absent is not
+        /// judged.
         pub slo: Slo = table();
         /// How backends leave and re-enter rotation.
         pub health: Health = table();
-        /// How engines that the gateway runs (pool.backend.launch and control) are started, restarted and healed.
+        /// How engines that the gateway runs (pool.backend.launch and control) are started,
+        /// restarted and healed.
         pub fleet: Fleet = table();
-        /// The online tuner: moves limits by what live requests experience. It needs objectives ([slo]).
+        /// The online tuner: moves limits by what live requests experience. It needs objectives
+        /// ([slo]).
         pub tuner: Tuner = table();
-        /// Several gateways before the same engines: they divide the limits of each backend by a ledger, so that all of them
-        /// together stay within it. Absent: each gateway has the whole limits for itself.
+        /// Several gateways before the same engines: they divide the limits of each backend by a
+        /// ledger, so that all of them together stay within it. Absent: each gateway has the whole
+        /// limits for itself.
         pub cluster: Option<Cluster> = optional("none").needs_restart();
-        /// One table per experiment: arms that serve the same requests in different ways and are compared.
+        /// One table per experiment: arms that serve the same requests in different ways and are
+        /// compared.
         pub experiments as "experiment": Vec<Experiment> = tables(limits::MAX_EXPERIMENTS);
         /// Where one line per request goes. Absent: none is written.
         pub access_log: Option<AccessLog> = optional("none").needs_restart();
-        /// Records of requests, to replay them and to report on them: lines of the access log without anything that clients wrote,
-        /// with hashes of the beginnings of prompts, in files that the gateway rotates. Absent: none are written.
+        /// Records of requests, to replay them and to report on them: lines of the access log
+        /// without anything that clients wrote, with hashes of the beginnings of prompts, in files
+        /// that the gateway rotates. Absent: none are written.
         pub records: Option<Records> = optional("none").needs_restart();
-        /// Traces of requests for an OpenTelemetry collector: with the spans of queue, attempts, prefill and decode. Absent: none
-        /// are sent, and traceparent headers of clients are passed on as they are.
+        /// Traces of requests for an OpenTelemetry collector: with the spans of queue, attempts,
+        /// prefill and decode. Absent: none are sent, and traceparent headers of clients are passed
+        /// on as they are.
         pub tracing: Option<Tracing> = optional("none").needs_restart();
         /// The gateway's own log, on stderr.
         pub log: Log = table().needs_restart();
@@ -68,8 +79,8 @@ table! {
 }
 
 impl Config {
-    /// The model that `name` means, be it a name or an alias. `None`: not declared, which pools that
-    /// serve every model may still accept. Linear; build a map for the path of a request.
+    /// The model with this name or alias. `None`: not declared; pools that serve every model may
+    /// still accept it. Linear: build a map for the path of a request.
     pub fn model_named(&self, name: &str) -> Option<ModelId> {
         let means = |model: &Model| model.name == name || model.aliases.iter().any(|alias| alias == name);
         self.models.iter().position(means).map(ModelId::new)
@@ -90,7 +101,7 @@ impl Config {
             .map(|(number, (pool, backend))| (pool, BackendId::new(number), backend))
     }
 
-    /// The files of the certificates that the gateway shows: to clients, and to engines that ask for one.
+    /// The files of the certificates that the gateway presents to clients and to engines.
     pub fn own_certificates(&self) -> impl Iterator<Item = &PemFile<Certificates>> {
         let pools = self.pools.iter().flat_map(|pool| {
             let backends = pool.backends.iter().filter_map(|backend| backend.tls.as_ref());
@@ -99,12 +110,11 @@ impl Config {
         self.server.tls.iter().map(ServerTls::certificate).chain(pools)
     }
 
-    /// Replaces the values that only a restart can change by those of the running configuration.
+    /// Replaces the values that only a restart can change by the running values.
     pub fn keep_until_restart(&mut self, running: &Self) {
         self.keep_running(running);
     }
 
-    /// All keys with their values.
     pub(super) fn shown(&self) -> ShownTable {
         let models = self.models.iter().map(|model| vec![model.name.clone()]).collect();
         let pools = self.pools.iter().map(|pool| pool.name.clone()).collect();

@@ -1,7 +1,9 @@
-//! Rules about several keys: names used twice, addresses that clash, a base delay above its maximum, empty commands, permits.
+//! Rules about several keys: names used twice, addresses that clash, a base delay above the
+//! maximum, empty commands, permits.
 //!
-//! A rule about one value is a bound or a check in the definition of its key. Rules about the prompt lengths of pools and about
-//! spilling are in `coverage.rs`. No rule is applied to a value that already has a problem, so one mistake gives one message.
+//! A rule about one value is a bound or a check in the key's definition. Rules about the prompt
+//! lengths of pools and about spilling are in `coverage.rs`. No rule is applied to a value that
+//! already has a problem, so one mistake gives one message.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,8 +27,8 @@ use super::tls::UpstreamTls;
 use super::value::Endpoint;
 use sluice_core::base::{ModelId, Period};
 
-/// Applies every rule. Sets what depends on several keys: the objectives that pools inherit from `slo`, the TLS settings of
-/// backends, and the default of `server.max_body_memory`.
+/// Applies every rule. Sets values that depend on several keys: the objectives that pools inherit
+/// from `slo`, the TLS settings of backends, and the default of `server.max_body_memory`.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     let Config { server, health, fleet, models, auth, pools, slo, access_log, records, tracing, cluster, .. } = config;
     if ["server.listen", "server.admin"].iter().all(|path| report.is_sound(path))
@@ -82,7 +84,8 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     }
 }
 
-/// Only the gateway that leads starts engines, and it sees only its own requests. Those of the others need an engine that runs.
+/// Checks that every pool keeps an engine: only the leader starts engines, and it sees only its own
+/// requests. The requests at other gateways need an engine that runs.
 fn check_engines_for_others(pools: &[Pool], report: &mut Report<'_>) {
     for (index, pool) in pools.iter().enumerate() {
         if pool.autoscale.is_some_and(|autoscale| autoscale.apply && autoscale.min == 0) {
@@ -91,7 +94,8 @@ fn check_engines_for_others(pools: &[Pool], report: &mut Report<'_>) {
     }
 }
 
-/// Every gateway must know where an engine is that another one has started.
+/// Checks that engines have ports, because every gateway must know the address of an engine that
+/// another one started.
 fn check_ports_of_leaders(pools: &[Pool], report: &mut Report<'_>) {
     for (index, pool) in pools.iter().enumerate() {
         for (number, backend) in pool.backends.iter().enumerate() {
@@ -116,8 +120,8 @@ fn check_order(path: &str, value: Duration, max_key: &'static str, max: Duration
     }
 }
 
-/// `server.max_body_memory` must be enough for one body of `server.max_body`. If it is not, the default is raised; a value
-/// that was written is a problem.
+/// Checks that `server.max_body_memory` is enough for one body of `server.max_body`. If not, the
+/// default is raised; a written value is a problem.
 fn check_body_memory(server: &mut Server, report: &mut Report<'_>) {
     let (value, max) = (server.max_body, server.max_body_memory);
     if value <= max {
@@ -184,12 +188,13 @@ fn check_auth(auth: &Auth, server: &Server, report: &mut Report<'_>) {
     }
 }
 
-/// Whether only this machine can reach it.
+/// Whether only this machine can reach the address.
 fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// The gateway makes the files that it writes, but not their folders.
+/// Checks the folder of a file that the gateway writes: the gateway creates the file, but not the
+/// folder.
 fn check_written_file(file: &Path, key: &str, report: &mut Report<'_>) {
     if !report.is_sound(key) {
         return;
@@ -246,7 +251,8 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
     }
 }
 
-/// A flag that is written once with `-` and once with `_` is one flag, of which one value would be lost.
+/// Checks that no flag is written twice, once with `-` and once with `_`: one of the values would
+/// be lost.
 fn check_flags(backend: &Backend, path: &str, report: &mut Report<'_>) {
     let (key, args) = match &backend.target {
         Target::Url(_) | Target::Pod(..) => return,
@@ -277,7 +283,8 @@ fn check_commands(backend: &Backend, path: &str, report: &mut Report<'_>) {
     }
 }
 
-/// Sets the TLS settings of each backend with an https url, from its own `tls` table or from that of its pool.
+/// Sets the TLS settings of each backend with an https url, from the backend's `tls` table or the
+/// pool's.
 fn connect_with_tls(pool: &mut Pool, path: &str, report: &mut Report<'_>) {
     let tables_say = report.is_sound(&format!("{path}.tls"));
     let mut used = false;
@@ -310,7 +317,8 @@ fn connect_with_tls(pool: &mut Pool, path: &str, report: &mut Report<'_>) {
     }
 }
 
-/// A pool inherits every objective that it does not set from the general `slo`, with the place where that was set.
+/// Copies every objective that a pool does not set from the general `slo`, together with the
+/// origin.
 fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Report<'_>) {
     for key in Slo::FIELDS.iter().map(|field| field.key.name) {
         let path = format!("{path}.slo.{key}");
@@ -322,8 +330,8 @@ fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Rep
     }
 }
 
-/// Each backend must be listed once, because a backend in two pools would get twice its limits, and must not be the gateway
-/// itself.
+/// Checks that each backend is listed once, because a backend in two pools would get the limits
+/// twice, and that none is the gateway itself.
 fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
     let mut seen: BTreeMap<Endpoint, String> = BTreeMap::new();
     let mut count = 0;
@@ -354,8 +362,8 @@ fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
     }
 }
 
-/// Whether `address` certainly leads to a socket of the gateway. If the gateway listens on all addresses, only loopback
-/// addresses count, because another machine may use the same port.
+/// Whether `address` certainly leads to a socket of the gateway. If the gateway listens on all
+/// addresses, only loopback addresses count, because another machine may use the same port.
 fn is_own(address: SocketAddr, own: SocketAddr) -> bool {
     let same_host = address.ip() == own.ip() || (own.ip().is_unspecified() && address.ip().is_loopback());
     own.port() != 0 && address.port() == own.port() && same_host

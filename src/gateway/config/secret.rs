@@ -1,14 +1,15 @@
-//! Secrets: where they are read from, and that they are never shown.
+//! Secrets: reading them, and never showing them.
 //!
-//! A secret is written as a reference, `env:NAME` or `file:PATH` (line ends at its end are cut off,
-//! since editors and `echo` add them). Written in plain text it still works, with a warning. Debug and
-//! Display print the reference, or a mask for plain text, never the value.
+//! A secret is written as a reference, `env:NAME` or `file:PATH`. Line ends after the value are cut
+//! off, since editors and `echo` add them. Plain text works too, with a warning. Debug and Display
+//! print the reference, or a mask for plain text, never the value.
 //!
-//! What an engine is started with may hold secrets too ([`Words`], `launch.env`, `args`): every variable, the flags that
-//! `vllm::secrets` names, and every flag that is written as a reference.
+//! The command, environment and flags of an engine may hold secrets too ([`Words`], `launch.env`,
+//! `args`): every variable, the flags that `vllm::secrets` names, and every flag that is written as
+//! a reference.
 //!
 //! Key digests (`sha256 = ...`) are the SHA-256 of a client's key as 64 hex digits, in place or by
-//! reference. They are masked too: a digest of a weak key can be searched for.
+//! reference. They are masked too, because the digest of a weak key can be searched for.
 
 use std::fmt;
 use std::io::Read as _;
@@ -22,7 +23,7 @@ use super::report::{Names, Place, Report, Surroundings};
 use super::setting::{FreeValue, Scalar, Setting, Shown, list, quote};
 use sluice_core::vllm::secrets::{is_secret_variable, mask_command};
 
-/// What stands for a value that is not shown.
+/// Replaces a value that is not shown.
 pub const MASK: &str = "********";
 
 /// A text that is never printed.
@@ -33,29 +34,28 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// A secret with the reference it was read through, if any.
+    /// A secret with the reference through which it was read, if any.
     pub fn new(value: String, reference: Option<String>) -> Self {
         Self { value, reference }
     }
 
-    /// Whether it was written as `env:NAME` or `file:PATH`.
+    /// Whether the secret was written as `env:NAME` or `file:PATH`.
     pub fn is_reference(&self) -> bool {
         self.reference.is_some()
     }
 
-    /// The value itself, for the one place that compares or sends it.
+    /// The value itself, for the code that compares or sends it.
     pub fn expose(&self) -> &str {
         &self.value
     }
 
-    /// The value behind a text: the text itself, or what the reference in it names.
+    /// The secret behind a text: the text itself, or the value to which a reference in it leads.
     pub(super) fn resolve(text: &str, surroundings: &Surroundings<'_>) -> Result<Self, Situation> {
         resolve(text, surroundings).map(|(value, reference)| Self { value, reference })
     }
 }
 
 impl From<String> for Secret {
-    /// One in plain text.
     fn from(value: String) -> Self {
         Self::new(value, None)
     }
@@ -66,7 +66,8 @@ pub(super) fn is_reference(text: &str) -> bool {
     text.starts_with("env:") || (text.starts_with("file:") && !text.starts_with("file://"))
 }
 
-/// A variable of an environment, or a header; a whole number is taken as text. Its value is never shown.
+/// A variable of an environment, or a header. A whole number is taken as text. The value is never
+/// shown.
 impl FreeValue for Secret {
     fn read_free(name: &str, written: &Entry, place: &Place, report: &mut Report<'_>) -> Result<Self, Situation> {
         let text = match &written.value {
@@ -93,7 +94,7 @@ impl FreeValue for Secret {
 pub struct Words(Vec<String>);
 
 impl Words {
-    /// The secrets among them.
+    /// The secrets among the words.
     pub fn secrets(&self) -> Vec<String> {
         mask_command(&self.0, MASK).1
     }
@@ -156,7 +157,7 @@ pub struct KeyDigest {
 }
 
 impl KeyDigest {
-    /// A digest with the reference it was read through, if any.
+    /// A digest with the reference through which it was read, if any.
     pub fn new(bytes: [u8; 32], reference: Option<String>) -> Self {
         Self { bytes, reference }
     }
@@ -166,7 +167,7 @@ impl KeyDigest {
         &self.bytes
     }
 
-    /// Reads 64 hex digits; `None` when `text` is anything else.
+    /// Reads 64 hex digits; `None` if `text` is anything else.
     pub fn from_hex(text: &str, reference: Option<String>) -> Option<Self> {
         let digits = text.as_bytes();
         if digits.len() != 64 {
@@ -181,7 +182,8 @@ impl KeyDigest {
     }
 }
 
-/// Reads the value behind a text: the text itself, or what a reference names, with the reference.
+/// Reads the value behind a text: the text itself, or the value to which a reference leads, with
+/// the reference.
 fn resolve(text: &str, surroundings: &Surroundings<'_>) -> Result<(String, Option<String>), Situation> {
     let without_line_end = |value: &str| value.trim_end_matches(['\r', '\n']).to_owned();
     if let Some(name) = text.strip_prefix("env:") {
@@ -198,7 +200,7 @@ fn resolve(text: &str, surroundings: &Surroundings<'_>) -> Result<(String, Optio
     Ok((without_line_end(&value), Some(format!("file:{}", path.display()))))
 }
 
-/// It must be valid in an `Authorization` header.
+/// The value must be valid in an `Authorization` header.
 impl Setting for Secret {
     fn read(written: &Entry, place: &Place, _: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
         let resolved = String::parse(written, report).and_then(|text| resolve(&text, report.surroundings));

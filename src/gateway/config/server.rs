@@ -1,7 +1,9 @@
-//! The tables that exist once: `[server]`, `[timeouts]`, `[retry]`, `[slo]`, `[health]`, `[access_log]`, `[log]`.
+//! The tables that exist once: `[server]`, `[timeouts]`, `[retry]`, `[slo]`, `[health]`,
+//! `[access_log]`, `[log]`.
 //!
-//! The sentence above a key is its documentation for operators too: the reference file is generated from it. It says what
-//! the value does, in which direction to change it and why the default is what it is.
+//! The sentence above a key is also the documentation for operators: the reference file is
+//! generated from it. It gives the effect of the value, the direction in which to change it, and
+//! the reason for the default.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -27,18 +29,19 @@ pub const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 table! {
     /// Sockets, threads and limits of the client side.
     pub struct Server {
-        /// Clients connect here. The default is reachable from this machine only; ":8080" listens on all networks, as
-        /// "0.0.0.0:8080" does, and "[::]:8080" also with IPv6. `/health` is 200 while the gateway runs, `/ready` while a
-        /// pool has a backend that takes requests.
+        /// Clients connect here. The default is reachable from this machine only; ":8080" listens
+        /// on all networks, as "0.0.0.0:8080" does, and "[::]:8080" also with IPv6. `/health` is
+        /// 200 while the gateway runs, `/ready` while a pool has a backend that takes requests.
         pub listen: SocketAddr = default("127.0.0.1:8080").needs_restart();
-        /// Metrics, dashboard and admin API. Never the port of `listen`, so that clients cannot reach it. An address that other
-        /// machines reach needs `auth.admin_token`.
+        /// Metrics, dashboard and admin API. Never the port of `listen`, so that clients cannot
+        /// reach it. An address that other machines reach needs `auth.admin_token`.
         pub admin: SocketAddr = default(DEFAULT_ADMIN).needs_restart();
-        /// Larger request bodies get 413. Bodies are held in memory until they are sent. One million tokens of text are
-        /// about 4 MB; the rest is room for images.
+        /// Larger request bodies get 413. Bodies are held in memory until they are sent. One
+        /// million tokens of text are about 4 MB; the rest is room for images.
         pub max_body: ByteSize = default("32MiB").within("1", "1GiB");
-        /// How long a shutdown still serves new requests while `/ready` is already 503, so that load balancers and
-        /// Kubernetes stop sending before connections are refused. Longer than they take to notice, such as "10s".
+        /// How long a shutdown still serves new requests while `/ready` is already 503, so that
+        /// load balancers and Kubernetes stop sending before connections are refused. Longer than
+        /// they take to notice, such as "10s".
         pub lame_duck: Duration = duration_or_zero("0s");
         /// How long a shutdown then waits for running requests.
         pub drain_timeout: Duration = duration("5m");
@@ -46,16 +49,18 @@ table! {
         pub threads: usize = of_machine(OfMachine::Cores).within("1", "1024").example("8").needs_restart();
         /// The headers of a request must arrive within this time.
         pub header_timeout: Duration = duration("10s");
-        /// At least body_timeout * body_min_rate bytes of a request body must arrive in each period of this length, unless
-        /// the body ends; otherwise the client gets 408. So a client cannot pause for longer.
+        /// At least body_timeout * body_min_rate bytes of a request body must arrive in each period
+        /// of this length, unless the body ends; otherwise the client gets 408. So a client cannot
+        /// pause for longer.
         pub body_timeout: Duration = duration("30s");
-        /// Bytes per second that a client must send of a request body. Lower it for clients on very slow networks.
+        /// Bytes per second that a client must send of a request body. Lower it for clients on very
+        /// slow networks.
         pub body_min_rate: ByteSize = default("8KiB").within("1", "1GiB");
-        /// Memory for all request bodies together, from their first byte until they are no longer needed. When it is used up,
-        /// requests get 503. Bodies over 1 MiB can use only seven eighths of it, so that small
-        /// requests are still served. One API key (without keys: one address) may use all of it
-        /// while it is alone. When others want their share, the newest unfinished uploads of the
-        /// key or address that uses most give way (503).
+        /// Memory for all request bodies together, from their first byte until they are no longer
+        /// needed. When it is used up, requests get 503. Bodies over 1 MiB can use only seven
+        /// eighths of it, so that small requests are still served. One API key (without keys: one
+        /// address) may use all of it while it is alone. When others want their share, the newest
+        /// unfinished uploads of the key or address that uses most give way (503).
         pub max_body_memory: ByteSize = of_machine(OfMachine::BodyMemory).within("1", "16384GiB").example("4GiB");
         /// Memory for all responses together that wait for clients that read slower than engines
         /// send. Each response may use 1 MiB of it. Each client (key or network) may use its share
@@ -63,10 +68,11 @@ table! {
         /// until the client reads.
         pub max_response_memory: ByteSize =
             of_machine(OfMachine::BodyMemory).within("1MiB", "16384GiB").example("4GiB");
-        /// Client connections at once. One more gets 503 to its first request and is closed. A request on a connection with
-        /// HTTP/2 counts as a connection, too; one more is refused in a way that is safe to retry.
-        /// One address may have all connections while it is alone. When others connect, the gateway
-        /// closes the oldest connections of that address that have no request.
+        /// Client connections at once. One more gets 503 to its first request and is closed. A
+        /// request on a connection with HTTP/2 counts as a connection, too; one more is refused in
+        /// a way that is safe to retry. One address may have all connections while it is alone.
+        /// When others connect, the gateway closes the oldest connections of that address that have
+        /// no request.
         pub max_connections: usize =
             of_machine(OfMachine::Connections).within("1", limits::MAX_CONNECTIONS).example("65536");
         /// Client connections at once from one IP address (with IPv6, from one /64 network), even
@@ -88,12 +94,12 @@ table! {
         /// HTTP. A connection from a trusted proxy without this header is closed. A connection from
         /// any other address with such a header is closed, too; without one it is served as usual.
         pub proxy_protocol: bool = default("false");
-        /// An idle client connection is closed after this time. Keep it above the idle timeout of your load balancer
-        /// (often 60s), which must close first.
+        /// An idle client connection is closed after this time. Keep it above the idle timeout of
+        /// your load balancer (often 60s), which must close first.
         pub keepalive: Duration = duration("75s");
-        /// Origins whose pages may use `listen` from a browser, written as browsers send them; "*" is every page, [] none. It
-        /// replaces what engines say. Pages send keys in headers, so cookies are never allowed. The admin port is for its own
-        /// page only.
+        /// Origins whose pages may use `listen` from a browser, written as browsers send them; "*"
+        /// is every page, [] none. It replaces what engines say. Pages send keys in headers, so
+        /// cookies are never allowed. The admin port is for its own page only.
         pub cors: Option<Cors> = optional("those that the engines allow (vLLM: --allowed-origins)")
             .example("[\"https://chat.example.com\"]");
         /// The lowest priority that a request may ask for where there are no keys; lower is served
@@ -102,26 +108,27 @@ table! {
         pub priority_min: i32 = default("0").within("-2147483648", "0");
         /// The highest priority that a request may ask for where there are no keys.
         pub priority_max: i32 = default("2147483647").within("0", "2147483647");
-        /// TLS on `listen`, with HTTP/2 and HTTP/1.1. A reload reads the files again; open connections stay.
+        /// TLS on `listen`, with HTTP/2 and HTTP/1.1. A reload reads the files again; open
+        /// connections stay.
         pub tls: Option<ServerTls> = optional("none: requests and keys cross the network in plain text");
     }
 }
 
 impl Server {
-    /// The priorities of requests where there are no keys.
+    /// The priorities of requests without keys.
     pub fn priorities(&self) -> PriorityRange {
         PriorityRange { default: 0, min: self.priority_min, max: self.priority_max }
     }
 
-    /// Connections that only networks within their share may use for requests, so that one network
-    /// cannot lock out the others: a quarter, or fewer if `max_connections_per_address` leaves
-    /// fewer.
+    /// Number of connections that only networks within their share may use for requests, so that
+    /// one network cannot lock out the others: a quarter, or fewer if `max_connections_per_address`
+    /// leaves fewer.
     pub fn connections_for_others(&self) -> usize {
         let left = self.max_connections_per_address.map_or(usize::MAX, |max| self.max_connections.saturating_sub(max));
         left.min(self.max_connections / 4)
     }
 
-    /// Whether a peer at this address is believed who its client is.
+    /// Whether the gateway believes a peer at this address who its client is.
     pub fn is_trusted_proxy(&self, address: IpAddr) -> bool {
         self.trusted_proxies.iter().any(|range| range.contains(address))
     }
@@ -130,29 +137,34 @@ impl Server {
 table! {
     /// How long each stage of a request may take. A stream has no limit on its whole length.
     pub struct Timeouts {
-        /// Connecting to a backend: its name, all of its addresses in turn, and TLS. The default leaves room for one lost SYN, which the kernel repeats after 1 s.
+        /// Connecting to a backend: its name, all of its addresses in turn, and TLS. The default
+        /// leaves room for one lost SYN, which the kernel repeats after 1 s.
         pub connect: Duration = duration("1500ms");
         /// Longest pause in which a backend takes no byte of a request, or a client no byte of a
         /// response (nginx: `proxy_send_timeout`, `send_timeout`). A client that takes less than 16
         /// KiB in this time may be cut, too.
         pub send: Duration = duration("60s");
-        /// Longest time without a token inside a stream, and longest silence inside another response that has begun. Comments,
-        /// pings and empty events are no tokens.
+        /// Longest time without a token inside a stream, and longest silence inside another
+        /// response that has begun. Comments, pings and empty events are no tokens.
         pub idle: Duration = duration("60s");
-        /// The same for a stream whose engine provably works, as it does while a tool parser holds back the arguments of a call:
-        /// its counters grow by more tokens than all streams receive.
+        /// The same for a stream whose engine provably works, as it does while a tool parser holds
+        /// back the arguments of a call: its counters grow by more tokens than all streams receive.
         pub silent: Duration = duration("10m");
-        /// Longest wait for a response that is not streamed. The engine sends it only when all of it is generated.
+        /// Longest wait for a response that is not streamed. The engine sends it only when all of
+        /// it is generated.
         pub response: Duration = duration("10m");
-        /// Longest wait for the first token of a stream: base + per_1k_prompt_tokens for each 1,000 prompt tokens.
+        /// Longest wait for the first token of a stream: base + per_1k_prompt_tokens for each 1,000
+        /// prompt tokens.
         pub first_byte: FirstByte = table();
     }
 }
 
 table! {
-    /// The first-byte timeout, which grows with the prompt: `base + per_1k_prompt_tokens * tokens / 1000`.
+    /// The first-byte timeout, which grows with the prompt:
+    /// `base + per_1k_prompt_tokens * tokens / 1000`.
     pub struct FirstByte {
-        /// For an empty prompt. It covers the queue of the engine. Lower it to give up on a stuck engine sooner.
+        /// For an empty prompt. It covers the queue of the engine. Lower it to give up on a stuck
+        /// engine sooner.
         pub base: Duration = duration("60s");
         /// Added for each 1,000 prompt tokens. Raise it for slow GPUs.
         pub per_1k_prompt_tokens: Duration = duration_or_zero("1s");
@@ -162,8 +174,9 @@ table! {
 table! {
     /// Retries of requests.
     pub struct Retry {
-        /// Attempts per request, the first included; 1 means no retry. A retry happens only before the first token of a
-        /// stream, or the first byte of another response. It goes to another backend if there is one, but to the same backend if that had only closed an idle
+        /// Attempts per request, the first included; 1 means no retry. A retry happens only before
+        /// the first token of a stream, or the first byte of another response. It goes to another
+        /// backend if there is one, but to the same backend if that had only closed an idle
         /// connection.
         pub attempts: u32 = default("2").within("1", "8");
     }
@@ -174,8 +187,8 @@ table! {
     pub struct Slo {
         /// Largest time to first token.
         pub ttft: Option<Duration> = optional_duration("no target").example("2s");
-        /// Added to ttft for each 1,000 prompt tokens, since a prefill takes time in proportion to its length. Set it where one
-        /// pool serves short and long prompts.
+        /// Added to ttft for each 1,000 prompt tokens, since a prefill takes time in proportion to
+        /// its length. Set it where one pool serves short and long prompts.
         pub ttft_per_1k_prompt_tokens: Duration = duration_or_zero("0s");
         /// Largest time per output token.
         pub tpot: Option<Duration> = optional_duration("no target").example("50ms");
@@ -187,13 +200,13 @@ table! {
 }
 
 impl Slo {
-    /// The targets, as a finished request is judged by them.
+    /// The targets in the form by which finished requests are judged.
     pub fn objectives(&self) -> Objectives {
         let Self { ttft, ttft_per_1k_prompt_tokens: ttft_per_1k, tpot, e2el, attainment: _ } = *self;
         Objectives { ttft, ttft_per_1k, tpot, e2el }
     }
 
-    /// Replaces the value of `key` by that of `general`.
+    /// Replaces the value of `key` by the value in `general`.
     pub(super) fn inherit(&mut self, key: &str, general: &Self) {
         match key {
             "ttft" => self.ttft = general.ttft,
@@ -208,15 +221,17 @@ impl Slo {
 table! {
     /// How backends leave and re-enter rotation.
     pub struct Health {
-        /// Time between two probes of a backend. A dead idle backend is noticed within about two probes.
+        /// Time between two probes of a backend. A dead idle backend is noticed within about two
+        /// probes.
         pub probe_interval: Duration = duration("2s");
         /// How long a probe may take.
         pub probe_timeout: Duration = duration("2s");
-        /// Failures in a row (probes or requests) until a backend is ejected; so does a failure of half of its last 32 requests.
-        /// The only ready backend of a pool is ejected if it refuses connections or hangs, but not for failed responses or
-        /// timeouts, which would turn some failures into an outage; it is shown as failing instead.
-        /// Nor is a backend ejected for failed responses or timeouts of one client (key, or without
-        /// keys network) while it serves other clients.
+        /// Failures in a row (probes or requests) until a backend is ejected; so does a failure of
+        /// half of its last 32 requests. The only ready backend of a pool is ejected if it refuses
+        /// connections or hangs, but not for failed responses or timeouts, which would turn some
+        /// failures into an outage; it is shown as failing instead. Nor is a backend ejected for
+        /// failed responses or timeouts of one client (key, or without keys network) while it
+        /// serves other clients.
         pub failures: u32 = default("3").within("1", "1000");
         /// Time out of rotation after the first ejection; doubles with each ejection in a row.
         pub ejection_base: Duration = duration("5s");
@@ -227,8 +242,9 @@ table! {
         /// down, dead or hung count, but leave the rotation however many are out. 0 ejects only
         /// backends that refuse connections, hang, or refuse the gateway's credentials.
         pub max_ejected: f64 = default("0.5").within("0", "1");
-        /// A backend with running requests from which no token arrives for this long is treated as stuck, whatever its probe
-        /// says, if its counters stand still as well. Heads, pings and empty events of streams are no tokens.
+        /// A backend with running requests from which no token arrives for this long is treated as
+        /// stuck, whatever its probe says, if its counters stand still as well. Heads, pings and
+        /// empty events of streams are no tokens.
         pub stall: Duration = duration("30s");
     }
 }
@@ -236,8 +252,9 @@ table! {
 table! {
     /// Where one line per request goes.
     pub struct AccessLog {
-        /// A file in a folder that exists, or "-" for stderr. To rotate it, rename it and send SIGUSR1; without the signal the
-        /// gateway notices within a second, when there are lines to write.
+        /// A file in a folder that exists, or "-" for stderr. To rotate it, rename it and send
+        /// SIGUSR1; without the signal the gateway notices within a second, when there are lines to
+        /// write.
         pub path: LogTarget = required("write a file, or \"-\" for stderr").example("-");
         /// Share of requests that are written.
         pub sample: f64 = default("1.0").within("0", "1");
@@ -290,7 +307,7 @@ words! {
     pub enum LogLevel {
         /// A failure that needs attention.
         Error = "error",
-        /// A fault that the gateway handles by itself.
+        /// A fault that the gateway handles itself.
         Warn = "warn",
         /// Starts, stops, reloads, ejections.
         Info = "info",

@@ -1,9 +1,10 @@
 //! How a value of each type is read, checked and shown.
 //!
-//! Two traits. [`Scalar`] is one value: a number, a duration, a word. [`Setting`] is what a key can hold: a scalar, an
-//! optional value, a list, a table. A type that implements `Scalar` can be used as the type of a field of a `table!` at once.
+//! Two traits. [`Scalar`] is one value: a number, a duration, a word. [`Setting`] is anything that
+//! a key can hold: a scalar, an optional value, a list, a table. A type that implements `Scalar`
+//! can be the type of a field of a `table!` at once.
 //!
-//! Reading reports what is wrong and goes on; it never stops the rest of the file from being checked.
+//! Reading reports problems and goes on, so that the rest of the file is always checked.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,15 +15,15 @@ use super::origin::Origin;
 use super::problem::Situation;
 use super::report::{Names, Place, Report};
 
-/// What a key can hold.
+/// A value that a key can hold.
 pub(super) trait Setting: Sized {
-    /// What the reference file shows for it.
+    /// The kind of value for the reference file.
     const SHAPE: Shape = Shape::Value;
 
-    /// Reads the value written at `place`, and reports what is wrong with it.
+    /// Reads the value written at `place`, and reports problems.
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self>;
 
-    /// What is used where a value is missing or wrong and has no default, so that reading can go on.
+    /// Replaces a missing or wrong value without a default, so that reading can go on.
     fn placeholder() -> Option<Self> {
         None
     }
@@ -37,23 +38,22 @@ pub(super) trait Setting: Sized {
 /// A value as it is shown, in TOML.
 #[derive(Clone)]
 pub(super) enum Shown {
-    /// A value.
     Value(String),
-    /// A secret: what is shown, and what it is compared by.
-    Secret { shown: String, compared: Vec<u8> },
-    /// No value.
+    /// A secret: the text to show, and the bytes to compare.
+    Secret {
+        shown: String,
+        compared: Vec<u8>,
+    },
     Nothing,
-    /// A table.
     Table(ShownTable),
-    /// A list of tables.
     Tables(Vec<ShownTable>),
     /// A table whose keys the operator chose.
     Free(Vec<(String, Shown)>),
 }
 
 impl Shown {
-    /// Appends all values, secrets too, so that two settings have the same bytes if and only if they mean the same. The
-    /// bytes must not be stored or shown, only digests of them.
+    /// Appends all values, secrets too, so that two settings have the same bytes if and only if
+    /// they mean the same. The bytes must not be stored or shown, only digests of them.
     pub(super) fn write_compared(&self, out: &mut Vec<u8>) {
         let mut part = |tag: u8, bytes: &[u8]| {
             out.push(tag);
@@ -86,7 +86,7 @@ impl Shown {
     }
 }
 
-/// A secret is compared by its value, not by where it is read from.
+/// A secret is compared by value, not by the place from which it is read.
 impl PartialEq for Shown {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -101,12 +101,12 @@ impl PartialEq for Shown {
     }
 }
 
-/// A table as it is shown.
 #[derive(Clone)]
 pub(super) struct ShownTable {
-    /// Distinguishes it from the other tables of a list: with another identity it is another table, not a changed one.
+    /// Distinguishes the table from the others of a list: with another identity it is another
+    /// table, not a changed one.
     pub(super) identity: String,
-    /// Its keys in the order of their definition.
+    /// The keys, in the order of their definition.
     pub(super) items: Vec<(&'static Field, Shown)>,
 }
 
@@ -126,19 +126,18 @@ impl ShownTable {
         table
     }
 
-    /// The value of its key `name`, in TOML; empty when there is none.
+    /// The value of the key `name`, in TOML; empty if there is none.
     pub(super) fn name(&self) -> &str {
         let name = self.items.iter().find(|(field, _)| field.key.name == "name");
         if let Some((_, Shown::Value(name))) = name { name } else { "" }
     }
 }
 
-/// One value.
 pub(super) trait Scalar: Sized + PartialEq {
-    /// The words it can be, if it is one of a few.
+    /// The words that the value can be, if it is one of a few.
     const WORDS: &'static [&'static str] = &[];
 
-    /// Reads it, or says what is wrong with it.
+    /// Reads the value, or returns the problem with it.
     fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation>;
 
     /// The value as text, without quotes.
@@ -149,12 +148,11 @@ pub(super) trait Scalar: Sized + PartialEq {
         quote(&self.text(names))
     }
 
-    /// What its bounds are compared by.
+    /// The number that is compared with the bounds.
     fn magnitude(&self) -> Option<f64> {
         None
     }
 
-    /// See [`Setting::placeholder`].
     fn placeholder() -> Option<Self> {
         None
     }
@@ -182,7 +180,8 @@ impl<T: Scalar> Setting for T {
     }
 }
 
-/// A number that the type cannot hold is outside the bounds, which say more than the type.
+/// The situation if the type cannot hold a number: outside the bounds, which say more than the
+/// type.
 fn beyond_bounds(written: &Entry, key: &KeySpec) -> Option<Situation> {
     let (Value::Int(number), Some((min, max))) = (&written.value, key.bounds) else { return None };
     let is_size = min.parse::<i64>().is_ok();
@@ -196,7 +195,7 @@ fn within_bounds<T: Scalar>(value: T, key: &KeySpec, report: &Report<'_>) -> Res
         T::parse(&entry, report).ok().and_then(|bound| bound.magnitude())
     };
     let (found, min_value, max_value) = (value.magnitude(), bound(min), bound(max));
-    // The tests read a value of every key, so a bound that cannot be read is found there.
+    // The tests read a value of every key, so they find a bound that cannot be read.
     debug_assert!(
         min_value.is_some() && max_value.is_some(),
         "{} has a bound that cannot be read: {min}, {max}",
@@ -230,7 +229,7 @@ impl<T: Setting> Setting for Vec<T> {
         _ => Shape::Value,
     };
 
-    /// Elements that are wrong are left out.
+    /// Wrong elements are left out.
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
         let mut values = Vec::new();
         for (place, element) in elements(written, place, key, report)? {
@@ -256,7 +255,7 @@ impl<T: Setting> Setting for Vec<T> {
     }
 }
 
-/// The elements of a list with their places, as many as are supported.
+/// The elements of a list with their places, up to the supported number.
 pub(super) fn elements<'w>(
     written: &'w Entry,
     place: &Place,
@@ -278,7 +277,7 @@ pub(super) fn elements<'w>(
 
 /// A value of a table whose keys the operator chooses, such as `env`.
 pub(super) trait FreeValue: Sized {
-    /// Reads the value of the key `name`, or says what is wrong with it.
+    /// Reads the value of the key `name`, or returns the problem with it.
     fn read_free(name: &str, written: &Entry, place: &Place, report: &mut Report<'_>) -> Result<Self, Situation>;
 
     /// The value as it is shown.
@@ -310,17 +309,15 @@ impl<T: FreeValue> Setting for BTreeMap<String, T> {
     }
 }
 
-/// The message for a value of another type.
+/// The situation for a value of another type.
 pub(super) fn wrong_type(wanted: &str, written: &Entry) -> Situation {
     Situation::WrongType { wanted: wanted.to_owned(), found: written.value.kind() }
 }
 
-/// The path of a key in a table.
 pub(super) fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
-/// Values as a TOML list.
 pub(super) fn list(values: &[String]) -> String {
     format!("[{}]", values.join(", "))
 }
@@ -331,7 +328,6 @@ pub(super) fn bare(key: &str) -> String {
     if plain { key.to_owned() } else { quote(key) }
 }
 
-/// A TOML basic string.
 pub(super) fn quote(value: &str) -> String {
     let mut out = String::with_capacity(value.len() + 2);
     out.push('"');

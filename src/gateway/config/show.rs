@@ -1,8 +1,8 @@
-//! A resolved configuration as TOML: every key with its value, and where the value came from as a comment.
+//! A resolved configuration as TOML: every key with its value, and the value's origin as a comment.
 //!
-//! `sluice check` prints this page. It can be used as a file: reading it gives the same configuration again (plain-text
-//! secrets excepted, which are masked). Paths in it are as they were resolved. Keys without a value are shown as comments,
-//! so that the reader sees that they exist.
+//! `sluice check` prints this page. It can be used as a file: reading it gives the same
+//! configuration again (except plain-text secrets, which are masked). Paths are shown as resolved.
+//! Keys without a value are shown as comments, so that the reader sees that they exist.
 
 use std::fmt::{self, Display};
 
@@ -11,14 +11,14 @@ use super::origin::Origins;
 use super::root::Config;
 use super::setting::{Shown, ShownTable, bare, join};
 
-/// Column at which the comments begin, where the line is short enough.
+/// Column at which the comments begin, if the line is short enough.
 const COMMENT_COLUMN: usize = 48;
 
 /// A configuration that prints itself as TOML.
 pub struct Resolved<'c> {
-    /// What is printed.
+    /// The configuration to print.
     pub config: &'c Config,
-    /// Where each value came from; `None`: print no comments.
+    /// The origin of each value; `None`: print no comments.
     pub origins: Option<&'c Origins>,
 }
 
@@ -42,8 +42,8 @@ struct Page<'p, 'f> {
 }
 
 impl Page<'_, '_> {
-    /// The keys of a table: first its values, then the tables in it. `header` is the name of the table in TOML, `path` its
-    /// path with positions.
+    /// The keys of a table: first the values, then the tables. `header` is the name of the table in
+    /// TOML, `path` its path with positions.
     fn keys(&mut self, table: &ShownTable, header: &str, path: &str) -> fmt::Result {
         for (field, shown) in &table.items {
             match shown {
@@ -90,7 +90,7 @@ impl Page<'_, '_> {
         writeln!(self.f, "{line:COMMENT_COLUMN$} # {}", origins.of(&format!("{path}.{key}")))
     }
 
-    /// A key without a value. A table that is absent is not mentioned.
+    /// Shows a key without a value. An absent table is not mentioned.
     fn nothing(&mut self, field: &Field) -> fmt::Result {
         match (field.key.fallback, field.shape) {
             (_, Shape::Table(_)) => Ok(()),

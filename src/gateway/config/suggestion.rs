@@ -1,25 +1,26 @@
-//! The nearest name to one that does not exist.
+//! The nearest name to an unknown one.
 //!
-//! Distance counts insertions, deletions, replacements and swaps of neighbours, ignoring case and reading `-` as `_`. A name is
-//! suggested if at most a third of it (and always one character) would have to change; a worse guess would only distract.
+//! Distance counts insertions, deletions, replacements and swaps of neighbours, ignoring case and
+//! reading `-` as `_`. A name is suggested if at most a third of the unknown name (and always one
+//! character) would have to change; a worse guess would only distract.
 
 use std::fmt;
 
 /// Longest name that is compared, in characters.
 const LONGEST: usize = 128;
 
-/// Ends a message with a suggestion, or with what there is to choose from.
+/// Ends a message with a suggestion, or with the known names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Suggestion {
     /// One name is near.
     Near(String),
-    /// It is a key of these tables, by their paths.
+    /// The name is a key of these tables, given by their paths.
     Elsewhere(Vec<String>),
-    /// Nothing is near; these exist.
+    /// No name is near; these exist.
     OneOf(Vec<String>),
 }
 
-/// Most names listed when none is near.
+/// The most names that are listed if none is near.
 const MOST_LISTED: usize = 16;
 
 impl Suggestion {

@@ -10,9 +10,10 @@
 //! }
 //! ```
 //!
-//! This declares the struct and generates the code that reads, shows, compares and documents it. The doc comment of a field is
-//! also its documentation in the reference file. If a key has another name than its field, write `field as "key": type`. A table
-//! that is not a plain struct (a backend) wraps one that is.
+//! This declares the struct and generates the code that reads, shows, compares and documents it.
+//! The doc comment of a field is also the key's documentation in the reference file. If a key has
+//! another name than its field, write `field as "key": type`. A table that is not a plain struct (a
+//! backend) wraps one that is.
 
 use super::file::{Entry, Table, Value};
 use super::key::{Fallback, Field, KeySpec, Shape};
@@ -34,7 +35,7 @@ macro_rules! table {
         }
 
         impl $name {
-            /// The definitions of its keys.
+            /// The definitions of the keys.
             pub(super) const FIELDS: &'static [$crate::config::key::Field] = {
                 #[allow(unused_imports, reason = "each table uses some of them")]
                 use $crate::config::key::*;
@@ -78,7 +79,7 @@ macro_rules! table {
 }
 pub(super) use table;
 
-/// The table as written in the file. Reports its unknown keys.
+/// The table as written in the file. Reports unknown keys.
 pub(super) fn open<'w>(
     written: &'w Entry,
     place: &Place,
@@ -107,7 +108,7 @@ pub(super) fn open<'w>(
 /// A key of more tables than this belongs to none in particular.
 const PLACES_MAX: usize = 4;
 
-/// The tables below `fields` that have a key of this name, as paths of that key.
+/// The paths of all keys with this name in the tables below `fields`.
 fn places(key: &str, fields: &[Field], path: &str) -> Vec<String> {
     let mut found = Vec::new();
     for field in fields {
@@ -121,12 +122,12 @@ fn places(key: &str, fields: &[Field], path: &str) -> Vec<String> {
     found
 }
 
-/// Whether a key is probably a misspelt `name`.
 fn is_near(key: &str, name: &str) -> bool {
     matches!(Suggestion::for_name(key, [name]), Suggestion::Near(_))
 }
 
-/// The value of one key: as written, or its default. If a required key is missing, reports that and returns a placeholder.
+/// The value of one key: as written, or its default. If a required key is missing, reports that and
+/// returns a placeholder.
 pub(super) fn field<T: Setting>(
     table: &Table,
     place: &Place,

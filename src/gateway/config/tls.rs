@@ -1,8 +1,10 @@
-//! `[server.tls]` and `[pool.tls]`: certificates and private keys of the gateway, and the CAs that it trusts.
+//! `[server.tls]` and `[pool.tls]`: certificates and private keys of the gateway, and the CAs that
+//! it trusts.
 //!
-//! The files are read with the configuration, and rustls' settings are built here. So a key that does not match its certificate
-//! is reported like any other problem, and a reload with such a key changes nothing. Configurations are compared by the content
-//! of the files, so a certificate that was renewed in place counts as a change.
+//! The files are read with the configuration, and rustls' settings are built here. So a key that
+//! does not match its certificate is reported like any other problem, and a reload with such a key
+//! changes nothing. Configurations are compared by the content of the files, so a certificate that
+//! was renewed in place counts as a change.
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -27,12 +29,14 @@ table! {
         /// PEM file of the certificate, followed by its chain.
         certificate: PemFile<Certificates> =
             required("write the PEM file of the certificate and its chain").example("tls/server.pem");
-        /// PEM file of the certificate's private key. Users other than the owner and the group should not be able to read it.
+        /// PEM file of the certificate's private key. Users other than the owner and the group
+        /// should not be able to read it.
         key: PemFile<PrivateKey> = required("write the PEM file of the private key").example("tls/server.key");
         /// PEM file of the CAs that sign the certificates of clients.
         client_ca: Option<PemFile<Certificates>> =
             optional("clients need no certificate").example("tls/clients.pem");
-        /// With client_ca: whether a client without a certificate is refused. An invalid certificate is always refused.
+        /// With client_ca: whether a client without a certificate is refused. An invalid
+        /// certificate is always refused.
         verify_client: VerifyClient = default("required");
     }
 }
@@ -40,11 +44,13 @@ table! {
 table! {
     /// TLS to engines, as in the file.
     pub(super) struct UpstreamTlsTable {
-        /// PEM file with the CAs that sign the certificates of engines, or with the certificates themselves.
+        /// PEM file with the CAs that sign the certificates of engines, or with the certificates
+        /// themselves.
         ca: Option<PemFile<Certificates>> = optional("the CAs that this machine trusts").example("tls/engines.pem");
         /// The name or IP address that the certificate of an engine must have.
         server_name: Option<ServerName> = optional("the host of the url").example("gpu0.internal");
-        /// Whether certificates of engines are verified. With none, any server that answers at the url gets prompts and keys.
+        /// Whether certificates of engines are verified. With none, any server that answers at the
+        /// url gets prompts and keys.
         verify: VerifyEngine = default("required");
         /// PEM file of the client certificate for engines that require one, followed by its chain.
         certificate: Option<PemFile<Certificates>> = optional("none is sent").example("tls/gateway.pem");
@@ -54,7 +60,7 @@ table! {
 }
 
 words! {
-    /// What happens to a client without a certificate.
+    /// The treatment of a client without a certificate.
     pub enum VerifyClient {
         /// It is refused.
         Required = "required",
@@ -64,11 +70,12 @@ words! {
 }
 
 words! {
-    /// What happens to an engine whose certificate is not signed by a trusted CA, or is for another name.
+    /// The treatment of an engine whose certificate is not signed by a trusted CA, or is for
+    /// another name.
     pub enum VerifyEngine {
         /// It gets no request.
         Required = "required",
-        /// It is used.
+        /// It gets requests.
         None = "none",
     }
 }
@@ -158,7 +165,7 @@ impl UpstreamTls {
         self.settings.to(self.table.server_name.as_ref().map_or(host, |name| &name.0))
     }
 
-    /// The file of the gateway's own certificate, if it has one.
+    /// The file of the gateway's certificate for engines, if any.
     pub fn certificate(&self) -> Option<&PemFile<Certificates>> {
         self.table.certificate.as_ref()
     }
@@ -214,21 +221,19 @@ fn tls(error: &TlsError) -> Situation {
 /// A PEM file and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PemFile<T> {
-    /// Its path.
+    /// The path.
     pub path: PathBuf,
-    /// Its content when the configuration was read.
+    /// The content when the configuration was read.
     pub content: T,
 }
 
-/// What a PEM file can hold.
 pub(super) trait Pem: Sized {
     /// Whether to warn if all users may read or write the file.
     const SECRET: bool;
 
-    /// Parses the text of a file.
     fn from_pem(text: &[u8]) -> Result<Self, TlsError>;
 
-    /// Its bytes, for comparison.
+    /// The content as bytes, for comparison.
     fn bytes(&self) -> Vec<u8>;
 }
 
@@ -276,7 +281,7 @@ impl<T: Pem> Setting for PemFile<T> {
     }
 }
 
-/// The content of a file, at most [`limits::MAX_FILE_BYTES`] of it, and its mode.
+/// The content of a file, at most [`limits::MAX_FILE_BYTES`], and its mode.
 fn read_file(path: &Path) -> std::io::Result<(Vec<u8>, u32)> {
     let file = std::fs::File::open(path)?;
     let mode = file.metadata()?.permissions().mode();

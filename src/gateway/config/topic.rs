@@ -1,13 +1,13 @@
-//! Which page about errors a problem of a configuration belongs to.
+//! The section about errors to which a problem of a configuration belongs.
 //!
-//! The last line of a report names the topics of its problems, for `sluice explain TOPIC`; `.github/docs/errors.md` has a section
-//! about each, with every message of it. There are few topics, since a message itself says what to do.
-//! Which topic a situation belongs to is in `problem.rs`.
+//! The last line of a report names the topics of all problems, for `sluice explain TOPIC`;
+//! `.github/docs/errors.md` has a section for each topic, with all messages. There are few topics,
+//! since a message itself says how to correct the fault. `problem.rs` maps situations to topics.
 
 /// A section of `errors.md` about configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Topic {
-    /// The file as text, and its keys.
+    /// The file as text, and the keys.
     Syntax,
     /// Values of the wrong kind or size.
     Values,
@@ -15,13 +15,13 @@ pub enum Topic {
     Names,
     /// Pools, their models and their ranges of prompt lengths.
     Pools,
-    /// Where engines are, and who starts them.
+    /// Addresses of engines, and who starts them.
     Backends,
     /// Addresses of the gateway, and who reaches them.
     Addresses,
-    /// Keys, tokens and where they come from.
+    /// Keys and tokens, and the places from which they are read.
     Secrets,
-    /// Files and folders that are named.
+    /// Files and folders that the configuration names.
     Files,
     /// Certificates.
     Tls,
@@ -53,7 +53,7 @@ impl Topic {
         Self::Tracing,
     ];
 
-    /// What `sluice explain` takes, and the anchor in `errors.md`.
+    /// The argument of `sluice explain`, and the anchor in `errors.md`.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Syntax => "config-syntax",

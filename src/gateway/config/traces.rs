@@ -1,8 +1,9 @@
-//! `[tracing]`: where traces of requests go, and of how many requests; metrics too, if wanted.
+//! `[tracing]`: the collector for traces and metrics, and the share of traced requests.
 //!
-//! The protocol is OTLP over HTTP with protobuf, which every OpenTelemetry collector takes. Sending them is a cargo feature
-//! (`otel`); without it, the table is an error that says how to get a gateway with tracing. The share of sampled traces is
-//! applied by the request path (`flow/trace.rs`), the rest by `telemetry/otlp`.
+//! The protocol is OTLP over HTTP with protobuf, which every OpenTelemetry collector accepts. It is
+//! a cargo feature (`otel`); without it, the table is an error that says how to get a gateway with
+//! tracing. The request path applies the share of sampled traces (`flow/trace.rs`),
+//! `telemetry/otlp` the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,13 +18,14 @@ use super::tls::PemFile;
 use super::value::{Endpoint, not_empty};
 use crate::tls::{Certificates, ClientSettings, ClientTls, Roots, TlsError};
 
-/// Where collectors take traces, below their address.
+/// The path for traces, below the address of a collector.
 pub const TRACES_PATH: &str = "/v1/traces";
-/// Where they take metrics.
+/// The path for metrics.
 pub const METRICS_PATH: &str = "/v1/metrics";
 /// The usual port of OTLP over gRPC.
 const GRPC_PORT: u16 = 4317;
-/// A page of metrics takes some milliseconds to write and may have megabytes.
+/// The shortest interval: a page of metrics takes some milliseconds to write and may have
+/// megabytes.
 const METRICS_INTERVAL_MIN: Duration = Duration::from_secs(1);
 /// Whether this gateway can send traces.
 const IS_BUILT: bool = cfg!(feature = "otel");
@@ -31,21 +33,23 @@ const IS_BUILT: bool = cfg!(feature = "otel");
 table! {
     /// Traces of requests and metrics, for an OpenTelemetry collector.
     pub struct Tracing {
-        /// Address of the collector, which gets OTLP over HTTP with protobuf at /v1/traces below it. If it is slow or gone,
-        /// traces are dropped and counted; requests do not wait.
+        /// Address of the collector, which gets OTLP over HTTP with protobuf at /v1/traces below
+        /// it. If it is slow or gone, traces are dropped and counted; requests do not wait.
         pub endpoint: Endpoint = required("write the address of the collector, such as \"http://127.0.0.1:4318\"")
             .check(check_collector)
             .example("http://127.0.0.1:4318");
-        /// Share of requests that are traced, where the client sends no traceparent header. A client that does decides
-        /// itself. Lower it for more than about a thousand requests per second.
+        /// Share of requests that are traced, where the client sends no traceparent header. A
+        /// client that does decides itself. Lower it for more than about a thousand requests per
+        /// second.
         pub sample: f64 = default("1.0").within("0", "1");
         /// The name of the gateway in traces (service.name).
         pub service_name: String = default("sluice").check(not_empty);
-        /// Headers for the collector, such as credentials. "env:NAME" and "file:PATH" stand for the value of a variable of the
-        /// gateway and for the content of a file. Values are never shown.
+        /// Headers for the collector, such as credentials. "env:NAME" and "file:PATH" stand for the
+        /// value of a variable of the gateway and for the content of a file. Values are never
+        /// shown.
         pub headers: BTreeMap<String, Secret> = table().example("authorization = \"env:OTLP_AUTHORIZATION\"");
-        /// How often the collector gets all metrics too, at /v1/metrics; 0s: never, else at least 1s. They are those of the metrics page, which
-        /// Prometheus scrapes without this.
+        /// How often the collector gets all metrics too, at /v1/metrics; 0s: never, else at least
+        /// 1s. They are those of the metrics page, which Prometheus scrapes without this.
         pub metrics_interval: Duration = duration_or_zero("0s").example("30s");
         /// How long the collector may take to accept traces or metrics.
         pub timeout: Duration = duration("10s");
@@ -60,7 +64,8 @@ impl Tracing {
     /// The TLS settings for the collector; `None`: without TLS.
     ///
     /// # Errors
-    /// A certificate cannot be used, this machine has no CA certificates, or the host cannot be a name in a certificate.
+    /// A certificate cannot be used, this machine has no CA certificates, or the host cannot be a
+    /// name in a certificate.
     pub fn connection(&self) -> Result<Option<ClientTls>, TlsError> {
         let Endpoint { https, host, .. } = &self.endpoint;
         if !https {
@@ -71,7 +76,6 @@ impl Tracing {
         settings.map(Some).ok_or_else(|| TlsError::Unusable(format!("'{host}' is not a DNS name or an IP address")))
     }
 
-    /// The rules about several keys.
     pub(super) fn check(&self, report: &mut Report<'_>) {
         if !IS_BUILT {
             return report.add_at("tracing", Situation::WithoutTracing);
@@ -106,7 +110,7 @@ impl Tracing {
     }
 }
 
-/// Whether an address is one below which the gateway can add its path.
+/// Checks that the gateway can add its paths to an address, which must not end in one of them.
 fn check_collector(url: &str) -> Result<(), Situation> {
     let ends = [TRACES_PATH, METRICS_PATH].into_iter().find(|path| url.trim_end_matches('/').ends_with(path));
     ends.map_or(Ok(()), |path| Err(Situation::CollectorPath { found: url.to_owned(), path }))

@@ -1,7 +1,8 @@
-//! `[tuner]`: what the online tuner may change while requests run.
+//! `[tuner]`: the changes that the online tuner may make while requests run.
 //!
-//! The tuner itself is a crate above this one, `online`; it reads the limits of a configuration and changes those of pools. A
-//! gateway without objectives has nothing to tune by, whatever the mode.
+//! The tuner is in the crate `online`, above this one; it reads the limits of a configuration and
+//! changes the limits of pools. Without objectives the tuner has nothing to tune by, whatever the
+//! mode.
 
 use std::time::Duration;
 
@@ -14,29 +15,37 @@ use super::table::table;
 use super::value::{not_empty, words};
 
 table! {
-    /// The online tuner: moves limits by what live requests experience. It needs objectives ([slo]).
+    /// The online tuner: moves limits by what live requests experience. It needs objectives
+    /// ([slo]).
     pub struct Tuner {
-        /// "advise" shows what it would change and why; "approve" makes a change when an operator approves it; "apply" makes
-        /// changes by itself, one at a time, and undoes those that do not help; "off" does nothing. It moves slots,
-        /// long_prefix, prefill_tokens and the prompt lengths that separate pools, never beyond what keeps every request
-        /// servable. A reload keeps what it found, unless limits, objectives or backends in the file are others than before.
+        /// "advise" shows what it would change and why; "approve" makes a change when an operator
+        /// approves it; "apply" makes changes by itself, one at a time, and undoes those that do
+        /// not help; "off" does nothing. It moves slots, long_prefix, prefill_tokens and the prompt
+        /// lengths that separate pools, never beyond what keeps every request servable. A reload
+        /// keeps what it found, unless limits, objectives or backends in the file are others than
+        /// before.
         pub mode: TunerMode = default("advise");
-        /// Flags of engines that it may change where limits no longer help, by restarting one engine after the other:
-        /// max-num-seqs, max-num-batched-tokens, long-prefill-token-threshold, max-cudagraph-capture-size,
-        /// gpu-memory-utilization. Only in pools of two or more engines that the gateway runs (launch or control) with the same
-        /// flags. The first one serves copies of requests, then a share of the requests, before the others follow.
+        /// Flags of engines that it may change where limits no longer help, by restarting one
+        /// engine after the other: max-num-seqs, max-num-batched-tokens,
+        /// long-prefill-token-threshold, max-cudagraph-capture-size, gpu-memory-utilization. Only
+        /// in pools of two or more engines that the gateway runs (launch or control) with the same
+        /// flags. The first one serves copies of requests, then a share of the requests, before the
+        /// others follow.
         pub flags: Vec<String> = default("[\"max-num-seqs\", \"max-num-batched-tokens\", \"long-prefill-token-threshold\"]")
             .check(check_flag).at_most(limits::MAX_TUNER_FLAGS);
-        /// How long objectives must be missed, without a limit that helps, before engines are changed.
+        /// How long objectives must be missed, without a limit that helps, before engines are
+        /// changed.
         pub missed_for: Duration = duration("10m");
-        /// Engines that it may restart in an hour. A change of two engines takes two restarts, four if it is taken back.
+        /// Engines that it may restart in an hour. A change of two engines takes two restarts, four
+        /// if it is taken back.
         pub restarts_per_hour: u32 = default("12").within("2", "1000");
         /// How long engines are left alone after a change that did not help.
         pub cool_down: Duration = duration("30m");
-        /// When engines may be restarted, in UTC, such as ["02:00-05:00"]; a change that was begun may be taken back at any time. None:
-        /// at any time.
+        /// When engines may be restarted, in UTC, such as ["02:00-05:00"]; a change that was begun
+        /// may be taken back at any time. None: at any time.
         pub windows: Vec<DailyWindow> = default("[]").at_most(limits::MAX_WINDOWS);
-        /// Changes of engines may cause this share of the misses that the objectives allow in 30 days.
+        /// Changes of engines may cause this share of the misses that the objectives allow in 30
+        /// days.
         pub error_budget: f64 = default("0.05").within("0", "1");
         /// The engines as a simulation needs them, which forecasts what a change would do.
         pub simulation: TunerSimulation = table();
@@ -58,14 +67,14 @@ table! {
 /// A time of every day, from one minute to another, which may be on the next day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DailyWindow {
-    /// Minutes after midnight at which it begins.
+    /// The begin, in minutes after midnight.
     pub from: u16,
-    /// .. and ends.
+    /// The end, in minutes after midnight.
     pub to: u16,
 }
 
 impl DailyWindow {
-    /// Whether it contains a minute after midnight.
+    /// Whether the window contains a minute after midnight.
     pub fn contains(&self, minute: u16) -> bool {
         if self.from <= self.to {
             (self.from..self.to).contains(&minute)
@@ -114,11 +123,11 @@ fn check_flag(name: &str) -> Result<(), Situation> {
 }
 
 words! {
-    /// What the online tuner may do.
+    /// The permission of the online tuner.
     pub enum TunerMode {
         /// Nothing.
         Off = "off",
-        /// Show what it would change.
+        /// Show changes without making them.
         Advise = "advise",
         /// Make a change that an operator approved.
         Approve = "approve",

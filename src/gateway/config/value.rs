@@ -1,10 +1,12 @@
-//! The types of single values: numbers, sizes, durations, paths, names, words, addresses, URLs of backends.
+//! The types of single values: numbers, sizes, durations, paths, names, words, addresses, URLs of
+//! backends.
 //!
-//! Each says how it is written in the file and how it is shown. A new type that a key may have is an `impl Scalar` here or
-//! beside its definition.
+//! Each type defines how it is written in the file and how it is shown. A new type for a key is an
+//! `impl Scalar` here or next to the type.
 //!
-//! The URL of a backend may have a path, which is put before that of every request (an engine behind a prefix of another
-//! proxy). Since clients' paths already start with `/v1`, a URL that ends in `/v1` is refused as the common mistake it is.
+//! The URL of a backend may have a path, which is put before the path of every request (an engine
+//! behind a prefix of another proxy). Clients' paths already start with `/v1`, so a URL that ends
+//! in `/v1` is a common mistake and refused.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,8 +22,8 @@ use super::report::{Names, Report};
 use super::setting::{Scalar, wrong_type};
 use sluice_core::base::{ByteSize, Period, Tokens};
 
-/// Declares an enum whose values are words of the configuration. Reading, messages, the resolved page and the reference
-/// file use the same words. An unknown word is an error, never a default.
+/// Declares an enum whose values are words of the configuration. Reading, messages, the resolved
+/// page and the reference file use the same words. An unknown word is an error, never a default.
 macro_rules! words {
     ($(#[$attribute:meta])* $vis:vis enum $name:ident {
         $($(#[$doc:meta])* $variant:ident = $word:literal,)+
@@ -35,7 +37,7 @@ macro_rules! words {
         impl $name {
             const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// The word for it in the configuration.
+            /// The word in the configuration.
             pub fn word(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)+
@@ -233,7 +235,6 @@ impl Scalar for SocketAddr {
     }
 }
 
-/// Two ports with a dash between.
 impl Scalar for RangeInclusive<u16> {
     fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
         let text = String::parse(written, report)?;
@@ -258,7 +259,8 @@ pub(super) fn check_name(name: &str) -> Result<(), Situation> {
     if name.chars().all(fine) { Ok(()) } else { Err(Situation::NameLetters { name: name.to_owned() }) }
 }
 
-/// Whether a text can be the name of a model; they are freer, since others choose them.
+/// Whether a text can be the name of a model. Model names are freer than others, since their
+/// authors choose them.
 pub(super) fn check_model_name(name: &str) -> Result<(), Situation> {
     check_length(name, limits::MAX_MODEL_NAME_BYTES)?;
     if name == "*" || name.trim() != name || name.chars().any(char::is_control) {
@@ -267,7 +269,6 @@ pub(super) fn check_model_name(name: &str) -> Result<(), Situation> {
     Ok(())
 }
 
-/// Whether a text has any letters.
 pub(super) fn not_empty(text: &str) -> Result<(), Situation> {
     if text.is_empty() { Err(Situation::Empty) } else { Ok(()) }
 }
@@ -280,12 +281,12 @@ fn check_length(name: &str, max: usize) -> Result<(), Situation> {
     }
 }
 
-/// Where a server is reached by HTTP/1.1.
+/// The address of an HTTP/1.1 server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Endpoint {
-    /// Over TLS.
+    /// Whether the connection uses TLS.
     pub https: bool,
-    /// Name or address in lower case; an IPv6 address without its brackets.
+    /// Name or address in lower case; an IPv6 address without brackets.
     pub host: String,
     /// TCP port; 0 only for an engine of the gateway whose port has not been chosen yet.
     pub port: u16,
@@ -294,7 +295,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// `host:port` as it stands in a URL or a `Host` header.
+    /// `host:port`, as in a URL or a `Host` header.
     pub fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -320,7 +321,6 @@ impl Scalar for Endpoint {
     }
 }
 
-/// The endpoint that a URL names.
 fn endpoint(text: &str) -> Result<Endpoint, Situation> {
     let wrong = |reason| Situation::Url { found: text.to_owned(), reason };
     let lower = text.to_ascii_lowercase();

@@ -1,33 +1,33 @@
-//! Why no address of an engine could be connected to, in words that name the address and its cause.
+//! Why no address of an engine accepted a connection.
 //!
-//! One address fails with its own error. Several fail with their number and the errors of the first [`NAMED_MAX`], so that a
-//! line of the log stays short for a name with a hundred addresses.
+//! One address fails with its own error. Several fail with their number and the errors of the first
+//! [`NAMED_MAX`], so that a log line stays short for a name with a hundred addresses.
 
 use std::net::{IpAddr, SocketAddr};
 
 /// Why there is no connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// The host's name has no address, or no resolver answers.
+    /// The name has no address, or no resolver answers.
     #[error("cannot resolve {host}: {why}")]
     Resolve {
         /// The name.
         host: String,
-        /// The resolver's words.
+        /// The resolver's message.
         why: String,
     },
     /// No process listens, or the host is unreachable.
     #[error("{0}")]
     Tcp(String),
-    /// One side refused the other's certificate, or what answers does not speak TLS.
+    /// One side refused the other's certificate, or the server does not speak TLS.
     #[error("TLS: {0}")]
     Tls(String),
     /// None of several addresses works.
     #[error("none of {count} addresses works: {}", shown(.first))]
     All {
-        /// How many were tried.
+        /// The number of failed attempts.
         count: usize,
-        /// The first ones that failed.
+        /// The first failures.
         first: Vec<(IpAddr, Box<ConnectError>)>,
     },
     /// The time limit has passed.
@@ -35,7 +35,7 @@ pub enum ConnectError {
     Timeout,
 }
 
-/// Failures of addresses that an error names.
+/// Failures that an error names.
 const NAMED_MAX: usize = 4;
 
 fn shown(failures: &[(IpAddr, Box<ConnectError>)]) -> String {

@@ -1,15 +1,18 @@
-//! The one way to connect to an engine: for requests, probes, scrapes, `check --probe` and changes of engines.
+//! Connects to engines: the only way, for requests, probes, scrapes, `check --probe` and changes of
+//! engines.
 //!
-//! A name may have several addresses, of which some do not work: `localhost` is `::1` and `127.0.0.1` where an engine listens on
-//! one of them only, and a headless service of Kubernetes has an address for each pod. [`Connector::connect`] tries them in turn,
-//! as RFC 8305 says: in the resolver's order with the families alternating (`order.rs`), the next one as soon as one fails or
-//! after [`race::ATTEMPT_DELAY`] (`race.rs`). A TLS handshake is part of the attempt. All attempts together, with the time to
-//! resolve the name, take at most the caller's limit.
+//! A name may have several addresses, of which only some work: `localhost` is `::1` and
+//! `127.0.0.1`, but an engine may listen on one of them; a headless Kubernetes service has an
+//! address for each pod. [`Connector::connect`] tries them as RFC 8305 says: in the resolver's
+//! order with alternating families (`order.rs`), the next one when one fails or after
+//! [`race::ATTEMPT_DELAY`] (`race.rs`). A TLS handshake is part of the attempt. Resolving and all
+//! attempts together take at most the caller's limit.
 //!
-//! `names.rs` keeps the addresses of each name, learns which ones failed, and resolves again in the background. When every
-//! address fails, the name is resolved at once, and addresses that were not tried yet are.
+//! `names.rs` keeps the addresses of each name, learns which ones fail, and resolves again in the
+//! background. If all fail, the name is resolved at once, and new addresses are tried.
 //!
-//! Bounds: [`names::NAMES_MAX`] names, [`names::ADDRESSES_MAX`] addresses each, [`race::RUNNING_MAX`] attempts at a time.
+//! Bounds: [`names::NAMES_MAX`] names, [`names::ADDRESSES_MAX`] addresses each,
+//! [`race::RUNNING_MAX`] open attempts.
 
 mod failure;
 mod order;
@@ -33,14 +36,15 @@ pub use stream::EngineStream;
 use crate::pool::Address;
 use crate::tls::ClientTls;
 
-/// Connects to engines. Requests and probes share one, see [`Connector::shared`].
+/// Connects to engines. Requests and probes share one: see [`Connector::shared`].
 #[derive(Debug)]
 pub struct Connector<R = SystemResolver> {
     names: Names<R>,
 }
 
 impl Connector {
-    /// The connector of this process: an address that failed a probe is not the first one that a request tries.
+    /// The connector of this process. It is shared so that a request does not first try an address
+    /// that failed a probe.
     pub fn shared() -> Arc<Self> {
         static SHARED: LazyLock<Arc<Connector>> = LazyLock::new(|| Arc::new(Connector::new(SystemResolver)));
         Arc::clone(&SHARED)
@@ -53,19 +57,20 @@ impl<R: Resolve> Connector<R> {
         Self { names: Names::new(resolver) }
     }
 
-    /// Whether a connection to `socket` may still be used for `to`: the name has that address, which did not fail since. Starts
-    /// to resolve the name again where that is due.
+    /// Whether a connection to `socket` may still be used for `to`: the name still has that
+    /// address, which has not failed since. Starts to resolve the name again if that is due.
     pub fn is_current(&self, to: &Address, socket: SocketAddr) -> bool {
         to.endpoint.host.parse::<IpAddr>().is_ok() || self.names.is_current(&to.authority, socket)
     }
 
-    /// The name of `to` is resolved again at its next use.
+    /// Makes the name of `to` due to be resolved again at the next use.
     #[cfg(test)]
     pub(crate) fn distrust(&self, to: &Address) {
         self.names.distrust(&to.authority);
     }
 
-    /// A new connection to one of the addresses of `to`, with TLS where the address says so, within `limit` in all.
+    /// A new connection to one of the addresses of `to`, with TLS if `to` has TLS settings, within
+    /// `limit` in all.
     pub async fn connect(&self, to: &Address, limit: Duration) -> Result<(SocketAddr, EngineStream), ConnectError> {
         let endpoint = &to.endpoint;
         let connected = async {
@@ -106,7 +111,7 @@ impl<R: Resolve> Connector<R> {
                 name.worked(socket);
                 return Ok((socket, connection));
             }
-            // A name that has changed has addresses that were not tried; one that has not has none, which ends this.
+            // If the name has not changed, there are no new addresses, and the loop ends.
             let fresh = self.names.resolve_again(&name).await.unwrap_or_default();
             addresses = fresh.into_iter().filter(|new| failures.iter().all(|(old, _)| old != new)).collect();
             if failures.len() > names::ADDRESSES_MAX {
@@ -117,10 +122,10 @@ impl<R: Resolve> Connector<R> {
     }
 }
 
-/// Opens a TCP connection, and TLS in it where it is wanted.
+/// Opens a TCP connection, and TLS in it if there are settings.
 async fn open(socket: SocketAddr, tls: Option<&ClientTls>) -> Result<EngineStream, ConnectError> {
     let tcp = TcpStream::connect(socket).await.map_err(|error| ConnectError::Tcp(error.to_string()))?;
-    // Fails only on a socket that is closed already; the first write says so.
+    // Fails only on a closed socket; then the first write fails as well.
     let _ = tcp.set_nodelay(true);
     match tls {
         None => Ok(EngineStream::Plain(tcp)),

@@ -1,10 +1,14 @@
-//! The addresses of names: resolved when first needed, then again in the background every [`RESOLVE_AGAIN`].
+//! The addresses of names: resolved at the first use, then again in the background every
+//! [`RESOLVE_AGAIN`].
 //!
-//! - A request waits for the resolver only while no address is known. One question per name is open at a time; it runs on a
-//!   thread for blocking calls and goes on when the request that asked is gone.
-//! - If the resolver fails, the addresses stay for [`STALE_MAX`]: a name server that is down takes no engine down.
-//! - A name without an address is asked again after [`FAILED_AGAIN`].
-//! - An address that failed is tried behind the others for [`AVOIDED_FOR`], or until it works; the name is then due.
+//! - A request waits for the resolver only while no address is known. One query per name is open at
+//!   a time. It runs on a thread for blocking calls, and continues when the request that started it
+//!   is gone.
+//! - If the resolver fails, the addresses stay for [`STALE_MAX`]: a failed name server takes no
+//!   engine down.
+//! - A name without an address is queried again after [`FAILED_AGAIN`].
+//! - An address that failed is tried after the others for [`AVOIDED_FOR`], or until it works. A
+//!   failure also makes the name due to be resolved again.
 //!
 //! Bounds: [`NAMES_MAX`] names with [`ADDRESSES_MAX`] addresses each.
 
@@ -25,20 +29,21 @@ use crate::pool::Address;
 
 /// How long the addresses of a name are used before it is resolved again.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(10);
-/// The shortest time between two questions for a name without an address, or whose addresses all fail.
+/// The shortest time between two queries for a name without an address, or whose addresses all
+/// fail.
 const FAILED_AGAIN: Duration = Duration::from_secs(1);
-/// How long addresses are used while the resolver fails. Another program may have them afterwards.
+/// How long addresses are used while the resolver fails. Afterwards another program may have them.
 const STALE_MAX: Duration = Duration::from_secs(60);
-/// How long an address that failed is tried behind the others.
+/// How long an address that failed is tried after the others.
 const AVOIDED_FOR: Duration = Duration::from_secs(60);
-/// Names: those of all backends of a configuration, and of a few earlier ones.
+/// Names: the backends of a configuration, and of a few earlier ones.
 pub(super) const NAMES_MAX: usize = 4 * limits::MAX_BACKENDS;
-/// Addresses of a name; the resolver's further ones are left out.
+/// Addresses of a name; further ones are ignored.
 pub(super) const ADDRESSES_MAX: usize = 128;
 
 /// Finds the addresses of names.
 pub trait Resolve: std::fmt::Debug + Send + Sync + 'static {
-    /// The addresses of `host` in the order in which they are to be tried.
+    /// The addresses of `host`, in the order in which to try them.
     fn resolve(&self, host: &str, port: u16) -> impl Future<Output = io::Result<Vec<SocketAddr>>> + Send;
 }
 
@@ -52,20 +57,18 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// The names of all engines.
 #[derive(Debug)]
 pub(super) struct Names<R> {
     resolver: Arc<R>,
     known: DashMap<Arc<str>, Arc<Name>>,
 }
 
-/// One name.
 #[derive(Debug)]
 pub(super) struct Name {
     host: String,
     port: u16,
     state: Mutex<NameState>,
-    /// Held while a question is open.
+    /// Held while a query is open.
     asking: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -74,9 +77,9 @@ struct NameState {
     addresses: Vec<SocketAddr>,
     /// When the resolver returned `addresses`.
     answered: Option<Instant>,
-    /// When the last question was answered, with addresses or not.
+    /// When the last query was answered, with addresses or not.
     asked: Option<Instant>,
-    /// The resolver's words, if the last question failed.
+    /// The resolver's message, if the last query failed.
     failure: Option<String>,
     /// Resolve again at the next use.
     is_due: bool,
@@ -89,7 +92,7 @@ impl NameState {
         self.avoided.iter().any(|(other, until)| other == address && now < *until)
     }
 
-    /// The known addresses in the order in which they are tried; empty where none may be used any more.
+    /// The known addresses in the order in which to try them; empty if none may be used any more.
     fn ordered(&self, now: Instant) -> Vec<SocketAddr> {
         let is_stale = |answered| self.failure.is_some() && now.saturating_duration_since(answered) >= STALE_MAX;
         if self.answered.is_none_or(is_stale) {
@@ -98,12 +101,12 @@ impl NameState {
         interleaved(&self.addresses, |address| self.is_avoided(address, now))
     }
 
-    /// Whether the name must be resolved again in the background. Says so once.
+    /// Whether the name must be resolved again in the background. Clears the mark.
     fn take_due(&mut self, now: Instant) -> bool {
         let is_old = |asked| now.saturating_duration_since(asked) >= RESOLVE_AGAIN;
         let due = (self.is_due && !self.was_asked_just_now(now)) || self.asked.is_none_or(is_old);
         if due {
-            // The next question is due when this one has been answered and that long ago.
+            // The query counts as asked now, so no other one starts.
             (self.is_due, self.asked) = (false, Some(now));
         }
         due
@@ -139,7 +142,6 @@ impl Name {
         Self { host: host.to_owned(), port, state: Mutex::default(), asking: Arc::default() }
     }
 
-    /// These addresses failed.
     pub(super) fn failed(&self, addresses: impl Iterator<Item = SocketAddr>) {
         let until = Instant::now() + AVOIDED_FOR;
         let mut state = self.state.lock();
@@ -150,7 +152,6 @@ impl Name {
         }
     }
 
-    /// A connection to this address was established.
     pub(super) fn worked(&self, address: SocketAddr) {
         self.state.lock().avoided.retain(|(other, _)| *other != address);
     }
@@ -183,7 +184,8 @@ impl<R: Resolve> Names<R> {
         Arc::clone(&self.known.entry(Arc::clone(&address.authority)).or_insert_with(name))
     }
 
-    /// The addresses of a name in the order in which they are tried. Waits for the resolver only if none is known.
+    /// The addresses of a name in the order in which to try them. Waits for the resolver only if
+    /// none is known.
     pub(super) async fn addresses(&self, name: &Arc<Name>) -> Result<Vec<SocketAddr>, ConnectError> {
         let now = Instant::now();
         let (known, due, asked) = {
@@ -214,14 +216,14 @@ impl<R: Resolve> Names<R> {
             (state.was_asked_just_now(now), state.asked)
         };
         match just_now {
-            // The answer to an open question counts.
+            // The answer to an open query counts.
             true => drop(name.asking.lock().await),
             false => self.ask(name, asked).await,
         }
         name.result(Instant::now())
     }
 
-    /// Whether `socket` is an address of the name that did not fail, as far as there is a better one.
+    /// Whether `socket` is an address of the name that has not failed, or there is no better one.
     pub(super) fn is_current(&self, authority: &str, socket: SocketAddr) -> bool {
         let Some(name) = self.known.get(authority).map(|name| Arc::clone(&name)) else { return false };
         let now = Instant::now();
@@ -237,14 +239,15 @@ impl<R: Resolve> Names<R> {
         is_current
     }
 
-    /// The name is resolved again at its next use.
+    /// Makes the name due to be resolved again at the next use.
     pub(super) fn distrust(&self, authority: &str) {
         if let Some(name) = self.known.get(authority) {
             name.state.lock().is_due = true;
         }
     }
 
-    /// Asks the resolver, unless another task has since the question at `seen`. The question goes on when this future is dropped.
+    /// Queries the resolver, unless another task has queried it since `seen`. The query continues
+    /// when this future is dropped.
     async fn ask(&self, name: &Arc<Name>, seen: Option<Instant>) {
         let (name, resolver) = (Arc::clone(name), Arc::clone(&self.resolver));
         let asking = tokio::spawn(async move {
@@ -259,7 +262,8 @@ impl<R: Resolve> Names<R> {
     }
 
     fn ask_in_background(&self, name: &Arc<Name>) {
-        // A question that is open already will do. This one is open from now on: a caller whose addresses all fail waits for it.
+        // An open query suffices. This one is open from now on, so a caller whose addresses all
+        // fail waits for it.
         let Ok(open) = Arc::clone(&name.asking).try_lock_owned() else { return };
         let (name, resolver) = (Arc::clone(name), Arc::clone(&self.resolver));
         tokio::spawn(async move {

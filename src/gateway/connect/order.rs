@@ -1,11 +1,11 @@
 //! The order in which the addresses of a name are tried: RFC 8305, section 4.
 //!
-//! The resolver sorts by RFC 6724. Its first address stays first, then the families alternate, so that a family without a route
-//! costs one attempt. Addresses that failed lately come last.
+//! The resolver sorts by RFC 6724. The first address stays first; then the families alternate, so
+//! that a family without a route costs one attempt. Addresses that failed lately come last.
 
 use std::net::SocketAddr;
 
-/// `addresses` with the families alternating, and those for which `is_avoided` holds behind all others.
+/// `addresses` with alternating families; addresses for which `is_avoided` holds come last.
 pub(super) fn interleaved(addresses: &[SocketAddr], is_avoided: impl Fn(&SocketAddr) -> bool) -> Vec<SocketAddr> {
     let Some(first) = addresses.first() else { return Vec::new() };
     let family =
@@ -19,7 +19,7 @@ pub(super) fn interleaved(addresses: &[SocketAddr], is_avoided: impl Fn(&SocketA
         }
         ordered.extend(pair.into_iter().flatten());
     }
-    // Stable: the order within both parts stays.
+    // Stable: keeps the order within both parts.
     ordered.sort_by_key(|address| is_avoided(address));
     ordered
 }

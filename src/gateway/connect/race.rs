@@ -1,8 +1,9 @@
-//! Attempts at several addresses, of which the first that works is taken: RFC 8305, section 5.
+//! Attempts at several addresses, of which the first that works wins: RFC 8305, section 5.
 //!
-//! The next address is tried as soon as one fails, and after a delay while an attempt is still open: an address that drops
-//! packets costs the delay, not the whole time limit. The delay is [`ATTEMPT_DELAY`], less where many addresses share a short
-//! limit. Above [`RUNNING_MAX`] open attempts the oldest one is given up.
+//! The next address is tried as soon as one fails, or after a delay while an attempt is open: an
+//! address that drops packets costs the delay, not the whole time limit. The delay is
+//! [`ATTEMPT_DELAY`], or less if many addresses share a short limit. Above [`RUNNING_MAX`] open
+//! attempts, the oldest is given up.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -15,21 +16,20 @@ use tokio::time::{Instant, sleep_until};
 
 use super::failure::ConnectError;
 
-/// How long an attempt may be open before the next address is tried, too.
+/// How long an attempt may be open before the next address is also tried.
 pub(super) const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// The least of it.
+/// The shortest delay.
 const DELAY_MIN: Duration = Duration::from_millis(10);
 /// Open attempts of one call.
 pub(super) const RUNNING_MAX: usize = 8;
 
-/// How a race ended.
 #[derive(Debug)]
 pub(super) struct Raced<T> {
     /// The first attempt that worked.
     pub(super) connected: Option<(SocketAddr, T)>,
     /// The attempts that failed before.
     pub(super) failed: Vec<(SocketAddr, ConnectError)>,
-    /// Attempts that had begun earlier than the one that worked, and were still open.
+    /// Attempts that began before the winner and were still open.
     pub(super) overtaken: Vec<SocketAddr>,
 }
 
@@ -38,7 +38,8 @@ enum RaceEvent<T> {
     Due,
 }
 
-/// Tries `addresses` in their order until one works. `limit`: the time that the caller gives all of them.
+/// Tries `addresses` in their order until one works. `limit`: the time that the caller gives all
+/// attempts together.
 pub(super) async fn race<T, F>(addresses: &[SocketAddr], limit: Duration, attempt: impl Fn(SocketAddr) -> F) -> Raced<T>
 where
     F: Future<Output = Result<T, ConnectError>>,

@@ -1,6 +1,6 @@
-//! A connection to an engine, plain or inside TLS: one type, so that a caller need not know which.
+//! A connection to an engine, plain or inside TLS: one type for both.
 //!
-//! Requests keep it in the pool of idle connections by its descriptor; probes give it to hyper.
+//! Requests keep it in the pool of idle connections, by its descriptor; probes give it to hyper.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};

@@ -1,4 +1,6 @@
-//! The connector with a resolver of the test: on paused time with scripted attempts, and with sockets on several loopback addresses.
+//! The connector with a scripted resolver.
+//!
+//! Tested on paused time with scripted attempts, and with sockets on several loopback addresses.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +16,7 @@ use crate::config::Endpoint;
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Answers with each script in turn, the last one for ever.
+/// Answers with each script in turn, and repeats the last one.
 #[derive(Debug, Default)]
 struct Scripted {
     answers: Mutex<VecDeque<Result<Vec<SocketAddr>, &'static str>>>,
@@ -54,7 +56,8 @@ fn connector<const N: usize>(
     (Connector::new(TestResolver(Arc::clone(&scripted))), scripted)
 }
 
-/// Connects while only the addresses of `alive` work and all others refuse; the address, and those that were tried.
+/// Connects while only the addresses of `alive` work and all others refuse. Returns the address,
+/// and the addresses that were tried.
 async fn connect_to(
     connector: &Connector<TestResolver>,
     alive: &[&str],
@@ -77,7 +80,7 @@ async fn the_next_address_takes_over_and_the_dead_one_is_not_first_again() {
     assert_eq!((connected.unwrap().as_str(), tried.len()), ("127.0.0.1", 2));
     let (_, tried) = connect_to(&connector, &["127.0.0.1"]).await;
     assert_eq!(tried, ["127.0.0.1"]);
-    // The one that worked dies, and the other one comes up.
+    // The address that worked dies, and the other one comes up.
     let (connected, tried) = connect_to(&connector, &["::1"]).await;
     assert_eq!((connected.unwrap().as_str(), tried.len()), ("::1", 2));
     let (_, tried) = connect_to(&connector, &["::1"]).await;
@@ -94,7 +97,8 @@ async fn a_name_is_resolved_once_in_a_while_and_not_per_connection() {
     }
     assert_eq!(*resolver.asked.lock(), 1);
     advance(Duration::from_secs(11)).await;
-    // The first use asks in the background; idle connections to the old address are not used after the answer.
+    // The first use starts a query in the background; after the answer, idle connections to the old
+    // address are not used.
     assert_eq!(connect_to(&connector, &["10.0.0.1", "10.0.0.2"]).await.0.unwrap(), "10.0.0.1");
     sleep(Duration::from_millis(1)).await;
     assert_eq!(*resolver.asked.lock(), 2);
@@ -111,7 +115,7 @@ async fn a_name_whose_addresses_all_fail_is_resolved_at_once() {
     let (connected, tried) = connect_to(&connector, &["10.0.0.9"]).await;
     assert_eq!(connected.unwrap(), "10.0.0.9");
     assert_eq!(tried, ["10.0.0.1", "10.0.0.9"]);
-    // While nothing works, the resolver is asked once a second at most.
+    // While nothing works, the resolver is queried at most once a second.
     let before = *resolver.asked.lock();
     for _ in 0..100 {
         assert!(connect_to(&connector, &[]).await.0.is_err());

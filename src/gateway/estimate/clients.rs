@@ -1,19 +1,17 @@
-//! How much one client can change estimates: a limit on the samples learned from it, and a correction factor for prompts
-//! that were underestimated.
+//! Bounds how much one client can change estimates: limited learning, and a factor for
+//! underestimated prompts.
 //!
-//! Without a tokenizer, text that is unlike the text of other clients (base64, emoji, random letters) has up to four times
-//! as many tokens as estimated. A client could send long prompts that are placed as short ones, without a permit. So when
-//! the engine reports that a prompt was above the boundary below which it was placed, the estimates of the client's later
-//! prompts are multiplied by the same factor (at most [`MAX_FACTOR`]), which decays with a half-life of [`HALF_LIFE`]. The
-//! factor belongs to the client, not to the kind of text, because no client may change the estimates of others.
+//! Without a tokenizer, text that is unlike other clients' text (base64, emoji, random letters) has
+//! up to four times as many tokens as estimated. A client could use this to have long prompts
+//! placed as short ones, without a permit. So when the engine reports that a prompt was above the
+//! boundary below which it was placed, later estimates of this client are multiplied by the same
+//! factor (at most [`MAX_FACTOR`]). The excess over 1 halves every [`HALF_LIFE`]. The factor
+//! belongs to the client, so no client changes the estimates of others.
 //!
-//! Learning is limited for the same reason: each client has [`LEARN_BURST`] samples at once and then one per
-//! [`LEARN_INTERVAL`], so a client that sends a thousand times as much as others does not decide the estimates of all.
-//!
-//! Clients are API keys. On a gateway without keys each network has its own allowance for learning,
-//! and no factor applies: many clients may share a network. Bounds: [`MAX_CLIENTS`] clients of each
-//! model; beyond that the client that
-//! has been idle longest is forgotten. Time is a parameter.
+//! Learning is limited for the same reason: each client has [`LEARN_BURST`] samples at once, then
+//! one per [`LEARN_INTERVAL`]. Clients are API keys. Without keys each network has an allowance for
+//! learning but no factor, because many clients may share it. Bound: [`MAX_CLIENTS`] clients of
+//! each model; then the client that was idle longest is forgotten.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -26,19 +24,19 @@ use crate::origin::Origin;
 
 /// Clients remembered for each model.
 pub const MAX_CLIENTS: usize = 1_024;
-/// The largest factor: a larger one would estimate more tokens than the text has bytes.
+/// The largest factor: beyond it, text would have more tokens than bytes.
 pub const MAX_FACTOR: f64 = 8.0;
 /// Time in which the excess of a factor over 1 halves.
 pub const HALF_LIFE: Duration = Duration::from_secs(600);
 /// Underestimates up to this factor are usual and do not count.
 pub const USUAL_ERROR: f64 = 1.1;
-/// Samples that are learned from a client at once.
+/// Samples of one client that are learned at once.
 pub const LEARN_BURST: u32 = 64;
-/// Time from one sample of a client to the next, beyond the burst.
+/// Time between samples of a client after the burst.
 pub const LEARN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The client of a request: an API key; without keys a network, if it is known; else any client
-/// (the default).
+/// The client of a request: an API key; without keys a network, if it is known; otherwise the
+/// default, which stands for all unknown clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientId {
     id: Option<u64>,
@@ -65,10 +63,10 @@ pub struct Clients(HashMap<ClientId, Client>);
 struct Client {
     /// When the next sample may be learned, apart from the burst.
     due: Instant,
-    /// What its estimates were multiplied by at `since`; less later.
+    /// The factor at `since`; it has decayed since.
     factor: f64,
     since: Instant,
-    /// The lengths of its completions.
+    /// The lengths of the client's completions.
     output: OutputEstimator,
 }
 
@@ -80,12 +78,13 @@ impl Client {
 }
 
 impl Clients {
-    /// What the estimate of a prompt of this client is multiplied by; at least 1.
+    /// The factor for estimates of this client's prompts; at least 1.
     pub fn factor(&self, client: ClientId, now: Instant) -> f64 {
         self.0.get(&client).map_or(1.0, |known| known.factor(now))
     }
 
-    /// A prompt of this client had `ratio` times as many tokens as estimated, and was placed wrongly for that reason.
+    /// A prompt of this client had `ratio` times as many tokens as estimated, and was therefore
+    /// placed wrongly.
     pub fn underestimated(&mut self, client: ClientId, ratio: f64, now: Instant) {
         if !client.is_key || ratio <= USUAL_ERROR {
             return;
@@ -95,17 +94,17 @@ impl Clients {
         known.since = now;
     }
 
-    /// The lengths of the completions of this client, once enough are known.
+    /// The lengths of this client's completions, once enough are known.
     pub fn output(&self, client: ClientId) -> Option<&OutputEstimator> {
         self.0.get(&client).map(|known| &known.output).filter(|output| output.is_known())
     }
 
-    /// Records that one sequence of a response to this client had `tokens` tokens.
+    /// Learns that one sequence of a response to this client had `tokens` tokens.
     pub fn learn_output(&mut self, client: ClientId, tokens: u64, now: Instant) {
         self.known(client, now).output.learn(tokens);
     }
 
-    /// Whether one more sample of this client may be learned; counts it.
+    /// Whether one more sample of this client may be learned. Counts it.
     pub fn may_teach(&mut self, client: ClientId, now: Instant) -> bool {
         let known = self.known(client, now);
         let due = known.due.max(now);

@@ -1,13 +1,14 @@
-//! Exact prompt lengths with the model's own tokenizer, off the threads of the request path.
+//! Exact prompt lengths with the model's own tokenizer, outside the threads of the request path.
 //!
-//! Tokenizing costs about a microsecond per token, so it is done only when a configuration has a tokenizer and the bytes of
-//! the prompt can hold so many tokens that its estimate chooses the wrong side of a boundary. It runs on tokio's blocking
-//! threads, at most [`MAX_AT_ONCE`] at a time over all requests. A request waits at most [`MAX_WAIT`] for its turn. Without
-//! a count in that time, or with a text over [`MAX_TEXT`], the estimate is used.
+//! Tokenizing costs about a microsecond per token. It is done only if a tokenizer is configured and
+//! the prompt has enough bytes that the estimate may choose the wrong side of a boundary. It runs
+//! on tokio's blocking threads, at most [`MAX_AT_ONCE`] counts at a time; a request waits at most
+//! [`MAX_WAIT`]. Without a count in that time, or for text over [`MAX_TEXT`] bytes, the estimate is
+//! used.
 //!
-//! What is counted is the same prompt that the shape is taken of. A conversation also costs template tokens that
-//! only the engine knows; they are learned as a moving mean per message: usage minus counted content
-//! ([`ExactCounter::learn`]). Media have no count here.
+//! The counted prompt is the one that the shape describes. A conversation also costs template
+//! tokens that only the engine knows: they are learned as a moving mean per message, usage minus
+//! counted content ([`ExactCounter::learn`]). Prompts with media are not counted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,30 +24,31 @@ use sluice_core::openai::scan::{Scanner, Text};
 use sluice_core::openai::shape::PromptSink;
 use sluice_core::openai::{Route, prompt};
 
-/// Counts that run at the same time. They compete with the proxy's own threads for cores.
+/// Counts that run at the same time. They compete with the proxy's threads for cores.
 pub const MAX_AT_ONCE: usize = 2;
 /// Bytes of prompt text that are counted; beyond about 250,000 tokens no boundary is near.
 pub const MAX_TEXT: usize = 1 << 20;
-/// The longest that a request waits for its turn: twenty counts of 5,000 tokens. So many counts at once are not made for
-/// lack of time only when cores are short anyway.
+/// The longest wait of a request for a permit: twenty counts of 5,000 tokens. A longer line forms
+/// only when cores are short anyway.
 pub const MAX_WAIT: Duration = Duration::from_millis(50);
-/// Assumed template tokens per message before any were learned.
+/// Template tokens per message before any were learned.
 pub const TEMPLATE_PRIOR: f64 = 5.0;
 /// Samples that the mean template cost remembers.
 const TEMPLATE_MEMORY: f64 = 50.0;
-/// Bounds of the learned template tokens per message. Every template separates messages by at least a token.
+/// Bounds of the learned template tokens per message. Every template separates messages by at least
+/// one token.
 const TEMPLATE_MIN: f64 = 1.0;
 const TEMPLATE_MAX: f64 = 200.0;
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExactError {
-    /// The file is missing or not a tokenizer.
+    /// The file is missing, or is not a tokenizer.
     #[error("cannot use the tokenizer {path}: {why}; give the tokenizer.json of the model")]
     Load {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }
@@ -56,7 +58,7 @@ pub enum ExactError {
 pub struct Counted {
     /// Tokens of the text itself.
     pub content: u64,
-    /// Messages that a template will wrap.
+    /// Messages that a template wraps.
     pub messages: u64,
     /// Content and template together.
     pub total: u64,
@@ -77,10 +79,11 @@ struct Template {
 }
 
 impl ExactCounter {
-    /// Reads a `tokenizer.json`. Blocks; for start-up and reload. Counts run within `permits`, which all counters of a process share.
+    /// Reads a `tokenizer.json`. Blocks; for start-up and reload. Counts run within `permits`,
+    /// which all counters of a process share.
     ///
     /// # Errors
-    /// When the file cannot be read or is not a tokenizer.
+    /// The file cannot be read, or is not a tokenizer.
     pub fn load(path: impl AsRef<Path>, permits: Arc<Semaphore>) -> Result<Self, ExactError> {
         let path = path.as_ref();
         let tokenizer = Tokenizer::from_file(path)
@@ -97,23 +100,24 @@ impl ExactCounter {
         Arc::new(Semaphore::new(MAX_AT_ONCE))
     }
 
-    /// The permits that its counts need.
+    /// The permits for counts.
     pub fn permits(&self) -> Arc<Semaphore> {
         Arc::clone(&self.permits)
     }
 
-    /// This tokenizer with what another counter of the same model has learned of its template.
+    /// This tokenizer with the template cost that another counter of the same model has learned.
     pub fn continuing(mut self, before: &Self) -> Self {
         self.template = Arc::clone(&before.template);
         self
     }
 
-    /// Whether it learns the template together with another counter.
+    /// Whether this counter and another one learn the same template cost.
     pub fn has_template_of(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.template, &other.template)
     }
 
-    /// Counts the prompt of `body`, template included; `None` when it cannot be counted within the bounds.
+    /// Counts the prompt of `body` with the template; `None` if it cannot be counted within the
+    /// bounds.
     pub async fn count(&self, route: Route, body: Bytes) -> Option<Counted> {
         let permit = timeout(MAX_WAIT, Arc::clone(&self.permits).acquire_owned()).await.ok()?.ok()?;
         let tokenizer = Arc::clone(&self.tokenizer);
@@ -126,7 +130,7 @@ impl ExactCounter {
         Some(Counted { content, messages, total: content + template })
     }
 
-    /// Learns the template's cost from the usage of a request that was counted.
+    /// Learns the template cost from the usage of a counted request.
     pub fn learn(&self, counted: &Counted, prompt_tokens: u64) {
         if counted.messages == 0 || prompt_tokens < counted.content {
             return;
@@ -162,7 +166,7 @@ fn content(tokenizer: &Tokenizer, route: Route, body: &[u8]) -> Option<(u64, u64
     if collected.uncountable {
         return None;
     }
-    // A template adds its own special tokens; bare prompts get theirs from the tokenizer, once each.
+    // A template adds special tokens itself; a bare prompt gets them from the tokenizer.
     let special = collected.messages == 0;
     let mut tokens = collected.token_ids;
     for text in &collected.texts {
@@ -171,7 +175,7 @@ fn content(tokenizer: &Tokenizer, route: Route, body: &[u8]) -> Option<(u64, u64
     Some((tokens, collected.messages))
 }
 
-/// Prompt text in pieces, at most [`MAX_TEXT`] bytes of it.
+/// Prompt text in pieces, at most [`MAX_TEXT`] bytes.
 #[derive(Default)]
 struct Collected {
     texts: Vec<String>,
@@ -270,7 +274,6 @@ mod tests {
         assert!(message.starts_with("cannot use the tokenizer no/such/tokenizer.json: "), "{message}");
     }
 
-    /// Text of four kinds, made of small vocabularies.
     fn sample(kind: usize, rng: &mut Rng) -> String {
         let english = "the of and to in is that for it was on are as with they at be this from have or by one had not but what all were when we there can an your which their said if do will each about how up out them then she many some so these would other into has more her two like him see time could no make than first been its who now people my made over did down only way find use may water long little very after words called just where most know";
         let cjk: Vec<char> = "\u{7684}\u{4e00}\u{662f}\u{4e0d}\u{4e86}\u{4eba}\u{6211}\u{5728}\u{6709}\u{4ed6}\u{8fd9}\u{4e2d}\u{5927}\u{6765}\u{4e0a}\u{56fd}\u{3002}\u{ff0c}\u{3053}\u{308c}\u{306f}\u{3067}\u{3059}".chars().collect();
@@ -296,7 +299,7 @@ mod tests {
             .collect()
     }
 
-    /// Mean relative error over 50 prompts that were not learned from, after each number of learned ones.
+    /// Mean relative error over 50 new prompts, after each number of learned ones.
     fn errors_after(tokenizer: &Tokenizer, learned: &[usize], kinds: &[usize]) -> Vec<f64> {
         let (mut rng, mut ratio, mut seen) = (Rng::new(11), PromptEstimator::default(), 0);
         let mut next = || {

@@ -1,11 +1,12 @@
 //! How much work a request is, before it is sent: prompt tokens and expected output tokens.
 //!
-//! [`prompt`] estimates prompt tokens from character counts, learned from usage · [`clients`] limits how much one client
-//! can change estimates · [`output`] bounds the length of responses · [`exact`] counts with the model's tokenizer,
-//! where a configuration has one and the count can change a decision.
+//! [`prompt`] estimates prompt tokens from character counts ([`sluice_core::openai::shape`]), with
+//! weights learned from usage. [`clients`] limits how much one client can change estimates.
+//! [`output`] bounds the length of responses. [`exact`] counts with the model's tokenizer, if one
+//! is configured and the count can change a decision.
 //!
-//! A [`ModelEstimator`] holds what has been learned about one model, behind a lock that is held for less than a
-//! microsecond and never across an await. The character counts are defined in [`sluice_core::openai::shape`].
+//! A [`ModelEstimator`] holds the learned state of one model behind a lock, for less than a
+//! microsecond and never across an await.
 
 pub mod clients;
 pub mod exact;
@@ -23,7 +24,7 @@ pub use prompt::{EstimateSource, PromptEstimate, PromptEstimator};
 use clients::Clients;
 pub use sluice_core::openai::{PromptShape, TextShape};
 
-/// What has been learned about one model.
+/// The learned state of one model.
 #[derive(Debug, Default)]
 pub struct ModelEstimator {
     model: Mutex<Model>,
@@ -36,54 +37,56 @@ struct Model {
     clients: Clients,
 }
 
-/// What a prompt is estimated from.
+/// The inputs of a prompt's estimate.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt {
-    /// Its character counts.
+    /// The character counts.
     pub shape: PromptShape,
-    /// Tokens of each media part, as configured.
+    /// Tokens of each media part, from the configuration.
     pub media_part_tokens: u64,
     /// The client that sent it.
     pub client: ClientId,
 }
 
-/// What an engine reported of a finished request.
+/// The usage that an engine reported for a finished request.
 #[derive(Clone, Copy, Debug)]
 pub struct Reported {
     /// Prompt tokens.
     pub prompt_tokens: u64,
     /// Tokens of each sequence (usage divided by
-    /// [`RequestView::sequences`](sluice_core::openai::RequestView::sequences)); `None` where nothing was generated.
+    /// [`RequestView::sequences`](sluice_core::openai::RequestView::sequences)); `None` if nothing
+    /// was generated.
     pub completion_tokens: Option<u64>,
-    /// The lowest boundary above the estimate: a prompt of this many tokens belongs to another pool, or needs a permit.
+    /// The lowest boundary above the estimate: a prompt of this many tokens belongs to another
+    /// pool, or needs a permit.
     pub boundary: u64,
-    /// Whether the tokens can be compared with the shape: the request had one prompt, text only, which the engine read as
-    /// it was sent, and the response is complete.
+    /// Whether the tokens can be compared with the shape: the request had one text-only prompt that
+    /// the engine read as sent, and the response is complete.
     pub comparable: bool,
 }
 
 impl Prompt {
-    /// The most tokens that it can have, whatever its text.
+    /// The most tokens that the prompt can have, whatever its text.
     pub fn at_most(&self) -> u64 {
         prompt::at_most(&self.shape, self.media_part_tokens)
     }
 }
 
 impl ModelEstimator {
-    /// How many prompt tokens a request has.
+    /// The estimated prompt tokens of a request.
     pub fn estimate(&self, prompt: &Prompt, now: Instant) -> PromptEstimate {
         let model = self.model.lock();
         let factor = model.clients.factor(prompt.client, now);
         model.prompt.estimate(&prompt.shape, prompt.media_part_tokens).raised(factor, prompt.at_most())
     }
 
-    /// How many tokens to expect of one sequence of the response to this client.
+    /// Expected output tokens of one sequence of a response to this client.
     pub fn expect_output(&self, client: ClientId, bounds: OutputBounds) -> u64 {
         let model = self.model.lock();
         model.clients.output(client).unwrap_or(&model.output).expect(bounds)
     }
 
-    /// Learns from what the engine reported.
+    /// Learns from reported usage.
     pub fn learn(&self, prompt: &Prompt, reported: Reported, now: Instant) {
         let mut model = self.model.lock();
         let estimated = model.prompt.estimate(&prompt.shape, prompt.media_part_tokens);

@@ -1,16 +1,16 @@
 //! How many output tokens to reserve for a request.
 //!
-//! The length of a response is unknown before it ends. The reservation on a backend should seldom be too small and never
-//! be absurdly large: mean plus two standard deviations of the completions seen, with newer ones weighing more
-//! (`1 / `[`MEMORY`] each), never over the request's own bound and never under its `min_tokens`.
-//! From [`OWN_AFTER`] completions of a client on, its estimate follows its own completions, so that
-//! long responses of one client reserve nothing for others.
-//! With `ignore_eos` the length is the bound, exactly. Before any completion was seen: [`UNSEEN`].
+//! The length of a response is unknown before it ends. A reservation should seldom be too small and
+//! never absurdly large: the mean plus two standard deviations of past completions, with weight
+//! `1 / `[`MEMORY`] for each new one, within the request's `min_tokens` and upper bound. After
+//! [`OWN_AFTER`] completions of a client, only the client's own completions count, so that long
+//! responses of one client reserve nothing for others. With `ignore_eos` the length is exactly the
+//! bound. Before the first completion: [`UNSEEN`].
 
 /// Completions that the moving mean and variance remember.
 pub const MEMORY: f64 = 100.0;
-/// Completions of a client from which on its estimate follows its own lengths, not the lengths of
-/// all clients.
+/// Completions of a client after which estimates follow the client's own lengths instead of all
+/// clients'.
 pub const OWN_AFTER: u64 = 8;
 /// Tokens expected before any completion was seen: a few paragraphs.
 pub const UNSEEN: u64 = 512;
@@ -18,11 +18,11 @@ pub const UNSEEN: u64 = 512;
 /// The bounds that a request sets on its output, tokens per sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputBounds {
-    /// At most; `None`: the context length bounds it.
+    /// The most; `None`: the context length bounds it.
     pub max: Option<u64>,
-    /// At least.
+    /// The least.
     pub min: u64,
-    /// Whether it always runs to `max`.
+    /// Whether the output always runs to `max`.
     pub ignore_eos: bool,
 }
 
@@ -33,7 +33,7 @@ impl OutputBounds {
     }
 }
 
-/// Moving mean and variance of one model's completions.
+/// Moving mean and variance of completion lengths, of one model or one client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OutputEstimator {
     mean: f64,
@@ -55,7 +55,7 @@ impl OutputEstimator {
         seen.max(bounds.min).min(most)
     }
 
-    /// Whether enough completions were seen to expect as many tokens again.
+    /// Whether enough completions were seen to rely on them.
     pub fn is_known(&self) -> bool {
         self.samples >= OWN_AFTER
     }

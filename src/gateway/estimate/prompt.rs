@@ -1,68 +1,66 @@
-//! Estimates prompt tokens from character counts, with weights learned from the usage that engines report.
+//! Estimates prompt tokens from character counts, with weights learned from the usage that engines
+//! report.
 //!
-//! Model: `tokens = a*plain + b*marks + c*wide + d*blanks + m*messages + k`, the counts from
-//! [`TextShape`](sluice_core::openai::TextShape), one set of weights for each model. Every response with usage is a sample.
-//! The weights minimise the squared *relative* error of all samples, older ones forgotten exponentially (a factor
-//! [`FORGET`] for each new one), pulled towards a prior that stands for typical byte-pair vocabularies:
+//! ```text
+//! tokens = a*plain + b*marks + c*wide + d*blanks + m*messages + k
 //!
-//! `sum FORGET^age * trust * ((w.x - y) / max(y, guess))^2  +  PULL * sum ((w_j - p_j) / p_j)^2`,   `LOW_j <= w_j <= HIGH_j`
+//! minimise  sum FORGET^age * trust * ((w.x - y) / max(y, guess))^2
+//!           + PULL * sum ((w_j - p_j) / p_j)^2       with  LOW_j <= w_j <= HIGH_j
+//! ```
 //!
-//! The sums are a 6x6 matrix and a vector (O(1) memory); the bounded minimum is found by projected coordinate descent from
-//! the last weights, a few hundred multiplications. Relative error, because an estimate must be near a boundary of any
-//! size by the same share.
-//!
-//! Robust: a sample that is off by more than a factor [`SURPRISE`] counts as off by that much, and one that is off by more
-//! than usual weighs less (Huber's idea, squared). So one wrong sample moves the estimate a little and is forgotten.
-//! Weights never leave their bounds, whatever is learned: no text is taken for shorter than its letters at 0.15 tokens
-//! each allow, a third below what today's vocabularies need. A sample below these bounds is no measurement (a prompt
-//! that was truncated, or of which the engine ignored a part) and is not learned from. Deterministic: the same samples
-//! give the same weights.
-//!
-//! Media cost what the configuration says and are not learned from, since their share of the usage is unknown. Token ids
-//! are exact.
+//! [`TextShape`](sluice_core::openai::TextShape) defines the counts. Each model has one set of
+//! weights; every response with usage is a sample. The weights minimise the squared *relative*
+//! error, because an estimate must be near a boundary of any size by the same share. Older samples
+//! are forgotten exponentially, and the weights are pulled towards a prior for typical byte-pair
+//! vocabularies. The sums are a 6x6 matrix and a vector (O(1) memory); projected coordinate descent
+//! from the last weights finds the bounded minimum in a few hundred multiplications. The same
+//! samples give the same weights.
 
 use sluice_core::openai::PromptShape;
 
-/// Weight of a sample after each newer one: about 200 samples are remembered, minutes of traffic at most.
+/// Weight of a sample after each newer one: about 200 samples are remembered, minutes of traffic at
+/// most.
 pub const FORGET: f64 = 0.995;
 /// Strength of the prior, in samples.
 pub const PULL: f64 = 0.002;
-/// The largest ratio between actual and estimated that counts in full.
+/// The largest ratio between actual and estimated tokens that counts in full.
 pub const SURPRISE: f64 = 4.0;
-/// Errors up to this many spreads count in full; larger ones less, by the square.
+/// Errors up to this many standard deviations count in full; larger ones less, by the square.
 const TRUSTED: f64 = 3.0;
-/// The same as a relative error, for when the spread is tiny.
+/// The same bound as a relative error, for a tiny standard deviation.
 const TRUSTED_AT_LEAST: f64 = 0.15;
-/// Relative error assumed before anything was learned.
+/// Relative error assumed before the first sample.
 pub const PRIOR_SPREAD: f64 = 0.35;
-/// Samples from which an estimate counts as learned.
+/// Samples after which an estimate counts as learned.
 pub const LEARNED_AFTER: u64 = 8;
 
 const FEATURES: usize = 6;
 type Weights = [f64; FEATURES];
 
-/// Tokens for each: letter or blank, other ASCII, other character, blank behind a blank, message, request.
+/// Tokens for each: letter or blank, other ASCII, other character, blank after a blank, message,
+/// request.
 const PRIOR: Weights = [0.23, 0.55, 0.9, 0.08, 5.0, 1.0];
-/// What no vocabulary in use goes below on text: English has 0.2 tokens for each letter, digits 0.33, Chinese 0.6 and
-/// Cyrillic 0.25. Of runs of one mark (dashes, line breaks) it may, so these are estimated as too long.
+/// Lower bounds for the text of all vocabularies in use: English has 0.2 tokens for each letter,
+/// digits 0.33, Chinese 0.6 and Cyrillic 0.25. Runs of one mark (dashes, line breaks) may have
+/// fewer, and are estimated as too long.
 const LOW: Weights = [0.15, 0.25, 0.2, 0.01, 2.0, 0.0];
-/// A character has at most one token for each of its bytes in UTF-8.
+/// A character has at most one token for each of its UTF-8 bytes.
 const HIGH: Weights = [1.0, 1.0, 4.0, 1.0, 60.0, 200.0];
-/// Rounds of coordinate descent for each sample; enough, since each starts from the last weights.
+/// Rounds of coordinate descent for each sample; enough, because each starts from the last weights.
 const ROUNDS: usize = 12;
-/// Samples of the moving average of the error, once it is warm.
+/// Samples in the moving average of the error, once it is warm.
 const SPREAD_SAMPLES: f64 = 50.0;
 
-/// Where an estimate comes from.
+/// The source of an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EstimateSource {
-    /// The prompt came as token ids, or a tokenizer has counted it.
+    /// The prompt came as token ids, or a tokenizer counted it.
     Exact,
-    /// From weights learned for this model.
+    /// Weights that were learned for this model.
     Learned,
-    /// From the prior.
+    /// The prior.
     Prior,
-    /// From weights, and raised because earlier prompts of the same client were longer than estimated.
+    /// Weights, raised because earlier prompts of the same client were longer than estimated.
     Raised,
 }
 
@@ -85,12 +83,13 @@ pub struct PromptEstimate {
     pub tokens: u64,
     /// Standard deviation of the relative error; 0 when exact.
     pub spread: f64,
-    /// Where it comes from.
+    /// The source of the estimate.
     pub source: EstimateSource,
 }
 
 impl PromptEstimate {
-    /// The same for a client whose prompts have `factor` times as many tokens as estimated; at most `at_most`.
+    /// The estimate times `factor`, for a client whose prompts were underestimated; at most
+    /// `at_most`.
     pub fn raised(self, factor: f64, at_most: u64) -> Self {
         if factor < 1.01 || self.source == EstimateSource::Exact {
             return self;
@@ -99,7 +98,8 @@ impl PromptEstimate {
         Self { tokens: tokens.min(at_most).max(self.tokens), source: EstimateSource::Raised, ..self }
     }
 
-    /// The same for a prompt that the engine puts behind a stored conversation of this many tokens.
+    /// The estimate for a prompt that the engine appends to a stored conversation of this many
+    /// tokens.
     pub fn behind(self, stored: u64) -> Self {
         let tokens = self.tokens.saturating_add(stored);
         // The stored tokens were counted: only the rest is uncertain.
@@ -113,7 +113,7 @@ impl PromptEstimate {
     }
 }
 
-/// The weights of one model and the sums they are computed from.
+/// The weights of one model, and the sums from which they are computed.
 #[derive(Clone, Debug)]
 pub struct PromptEstimator {
     weights: Weights,
@@ -138,7 +138,8 @@ impl Default for PromptEstimator {
 }
 
 impl PromptEstimator {
-    /// The length of a prompt of this shape, with `media_part_tokens` for each media part.
+    /// The length of a prompt of this shape, with `media_part_tokens` for each media part. Token
+    /// ids are exact.
     pub fn estimate(&self, shape: &PromptShape, media_part_tokens: u64) -> PromptEstimate {
         if shape.is_exact() {
             return PromptEstimate::exact(shape.token_ids);
@@ -152,7 +153,14 @@ impl PromptEstimator {
         }
     }
 
-    /// Records that a prompt of this shape had `actual` tokens.
+    /// Learns that a prompt of this shape had `actual` tokens.
+    ///
+    /// An error above a factor [`SURPRISE`] counts as that factor, and an unusual error weighs less
+    /// (Huber's idea, squared), so one wrong sample moves the estimate a little and is forgotten.
+    /// Weights never leave their bounds: no text counts as shorter than 0.15 tokens for each
+    /// letter, a third below the needs of today's vocabularies. A sample below these bounds is
+    /// ignored, because the prompt was truncated or partly ignored by the engine. Prompts with
+    /// media are ignored, because the media's share of the usage is unknown.
     pub fn learn(&mut self, shape: &PromptShape, actual: u64) {
         if shape.is_exact() || shape.media_parts > 0 || actual <= shape.token_ids {
             return;
@@ -178,7 +186,7 @@ impl PromptEstimator {
         self.solve();
     }
 
-    /// Samples learned from.
+    /// Samples learned so far.
     pub fn samples(&self) -> u64 {
         self.samples
     }
@@ -196,7 +204,7 @@ impl PromptEstimator {
     }
 }
 
-/// The most tokens that a prompt of this shape can have, whatever its text: one for each byte.
+/// The most tokens that a prompt of this shape can have: one for each byte.
 pub fn at_most(shape: &PromptShape, media_part_tokens: u64) -> u64 {
     known(shape, media_part_tokens).saturating_add(dot(&HIGH, &row(shape)) as u64)
 }
@@ -294,7 +302,7 @@ mod tests {
         assert!((0.005..0.06).contains(&spread), "spread {spread}");
     }
 
-    /// English of 9,000 tokens in a vocabulary of 4.6 letters to a token.
+    /// English of 9,000 tokens, in a vocabulary of 4.6 letters to a token.
     fn honest() -> (PromptShape, u64) {
         (shape(39_000, 2_400, 0, 1), 9_000)
     }

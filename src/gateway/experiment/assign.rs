@@ -1,8 +1,9 @@
 //! Which arm a request is in, if any.
 //!
-//! [`Experiments`] lives as long as the gateway and keeps the state of each experiment by name; [`ExperimentSet`] belongs to
-//! one routing table. When a reload changes the identity of an experiment (its arms, weights, salt, what is sticky), it is another
-//! one of the same name and starts from zero; the ramp, keys and parts of the layer may change without that.
+//! [`Experiments`] lives as long as the gateway and keeps the state of each experiment by name.
+//! [`ExperimentSet`] belongs to one routing table. When a reload changes the identity of an
+//! experiment (arms, weights, salt, sticky unit), it is a new experiment of the same name and
+//! starts from zero. The ramp, the keys and the part of the layer may change without that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,12 +24,12 @@ use super::unit::{Unit, group_of};
 use crate::config::Config;
 use sluice_core::base::ModelId;
 
-/// One experiment: as configured, and what it is doing.
+/// One experiment: configuration and state.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// As configured.
+    /// The configuration.
     pub plan: Arc<ExperimentPlan>,
-    /// What it is doing.
+    /// The state.
     pub state: Arc<ExperimentState>,
 }
 
@@ -36,13 +37,13 @@ pub struct Experiment {
 #[derive(Debug, Default)]
 pub struct Experiments {
     known: Mutex<HashMap<Arc<str>, Experiment>>,
-    /// Whether arms wait until [`ExperimentState::note_served`] says that their model is served.
+    /// Whether arms wait until [`ExperimentState::note_served`] reports that their model is served.
     wait_for_models: AtomicBool,
-    /// What an earlier gateway saved, until its experiment is configured.
+    /// Experiments saved by an earlier gateway, until they are configured.
     saved: Mutex<Vec<Saved>>,
 }
 
-/// An experiment as it is saved.
+/// A saved experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
     name: String,
@@ -57,11 +58,11 @@ pub struct ExperimentSet(Vec<Experiment>);
 
 /// The facts about a request that decide whether it takes part.
 pub struct Subject<'a> {
-    /// The model that it is for; `None`: one that is not declared.
+    /// The model of the request; `None`: not declared.
     pub model: Option<ModelId>,
-    /// The name of its API key.
+    /// The name of the API key.
     pub key: Option<&'a str>,
-    /// The position of its home pool.
+    /// The position of the home pool.
     pub class: usize,
 }
 
@@ -71,13 +72,12 @@ pub struct Assigned {
     experiment: Experiment,
     /// The position of the arm.
     pub arm: usize,
-    /// The unit.
     unit: Unit,
-    /// Whether it is measured; not after an arm was promoted.
+    /// Whether the request is measured: not after an arm was promoted.
     measured: bool,
-    /// The arm could not serve the request, so it was served as if there were no experiment.
+    /// The arm could not serve the request, so it was served as without the experiment.
     pub fell_back: bool,
-    /// That was because there was no room.
+    /// The reason for that was a lack of room.
     pub lacked_room: bool,
 }
 
@@ -87,12 +87,12 @@ impl Assigned {
         &self.experiment.plan.arms[self.arm]
     }
 
-    /// Whether all arms of its experiment are served by the same pools, and so have one queue.
+    /// Whether the same pools serve all arms of the experiment, so that all arms have one queue.
     pub fn shares_pools(&self) -> bool {
         self.experiment.plan.shares_pools
     }
 
-    /// The cell of its unit.
+    /// The cell of the unit.
     pub fn cell(&self) -> u16 {
         self.experiment.plan.hash.cell(self.unit)
     }
@@ -111,14 +111,15 @@ impl Assigned {
         })
     }
 
-    /// Counts it among the requests that were assigned to its arm.
+    /// Counts the request as assigned to the arm.
     pub fn note(&self) {
         if self.measured {
             self.experiment.state.note_assigned(self.arm, self.cell());
         }
     }
 
-    /// Adds the finished request to the measurements of its arm. `request_id`: by which the client may rate its answer.
+    /// Adds the finished request to the measurements of the arm. The client may rate the answer by
+    /// `request_id`.
     pub fn observe(&self, observation: &Observation, request_id: Option<&str>) {
         if self.measured {
             let was_served = observation.ending == Ending::Completed && !observation.fell_back;
@@ -131,7 +132,7 @@ impl Assigned {
 }
 
 impl Experiments {
-    /// The experiments of a configuration, with the state that they had before where they are the same.
+    /// The experiments of a configuration. Experiments with an unchanged identity keep their state.
     pub fn configure(&self, config: &Config) -> ExperimentSet {
         let (mut known, mut saved) = (self.known.lock(), self.saved.lock());
         let mut set = Vec::new();
@@ -161,24 +162,26 @@ impl Experiments {
         ExperimentSet(set)
     }
 
-    /// Arms of experiments that are configured from now on get no request before [`ExperimentState::note_served`].
+    /// From now on, arms of newly configured experiments get no request before
+    /// [`ExperimentState::note_served`].
     pub fn wait_for_models(&self) {
         self.wait_for_models.store(true, Ordering::Release);
     }
 
-    /// Experiments that are configured from now on go on where these were.
+    /// Experiments that are configured from now on continue from this saved state.
     pub fn restore(&self, saved: Vec<Saved>) {
         *self.saved.lock() = saved;
     }
 
-    /// The same, also where they are configured already: the next configuration begins with what was saved.
+    /// Like [`Experiments::restore`], also for experiments that are configured already: the next
+    /// configuration begins with the saved state.
     pub fn restore_over(&self, saved: Vec<Saved>) {
         self.known.lock().retain(|name, _| !saved.iter().any(|saved| *saved.name == **name));
         self.restore(saved);
     }
 
-    /// All experiments, to be restored by a later gateway; with those that were restored and have not been configured yet, as far
-    /// as `keep` says so by their names.
+    /// All experiments, for a later gateway to restore. Includes restored ones that are not
+    /// configured yet, if `keep` accepts their names.
     pub fn save(&self, keep: impl Fn(&str) -> bool) -> Vec<Saved> {
         let save = |Experiment { plan, state }: Experiment| Saved {
             name: plan.name.to_string(),
@@ -190,37 +193,37 @@ impl Experiments {
         self.all().into_iter().map(save).chain(waiting).collect()
     }
 
-    /// The experiment of that name.
+    /// The experiment of this name.
     pub fn find(&self, name: &str) -> Option<Experiment> {
         self.known.lock().get(name).cloned()
     }
 
-    /// Why the experiment of that name was stopped; `None`: it was not, or there is none.
+    /// Why the experiment was stopped; `None`: it was not, or there is none of that name.
     pub fn why_stopped(&self, name: &str) -> Option<String> {
         let found = self.find(name).filter(|found| found.state.phase() == Phase::Stopped)?;
         Some(found.state.progress().why.unwrap_or_else(|| "an operator has stopped the experiment".to_owned()))
     }
 
-    /// All experiments, by name.
+    /// All experiments, sorted by name.
     pub fn all(&self) -> Vec<Experiment> {
         let mut all: Vec<Experiment> = self.known.lock().values().cloned().collect();
         all.sort_by(|one, other| one.plan.name.cmp(&other.plan.name));
         all
     }
 
-    /// Moves every ramp on to where it should be at `now`, and looks at what was measured.
+    /// Moves every ramp to the state at `now`, and reviews the measurements.
     pub fn advance(&self, now: Timestamp) {
         for Experiment { plan, state } in self.all().iter().filter(|one| one.state.phase() == Phase::Running) {
             let begins = plan.begins.unwrap_or_else(|| state.since(now));
-            // Before its begin no unit takes part.
+            // Before the ramp begins, no unit takes part.
             let share = Duration::try_from(now.duration_since(begins)).map(|since| plan.exposure(since));
             state.set_exposure(share.unwrap_or(0.0));
             state.review(plan, now);
         }
     }
 
-    /// Adds a user's rating of the answer to a request. Returns the label of the arm that gave it; `None`: no answer to a
-    /// request of that id is known.
+    /// Adds a user's rating of the answer to a request. Returns the label of the arm that gave the
+    /// answer; `None`: no answer with that request id is known.
     pub fn rate(&self, request_id: &str, good: bool) -> Option<Arc<str>> {
         self.all().iter().find_map(|Experiment { plan, state }| {
             let arm = state.rate(request_id, good)?;
@@ -228,7 +231,7 @@ impl Experiments {
         })
     }
 
-    /// Whether an arm that is not stopped waits for its model.
+    /// Whether an arm that is not stopped waits for a model.
     pub fn is_any_waiting(&self) -> bool {
         let waits = |Experiment { plan, state }: &Experiment| {
             state.phase() != Phase::Stopped && (0..plan.arms.len()).any(|arm| state.is_waiting(arm))
@@ -236,7 +239,7 @@ impl Experiments {
         self.known.lock().values().any(waits)
     }
 
-    /// The models of the arms that are measured now: adapters, if engines serve them as such.
+    /// The models of the arms that are measured now. Engines may serve them as adapters.
     pub fn arm_models(&self) -> Vec<Arc<str>> {
         let running = self.all().into_iter().filter(|one| one.state.phase() == Phase::Running);
         let models =
@@ -253,9 +256,10 @@ impl Experiments {
 }
 
 impl ExperimentSet {
-    /// The arm of a request: of the first experiment that it belongs to. `unit` says what is sticky about the request, and
-    /// `may_use` whether its key may use a model: a request that may not use the models of all arms takes part in none, since
-    /// the arms would otherwise have requests of different kinds.
+    /// The arm of a request, from the first experiment in which it takes part. `unit` returns the
+    /// sticky unit of the request, `may_use` whether the key may use a model. A request that may
+    /// not use the models of all arms takes part in no arm: otherwise the arms would get different
+    /// kinds of requests.
     pub fn assign(
         &self,
         subject: &Subject<'_>,

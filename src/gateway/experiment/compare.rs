@@ -1,18 +1,17 @@
-//! Two arms beside each other: how many times as slow, how many times as many failures, and whether the mix is right.
+//! Compares two arms: how many times as slow, how many times as many failures, and whether the mix
+//! is right.
 //!
-//! Everything here is valid at every moment (see [`always_valid`]). The assumption is that arms are drawn independently for each
-//! unit. Then, if the arms do not differ, the labels say nothing about what was measured, however heavy the tails are and
-//! however much requests that run at the same time have in common: a wave of load reaches all arms, and which requests it
-//! hits is chance. Only requests of one unit share their label, so the spread is taken between groups of units, each of
-//! which is in one piece.
+//! All intervals are valid at every moment ([`always_valid`]), on one assumption: arms are drawn
+//! independently for each unit. If the arms do not differ, the labels say nothing about the
+//! measurements, however heavy the tails are and however correlated concurrent requests are: a wave
+//! of load reaches all arms. Only requests of one unit share a label, so the variance is taken
+//! between groups of whole units.
 //!
-//! - *How many times as slow*: within each length class the difference of the means of logarithms, averaged over the classes
-//!   with the share of both arms' requests in each (post-stratification), so that unequal mixes do not decide. Its variance is
-//!   that of the sum over groups of their parts in it (linearization).
-//! - *How many times as many*: if the arms do not differ, the second arm has the same share of the failures as of the
-//!   requests. Exact for rare events, and without a model of how often they happen. If failures of one unit come
-//!   together, they count less, by the design effect: the variance between groups over that of independent failures.
-//! - *The mix*: the share of requests in each arm against the configured share (sample ratio mismatch), by the same test.
+//! - [`Pair::ratio`]: difference of means of logarithms, by length class (post-stratification).
+//! - [`Pair::failures`]: if the arms do not differ, an arm has the same share of failures as of
+//!   requests. Exact for rare events. Failures that come together within units count less, by the
+//!   design effect: the variance between groups over the variance of independent failures.
+//! - [`Pair::mix`]: the share of requests in each arm (sample ratio mismatch), by the same test.
 
 use sluice_core::stats::{Estimate, always_valid};
 
@@ -21,14 +20,16 @@ use super::ledger::{ArmLedger, ByClass, CLASSES, Quantity};
 use super::quality::Quality;
 use super::unit::GROUPS;
 
-/// Groups with values that an arm must have before anything is said.
+/// Groups with values that an arm must have before it is judged.
 const GROUPS_MIN: usize = 12;
-/// Values that an arm must have before anything is said: the logarithms of that many are normal enough on average.
+/// Values that an arm must have before it is judged: the mean of that many logarithms is nearly
+/// normal.
 const VALUES_MIN: f64 = 100.0;
-/// How many times as often as in the control is found soonest by [`Pair::surge`]: an arm that is broken fails that often.
+/// The failure ratio that [`Pair::surge`] detects soonest: a broken arm fails several times as
+/// often.
 const SEVERAL: f64 = 4.0;
 
-/// The second arm over the first, minus 1, with the variance of its logarithm.
+/// The second arm over the first, minus 1, with the variance of the ratio's logarithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     /// The change. Unbounded while there are too few values.
@@ -39,36 +40,40 @@ pub struct Ratio {
     pub freedom: f64,
 }
 
-/// Two arms, and how they are compared.
+/// Two arms, and how to compare them.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair<'a> {
     /// The control.
     pub control: &'a ArmLedger,
     /// The other arm.
     pub arm: &'a ArmLedger,
-    /// Whether a unit may have several requests, which may have something in common.
+    /// Whether a unit may have several requests, which may be correlated.
     pub clustered: bool,
     /// Confidence of each single interval, at all times.
     pub confidence: f64,
-    /// The second arm's share of the units of both, as configured; `None`: every request is a unit, or units are in both arms.
+    /// The configured share of the second arm in the units of both arms; `None`: every request is a
+    /// unit, or units are in both arms.
     pub share: Option<f64>,
 }
 
 impl Pair<'_> {
-    /// The ratio of a quantity. `effect`: the size that is found soonest.
+    /// The ratio of a quantity. `effect`: the change that is detected soonest. Within each length
+    /// class, takes the difference of the means of logarithms; averages the classes, weighted by
+    /// the requests of both arms, so that unequal mixes do not decide. The variance is the variance
+    /// of the sum over groups of their parts in it (linearization).
     pub fn ratio(&self, quantity: Quantity, effect: f64) -> Ratio {
         let [control, arm] = [self.control, self.arm].map(|ledger| &ledger.quantities[quantity as usize]);
         ratio(control, arm, effect, self.confidence)
     }
 
-    /// How often requests fail.
+    /// The failure rates of both arms.
     pub fn failures(&self) -> Rates {
         self.rates((&self.control.failed, &self.control.ended), (&self.arm.failed, &self.arm.ended))
     }
 
-    /// ln of the evidence that requests fail more often than in the control, where [`SEVERAL`] times as often is found soonest.
-    /// Where a unit has several requests, units with a failure are counted: each is in the arm with its configured share,
-    /// whatever its requests have in common.
+    /// ln of the evidence that the arm fails more often than the control; [`SEVERAL`] times as
+    /// often is detected soonest. Where a unit has several requests, units with a failure are
+    /// counted: each is in the arm with the configured share, however correlated the requests are.
     pub fn surge(&self) -> f64 {
         let (arm, both, expected) = match self.share {
             Some(share) => {
@@ -86,12 +91,12 @@ impl Pair<'_> {
         always_valid::excess(arm, both, expected, SEVERAL * expected / (SEVERAL * expected + 1.0 - expected))
     }
 
-    /// How often requests miss their objectives.
+    /// The rates of missed objectives in both arms.
     pub fn misses(&self) -> Rates {
         self.rates((&self.control.missed, &self.control.judged), (&self.arm.missed, &self.arm.judged))
     }
 
-    /// How often answers are cut off, refused, and rated as bad.
+    /// The rates of answers that are cut off, refused, and rated as bad.
     pub fn quality(&self) -> [Rates; 3] {
         type Events = fn(&Quality) -> (&Counts, &Counts);
         let events: [Events; 3] = [
@@ -102,8 +107,8 @@ impl Pair<'_> {
         events.map(|of| self.rates(of(&self.control.quality), of(&self.arm.quality)))
     }
 
-    /// The share of both arms' requests that is in the second, of all that were assigned: those that have ended would have fewer
-    /// of the arm that takes longer.
+    /// The share of the arm in the assigned requests of both arms. Finished requests would
+    /// underrepresent the slower arm.
     pub fn mix(&self) -> Estimate {
         let (control, arm) = (&self.control.assigned, &self.arm.assigned);
         let (one, other) = (control.total(), arm.total());
@@ -112,16 +117,17 @@ impl Pair<'_> {
         always_valid::share(other / effect, (one + other) / effect, self.confidence)
     }
 
-    /// How often an event happens. For control and arm: requests with the event, and all that could have it.
+    /// The rates of an event. Each side: the events, and all requests that could have it.
     fn rates(&self, control: (&Counts, &Counts), arm: (&Counts, &Counts)) -> Rates {
         let [(events, all), (arm_events, arm_all)] = [control, arm].map(|(events, all)| (events.total(), all.total()));
         let expected = arm_all / (all + arm_all);
         let effect = if self.clustered { together([control, arm]) } else { 1.0 };
         let (hits, count) = (arm_events / effect, (events + arm_events) / effect);
-        // Whether events of a unit come together is known from units that have some.
+        // Whether events of a unit come together is known only from units that have some.
         let is_early = self.clustered && control.0.groups_with(arm.0) < GROUPS_MIN;
         let share = always_valid::share(hits, count, self.confidence);
-        // A share s of the events in the arm: s / (1 - s) times as many, for as many requests in both.
+        // If the arm has the share s of the events, they are s / (1 - s) times as many, for as many
+        // requests in both arms.
         let times = |share: f64| share / (1.0 - share) * (1.0 - expected) / expected;
         let rate = |events: f64, all: f64| if all > 0.0 { events / all } else { 0.0 };
         Rates {
@@ -153,7 +159,8 @@ fn ratio(control: &ByClass, arm: &ByClass, effect: f64, confidence: f64) -> Rati
     Ratio { change, variance, freedom }
 }
 
-/// The weight of each length class: its share of the requests of both arms, among classes that both have.
+/// The weight of each length class: its share of the requests of both arms, among classes that both
+/// have.
 fn weights(control: &ByClass, arm: &ByClass) -> [f64; CLASSES] {
     let counts: [f64; CLASSES] = std::array::from_fn(|class| {
         let (one, other) = (control.0[class].total.0, arm.0[class].total.0);
@@ -163,7 +170,8 @@ fn weights(control: &ByClass, arm: &ByClass) -> [f64; CLASSES] {
     counts.map(|count| if all > 0.0 { count / all } else { 0.0 })
 }
 
-/// The mean of logarithms with these weights of the classes, its variance, and the number of groups with values.
+/// The weighted mean of logarithms over classes, the variance of this mean, and the number of
+/// groups with values.
 fn weighted_mean(side: &ByClass, weights: &[f64; CLASSES]) -> (f64, f64, usize) {
     let mut whole = 0.0;
     let mut parts = [0.0; GROUPS];
@@ -183,22 +191,23 @@ fn weighted_mean(side: &ByClass, weights: &[f64; CLASSES]) -> (f64, f64, usize) 
     (whole, variance, groups)
 }
 
-/// How often something happens in two arms.
+/// The rates of an event in two arms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Share of the control's requests.
     pub control: f64,
     /// Share of the arm's requests.
     pub arm: f64,
-    /// How many times as often as in the control, at all times.
+    /// The arm's rate over the control's, at all times.
     pub times: Estimate,
-    /// ln of the evidence that it is more often than in the control.
+    /// ln of the evidence that the arm's rate is higher.
     pub evidence: f64,
 }
 
-/// How many events are worth one independent event, since those of one unit may come together: the variance, between groups, of
-/// what they have beyond the rate times their requests, over that of independent events (index of dispersion). 1 or more. One
-/// number for both arms: by chance one of them may have small units only. Each side: the events and all requests.
+/// How many events are worth one independent event, because events of one unit may come together:
+/// the variance between groups of the events beyond rate times requests, over the variance of
+/// independent events (index of dispersion). At least 1. One number for both arms, because by
+/// chance one of them may have only small units. Each side: the events and all requests.
 fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
     let (mut variance, mut independent) = (0.0, 0.0);
     for (events, all) in sides {
@@ -208,18 +217,19 @@ fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
         }
         let groups = all.groups() as f64;
         let spread: f64 = events.0.iter().zip(&all.0).map(|(one, all)| (one - rate * all).powi(2)).sum();
-        // A single group shows nothing: as if all were of one unit.
+        // A single group shows nothing: assume that all events are of one unit.
         variance += if groups > 1.0 { spread * groups / (groups - 1.0) } else { count * count };
         independent += count;
     }
     if independent > 0.0 { (variance / independent).max(1.0) } else { 1.0 }
 }
 
-/// How many requests are worth one independent request, since those of one unit are in one arm: the variance, between
-/// groups, of the arm's requests beyond its share, over what independent requests would have. 1 or more.
+/// How many requests are worth one independent request, because all requests of a unit are in one
+/// arm: the variance between groups of the arm's requests beyond its share, over the variance of
+/// independent requests. At least 1.
 fn of_units(control: &Counts, arm: &Counts, share: f64) -> f64 {
     if !(share > 0.0 && share < 1.0) {
-        // One arm has none: the groups of the other show whether its events come together.
+        // One arm has no requests: the groups of the other show whether requests come together.
         return dispersion(if share > 0.0 { arm } else { control });
     }
     let events = control.total() + arm.total();
@@ -227,14 +237,15 @@ fn of_units(control: &Counts, arm: &Counts, share: f64) -> f64 {
     (spread / (share * (1.0 - share) * events)).max(1.0)
 }
 
-/// Variance over mean of the counts of groups, which is 1 for independent events. 1 or more.
+/// Variance over mean of the counts of groups: 1 for independent events. At least 1.
 fn dispersion(counts: &Counts) -> f64 {
     let mean = counts.total() / GROUPS as f64;
     let spread: f64 = counts.0.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / (GROUPS - 1) as f64;
     if mean > 0.0 { (spread / mean).max(1.0) } else { 1.0 }
 }
 
-/// The quantile `q` of a quantity, to 5 %, at all times with `confidence`. Unbounded where there is too little.
+/// The quantile `q` of a quantity, to 5 %, valid at all times with `confidence`. Unbounded where
+/// values are too few.
 pub fn quantile(ledger: &ArmLedger, quantity: Quantity, q: f64, clustered: bool, confidence: f64) -> Option<Estimate> {
     let values = &ledger.quantities[quantity as usize];
     let value = values.value_at(q)?;
@@ -245,7 +256,8 @@ pub fn quantile(ledger: &ArmLedger, quantity: Quantity, q: f64, clustered: bool,
     Some(Estimate { value, low: low.unwrap_or(0.0).min(value), high: high.unwrap_or(f64::INFINITY).max(value) })
 }
 
-/// How many values are worth one independent value, because values of one unit have something in common. 1 or more.
+/// How many values are worth one independent value, because values of one unit are correlated. At
+/// least 1.
 fn clustering(values: &ByClass) -> f64 {
     let weights = weights(values, values);
     let (_, variance, groups) = weighted_mean(values, &weights);

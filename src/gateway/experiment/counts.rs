@@ -1,7 +1,7 @@
-//! Counts of events, by the group of the unit that they belong to (see [`unit`](super::unit)), and of units.
+//! Counts of events by the group of their unit (see [`unit`](super::unit)), and counts of units.
 //!
-//! The spread between groups shows how far events of one unit come together. Bounds: one number for each group; one bit for
-//! each cell of units.
+//! The spread between groups shows how far events of one unit come together. Bounds: one number for
+//! each group; one bit for each cell of units.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,30 +22,27 @@ impl Counts {
         self.0.iter().sum()
     }
 
-    /// Groups that have any here or there.
     pub(super) fn groups_with(&self, other: &Self) -> usize {
         self.0.iter().zip(&other.0).filter(|(one, other)| **one + **other > 0.0).count()
     }
 
-    /// Groups that have any.
     pub(super) fn groups(&self) -> usize {
         self.0.iter().filter(|count| **count > 0.0).count()
     }
 }
 
-/// The cells that have a unit of some kind. Units that share a cell count once: of `n` units in [`CELLS`] cells about n / 2 CELLS
-/// of them.
+/// The cells with a unit of some kind. Units that share a cell count once: of `n` units in
+/// [`CELLS`] cells, about the share n / (2 CELLS) is missed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct UnitCells(Vec<u64>);
 
 impl UnitCells {
     pub(super) fn insert(&mut self, cell: u16) {
-        // Most experiments never need them.
+        // Allocated late, because most experiments never need it.
         self.0.resize(CELLS / 64, 0);
         self.0[usize::from(cell) / 64] |= 1 << (cell % 64);
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> f64 {
         self.0.iter().map(|word| word.count_ones()).sum::<u32>().into()
     }

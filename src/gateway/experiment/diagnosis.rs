@@ -1,16 +1,17 @@
-//! Why an arm with another model, such as a LoRA adapter, is slow: five known causes in vLLM. Each has a symptom that can be
-//! observed, and most have a flag to change.
+//! Why an arm with another model, such as a LoRA adapter, is slow: five known causes in vLLM, found
+//! by symptoms.
 //!
 //! | cause | symptom |
 //! |---|---|
-//! | slots | more adapters are used than the engine has slots (`--max-loras`): while all slots are in use, requests are deferred |
-//! | cold loads | more adapters are used than host memory holds (`--max-cpu-loras`): some are read from disk again, all wait |
-//! | rank | the engine computes with a larger rank (`--max-lora-rank`) than that of the adapter |
-//! | kernels | TPOT is worse, and statistically certain: a step with any adapter runs the LoRA kernels for all of its requests |
-//! | prefix cache | fewer prompt tokens are cached than in the control: an adapter shares no blocks with base or other adapters |
+//! | slots | more adapters than slots (`--max-loras`), and requests are deferred |
+//! | cold loads | more adapters than host memory holds (`--max-cpu-loras`): some are read again |
+//! | rank | the engine computes with a larger rank (`--max-lora-rank`) than the adapter's |
+//! | kernels | TPOT is certainly worse: LoRA kernels run for all requests of a step |
+//! | prefix cache | fewer cached prompt tokens than in the control: adapters share no blocks |
 //!
-//! The gateway reads the metrics of engines every few seconds (a *look*). Bounds: [`MAX_ENGINES`] engines for each arm, with
-//! [`MAX_NAMES`] adapters each.
+//! For most causes there is a flag to change. The gateway reads the metrics of engines every few
+//! seconds (a *look*). Bounds: [`MAX_ENGINES`] engines for each arm, with [`MAX_NAMES`] adapters
+//! each.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,35 +23,35 @@ use super::verdict::{Comparison, Conclusion, change, percent};
 const MAX_ENGINES: usize = 16;
 /// Adapters that are remembered for each engine.
 const MAX_NAMES: usize = 64;
-/// The fewest looks at an engine from which a cause is concluded.
+/// Looks at an engine before a cause is concluded.
 const LOOKS_MIN: u64 = 10;
-/// The least share of looks with too few slots from which that cause is concluded.
+/// Share of looks with too few slots from which that cause is concluded.
 const CROWDED_MIN: f64 = 0.05;
-/// The fewest prompts with a known cached share, in each arm, from which anything about the prefix cache is concluded.
+/// Prompts with a known cached share, in each arm, before the prefix cache is judged.
 const PROMPTS_MIN: f64 = 100.0;
-/// The cached share of an arm's prompt tokens must be this much below the control's, as a difference.
+/// Least difference by which the arm's cached share of prompt tokens must be below the control's.
 const CACHED_MIN: f64 = 0.1;
 
-/// What the metrics of an engine say about its adapters at one moment.
+/// The adapters of an engine at one moment, according to the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineAdapters {
-    /// The name of its backend.
+    /// The name of the backend.
     pub backend: String,
     /// Adapters that one step may use (`--max-loras`).
     pub slots: u64,
-    /// The most adapters in host memory (`--max-cpu-loras`). `None`: not known; then vLLM's default, the number of slots, is
-    /// assumed.
+    /// The most adapters in host memory (`--max-cpu-loras`). `None`: not known; then vLLM's
+    /// default, the number of slots, is assumed.
     pub host: Option<u64>,
-    /// The rank with which the engine computes (`--max-lora-rank`), where that is known.
+    /// The rank with which the engine computes (`--max-lora-rank`), if known.
     pub rank: Option<u32>,
-    /// Adapters with requests that have begun, each with its own rank where that is known. vLLM learns of a request with its first
-    /// output, so adapters whose requests are all deferred are missing.
+    /// Adapters with requests that have begun, each with a rank if known. vLLM notes a request at
+    /// the first output, so adapters whose requests are all deferred are missing.
     pub in_use: Vec<(String, Option<u32>)>,
     /// Whether requests are deferred; `None`: the engine does not say (old versions of vLLM).
     pub defers: Option<bool>,
 }
 
-/// What the looks at one engine have shown, for an arm whose adapter the engine serves.
+/// The results of looks at one engine that serves the adapter of an arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineLooks {
     backend: String,
@@ -59,16 +60,17 @@ pub struct EngineLooks {
     rank: Option<u32>,
     /// The rank of the arm's adapter.
     own_rank: Option<u32>,
-    /// Looks at which the arm's adapter had requests or requests were deferred.
+    /// Looks at which the arm's adapter had requests, or requests were deferred while all slots
+    /// were in use.
     looks: u64,
-    /// Those of them at which requests were deferred while all slots were in use.
+    /// Looks at which requests were deferred while all slots were in use. If the engine does not
+    /// say whether it defers: looks at which more adapters than slots were in use.
     crowded: u64,
-    /// All adapters that had requests.
     names: Vec<String>,
 }
 
 impl EngineLooks {
-    /// Adds a look at an engine to `all`, the looks of one arm at its engines.
+    /// Adds a look at an engine to `all`, the looks of one arm.
     pub(super) fn note(all: &mut Vec<Self>, adapter: &str, engine: &EngineAdapters) {
         let own = engine.in_use.iter().find(|(name, _)| name == adapter);
         let same = |known: &Self| known.backend == engine.backend;
@@ -114,7 +116,7 @@ pub enum Cause {
     Slots,
     /// Adapters are read from disk again and again.
     ColdLoads,
-    /// The engine computes with a larger rank than that of the adapter.
+    /// The engine computes with a larger rank than the adapter's.
     Rank,
     /// The LoRA kernels make each step longer.
     Kernels,
@@ -127,11 +129,12 @@ pub enum Cause {
 pub struct Diagnosis {
     /// The cause.
     pub cause: Cause,
-    /// What shows it, and what to do.
+    /// The evidence and the remedy.
     pub sentence: String,
 }
 
-/// The causes that are found for an arm; none if the arm serves the model that the client has requested.
+/// The causes that are found for an arm; none if the arm serves the model that the client
+/// requested.
 pub fn diagnose(
     plan: &ExperimentPlan,
     arms: &[ArmLedger],
@@ -153,7 +156,7 @@ pub fn diagnose(
 fn slots(looks: &EngineLooks) -> Option<String> {
     let EngineLooks { backend, slots, names, .. } = looks;
     let (used, crowding) = (names.len(), looks.crowding());
-    // Requests are deferred for other reasons, too, such as a grammar that is compiled.
+    // Requests are also deferred for other reasons, such as a grammar that is compiled.
     (looks.looks >= LOOKS_MIN && crowding >= CROWDED_MIN && used as u64 > *slots).then(|| {
         format!(
             "too few adapter slots: {backend} has max-loras {slots}, and {used} adapters were used on it; in {} of {} scrapes \
@@ -225,7 +228,7 @@ mod tests {
     use crate::experiment::{Ending, ExperimentReport, Experiments, Observation, tests};
     use crate::origin::Origin;
 
-    /// An engine with adapters in use; that of the arm is "lora", of rank 16.
+    /// An engine with adapters in use. The arm's adapter is "lora", of rank 16.
     fn engine(backend: &str, slots: u64, host: Option<u64>, in_use: &[&str]) -> EngineAdapters {
         let in_use = in_use.iter().map(|name| ((*name).to_owned(), (*name == "lora").then_some(16))).collect();
         EngineAdapters { backend: backend.to_owned(), slots, host, rank: Some(16), in_use, defers: None }
@@ -246,7 +249,7 @@ mod tests {
 
     #[test]
     fn too_few_slots_are_named_with_the_engine_and_what_to_set() {
-        // As vLLM shows it: the adapter that waits is not listed, and requests are deferred.
+        // As in vLLM: the adapter that waits is not listed, and requests are deferred.
         let of = |slots, names: &[&str], defers| EngineAdapters { defers, ..engine("p/a", slots, Some(4), names) };
         let turns = |slots, defers| [of(slots, &["chat"], defers), of(slots, &["lora"], defers)];
         let found = causes_of(&turns(1, Some(true)), 10);

@@ -1,16 +1,20 @@
-//! How often verdicts and stops are wrong, and how soon they come, for simulated requests whose truth is known.
+//! How often verdicts and stops are wrong, and how soon they come, for simulated requests with a
+//! known truth.
 //!
-//! Latencies have heavy tails (log-normal, sigma 1, one of 100 ten times as long) and come in waves that reach both arms: each is
-//! multiplied by 1 plus the waiting time of an M/M/1 queue at 80 %. Users send 1 to 40 requests each and have a pace of
-//! their own (sigma 0.5). Half of the prompts are short. The experiment is looked at every [`Truth::look`] requests, and its
-//! guardrails after each. Short versions run with the other tests; the whole ones, about two hours of one core, with:
+//! Latencies are log-normal (sigma 1), one of 100 ten times as long, times 1 plus the waiting time
+//! of an M/M/1 queue at 80 %, so that waves reach both arms. Users send 1 to 40 requests each, at a
+//! personal pace (sigma 0.5). Half of the prompts are short. The experiment is reviewed every
+//! [`Truth::look`] requests, the guardrails after each. Short versions run with the other tests;
+//! the full ones take about two hours of one core:
 //!
 //! ```sh
-//! cargo test --release -p sluice-gateway --lib experiment::evidence -- --ignored --nocapture --test-threads 1
+//! cargo test --release -p sluice-gateway --lib experiment::evidence -- --ignored --nocapture \
+//!   --test-threads 1
 //! ```
 //!
-//! `SLUICE_EXPERIMENT_SEEDS=FROM..TO` sets the experiments of each line (each seed is one), so that parts can run on several
-//! machines and their counts be added; `SLUICE_EXPERIMENT_JOBS` how many run at once (otherwise one for each core).
+//! `SLUICE_EXPERIMENT_SEEDS=FROM..TO` sets the experiments of each line, one per seed, so that
+//! several machines can share them and counts add up. `SLUICE_EXPERIMENT_JOBS` sets how many run at
+//! once (default: one per core).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,16 +25,16 @@ use crate::experiment::plan::ExperimentPlan;
 use crate::origin::Origin;
 use sluice_core::base::Rng;
 
-/// What differs between the arms, and how long it is watched.
+/// The difference between the arms, and how long the experiment is watched.
 #[derive(Clone, Copy)]
 struct Truth {
-    /// Latencies of the arm over those of the control.
+    /// Latencies of the arm over the control's.
     slower: f64,
     /// Shares of requests that fail in control and arm.
     errors: [f64; 2],
-    /// The requests of a user fail all or none.
+    /// All requests of a user fail, or none.
     by_user: bool,
-    /// Requests at most, all together.
+    /// The most requests of both arms together.
     requests: u64,
     sticky: &'static str,
     /// Requests between two looks.
@@ -48,7 +52,6 @@ fn plan(sticky: &str) -> ExperimentPlan {
     ExperimentPlan::all(&config(&text)).remove(0)
 }
 
-/// An experiment and its requests.
 struct Simulated {
     truth: Truth,
     plan: ExperimentPlan,
@@ -62,12 +65,11 @@ struct Simulated {
     users: u64,
 }
 
-/// Who sends the next requests.
 #[derive(Default)]
 struct User {
     left: usize,
     pace: f64,
-    /// Decides whether its requests fail, where they fail all or none.
+    /// Decides whether this user's requests fail, where all fail or none.
     luck: f64,
 }
 
@@ -85,7 +87,6 @@ impl Simulated {
         radius * angle.cos()
     }
 
-    /// Sends one request and measures it.
     fn step(&mut self) {
         let truth = self.truth;
         if self.user.left == 0 {
@@ -132,7 +133,8 @@ impl Simulated {
     }
 }
 
-/// Watches one experiment until it has a conclusion or is over: the conclusion, and the requests of both arms until then.
+/// Watches one experiment until it has a conclusion or is over. Returns the conclusion and the
+/// requests of both arms until then.
 fn watch(seed: u64, truth: Truth) -> (Conclusion, u64) {
     let mut simulated = Simulated::new(seed, truth);
     let mut now = jiff::Timestamp::UNIX_EPOCH;
@@ -149,7 +151,7 @@ fn watch(seed: u64, truth: Truth) -> (Conclusion, u64) {
     (Conclusion::NotYet, truth.requests)
 }
 
-/// What `run` returns for each seed, in no order; as many run at once as there are jobs.
+/// The results of `run` for each seed, in no order. As many run at once as there are jobs.
 fn each<T: Send>(seeds: Range<u64>, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = variable("SLUICE_EXPERIMENT_JOBS").and_then(|text| text.parse().ok()).unwrap_or_else(cores);
@@ -168,7 +170,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// How many of the experiments came to each conclusion, and the median number of requests until then.
+/// The number of experiments with each conclusion, and the median of requests until then.
 fn tally(seeds: Range<u64>, truth: Truth) -> ([u64; 4], u64) {
     let mut counts = [0; 4];
     let watched = each(seeds, |seed| watch(seed, truth));
@@ -178,7 +180,7 @@ fn tally(seeds: Range<u64>, truth: Truth) -> ([u64; 4], u64) {
     (counts, requests[requests.len() / 2])
 }
 
-/// Requests of the arm when its guardrail stopped it, in each of the experiments; sorted.
+/// Requests of the arm when a guardrail stopped it, for each experiment that was stopped; sorted.
 fn stops(seeds: Range<u64>, truth: Truth) -> Vec<u64> {
     let stop = |seed| {
         let mut simulated = Simulated::new(seed, truth);
@@ -192,7 +194,6 @@ fn stops(seeds: Range<u64>, truth: Truth) -> Vec<u64> {
     stops
 }
 
-/// How many are stopped within 200 requests.
 fn in_time(stops: &[u64]) -> usize {
     stops.partition_point(|requests| *requests <= 200)
 }
@@ -215,7 +216,7 @@ fn planted_differences_are_found() {
     assert_eq!(counts[Conclusion::Better as usize], 10, "{counts:?}");
 }
 
-/// An arm that is broken, beside a control that works.
+/// A broken arm next to a control that works.
 const BROKEN: Truth = Truth { errors: [0.005, 0.1], requests: 1_000, sticky: "request", ..SAME };
 
 #[test]
@@ -234,7 +235,7 @@ fn arms_that_fail_alike_are_seldom_stopped() {
     }
 }
 
-/// The experiments of each line of a whole measurement, and how many they are.
+/// The seeds of each line of a full measurement, and their number.
 fn seeds(usual: u64) -> (Range<u64>, u64) {
     let parse = |text: String| {
         let (from, to) = text.split_once("..")?;

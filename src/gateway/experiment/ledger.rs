@@ -1,15 +1,14 @@
-//! What was measured of each arm, in bounded memory.
+//! The measurements of each arm, in bounded memory.
 //!
-//! Requests are separated by the length of their prompts (five *length classes*), so that arms with unequal mixes can be
-//! compared, and by the group of their unit (64 of them, see [`unit`](super::unit)), so that the spread between groups shows how
-//! much chance there is, including what requests of one unit have in common. Of each quantity a group keeps a count and the
-//! sum of logarithms: the ratio of two geometric means is the factor by which one arm is slower, and the heaviest tail cannot
-//! dominate it. Quantiles come from histograms with bins of 5 %.
+//! Requests are separated by prompt length (five *length classes*), so that arms with unequal mixes
+//! can be compared; and by the group of their unit (64 groups, see [`unit`](super::unit)), so that
+//! the spread between groups shows the amount of chance, including correlation within units. For
+//! each quantity a group keeps a count and a sum of logarithms: the ratio of two geometric means is
+//! the factor by which one arm is slower, and a heavy tail cannot dominate it. Quantiles come from
+//! histograms with bins of 5 %.
 //!
-//! Failures and missed objectives count by origin (`origins.rs`), so that no client decides about
-//! an arm alone.
-//!
-//! Bounds: about 120 KiB for each arm, whatever the number of requests.
+//! Failures and missed objectives count by origin (`origins.rs`), so that no client alone decides
+//! about an arm. Bound: about 120 KiB for each arm, whatever the number of requests.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,13 +18,13 @@ use super::unit::{GROUPS, group_of};
 use crate::origin::Origin;
 use sluice_core::openai::Answer;
 
-/// Upper bounds of prompt tokens of the length classes; the last class has none.
+/// Upper bounds, in prompt tokens, of the length classes; the last class has none.
 pub const LENGTHS: [u64; 4] = [512, 2_048, 8_192, 32_768];
 /// Number of length classes.
 pub const CLASSES: usize = LENGTHS.len() + 1;
 /// Ratio of the bounds of a bin.
 const BIN: f64 = 1.05;
-/// The smallest value that is distinguished from smaller ones; 10 us, or 0.01 tokens.
+/// Smaller values count as this: 10 us, or 0.01 tokens.
 const SMALLEST: f64 = 1e-5;
 /// Bins up to 1,000 s, or a million tokens.
 const BINS: usize = 378;
@@ -35,7 +34,7 @@ pub fn length_class(tokens: u64) -> usize {
     LENGTHS.partition_point(|bound| *bound <= tokens)
 }
 
-/// A quantity that is measured of each request, in seconds unless it says otherwise.
+/// A quantity that is measured for each request, in seconds unless noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
@@ -49,9 +48,9 @@ pub enum Quantity {
     Itl,
     /// Time in the queue of the gateway.
     Queue,
-    /// TTFT from when the request was sent upstream.
+    /// TTFT, counted from when the request was sent upstream.
     BackendTtft,
-    /// Time of prefill and decoding: backend TTFT and all after the first token.
+    /// Time of prefill and decoding: backend TTFT and everything after the first token.
     Cost,
     /// Tokens generated, thousands.
     Tokens,
@@ -61,10 +60,10 @@ impl Quantity {
     /// All of them.
     pub const ALL: [Self; 8] =
         [Self::Ttft, Self::Tpot, Self::E2el, Self::Itl, Self::Queue, Self::BackendTtft, Self::Cost, Self::Tokens];
-    /// Those that decide which arm is better.
+    /// The quantities that decide which arm is better.
     pub const JUDGED: [Self; 3] = [Self::Ttft, Self::Tpot, Self::E2el];
 
-    /// Its name.
+    /// The name.
     pub fn label(self) -> &'static str {
         match self {
             Self::Ttft => "TTFT",
@@ -79,59 +78,58 @@ impl Quantity {
     }
 }
 
-/// How a request ended, as far as its arm is concerned.
+/// How a request ended, from the view of the arm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It got its complete response.
+    /// The response was complete.
     Completed,
     /// The arm failed: an error, a timeout, no capacity, or it could not serve the request at all.
     Failed,
-    /// The client left, or its request was refused: says nothing about the arm.
+    /// The client left, or the request was refused: says nothing about the arm.
     Other,
 }
 
 /// One finished request.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
-    /// Whose request it was.
+    /// The client.
     pub origin: Origin,
-    /// Whether a failure or a missed objective counts against the arm: not if the request was shed
-    /// from pools that all arms share, nor if it is one of too many of the same origin
+    /// Whether a failure or a missed objective counts against the arm. It does not if the request
+    /// was shed from pools that all arms share, or if the origin has too many of them
     /// (`origins.rs`).
     pub blamed: bool,
-    /// Length class of its prompt.
+    /// Length class of the prompt.
     pub class: usize,
-    /// Cell of its unit.
+    /// Cell of the unit.
     pub cell: u16,
-    /// What was measured, in the order of [`Quantity::ALL`].
+    /// The measured values, in the order of [`Quantity::ALL`].
     pub values: [Option<f64>; Quantity::ALL.len()],
-    /// How it ended.
+    /// How the request ended.
     pub ending: Ending,
-    /// Whether it missed an objective; `None` without objectives.
+    /// Whether the request missed an objective; `None` without objectives.
     pub missed: Option<bool>,
-    /// Its arm could not serve it; it was served as if there were no experiment.
+    /// The arm could not serve the request; it was served as without the experiment.
     pub fell_back: bool,
-    /// Prompt tokens that the engine had in its prefix cache, and all of them, where the engine says so.
+    /// Prompt tokens from the engine's prefix cache, and all prompt tokens, if the engine reports
+    /// them.
     pub cached: Option<(u64, u64)>,
-    /// What a complete response says of its answer.
+    /// How the answer of a complete response ended.
     pub answer: Answer,
 }
 
 impl Observation {
-    /// Whether the arm failed, as far as it is to blame.
+    /// Whether the arm is to blame for a failure.
     pub fn is_failure(&self) -> bool {
         self.blamed && (self.ending == Ending::Failed || self.fell_back)
     }
 }
 
-/// Count and sum of logarithms.
+/// A count and a sum of logarithms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cell(pub(super) f64, pub(super) f64);
 
-/// One quantity of one arm in one length class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sums {
-    /// One cell for each group.
     pub(super) cells: Vec<Cell>,
     /// Sum of squares of logarithms.
     pub(super) squares: f64,
@@ -158,7 +156,6 @@ impl Sums {
     }
 }
 
-/// One quantity of one arm.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct ByClass(pub(super) [Sums; CLASSES]);
 
@@ -180,57 +177,56 @@ impl ByClass {
     }
 }
 
-/// What was measured of one arm.
+/// The measurements of one arm. `Counts` are by group of units.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ArmLedger {
     pub(super) quantities: [ByClass; Quantity::ALL.len()],
-    /// All requests that were assigned to it, from that moment on.
+    /// All assigned requests, counted at assignment.
     #[serde(default)]
     pub(super) assigned: Counts,
-    /// Those that have ended.
+    /// Assigned requests that have ended.
     pub(super) requests: Counts,
-    /// Those of them that ended well or badly.
+    /// Of the ended requests, the ones that count as served or failed.
     pub(super) ended: Counts,
-    /// Those that failed.
+    /// Of these, the failed ones.
     pub(super) failed: Counts,
-    /// Units with a request that failed.
+    /// Units with a failed request.
     #[serde(default)]
     pub(super) failed_units: UnitCells,
-    /// Those with objectives.
+    /// Requests with objectives.
     pub(super) judged: Counts,
-    /// Those that missed one.
+    /// Requests that missed an objective.
     pub(super) missed: Counts,
-    /// Those that it could not serve.
+    /// Requests that the arm could not serve.
     pub(super) fell_back: f64,
-    /// Prompts of which it is known how much was in the prefix cache.
+    /// Prompts whose cached part is known.
     #[serde(default)]
     pub(super) cached_prompts: f64,
-    /// Tokens of these prompts that were there, and all of them.
+    /// Cached tokens of these prompts, and all their tokens.
     #[serde(default)]
     cached: (f64, f64),
-    /// What is known of its answers.
+    /// How answers ended and were rated.
     #[serde(default)]
     pub(super) quality: Quality,
 }
 
-/// What was measured of all arms.
+/// The measurements of all arms.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured<'a> {
     /// Each arm; the first is the control.
     pub arms: &'a [ArmLedger],
-    /// The control as it was when each arm was stopped, while others went on.
+    /// The control as it was when each arm was stopped, while other arms went on.
     pub controls: &'a [Option<ArmLedger>],
 }
 
 impl<'a> Measured<'a> {
-    /// The control while an arm ran: an arm is compared with what was measured at the same time.
+    /// The control while an arm ran, so that both were measured at the same time.
     pub fn control_of(&self, arm: usize) -> &'a ArmLedger {
         self.controls.get(arm).and_then(Option::as_ref).unwrap_or(&self.arms[0])
     }
 }
 
 impl ArmLedger {
-    /// Counts a request that is assigned to it.
     pub(super) fn note_assigned(&mut self, cell: u16) {
         self.assigned.0[group_of(cell)] += 1.0;
     }
@@ -267,12 +263,12 @@ impl ArmLedger {
         }
     }
 
-    /// What is known of its answers.
+    /// How answers ended and were rated.
     pub fn quality(&self) -> &Quality {
         &self.quality
     }
 
-    /// Requests that were assigned to it and have ended.
+    /// Requests that were assigned to the arm and have ended.
     pub fn requests(&self) -> u64 {
         self.requests.total() as u64
     }
@@ -282,17 +278,17 @@ impl ArmLedger {
         self.failed.total() as u64
     }
 
-    /// Requests that missed an objective, and those that had one.
+    /// Requests that missed an objective, and requests that had one.
     pub fn missed(&self) -> (u64, u64) {
         (self.missed.total() as u64, self.judged.total() as u64)
     }
 
-    /// Requests that it could not serve.
+    /// Requests that the arm could not serve.
     pub fn fell_back(&self) -> u64 {
         self.fell_back as u64
     }
 
-    /// The share of prompt tokens that were in the prefix cache; `None` where no engine said so.
+    /// The share of prompt tokens from the prefix cache; `None` where no engine reports it.
     pub fn cached_share(&self) -> Option<f64> {
         let (cached, all) = self.cached;
         (all > 0.0).then(|| cached / all)

@@ -1,15 +1,18 @@
 //! Experiments: which arm serves a request.
 //!
-//! The path of a request asks here once ([`ExperimentSet::assign`]), after its class is known and before it is admitted. What
-//! was assigned travels with the request's record, so that metrics and measurements are of the same requests.
-//!
 //! ```text
-//!   request --> assign: unit, plan, state --> arm          finished request --> ledger --> compare --> verdict
+//!   request --> assign: unit, plan, state --> arm
+//!   finished request --> ledger --> compare --> verdict
 //! ```
 //!
-//! [`plan`] is an experiment as configured, [`unit`] says how a unit finds its arm, [`ledger`] and [`quality`] what is kept of
-//! finished requests, [`compare`] and [`verdict`] what follows from it, [`diagnosis`] why an adapter is slow, [`shadow`] how many copies
-//! there may be, [`state`] what outlives a reload, [`report`] what an operator sees. Pure: no clock, no sockets, no metrics library.
+//! The path of a request asks once ([`ExperimentSet::assign`]), after the class is known and before
+//! admission. The answer travels with the request's record, so that metrics and measurements
+//! concern the same requests.
+//!
+//! [`plan`]: a configured experiment. [`unit`]: the arm of a unit. [`ledger`], [`quality`]: records
+//! of finished requests. [`compare`], [`verdict`]: conclusions. [`diagnosis`]: why an adapter is
+//! slow. [`shadow`]: the budget of copies. [`state`]: survives reloads. [`report`]: for operators.
+//! Pure: no clock, no sockets, no metrics library.
 
 pub mod unit;
 pub mod plan;

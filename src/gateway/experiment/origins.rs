@@ -1,24 +1,24 @@
 //! How many of an arm's failures and missed objectives one client may contribute.
 //!
-//! A client may choose its arm by its user name, and may fail on purpose. While there are several
-//! origins, the failures of one origin count only as far as other origins confirm them: if its
-//! failure rate is at most [`CONFIRMED`] times the rate of the others together, or if it has no
-//! more failures than they have. So an arm that fails for everyone is still found, and an arm that
-//! fails for a single client has one failure. The control is counted in the same way.
+//! A client may choose its arm by a user name, and may fail on purpose. While there are several
+//! origins, the failures of one origin count only if other origins confirm them: its failure rate
+//! is at most [`CONFIRMED`] times the rate of all others together, or it has no more failures than
+//! they have plus one. So an arm that fails for every client is found, and an arm that fails for a
+//! single client has one failure. The control is counted in the same way.
 //!
-//! Bounds: [`ORIGINS_MAX`] origins of each arm; beyond that the one with the fewest requests counts
-//! among the others.
+//! Bound: [`ORIGINS_MAX`] origins of each arm; above this, a new origin replaces the one with the
+//! fewest requests, whose requests then count among the others.
 
 use super::ledger::{Ending, Observation};
 use crate::origin::Origin;
 
-/// Origins that are counted apart in an arm.
+/// Origins that are counted separately in an arm.
 const ORIGINS_MAX: usize = 32;
 /// How many times the failure rate of the other origins one origin may have while its failures
-/// still count in full.
+/// still count.
 const CONFIRMED: f64 = 4.0;
 
-/// Requests that ended, and how many of them were bad.
+/// Ended requests, and the bad ones among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Tally {
     all: u64,
@@ -48,7 +48,7 @@ impl OriginShares {
         self.origins.iter().find(|(known, _)| *known == origin).map_or(Tally::default(), |(_, tally)| *tally)
     }
 
-    /// Counts a request that ended. Returns whether it counts if there are several origins.
+    /// Counts an ended request. Returns whether it counts when there are several origins.
     pub fn note(&mut self, origin: Origin, bad: bool) -> bool {
         let own = self.of(origin);
         let others = Tally { all: self.total.all - own.all, bad: self.total.bad - own.bad };
@@ -72,7 +72,8 @@ impl OriginShares {
     }
 }
 
-/// The origins of the requests of one arm. Not saved: each process hashes origins with its own key.
+/// The origins of one arm's requests. Not saved, because each process hashes origins with a new
+/// key.
 #[derive(Debug, Default)]
 pub(super) struct ArmOrigins {
     failing: OriginShares,
@@ -80,8 +81,8 @@ pub(super) struct ArmOrigins {
 }
 
 impl ArmOrigins {
-    /// Counts a finished request of one of `arms`. Where its origin is one of several, its failure
-    /// or miss is blamed on the arm only as far as failures or misses of other origins confirm it.
+    /// Counts a finished request of one of `arms`. If there are several origins, blames a failure
+    /// or miss on the arm only if other origins confirm it.
     pub(super) fn blame(arms: &mut [Self], arm: usize, observation: &mut Observation) {
         let says_nothing = observation.ending == Ending::Other && !observation.fell_back;
         if !observation.blamed || says_nothing {
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn failures_that_all_clients_have_count_in_full_however_unequal_the_clients_are() {
         let mut shares = OriginShares::default();
-        // One client in twenty, a tenth of all requests fail.
+        // One client in twenty; a tenth of all requests fail.
         let counted = (0..10_000u64).filter(|number| {
             let bad = number % 10 == 0;
             shares.note(origin(u64::from(number % 19 == 0)), bad) && bad

@@ -1,7 +1,8 @@
-//! An experiment as configured, in the form that assignment reads.
+//! A configured experiment, in the form that assignment reads.
 //!
-//! Built from a valid configuration, so nothing fails here. Names of pools and backends have become positions in the
-//! configuration. The *identity* of a plan says whether measurements of an earlier configuration are of the same experiment.
+//! Built from a valid configuration, so nothing fails here. Names of pools and backends are
+//! resolved to positions in the configuration. The *identity* of a plan says whether measurements
+//! under an earlier configuration belong to the same experiment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,29 +16,29 @@ use sluice_core::base::ModelId;
 /// One experiment.
 #[derive(Clone, Debug)]
 pub struct ExperimentPlan {
-    /// Its name.
+    /// The name.
     pub name: Arc<str>,
-    /// Its arms; the first is the control.
+    /// The arms; the first is the control.
     pub arms: Vec<ArmPlan>,
-    /// What stays in one arm.
+    /// The kind of unit that stays in one arm.
     pub sticky: Sticky,
     /// The header for [`Sticky::Header`], in lower case.
     pub header: Box<str>,
     /// Finds the arm of a unit.
     pub hash: UnitHash,
-    /// When the ramp begins; `None`: when it was first started.
+    /// When the ramp begins; `None`: when the experiment was first started.
     pub begins: Option<Timestamp>,
-    /// Whether it runs without having been started by hand.
+    /// Whether it runs without being started by hand.
     pub running: bool,
-    /// Changes with everything that decides which unit is in which arm and what the arms are.
+    /// Changes with everything that decides which unit is in which arm, and how the arms serve.
     pub identity: u64,
-    /// How it is judged.
+    /// How the experiment is judged.
     pub rules: Rules,
-    /// Whether all arms are served by the same pools and backends, so that requests of all arms
-    /// wait for the same room.
+    /// Whether the same pools and backends serve all arms, so that requests of all arms wait for
+    /// the same room.
     pub shares_pools: bool,
     models: ModelScope,
-    /// Whether requests for models that are not declared take part.
+    /// Whether requests for undeclared models take part.
     undeclared: bool,
     keys: Vec<String>,
     classes: Vec<usize>,
@@ -50,9 +51,9 @@ pub struct ExperimentPlan {
 pub struct Rules {
     /// Changes up to this share are too small to matter.
     pub min_effect: f64,
-    /// Of all verdicts together.
+    /// Confidence of all verdicts together.
     pub confidence: f64,
-    /// What stops an arm at once.
+    /// The bounds at which an arm is stopped at once.
     pub guardrail: Guardrail,
     /// Whether a better arm gets all units at once.
     pub promote: bool,
@@ -61,19 +62,19 @@ pub struct Rules {
 /// One arm.
 #[derive(Clone, Debug)]
 pub struct ArmPlan {
-    /// Its name.
+    /// The name.
     pub name: Arc<str>,
-    /// `EXPERIMENT/ARM`: its label in metrics and the response header.
+    /// `EXPERIMENT/ARM`: the label in metrics and in the response header.
     pub label: Arc<str>,
     /// Share of the units that take part.
     pub share: f64,
-    /// The copies that it gets, if it is a shadow arm, which has no units of its own.
+    /// The budget of copies of a shadow arm, which has no units.
     pub shadow: Option<Shadow>,
-    /// Draws below this, and not below that of the arm before, belong to it.
+    /// Draws below this, and not below the bound of the arm before, belong to this arm.
     until: f64,
-    /// The model name to send upstream instead of the client's, with its declaration.
+    /// The model name to send upstream instead of the client's, and the declared model.
     pub model: Option<(Arc<str>, ModelId)>,
-    /// Position of the pool that serves it.
+    /// Position of the pool that serves the arm.
     pub pool: Option<usize>,
     /// Positions of the backends in that pool; empty: all.
     pub backends: Vec<usize>,
@@ -123,15 +124,15 @@ impl ExperimentPlan {
         }
     }
 
-    /// Whether requests of this model (`None`: one that is not declared), key and class (the position of the home pool) may take
-    /// part.
+    /// Whether requests of this model (`None`: undeclared), key and class (the position of the home
+    /// pool) may take part.
     pub fn is_for(&self, model: Option<ModelId>, key: Option<&str>, class: usize) -> bool {
         model.map_or(self.undeclared, |model| self.models.includes(model))
             && (self.keys.is_empty() || key.is_some_and(|key| self.keys.iter().any(|name| name == key)))
             && (self.classes.is_empty() || self.classes.contains(&class))
     }
 
-    /// The share of its units that take part this long after the ramp began.
+    /// The share of units that take part this long after the ramp began.
     pub fn exposure(&self, since: Duration) -> f64 {
         if self.ramp.is_empty() {
             return 1.0;
@@ -139,7 +140,8 @@ impl ExperimentPlan {
         self.ramp.iter().take_while(|step| step.after <= since).last().map_or(0.0, |step| step.share)
     }
 
-    /// Where a place in the layer is within the experiment's own part of it, in `[0, 1)`; `None` outside.
+    /// The position of a place in the layer within the experiment's part of the layer, in `[0, 1)`;
+    /// `None` outside.
     pub fn position(&self, place: f64) -> Option<f64> {
         let Traffic { from, to } = self.traffic;
         (from <= place && place < to).then(|| (place - from) / (to - from))
@@ -170,7 +172,7 @@ fn shares_pools(experiment: &config::Experiment, config: &Config) -> bool {
     })
 }
 
-/// By names, so that it survives what only changes positions in the file.
+/// Built from names, so that changed positions in the file do not matter.
 fn identity(experiment: &config::Experiment, salt: &str, config: &Config) -> u64 {
     let models = match &experiment.models {
         ModelScope::All => vec!["*"],
@@ -187,7 +189,8 @@ fn identity(experiment: &config::Experiment, salt: &str, config: &Config) -> u64
 }
 
 impl ArmPlan {
-    /// Whether requests of both may be on one engine. Not known for pools that are chosen by prompt length, beside a named one.
+    /// Whether requests of both arms may be on one engine. Not known for pools chosen by prompt
+    /// length, compared with a named pool.
     pub(super) fn shares_engines(&self, other: &Self) -> bool {
         let any_of_both = self.backends.is_empty() || other.backends.is_empty();
         self.pool == other.pool && (any_of_both || self.backends.iter().any(|one| other.backends.contains(one)))

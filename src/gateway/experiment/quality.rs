@@ -1,11 +1,12 @@
-//! Quality beside speed: what can be seen of answers without keeping their text, and what users say of them.
+//! Quality next to speed: how answers end, without keeping their text, and how users rate them.
 //!
-//! An answer that ends at its token limit is cut off; one that is marked as a refusal did not help its user. Users' ratings, good
-//! or bad, come through the admin API by request id, after the answer: the latest [`RATEABLE`] answers of an experiment can be
-//! rated. A second rating of an answer replaces the first. How long answers are is one of the quantities (tokens out).
+//! An answer that ends at the token limit is cut off; an answer that is marked as a refusal did not
+//! help. Users rate answers as good or bad through the admin API, by request id: the latest
+//! [`RATEABLE`] answers of an experiment can be rated. A second rating of an answer replaces the
+//! first. The length of answers is one of the quantities (tokens out).
 //!
-//! Bounds: 40 bytes for each answer that can be rated, 2.6 MB for each experiment. After a restart of the gateway, earlier answers
-//! can no longer be rated.
+//! Bounds: 40 bytes for each answer that can be rated, 2.6 MB for each experiment. After a restart
+//! of the gateway, earlier answers can no longer be rated.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,20 +19,20 @@ use super::counts::Counts;
 /// Answers of an experiment that can be rated: the latest ones.
 pub const RATEABLE: usize = 65_536;
 
-/// What is known of the answers of one arm.
+/// How the answers of one arm ended and were rated.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Quality {
     /// Answers that say how they ended.
     pub(super) answers: Counts,
-    /// Those that were cut off at their token limit.
+    /// Answers that were cut off at their token limit.
     pub(super) truncated: Counts,
-    /// Those that are marked as refusals.
+    /// Answers that are marked as refusals.
     pub(super) refused: Counts,
-    /// Those that were rated.
+    /// Answers that were rated.
     pub(super) rated: Counts,
-    /// Those that were rated as bad.
+    /// Answers that were rated as bad.
     pub(super) bad: Counts,
-    /// How they ended, in the order of [`FinishReason::ALL`].
+    /// Answers by how they ended, in the order of [`FinishReason::ALL`].
     finish: [f64; FinishReason::ALL.len()],
 }
 
@@ -61,7 +62,7 @@ impl Quality {
         self.refused.total() as u64
     }
 
-    /// Answers that were rated as bad, and all that were rated.
+    /// Answers that were rated as bad, and all rated answers.
     pub fn ratings(&self) -> (u64, u64) {
         (self.bad.total() as u64, self.rated.total() as u64)
     }
@@ -79,12 +80,12 @@ struct Rateable {
 #[derive(Debug, Default)]
 pub(super) struct RecentAnswers {
     answers: HashMap<u64, Rateable>,
-    /// The oldest first.
+    /// Oldest first.
     order: VecDeque<u64>,
 }
 
 impl RecentAnswers {
-    /// Notes an answer. A client that uses an id again means its latest answer.
+    /// Notes an answer. An id that a client uses again refers to the latest answer.
     pub(super) fn note(&mut self, request_id: &str, arm: usize, group: usize) {
         let id = XxHash3_64::oneshot(request_id.as_bytes());
         // There are few arms and 64 groups.
@@ -99,7 +100,8 @@ impl RecentAnswers {
         }
     }
 
-    /// Rates an answer. Returns its arm, its group and its rating before; `None`: it is not known.
+    /// Rates an answer. Returns the arm, the group and the rating before; `None`: the answer is not
+    /// known.
     pub(super) fn rate(&mut self, request_id: &str, good: bool) -> Option<(usize, usize, Option<bool>)> {
         let answer = self.answers.get_mut(&XxHash3_64::oneshot(request_id.as_bytes()))?;
         Some((answer.arm.into(), answer.group.into(), answer.rating.replace(good)))

@@ -1,6 +1,8 @@
-//! An experiment as the admin API shows it: plain numbers and texts, which the command line reads back.
+//! An experiment as the admin API shows it: plain numbers and texts, which the command line reads
+//! back.
 //!
-//! Latencies are in seconds, tokens in thousands; changes and shares are fractions. What is not known, or not bounded, is absent.
+//! Latencies are in seconds, tokens in thousands; changes and shares are fractions. A value that is
+//! not known, or not bounded, is absent.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -24,7 +26,7 @@ pub const NOT_ACTIVE: &str = "not_active";
 /// A value and the range that contains the true one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Range {
-    /// What was measured.
+    /// The measured value.
     pub value: f64,
     /// Lower end.
     pub low: Option<f64>,
@@ -35,17 +37,17 @@ pub struct Range {
 /// One experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentReport {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// `running`, `stopped`, `promoted`, or [`NOT_ACTIVE`], which has only a name and a reason.
+    /// `running`, `stopped`, `promoted`, or [`NOT_ACTIVE`]: then there is only a name and a reason.
     pub phase: String,
     /// The arm that was promoted.
     pub promoted: Option<String>,
-    /// Why it is in that state, unless an operator put it there.
+    /// Why it is in that phase, unless an operator put it there.
     pub why: Option<String>,
-    /// What stays in one arm.
+    /// The kind of unit that stays in one arm.
     pub sticky: String,
-    /// Share of its units that take part now.
+    /// Share of the units that take part now.
     pub exposure: f64,
     /// When it was first started, RFC 3339.
     pub since: Option<String>,
@@ -53,9 +55,9 @@ pub struct ExperimentReport {
     pub confidence: f64,
     /// Changes up to this share are too small to matter.
     pub min_effect: f64,
-    /// Its arms; the first is the control.
+    /// The arms; the first is the control.
     pub arms: Vec<ArmReport>,
-    /// The other arms beside the control.
+    /// The other arms, compared with the control.
     pub comparisons: Vec<ComparisonReport>,
     /// The confidence sequences over time.
     pub history: Vec<Moment>,
@@ -64,7 +66,7 @@ pub struct ExperimentReport {
 /// One arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArmReport {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// Share of the units that take part.
     pub share: f64,
@@ -73,43 +75,44 @@ pub struct ArmReport {
     pub copies: Option<CopiesReport>,
     /// The model name that is sent upstream.
     pub model: Option<String>,
-    /// Why it was stopped.
+    /// Why the arm was stopped.
     pub stopped: Option<String>,
-    /// What it waits for before requests take part.
+    /// The condition that the arm waits for before requests take part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
-    /// Requests that were assigned to it.
+    /// Requests that were assigned to the arm and have ended.
     pub requests: u64,
-    /// Those that failed.
+    /// Requests that failed.
     pub failed: u64,
-    /// Those that missed an objective, and those that had one.
+    /// Requests that missed an objective, and requests that had one.
     pub missed: (u64, u64),
-    /// Those that were served without it, because it could not serve them.
+    /// Requests that were served without the arm, because it could not serve them.
     pub fell_back: u64,
-    /// Completed requests by length of the prompt: below 512, 2,048, 8,192, 32,768 tokens, and more.
+    /// Completed requests by length of the prompt: below 512, 2,048, 8,192, 32,768 tokens, and
+    /// more.
     pub lengths: [u64; CLASSES],
-    /// What is known of its answers.
+    /// How answers ended and were rated.
     #[serde(default)]
     pub quality: QualityReport,
-    /// What was measured.
+    /// The measured quantities.
     pub quantities: Vec<QuantityReport>,
 }
 
-/// What is known of the answers of an arm.
+/// How the answers of an arm ended and were rated.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QualityReport {
-    /// How many ended for each reason, where the engine says so.
+    /// How many ended for each reason, if the engine says so.
     pub finish: Vec<(FinishReason, u64)>,
     /// How many are marked as refusals.
     pub refused: u64,
-    /// How many users rated as bad, and how many they rated.
+    /// How many answers users rated as bad, and how many they rated.
     pub bad_ratings: (u64, u64),
 }
 
 /// The copies of a shadow arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CopiesReport {
-    /// Share of the requests that take part of which it gets a copy.
+    /// Share of the requests that take part that the arm gets copies of.
     pub share: f64,
     /// In flight now.
     pub in_flight: u32,
@@ -124,7 +127,7 @@ pub struct QuantityReport {
     pub quantity: Quantity,
     /// Values.
     pub count: u64,
-    /// Their mean.
+    /// The mean.
     pub mean: f64,
     /// The median.
     pub p50: Range,
@@ -132,14 +135,14 @@ pub struct QuantityReport {
     pub p95: Range,
 }
 
-/// An arm beside the control.
+/// An arm compared with the control.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonReport {
     /// The arm.
     pub arm: String,
     /// The conclusion now.
     pub conclusion: Conclusion,
-    /// The same as a sentence for the operator.
+    /// The conclusion as a sentence for the operator.
     pub sentence: String,
     /// The first conclusion, which stands.
     pub decided: Option<Decision>,
@@ -152,38 +155,39 @@ pub struct ComparisonReport {
     /// Answers that were cut off at their token limit, refusals, and bad ratings among all ratings.
     #[serde(default)]
     pub quality: Vec<RateReport>,
-    /// Share of both arms' requests that is in the arm; absent unless it certainly differs from the configured share.
+    /// The arm's share of the requests of both arms; absent unless it certainly differs from the
+    /// configured share.
     pub mismatch: Option<Range>,
-    /// Why the arm is as slow as it is, if it has a model of its own: causes that are known of adapters.
+    /// Why an arm with another model is as slow as it is: known causes for adapters.
     #[serde(default)]
     pub diagnosis: Vec<Diagnosis>,
 }
 
-/// A quantity of an arm over that of the control, minus 1.
+/// A quantity of an arm over the control's, minus 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
     /// The quantity.
     pub quantity: Quantity,
-    /// The change of the geometric mean at equal lengths of prompts.
+    /// The change of the geometric mean at equal prompt lengths.
     pub change: Option<Range>,
-    /// The conclusion about it, if it is judged.
+    /// The conclusion about the quantity, if it is judged.
     pub conclusion: Option<Conclusion>,
     /// Values so far, in the arm that has fewer.
     pub used: u64,
-    /// Estimate of how many values are needed to detect a change of `min_effect`.
+    /// Estimate of the values that are needed to detect a change of `min_effect`.
     pub planned: Option<u64>,
 }
 
-/// How often something happens.
+/// The rate of an event in both arms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RateReport {
     /// Share in the control.
     pub control: f64,
     /// Share in the arm.
     pub arm: f64,
-    /// How many times as often as in the control.
+    /// The arm's rate over the control's.
     pub times: Option<Range>,
-    /// Whether it certainly happens more often than in the control.
+    /// Whether the arm's rate is certainly higher.
     pub worse: bool,
 }
 
@@ -196,7 +200,7 @@ impl Range {
 }
 
 impl ExperimentReport {
-    /// The experiment now; without what takes long to read and to compute if it is `short`.
+    /// The experiment now. `short`: without the parts that take long to read and compute.
     pub fn new(experiment: &Experiment, short: bool) -> Self {
         let Experiment { plan, state } = experiment;
         let progress = state.progress();
@@ -263,7 +267,6 @@ impl ExperimentReport {
     }
 }
 
-/// What an arm waits for.
 fn waiting(Experiment { plan, state }: &Experiment, arm: usize) -> Option<String> {
     let ArmPlan { name, model, shadow, .. } = &plan.arms[arm];
     let (model, _) = model.as_ref().filter(|_| state.is_waiting(arm) && state.phase() != Phase::Stopped)?;

@@ -1,8 +1,8 @@
-//! Copies of requests for shadow arms: how many there may be at once, and what became of them.
+//! Copies of requests for shadow arms: how many may run at once, and how they ended.
 //!
-//! The budget of an arm is [`Shadow`]: copies in flight, and copies per second, evenly spaced. A copy that the budget does not allow
-//! is counted and not sent. The counts begin anew with each start of the gateway, as those of a metrics page do; what was
-//! measured of the copies is in the arm's ledger.
+//! The budget of an arm is [`Shadow`]: copies in flight, and copies per second, evenly spaced. A
+//! copy above the budget is counted and not sent. The counts start from zero with the gateway, like
+//! counters on a metrics page; the measurements of copies are in the arm's ledger.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,21 +14,22 @@ use tokio::time::Instant;
 
 use crate::config::Shadow;
 
-/// What became of a copy.
+/// How a copy ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyOutcome {
-    /// Its response was complete.
+    /// The response was complete.
     Completed,
     /// The arm failed: an error or a timeout.
     Failed,
-    /// The engine refused it, or it could not be prepared.
+    /// The engine refused the copy, or it could not be prepared.
     Refused,
-    /// No backend had room beside the requests, so it was not sent.
+    /// No backend had room next to the requests, so the copy was not sent.
     NoRoom,
-    /// It was ended early: a request needed its room, or the gateway or its engine stopped; or its original was not served.
+    /// The copy was ended early: a request needed the room, the gateway or the engine stopped, or
+    /// the original was not served.
     Cut,
-    /// The budget of the arm was used up, so it was not sent.
+    /// The budget of the arm was used up, so the copy was not sent.
     OverBudget,
 }
 
@@ -50,13 +51,12 @@ impl CopyOutcome {
     }
 }
 
-/// The copies of one arm.
 #[derive(Debug, Default)]
 pub(super) struct ArmCopies {
     in_flight: AtomicU32,
     /// When the next copy may be sent.
     due: Mutex<Option<Instant>>,
-    /// By outcome, in the order of [`CopyOutcome::ALL`].
+    /// Ended copies by outcome, in the order of [`CopyOutcome::ALL`].
     ended: [AtomicU64; CopyOutcome::ALL.len()],
 }
 
@@ -65,7 +65,7 @@ impl ArmCopies {
         self.ended[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes a copy out of the budget.
+    /// Takes a copy out of the budget. Returns whether the budget allows it.
     fn begin(&self, budget: &Shadow, now: Instant) -> bool {
         let mut due = self.due.lock();
         let is_free = self.in_flight.load(Ordering::Acquire) < budget.in_flight;
@@ -78,27 +78,25 @@ impl ArmCopies {
         true
     }
 
-    /// Copies in flight.
     pub(super) fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Acquire)
     }
 
-    /// How many copies ended with each outcome.
     pub(super) fn ended(&self) -> [(CopyOutcome, u64); CopyOutcome::ALL.len()] {
         CopyOutcome::ALL.map(|outcome| (outcome, self.ended[outcome as usize].load(Ordering::Relaxed)))
     }
 }
 
-/// A copy that counts against the budget of its arm until it is dropped.
+/// A copy that counts against the budget of the arm until it is dropped.
 #[derive(Debug)]
 pub struct CopyInFlight {
     copies: Arc<ArmCopies>,
-    /// How it has ended; [`CopyOutcome::Cut`] until something else is known.
+    /// How the copy ended; [`CopyOutcome::Cut`] until set.
     pub outcome: CopyOutcome,
 }
 
 impl CopyInFlight {
-    /// A copy for an arm; `None`, which is counted, if the budget does not allow one now.
+    /// A copy for an arm; `None` if the budget does not allow one now, which is counted.
     pub(super) fn begin(copies: &Arc<ArmCopies>, budget: &Shadow, now: Instant) -> Option<Self> {
         if !copies.begin(budget, now) {
             copies.count(CopyOutcome::OverBudget);

@@ -1,8 +1,9 @@
-//! What an experiment is doing and what it has measured: kept across reloads, as long as it is the same experiment.
+//! The phase and the measurements of an experiment: kept across reloads while the identity is the
+//! same.
 //!
-//! Whether and where a request takes part is read without a lock; finished requests are added under one, about a microsecond
-//! each. A guardrail is looked at with every request that failed or missed an objective, everything else by
-//! [`ExperimentState::review`], once a second.
+//! Whether and where a request takes part is read without a lock. Finished requests are added under
+//! one, about a microsecond each. A guardrail is checked after every request that failed or missed
+//! an objective; everything else once a second, by [`ExperimentState::review`].
 //!
 //! Bounds: the ledger of each arm (see [`ledger`](super::ledger)) and [`HISTORY`] moments.
 
@@ -21,10 +22,10 @@ use super::quality::RecentAnswers;
 use super::shadow::ArmCopies;
 use super::verdict::{self, Comparison, Conclusion};
 
-/// How many [`Moment`]s are kept; when there are more, every second one is dropped.
+/// The most [`Moment`]s that are kept; above this, every second one is dropped.
 pub const HISTORY: usize = 256;
 
-/// What an experiment is doing.
+/// The phase of an experiment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -33,12 +34,12 @@ pub enum Phase {
     Running,
     /// No request takes part.
     Stopped,
-    /// All of its units are in this arm, whatever the ramp says.
+    /// All units are in this arm, whatever the ramp says.
     Promoted(usize),
 }
 
 impl Phase {
-    /// Its name in the admin API.
+    /// The name in the admin API.
     pub fn label(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -48,12 +49,12 @@ impl Phase {
     }
 }
 
-/// What was concluded about an arm, and when.
+/// A conclusion about an arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// The conclusion.
     pub conclusion: Conclusion,
-    /// The same as a sentence for the operator.
+    /// The conclusion as a sentence for the operator.
     pub sentence: String,
     /// When, milliseconds since 1970.
     pub at: i64,
@@ -66,31 +67,31 @@ pub struct Decision {
 pub struct Moment {
     /// When, milliseconds since 1970.
     pub at: i64,
-    /// For each arm but the control, and each quantity that is judged: the change and its lower and upper bound; absent where
-    /// it is not bounded.
+    /// For each arm except the control, and each judged quantity: the change with lower and upper
+    /// bound; absent where it is not bounded.
     pub changes: Vec<[Option<[f64; 3]>; Quantity::JUDGED.len()]>,
 }
 
-/// What an experiment has measured and concluded.
+/// The measurements and conclusions of an experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// The measurements of each arm.
     pub arms: Vec<ArmLedger>,
-    /// Those of the control when each arm was stopped, while others went on.
+    /// The measurements of the control when each arm was stopped, while other arms went on.
     #[serde(default)]
     pub controls: Vec<Option<ArmLedger>>,
     /// Why each arm was stopped.
     pub stops: Vec<Option<String>>,
     /// The first conclusion about each arm.
     pub decisions: Vec<Option<Decision>>,
-    /// What each arm has seen of the engines that serve its adapter.
+    /// The looks of each arm at the engines that serve the arm's adapter.
     #[serde(default)]
     pub engines: Vec<Vec<EngineLooks>>,
     /// The confidence sequences over time.
     pub history: Vec<Moment>,
-    /// When it was first started, milliseconds since 1970.
+    /// When the experiment was first started, milliseconds since 1970.
     pub since: Option<i64>,
-    /// Why it is in its phase, unless an operator put it there.
+    /// Why the experiment is in this phase, unless an operator put it there.
     pub why: Option<String>,
 }
 
@@ -105,9 +106,8 @@ pub struct ExperimentState {
     waiting: AtomicU32,
     /// Arms whose model a ready backend served since the gateway started, as bits.
     served: AtomicU32,
-    /// Share of its units that take part, as bits.
+    /// Share of the units that take part, as bits of a float.
     exposure: AtomicU64,
-    /// The copies of each arm.
     copies: Vec<Arc<ArmCopies>>,
     /// Answers that users can rate.
     recent: Mutex<RecentAnswers>,
@@ -117,13 +117,13 @@ pub struct ExperimentState {
 }
 
 impl ExperimentState {
-    /// A state that begins anew.
+    /// A state that starts from zero.
     pub fn new(plan: &ExperimentPlan, exposure: f64) -> Self {
         let phase = if plan.running { Phase::Running } else { Phase::Stopped };
         Self::resume(plan, phase, exposure, Progress::default())
     }
 
-    /// A state that goes on with what was saved.
+    /// A state that continues from saved progress.
     pub fn resume(plan: &ExperimentPlan, phase: Phase, exposure: f64, mut progress: Progress) -> Self {
         let arms = plan.arms.len();
         progress.resize(arms);
@@ -143,7 +143,7 @@ impl ExperimentState {
         state
     }
 
-    /// What it is doing.
+    /// The phase.
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Acquire) {
             0 => Phase::Running,
@@ -161,8 +161,9 @@ impl ExperimentState {
         self.phase.store(number, Ordering::Release);
     }
 
-    /// Does what an operator wants, for requests from now on. Starting it again starts the arms that were stopped: then all is
-    /// measured anew, because what broke a guardrail would break it again.
+    /// Sets the phase that an operator orders, for requests from now on. Starting again also starts
+    /// arms that were stopped. All measurements then start from zero, because the old ones would
+    /// break the guardrail again.
     pub fn order(&self, phase: Phase) {
         let mut progress = self.progress.lock();
         progress.why = None;
@@ -181,13 +182,14 @@ impl ExperimentState {
         self.stopped.load(Ordering::Acquire) & (1 << arm) != 0
     }
 
-    /// Whether the model of an arm is served by no ready backend.
+    /// Whether an arm waits, because no ready backend serves the model.
     pub fn is_waiting(&self, arm: usize) -> bool {
         self.waiting.load(Ordering::Acquire) & (1 << arm) != 0
     }
 
-    /// Whether requests have to be served without the experiment, because `arm`, or any arm that they could be in, waits for its
-    /// model. All wait together: arms that are compared must have requests of the same time.
+    /// Whether requests must be served without the experiment, because `arm`, or any arm that they
+    /// could be in, waits for a model. All arms wait together, because arms that are compared must
+    /// have requests of the same time.
     pub(super) fn holds(&self, plan: &ExperimentPlan, promoted: Option<usize>) -> bool {
         let waiting = self.waiting.load(Ordering::Acquire) & !self.stopped.load(Ordering::Acquire);
         waiting != 0
@@ -197,14 +199,16 @@ impl ExperimentState {
             }
     }
 
-    /// Lets every arm with a model of its own wait until [`ExperimentState::note_served`] says that it is served.
+    /// Makes every arm with another model wait until [`ExperimentState::note_served`] reports that
+    /// the model is served.
     pub(super) fn wait_for_models(&self, plan: &ExperimentPlan) {
         let own = plan.arms.iter().enumerate().filter(|(_, arm)| arm.model.is_some());
         self.waiting.fetch_or(own.map(|(arm, _)| 1 << arm).sum(), Ordering::AcqRel);
     }
 
-    /// Notes whether a ready backend of an arm serves the arm's model; `None`: none of its backends is ready. Then an arm that was
-    /// served before does not wait: its engine has failed, and a guardrail decides. Returns whether that starts or ends a wait.
+    /// Notes whether a ready backend of an arm serves the arm's model; `None`: none of its backends
+    /// is ready. An arm that was served before then does not wait, because the engine has failed
+    /// and a guardrail decides. Returns whether a wait has started or ended.
     pub fn note_served(&self, arm: usize, served: Option<bool>) -> bool {
         let bit = 1 << arm;
         let before = match served {
@@ -218,27 +222,26 @@ impl ExperimentState {
         (before ^ self.waiting.load(Ordering::Acquire)) & bit != 0
     }
 
-    /// The copies of an arm.
     pub(super) fn copies(&self, arm: usize) -> &Arc<ArmCopies> {
         &self.copies[arm]
     }
 
-    /// The share of its units that take part.
+    /// The share of units that take part.
     pub fn exposure(&self) -> f64 {
         f64::from_bits(self.exposure.load(Ordering::Acquire))
     }
 
-    /// Sets the share of its units that take part.
+    /// Sets the share of units that take part.
     pub fn set_exposure(&self, share: f64) {
         self.exposure.store(share.to_bits(), Ordering::Release);
     }
 
-    /// A copy of what it has measured and concluded.
+    /// A copy of the measurements and conclusions.
     pub fn progress(&self) -> Progress {
         self.progress.lock().clone()
     }
 
-    /// When it was first started; `now` if it never was.
+    /// When the experiment was first started; sets it to `now` if it never was.
     pub fn since(&self, now: Timestamp) -> Timestamp {
         let since = *self.progress.lock().since.get_or_insert(now.as_millisecond());
         Timestamp::from_millisecond(since).unwrap_or(now)
@@ -249,7 +252,7 @@ impl ExperimentState {
         self.progress.lock().arms[arm].note_assigned(cell);
     }
 
-    /// Adds a finished request of an arm, and stops the arm if that breaks a guardrail.
+    /// Adds a finished request of an arm, and stops the arm if the request breaks a guardrail.
     pub fn observe(&self, plan: &ExperimentPlan, arm: usize, observation: &Observation) {
         let mut progress = self.progress.lock();
         let mut observation = *observation;
@@ -266,19 +269,19 @@ impl ExperimentState {
         }
     }
 
-    /// Notes that the answer to a request can be rated.
     pub(super) fn note_answer(&self, request_id: &str, arm: usize, group: usize) {
         self.recent.lock().note(request_id, arm, group);
     }
 
-    /// Adds a user's rating of an answer. Returns its arm; `None`: no answer to a request of that id is known.
+    /// Adds a user's rating of an answer. Returns the arm; `None`: no answer with that request id
+    /// is known.
     pub(super) fn rate(&self, request_id: &str, good: bool) -> Option<usize> {
         let (arm, group, before) = self.recent.lock().rate(request_id, good)?;
         self.progress.lock().arms.get_mut(arm)?.quality.rate(group, good, before);
         Some(arm)
     }
 
-    /// Adds a look at the engines to what the arms have seen of those that serve their adapters.
+    /// Adds a look at engines to the arms whose adapters they serve.
     pub fn note_adapters(&self, plan: &ExperimentPlan, seen: &[EngineAdapters]) {
         let mut progress = self.progress.lock();
         for (arm, looks) in plan.arms.iter().zip(&mut progress.engines) {
@@ -306,7 +309,8 @@ impl ExperimentState {
         }
     }
 
-    /// Judges what was measured: records conclusions and confidence sequences, and promotes an arm if that is configured.
+    /// Reviews the measurements: records conclusions and confidence sequences, and promotes an arm
+    /// if that is configured.
     pub fn review(&self, plan: &ExperimentPlan, now: Timestamp) -> Vec<Comparison> {
         let mut progress = self.progress.lock();
         let comparisons = verdict::compare(plan, progress.measured());
@@ -325,8 +329,8 @@ impl ExperimentState {
             tracing::info!("experiment {}: {sentence}", plan.name);
             progress.decisions[arm] =
                 Some(Decision { conclusion, sentence: sentence.clone(), at: now.as_millisecond(), requests });
-            // What is known of copies is known from moments with free room: an operator decides whether that is enough.
-            // Neither is an arm that is faster and has worse answers promoted by itself.
+            // Shadow arms are not promoted: copies run only while there is free room, so an
+            // operator decides whether they prove enough. Nor is a faster arm with worse answers.
             let worse_answers = comparison.quality.iter().any(|(_, worse)| *worse);
             let may_promote = plan.rules.promote && plan.arms[arm].shadow.is_none() && !worse_answers;
             if conclusion == Conclusion::Better && may_promote && progress.stops[arm].is_none() {
@@ -348,7 +352,7 @@ impl Progress {
         self.engines.resize(arms, Vec::new());
     }
 
-    /// What was measured of all arms.
+    /// The measurements of all arms.
     pub fn measured(&self) -> Measured<'_> {
         Measured { arms: &self.arms, controls: &self.controls }
     }

@@ -1,4 +1,6 @@
-//! Assignment by itself: shares are hit, a ramp moves no unit, gateways agree, and what is not for an experiment stays out.
+//! Assignment by itself.
+//!
+//! Shares are hit, a ramp moves no unit, gateways agree, and other requests stay out.
 
 use jiff::Timestamp;
 
@@ -35,7 +37,7 @@ fn arm_of(set: &ExperimentSet, user: u64) -> Option<(String, usize)> {
     Some((assigned.arm().label.to_string(), assigned.arm))
 }
 
-/// A completed request that took so long in every way.
+/// A completed request with this duration for every quantity.
 fn completed(seconds: f64, cell: u16, answer: Answer) -> Observation {
     Observation {
         origin: Origin::default(),
@@ -77,7 +79,7 @@ fn five_million_units_hit_the_weights_and_two_gateways_agree_on_every_one() {
 
 #[test]
 fn the_arms_of_units_are_the_same_in_every_version() {
-    // Written down once: a change would assign the users of every running experiment anew.
+    // Written down once: a change would reassign the users of every running experiment.
     let set = set(&experiment("x", ""));
     let arms: Vec<usize> = (0..16).map(|user| arm_of(&set, user).unwrap().1).collect();
     assert_eq!(arms, [1, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0]);
@@ -238,7 +240,7 @@ fn an_arm_that_misses_more_than_its_guardrail_allows_is_stopped_and_a_guardrail_
     }
 }
 
-/// Lets an arm fail `failing` of 200 requests, and the control none.
+/// An arm fails `failing` of 200 requests, and the control none.
 fn fail(x: &Experiment, arm: usize, failing: usize) {
     for number in 0..200 {
         for (arm, failed) in [(0, false), (arm, number < failing)] {
@@ -305,8 +307,8 @@ fn an_arm_whose_requests_take_longer_is_not_said_to_have_too_few() {
     assert!(mix(true).is_some());
 }
 
-/// An experiment in which both arms had 4,000 answers, those of the second 20 % faster: each answer, and whether it was rated as
-/// bad, by its arm and its number.
+/// An experiment in which both arms had 4,000 answers, 20 % faster in the second. `answer` returns
+/// each answer, and whether it was rated as bad, by arm and number.
 fn with_answers(keys: &str, answer: impl Fn(usize, usize) -> (Answer, bool)) -> Experiment {
     let experiments = Experiments::default();
     experiments.configure(&config(&experiment("x", keys)));
@@ -444,7 +446,7 @@ fn the_history_is_bounded_and_covers_the_whole_time() {
     assert!(gaps.iter().all(|gap| *gap < 200_000 && *gap > 0), "{gaps:?}");
 }
 
-/// The arm that is stopped when `requests` end: each has an origin, an arm, and whether it failed.
+/// Whether the arm is stopped when `requests` end: each an origin, an arm, and whether it failed.
 fn stops(requests: impl Iterator<Item = (u64, usize, bool)>) -> bool {
     let experiments = Experiments::default();
     experiments.configure(&config(&experiment("x", "sticky = \"user\"")));

@@ -1,29 +1,31 @@
-//! How a unit finds its arm: by hashes of its own name, so that any gateway with the same configuration decides the same,
-//! without shared state and after every restart.
+//! How a unit finds an arm: by hashes of the unit's name, so that all gateways with one
+//! configuration agree without shared state.
 //!
-//! A *unit* is what stays in one arm: an end user, a key, a session, a single request. Two independent hashes of it decide:
+//! A *unit* stays in one arm: an end user, a key, a session, or a single request. Two independent
+//! hashes of the name decide:
 //!
-//! - the *place* in its layer, in `[0, 1)`: the experiment owns a part of the layer, and of that part the units below the
-//!   current share of the ramp take part. A ramp only raises the share, so units only join;
-//! - the *draw* in `[0, 1)`, salted: each arm owns a fixed range as wide as its weight. The ramp does not move the ranges, so a
-//!   unit keeps the arm in which it joined.
+//! - The *place* in the layer, in `[0, 1)`: the experiment owns a part of the layer, and units
+//!   below the current share of the ramp in that part take part. A ramp only raises the share, so
+//!   units only join.
+//! - The *draw*, salted, in `[0, 1)`: each arm owns a fixed range as wide as the arm's weight. The
+//!   ramp does not move the ranges, so a unit keeps the arm in which it joined.
 //!
-//! XXH3 with seeds of its own for both (the algorithm is stable across versions and machines). It is not cryptographic: a
-//! client that chooses its user name can choose its arm.
+//! Both are XXH3 with different seeds, stable across versions and machines. It is not
+//! cryptographic: a client that chooses a user name can choose an arm.
 
 use twox_hash::XxHash3_64;
 
-/// Groups that the units of an arm are measured in, see [`group_of`].
+/// Groups by which the units of an arm are measured, see [`group_of`].
 pub const GROUPS: usize = 64;
 /// Cells that units fall into, see [`UnitHash::cell`].
 pub const CELLS: usize = 1 << 16;
 
-/// A unit's name as bytes, hashed.
+/// The hash of a unit's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit(u64);
 
 impl Unit {
-    /// The unit of that name.
+    /// The unit with this name.
     pub fn new(name: &[u8]) -> Self {
         Self(XxHash3_64::oneshot(name))
     }
@@ -39,31 +41,32 @@ pub struct UnitHash {
 impl UnitHash {
     /// The hashes of an experiment in `layer` with `salt`.
     pub fn new(layer: &str, salt: &str) -> Self {
-        // Different words in front, so that a salt that is called like its layer is still independent of it.
+        // Different prefixes keep a salt independent of a layer of the same name.
         Self {
             layer: XxHash3_64::oneshot(format!("layer {layer}").as_bytes()),
             salt: XxHash3_64::oneshot(format!("arms {salt}").as_bytes()),
         }
     }
 
-    /// Where the unit is in its layer, in `[0, 1)`.
+    /// The position of the unit in the layer, in `[0, 1)`.
     pub fn place(&self, unit: Unit) -> f64 {
         share_of(XxHash3_64::oneshot_with_seed(self.layer, &unit.0.to_le_bytes()))
     }
 
-    /// What decides its arm, in `[0, 1)`.
+    /// The number that decides the arm, in `[0, 1)`.
     pub fn draw(&self, unit: Unit) -> f64 {
         share_of(XxHash3_64::oneshot_with_seed(self.salt, &unit.0.to_le_bytes()))
     }
 
-    /// The cell of a unit: one of [`CELLS`], independent of the arm. In few units no two share one.
+    /// The cell of a unit: one of [`CELLS`], independent of the arm. Among few units, hardly any
+    /// share a cell.
     pub fn cell(&self, unit: Unit) -> u16 {
         XxHash3_64::oneshot_with_seed(!self.salt, &unit.0.to_le_bytes()) as u16
     }
 }
 
-/// The group that the measurements of the units of a cell are added to. All requests of a unit are in one group, so that the
-/// spread between groups contains what requests of one unit have in common.
+/// The group of a cell. All requests of a unit are in one group, so the spread between groups
+/// includes the correlation within units.
 pub fn group_of(cell: u16) -> usize {
     usize::from(cell) % GROUPS
 }

@@ -1,25 +1,22 @@
-//! What can be said about an experiment now, in words and numbers.
+//! The conclusions about an experiment so far, in words and numbers.
 //!
-//! Each arm is compared with the control in five ways: TTFT, TPOT, E2EL, failures and missed objectives. Each comparison may be
-//! wrong with a part of 1 - confidence (Bonferroni), at any time, so that an experiment whose arms do not differ is
-//! called "better" or "worse" with a probability of at most 1 - confidence, however often it is looked at.
+//! Each arm is compared with the control in TTFT, TPOT, E2EL, failures and missed objectives. Each
+//! comparison may be wrong with a part of 1 - confidence (Bonferroni), at any time. So arms that do
+//! not differ are called "better" or "worse" with probability at most 1 - confidence, however often
+//! one looks.
 //!
 //! | verdict | when |
 //! |---|---|
-//! | worse | a latency is certainly worse and not within the minimum effect, or there are certainly more failures or misses |
+//! | worse | a latency is certainly worse, beyond the minimum effect; or more failures or misses |
 //! | better | otherwise, a latency is certainly better |
 //! | no difference within x % | otherwise, every latency is certainly within the minimum effect |
 //! | not yet | anything else |
 //!
-//! A guardrail stops an arm when harm is certain. It has parts of 1 - confidence of its own: most of it for a test that finds an arm
-//! that fails several times as often soonest, the rest for fewer failures more and for missed objectives. So an arm that does not
-//! differ is ever stopped with a probability of at most 1 - confidence. A stop is no verdict: it sends the requests of the arm back.
-//!
-//! Quality is shown beside speed and is no part of the verdict: answers that are cut off, refused or rated as bad, each
-//! compared by itself. An arm whose answers are certainly worse is not promoted by itself.
-//!
-//! The mix of requests is checked with a confidence of its own ([`MISMATCH`]): when it is wrong, no measurement of the
-//! experiment can be trusted.
+//! A guardrail stops an arm when harm is certain, and has a separate 1 - confidence: most of it for
+//! a surge of failures, the rest for any more failures and for missed objectives. A stop is no
+//! verdict: it sends the requests of the arm back. Quality (answers cut off, refused or rated as
+//! bad) is no part of the verdict, but an arm with certainly worse answers is not promoted. A wrong
+//! mix ([`MISMATCH`]) means that no measurement can be trusted.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +27,7 @@ use crate::config::Sticky;
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, always_valid};
 
-/// The part of 1 - confidence for failures: an arm that fails must be stopped after few requests.
+/// The part of 1 - confidence for failures: a failing arm must be stopped after few requests.
 const FAILURES_PART: f64 = 0.4;
 /// The part for each other comparison.
 const OTHERS_PART: f64 = (1.0 - FAILURES_PART) / (Quantity::JUDGED.len() + 1) as f64;
@@ -38,9 +35,10 @@ const OTHERS_PART: f64 = (1.0 - FAILURES_PART) / (Quantity::JUDGED.len() + 1) as
 const SURGE_PART: f64 = 0.75;
 /// The guardrail's part for any more failures, and for missed objectives.
 const GUARD_PART: f64 = (1.0 - SURGE_PART) / 2.0;
-/// Confidence with which the mix must be wrong: it is checked in every experiment, and a false alarm costs trust.
+/// Confidence that the mix is wrong. High, because every experiment is checked, and a false alarm
+/// costs trust.
 const MISMATCH: f64 = 0.999;
-/// What the rates of [`Comparison::quality`] are of.
+/// The names of the rates in [`Comparison::quality`].
 pub const QUALITY: [&str; 3] = ["answers cut off at their token limit", "refusals", "bad ratings"];
 /// The effect that is detected soonest, as a multiple of the minimum effect.
 const SOONEST: f64 = 2.0;
@@ -74,22 +72,22 @@ impl Conclusion {
     }
 }
 
-/// One quantity of an arm beside the control.
+/// One quantity of an arm, compared with the control.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The quantity.
     pub quantity: Quantity,
     /// The arm over the control, minus 1.
     pub ratio: Ratio,
-    /// The conclusion about it; `None` for a quantity that is only shown.
+    /// The conclusion about the quantity; `None` if it is only shown.
     pub conclusion: Option<Conclusion>,
     /// Values so far, in the arm that has fewer.
     pub used: u64,
-    /// Estimate of how many values are needed to detect a change of the minimum effect.
+    /// Estimate of the values that are needed to detect a change of the minimum effect.
     pub planned: Option<u64>,
 }
 
-/// One arm beside the control.
+/// One arm, compared with the control.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// Position of the arm.
@@ -102,10 +100,11 @@ pub struct Comparison {
     pub failures: (Rates, bool),
     /// Missed objectives, and whether there are certainly more than in the control.
     pub misses: (Rates, bool),
-    /// Answers that were cut off, refused and rated as bad ([`QUALITY`]), each with whether there are certainly more than in
-    /// the control. Of each single one that is certain with [`Pair::confidence`]; they are no part of the conclusion.
+    /// Answers that were cut off, refused and rated as bad ([`QUALITY`]), each with whether there
+    /// are certainly more than in the control. Each is certain by itself with [`Pair::confidence`];
+    /// none is part of the conclusion.
     pub quality: [(Rates, bool); 3],
-    /// Share of both arms' requests in the arm, where that is not as configured.
+    /// The arm's share of the requests of both arms, if it is not as configured.
     pub mismatch: Option<Estimate>,
     /// The guardrail that the arm has broken.
     pub broken: Option<&'static str>,
@@ -139,7 +138,7 @@ fn of_arm(plan: &ExperimentPlan, measured: Measured<'_>, arm: usize) -> Comparis
         failures,
         misses,
         quality: pair.quality().map(|rates| (rates, is_sure(&pair, &rates))),
-        // How many copies there are depends on the room for them.
+        // The number of copies depends on the room for them.
         mismatch: (plan.arms[arm].shadow.is_none() && !mix.contains(expected)).then_some(mix),
         broken: guard(plan, measured, arm),
     }
@@ -158,7 +157,8 @@ fn pair<'a>(plan: &ExperimentPlan, measured: Measured<'a>, arm: usize, part: f64
     Pair { control: measured.control_of(arm), arm: &measured.arms[arm], clustered, confidence, share }
 }
 
-/// The guardrail that an arm has broken. Cheap: asked after every request that failed or missed an objective.
+/// The guardrail that an arm has broken. Cheap: called after every request that failed or missed an
+/// objective.
 pub fn guard(plan: &ExperimentPlan, measured: Measured<'_>, arm: usize) -> Option<&'static str> {
     let guardrail = &plan.rules.guardrail;
     let [surge, other] = [SURGE_PART, GUARD_PART].map(|part| pair(plan, measured, arm, part));
@@ -173,7 +173,6 @@ pub fn guard(plan: &ExperimentPlan, measured: Measured<'_>, arm: usize) -> Optio
     }
 }
 
-/// Whether it is certain that something happens more often than in the control.
 fn is_sure(pair: &Pair<'_>, rates: &Rates) -> bool {
     is_certain(pair, rates.evidence)
 }
@@ -206,7 +205,7 @@ fn finding(plan: &ExperimentPlan, pair: &Pair<'_>, quantity: Quantity) -> Findin
 }
 
 impl Comparison {
-    /// The conclusion in one sentence, with what is certainly worse about the answers.
+    /// The conclusion in one sentence, with the answers that are certainly worse.
     pub fn sentence(&self, plan: &ExperimentPlan) -> String {
         let worse = QUALITY.iter().zip(&self.quality).filter(|(_, (_, worse))| *worse);
         let worse: Vec<String> = worse

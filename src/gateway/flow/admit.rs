@@ -1,10 +1,10 @@
-//! Waiting for a lease: until it is granted, the queue's deadline passes, the client leaves, or the gateway aborts
-//! all requests.
+//! Waits for a lease until one is granted, the deadline of the queue passes, the client leaves, or
+//! the gateway aborts all requests.
 //!
-//! A client that leaves while queued leaves the queue at once: its ticket is dropped with the wait.
-//! When a reload removes the pool that a request waits in or is about to enter, the request is classified by the newer
-//! routing table and enters again, with its original arrival time. Only reloads repeat this loop; it is bounded by
-//! [`REENTRIES_MAX`].
+//! A client that leaves while queued leaves the queue at once, because the ticket is dropped with
+//! the wait. When a reload removes the pool that a request waits in or is about to enter, the
+//! request is classified by the newer routing table and enters again, with the original arrival
+//! time. Only reloads repeat this loop; [`REENTRIES_MAX`] bounds it.
 
 use std::sync::Arc;
 
@@ -21,23 +21,21 @@ use crate::pool::{
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{PromptPrefix, ShedReason, TooLarge};
 
-/// How often a waiting request follows its pool through reloads.
+/// How often a waiting request moves to another pool because of reloads.
 const REENTRIES_MAX: usize = 8;
 
-/// Why a request was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdmitError {
-    /// Not even an empty backend could take it.
+    /// Not even an empty backend could take the request.
     Refused(TooLarge),
-    /// No engine serves its model any more.
     Unserved,
-    /// Shed by its home pool.
-    Shed { reason: ShedReason, home: PoolId },
-    /// The client left while it waited.
+    Shed {
+        reason: ShedReason,
+        home: PoolId,
+    },
     ClientGone,
 }
 
-/// What the lease is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseRequest<'a> {
     pub(super) need: Need,
@@ -51,9 +49,10 @@ pub(super) struct LeaseRequest<'a> {
     pub(super) asks: Asks,
     pub(super) avoid: &'a [BackendId],
     pub(super) only: Option<&'a Arc<str>>,
-    /// The arm of an experiment determines the placement: it is not classified again.
+    /// The arm of an experiment determines the placement: the request is not classified again.
     pub(super) in_arm: bool,
-    /// That is another one than without the experiment, so that it need not wait for backends that are away.
+    /// The arm has a pool or backends of its own, so the request does not wait for backends that
+    /// are away.
     pub(super) pinned: bool,
 }
 
@@ -65,14 +64,14 @@ pub(super) struct PlacedRequest {
 }
 
 impl PlacedRequest {
-    /// The home pool.
     pub(super) fn home(&self) -> &PoolRoute {
         &self.table.pools[self.placement.home]
     }
 
-    /// Classifies the request by a newer table; false when no pool there serves it.
+    /// Classifies the request by a newer table. Returns `false` if no pool there serves the
+    /// request.
     fn reclassify(&mut self, table: Arc<RoutingTable>, request: &LeaseRequest<'_>) -> bool {
-        // Its pool was removed, and with it the only backend that can serve it.
+        // A reload removed the pool, and with it the only backend that can serve the request.
         if request.only.is_some() {
             return false;
         }
@@ -85,7 +84,7 @@ impl PlacedRequest {
     }
 }
 
-/// Requests a lease and waits for it. `placed` is updated when a reload moved the request.
+/// Requests a lease and waits for it. Updates `placed` when a reload moves the request.
 pub(super) async fn admit<D: Downstream>(
     admission: &Arc<Admission>,
     router: &Router,
@@ -148,7 +147,8 @@ async fn enter<D: Downstream>(
         AdmissionDecision::Queued(ticket, deadline) => tokio::select! {
             biased;
             () = abort.cancelled() => Err(shed(ShedReason::ShuttingDown)),
-            // Before the lease: when many clients leave at once, none may be given the room of another.
+            // Polled before the ticket: when many clients leave at once, none of them may be given
+            // the room that another one has left.
             () = down.gone() => Err(AdmitError::ClientGone),
             waited = timeout_at(deadline, ticket) => waited.map_err(|_| shed(admission.timeout_reason(home, &placed.placement.spill))),
         },

@@ -1,8 +1,10 @@
-//! The arm of a request, and where it serves the request.
+//! Assigns a request to an arm of an experiment, and finds the place where the arm serves the
+//! request.
 //!
-//! What is sticky about a request is read here, from its headers, its key, or its body; a request that has nothing of the kind
-//! takes part in no experiment. An arm may send another model name upstream, and may serve the request in a pool or on backends
-//! of its own. When it cannot, the request is served as if there were no experiment (`forward.rs`).
+//! The value by which a request sticks to an arm is read here from the headers, the key or the
+//! body; a request without that value takes part in no experiment. An arm may send another model
+//! name upstream, and may serve the request in another pool or on certain backends of a pool. If
+//! the arm cannot serve the request, it is served as if there were no experiment (`forward.rs`).
 
 use std::sync::Arc;
 
@@ -18,27 +20,26 @@ use crate::experiment::{Assigned, ExperimentPlan, Subject, Unit};
 use sluice_core::base::BackendId;
 use sluice_core::openai::{EditedBody, RequestView};
 
-/// Bytes of a prompt that are its beginning for [`Sticky::Prefix`].
+/// Number of bytes at the beginning of a prompt that [`Sticky::Prefix`] hashes.
 const PREFIX_BYTES: usize = 1_024;
-/// The session of a request whose body names none.
+/// Names the session of a request whose body names none.
 const SESSION_HEADER: &str = "x-session-id";
 
 /// Where and how an arm serves a request.
 #[derive(Debug)]
 pub(super) struct ArmTarget {
     placement: Option<Placement>,
-    /// The model name to send upstream.
     pub(super) model: Option<Arc<str>>,
-    /// The backends of its pool that are not its own.
+    /// The backends of the arm's pool that the arm may not use.
     pub(super) others: SmallVec<[BackendId; 4]>,
-    /// Whether it has a pool of its own, perhaps with backends of its own.
+    /// Whether the arm names a pool, perhaps with certain backends of it.
     pub(super) is_placed: bool,
-    /// The body as it would be without the experiment, where that is another one.
+    /// The body to send without the experiment, if the arm sends another model name.
     pub(super) body_without: Option<EditedBody>,
 }
 
-/// Assigns the request to an arm, if it belongs to an experiment, and notes that in its record. A copy is in the arm that it was
-/// made for.
+/// Assigns the request to an arm if it belongs to an experiment, and notes the arm in the record. A
+/// copy is in the arm that it was made for.
 pub(super) fn assign<R: Recorder>(
     incoming: &IncomingRequest,
     view: &RequestView<'_>,
@@ -51,7 +52,8 @@ pub(super) fn assign<R: Recorder>(
         record.assigned = Some(arm.clone());
         return Some(arm.clone());
     }
-    // What no engine is known to serve would be sent to two of them.
+    // Otherwise a request for a model that no engine is known to serve would be sent to two
+    // engines.
     if !model.is_known {
         return None;
     }
@@ -65,7 +67,7 @@ pub(super) fn assign<R: Recorder>(
     Some(assigned)
 }
 
-/// What is sticky about the request.
+/// The unit of the request by which the experiment assigns arms; `None` if the request has none.
 fn unit(plan: &ExperimentPlan, incoming: &IncomingRequest, view: &RequestView<'_>) -> Option<Unit> {
     let header = |name: &str| incoming.headers.get(name).map(|value| value.as_bytes()).filter(|name| !name.is_empty());
     let name = match plan.sticky {
@@ -83,8 +85,8 @@ fn unit(plan: &ExperimentPlan, incoming: &IncomingRequest, view: &RequestView<'_
 }
 
 impl ArmTarget {
-    /// The target of an arm for a prompt of `tokens`. `None` where the arm serves as any request is served, and where its
-    /// model has no pool for such a prompt.
+    /// The target of an arm for a prompt of `tokens`. `None` if the arm serves requests as they are
+    /// served without it, or if no pool serves the arm's model for such a prompt.
     pub(super) fn of(assigned: &Assigned, table: &RoutingTable, tokens: u64) -> Option<Self> {
         let arm = assigned.arm();
         let model = arm.model.as_ref().map(|(name, _)| Arc::clone(name));
@@ -102,7 +104,6 @@ impl ArmTarget {
         Some(Self { placement: Some(placement), model, others, is_placed: arm.pool.is_some(), body_without: None })
     }
 
-    /// Where it is placed; once.
     pub(super) fn take_placement(&mut self) -> Option<Placement> {
         self.placement.take()
     }

@@ -1,6 +1,8 @@
-//! How one attempt on one backend can end, and what ends a wait for it early.
+//! The results of one attempt on one backend, and the events that end a wait for the backend early.
 //!
-//! Shared by `forward.rs`, which decides about another attempt, and `pump.rs`, which passes a response on.
+//! Shared by `forward.rs`, which decides about another attempt, and `pump.rs`, which passes a
+//! response on. A failed attempt carries the backend's answer, which the client gets if no attempt
+//! follows.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -16,9 +18,8 @@ use super::record::{Outcome, RetryReason, Stage, UpstreamFault};
 use crate::pool::{BackendFault, Lease};
 use sluice_core::openai::Refusal;
 
-/// How an attempt ended.
 pub(super) enum AttemptResult<X> {
-    /// The request is over; its record says how.
+    /// The request is over. The record has the outcome.
     Finished,
     /// Nothing has reached the client: the request may be sent to another backend.
     /// Boxed, because it is large and rare.
@@ -28,13 +29,14 @@ pub(super) enum AttemptResult<X> {
 /// An attempt that may be repeated on another backend.
 pub(super) struct FailedAttempt<X> {
     pub(super) reason: RetryReason,
-    /// The request's outcome if it is not repeated.
+    /// The request's outcome if no attempt follows.
     pub(super) outcome: Outcome,
-    /// The backend's own response, passed on if no other backend can take the request.
+    /// The backend's response, passed on if no other backend can take the request.
     pub(super) response: Option<ResponseStart<X>>,
-    /// Its refusal as the first event of a stream, for the same purpose.
+    /// The backend's refusal that came as the first event of a stream, for the same purpose.
     pub(super) busy: Option<BusyBackend>,
-    /// What the pump has read of a response and passed on nothing of. `forward.rs` makes it the response.
+    /// Bytes that the pump has read of a response without passing any on. `forward.rs` makes them
+    /// the response.
     pub(super) held: Option<HeldResponse>,
 }
 
@@ -45,7 +47,7 @@ impl<X> FailedAttempt<X> {
     }
 }
 
-/// The beginning of a response that says that the engine will not serve the request.
+/// The beginning of a response in which the engine says that it will not serve the request.
 pub(super) struct HeldResponse {
     pub(super) head: ResponseHead,
     pub(super) read: Bytes,
@@ -53,9 +55,7 @@ pub(super) struct HeldResponse {
 
 /// A backend's own admission control, reported in a stream whose head was 200.
 pub(super) struct BusyBackend {
-    /// In the engine's words.
     pub(super) message: String,
-    /// `Retry-After` of the response, in seconds.
     pub(super) retry_after: Option<u64>,
 }
 
@@ -65,25 +65,23 @@ pub(super) struct ResponseStart<X> {
     pub(super) head: ResponseHead,
     /// When the request had been sent upstream.
     pub(super) sent: Instant,
-    /// The part of the body that was read.
     pub(super) read: Bytes,
 }
 
 impl<X> AttemptResult<X> {
-    /// A failure without a response.
     pub(super) fn failed(reason: RetryReason, outcome: Outcome) -> Self {
         Self::Failed(FailedAttempt::boxed(reason, outcome))
     }
 
-    /// The backend failed in `fault`'s way.
+    /// A failure of the backend of kind `fault`.
     pub(super) fn upstream_error(reason: RetryReason, fault: UpstreamFault) -> Self {
         Self::failed(reason, Outcome::UpstreamError(fault))
     }
 }
 
 impl<X> FailedAttempt<X> {
-    /// The response of the gateway if no other backend can take the request. `retry_after`: in how many seconds there
-    /// may be room, if the backend did not say.
+    /// The gateway's response if no other backend can take the request. `retry_after`: seconds
+    /// until there may be room, used if the backend did not say.
     pub(super) fn refusal(&self, retry_after: u64) -> Refusal {
         match (&self.busy, self.outcome) {
             (Some(busy), _) => Refusal::UpstreamBusy {
@@ -98,7 +96,7 @@ impl<X> FailedAttempt<X> {
 }
 
 impl<X: Exchange> ResponseStart<X> {
-    /// Reads the body to its end, within limits on bytes and time. Returns whether the end was
+    /// Reads the body to the end, within limits on bytes and time. Returns whether the end was
     /// reached.
     pub(super) async fn read_ahead<D: Downstream>(
         &mut self,
@@ -123,24 +121,23 @@ impl<X: Exchange> ResponseStart<X> {
     }
 }
 
-/// Why there is no response head.
+/// The reasons why there is no response head.
 pub(super) enum WaitError {
     /// A reused connection was closed before any byte of a response.
     Stale,
-    /// The exchange failed.
     Broken(ExchangeError),
     ClientGone,
-    /// The backend was found hung.
     Hung,
     TimedOut(Stage),
 }
 
 impl WaitError {
-    /// What it means for the request, after reporting what the backend is to blame for to its health.
+    /// Converts the failure into the result of the attempt. Reports it to the backend's health if
+    /// the backend is to blame.
     pub(super) fn into_result<X>(self, lease: &Lease, request_id: &str) -> AttemptResult<X> {
         let failure = |fault, why: &dyn Display| faults::report(lease, fault, request_id, why, Instant::now());
         match self {
-            // The keep-alive race: no fault.
+            // The keep-alive race is no fault of the backend.
             Self::Stale => AttemptResult::upstream_error(RetryReason::StaleConnection, UpstreamFault::Broken),
             Self::Broken(ExchangeError::NotTaken) => Self::TimedOut(Stage::Send).into_result(lease, request_id),
             Self::Broken(error) => {
@@ -162,8 +159,8 @@ impl WaitError {
     }
 }
 
-/// Waits for `wanted` until the client leaves, the backend is found hung (or the gateway aborts all requests), or the
-/// stage's deadline passes.
+/// Waits for `wanted` until the client leaves, the backend is found hung (or the gateway aborts all
+/// requests), or the stage's deadline passes.
 pub(super) async fn guarded<T, D: Downstream>(
     wanted: Pin<&mut impl Future<Output = Result<T, WaitError>>>,
     down: &mut D,

@@ -1,11 +1,12 @@
-//! Which pools may serve a request, from the routing table and the estimate alone.
+//! Determines the pools that may serve a request, from the routing table and the estimate alone.
 //!
-//! The home is the pool that serves the model and whose range contains the estimated prompt length; validation
-//! guarantees exactly one. The spill list follows, restricted to pools that serve the model. The *class* of a request,
-//! a label of metrics, is the name of its home pool: it describes the prompt's length, not where the request ran.
+//! The home is the pool that serves the model and whose range contains the estimated prompt length;
+//! validation guarantees exactly one. The spill list follows, restricted to pools that serve the
+//! model. The *class* of a request, a label of metrics, is the name of the home pool: it describes
+//! the prompt's length, not where the request ran.
 //!
-//! A boundary is a limit of a pool's range, or the threshold above which a prompt needs a permit. An exact count is worth
-//! its cost where the prompt could lie on either side of one.
+//! A boundary is a limit of a pool's range, or the threshold above which a prompt needs a permit.
+//! The prompt is counted exactly only if it could lie on either side of a boundary.
 
 use smallvec::SmallVec;
 
@@ -17,12 +18,12 @@ use sluice_core::base::{PoolId, Tokens};
 pub struct Placement {
     /// Position of the home pool in the routing table.
     pub home: usize,
-    /// Pools that it may spill to, in order of preference.
+    /// Pools that the request may spill to, in order of preference.
     pub spill: SmallVec<[PoolId; 2]>,
 }
 
-/// The placement of a prompt of `tokens` for `model`. `None` when no pool serves it, which validation rules out for
-/// declared models.
+/// The placement of a prompt of `tokens` for `model`. `None` when no pool serves it, which
+/// validation rules out for declared models.
 pub fn place(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> Option<Placement> {
     let home = *model.pools.iter().find(|index| table.pools[**index].range.contains(Tokens(tokens)))?;
     let serves = |index: &&usize| model.pools.contains(index);
@@ -30,13 +31,15 @@ pub fn place(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> Option<Pl
     Some(Placement { home, spill })
 }
 
-/// The placement of a request that only the pool `name` can serve. `None` when it does not serve `model`.
+/// The placement of a request that only the pool `name` can serve. `None` if that pool does not
+/// serve `model`.
 pub fn place_in(table: &RoutingTable, model: &ModelRoute, name: &str) -> Option<Placement> {
     let home = *model.pools.iter().find(|index| *table.pools[**index].name == *name)?;
     Some(Placement { home, spill: SmallVec::new() })
 }
 
-/// The most tokens that one request may take on any backend of its pools; `None` is no limit.
+/// The most tokens that one request may take on any backend of the placement's pools; `None` is no
+/// limit.
 pub fn tokens_limit(table: &RoutingTable, placement: &Placement) -> Option<u64> {
     let home = &table.pools[placement.home];
     let spill = table.pools.iter().filter(|pool| placement.spill.contains(&pool.id));
@@ -49,7 +52,8 @@ pub fn boundary_between(table: &RoutingTable, model: &ModelRoute, low: u64, high
     next_boundary(table, model, low) <= high
 }
 
-/// The lowest boundary above `tokens`: a prompt of that many belongs elsewhere, or needs a permit. `u64::MAX`: none.
+/// The lowest boundary above `tokens`, or `u64::MAX`. A prompt of that length belongs elsewhere, or
+/// needs a permit.
 pub fn next_boundary(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> u64 {
     let pools = model.pools.iter().map(|index| &table.pools[*index]);
     pools.flat_map(boundaries).filter(|boundary| *boundary > tokens).min().unwrap_or(u64::MAX)

@@ -1,17 +1,18 @@
 //! Copies of requests for the shadow arms of experiments.
 //!
-//! A copy begins when its original has a lease, and runs in a task of its own (`shadow.rs`): its response is read, measured for its
-//! arm and dropped. It takes the path of every request, with these differences:
+//! A copy begins when the original has a lease, and runs in a separate task (`shadow.rs`): the
+//! response is read, measured for the arm and dropped. A copy takes the path of every request, with
+//! these differences:
 //!
-//! - it is sent only where there is room beside all requests, once, and is cut as soon as a request needs that room
-//!   (`pool/copies.rs`);
-//! - it counts against no limit of the client's key, and nothing is learned from it about prompts and engines;
-//! - its record is marked as that of a copy, which has metrics and lines of the access log of its own;
-//! - what was not sent or was cut is not measured, and neither is what the gateway or the engine refused.
+//! - It is sent once, only to a backend with room that no request needs, and is cut as soon as a
+//!   request needs that room (`pool/copies.rs`).
+//! - It counts against no limit of the client's key, and teaches nothing about prompts and engines.
+//! - The record is marked as a copy, which has separate metrics and access log lines.
+//! - A copy that was not sent, was cut, or was refused by gateway or engine is not measured.
 //!
-//! A request of `/v1/responses` is not copied: its response is stored, and the copy's would be another one.
-//!
-//! Bounds: the budgets of the arms; [`WAITING_MAX`] copies that wait for their task. Their bodies are shared with the originals.
+//! Requests of `/v1/responses` are not copied, because the engine would store a second response.
+//! Bounds: the budgets of the arms; [`WAITING_MAX`] copies that wait. Bodies are shared with the
+//! originals.
 
 use std::sync::{Arc, OnceLock};
 
@@ -23,31 +24,29 @@ use super::incoming::IncomingRequest;
 use crate::experiment::{Assigned, CopyInFlight};
 use sluice_core::openai::Route;
 
-/// Copies that wait for their task, at most; further ones are dropped.
+/// The most copies that wait for their task; further ones are dropped.
 const WAITING_MAX: usize = 1_024;
 
-/// A copy that has not begun.
 #[derive(Debug)]
 pub(super) struct PendingCopy {
     pub(super) incoming: Box<IncomingRequest>,
     pub(super) in_flight: CopyInFlight,
 }
 
-/// The copies of one request.
 pub(super) type PendingCopies = SmallVec<[PendingCopy; 1]>;
 
-/// Where copies go: to the task that serves them, if there is one.
+/// The queue of copies for the task that serves them, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct CopyQueue(OnceLock<mpsc::Sender<PendingCopy>>);
 
 impl CopyQueue {
-    /// The receiver of all copies from now on. `None` if there is one already.
+    /// Returns the receiver of all later copies. `None` if there is one already.
     pub(super) fn open(&self) -> Option<mpsc::Receiver<PendingCopy>> {
         let (sender, receiver) = mpsc::channel(WAITING_MAX);
         self.0.set(sender).is_ok().then_some(receiver)
     }
 
-    /// Copies a request for the shadow arms of its experiment.
+    /// Copies a request for the shadow arms of the experiment that the request is in.
     pub(super) fn copies_of(&self, incoming: &IncomingRequest, assigned: Option<&Assigned>) -> PendingCopies {
         let is_copied = incoming.route.generates() && incoming.route != Route::Responses;
         let Some(assigned) = assigned.filter(|_| is_copied && self.0.get().is_some()) else {
@@ -57,7 +56,7 @@ impl CopyQueue {
         copies.map(|(arm, in_flight)| PendingCopy { incoming: Box::new(copy(incoming, arm)), in_flight }).collect()
     }
 
-    /// Lets copies begin.
+    /// Hands the copies to the serving task. Copies for which the queue has no room are dropped.
     pub(super) fn send(&self, copies: &mut PendingCopies) {
         if let Some(sender) = self.0.get() {
             copies.drain(..).for_each(|copy| drop(sender.try_send(copy)));

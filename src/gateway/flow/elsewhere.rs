@@ -1,8 +1,9 @@
-//! May another engine serve a request that one engine has answered? One table, for heads, bodies and error events.
+//! Decides whether another engine may serve a request that one engine has answered: one table, for
+//! heads, bodies and error events.
 //!
-//! The table holds only while the client has received no token of a response. `forward.rs` asks it when a head has arrived,
-//! `pump.rs` when an event or a body says that the engine will not serve the request. If no other engine has room, the client gets
-//! the answer of the engine that was asked last.
+//! The table holds only while the client has received no token of a response. `forward.rs` uses it
+//! when a head has arrived, `pump.rs` when an event or a body says that the engine will not serve
+//! the request. If no other engine has room, the client gets the answer of the last engine.
 //!
 //! | answer | meaning | a fault of the engine |
 //! |---|---|---|
@@ -10,12 +11,13 @@
 //! | 503, as status or in an event | the engine's admission control | no |
 //! | 429, as status or in an event | the engine's limit for its callers | no |
 //! | 500 in an event | the engine failed at this request | yes |
-//! | 401 to credentials of the gateway | the engine refuses the gateway | no: a state of the backend |
-//! | 403 to credentials of the gateway | the engine refuses the gateway, or this request | no; a probe that is refused, too, makes it a state |
-//! | 404, 405, 400 that say so | the engine does not serve the model, the route or so long a prompt (`refused_here.rs`) | no |
+//! | 401 to the gateway's credentials | refuses the gateway | no: a state of the backend |
+//! | 403 to the gateway's credentials | refuses gateway or request | no; a state if a probe fails |
+//! | 404, 405 or 400 that says so | lacks model, route or length | no (`refused_here.rs`) |
 //!
-//! A 500 as the status of a head goes to the client: an engine that fails before it begins a response fails at the request, and
-//! another engine would fail at it as well. A 401 or 403 to credentials of the client goes to the client, who sent them.
+//! A 500 as the status of a head goes to the client: the engine fails at this request, and another
+//! engine would fail at it as well. A 401 or 403 to credentials of the client goes to the client,
+//! who sent them.
 
 use http::StatusCode;
 
@@ -26,14 +28,13 @@ use sluice_core::openai::UpstreamError;
 /// The answer of an engine to a request that it has not begun to serve.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EngineAnswer<'a> {
-    /// The status of the head.
     pub(super) status: StatusCode,
-    /// The whole body of a refusal. `None`: it was not read, was longer than the gateway reads, or
-    /// did not end in order. Then nothing says that the engine does not serve such requests.
+    /// The whole body of a refusal. `None` if it was not read, was longer than the gateway reads,
+    /// or did not end properly. Without a body, a 404, 405 or 400 does not say that the engine does
+    /// not serve such requests.
     pub(super) read: Option<&'a [u8]>,
-    /// The error in the body or in the first event, where one has been read.
+    /// The error in the body or in the first event, if one was read.
     pub(super) error: Option<&'a UpstreamError>,
-    /// Whose credentials the engine has seen.
     pub(super) credentials: Credentials,
 }
 
@@ -42,11 +43,10 @@ pub(super) struct EngineAnswer<'a> {
 pub(super) enum Credentials {
     /// The backend's `api_key`; or none, because the client's key was for the gateway.
     Gateway,
-    /// The client's own, as the client sent them; also when the client sent none.
+    /// The client's credentials as the client sent them, or none if the client sent none.
     Client,
 }
 
-/// Why another engine may serve the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Elsewhere {
     /// 502.
@@ -59,7 +59,8 @@ pub(super) enum Elsewhere {
     Failed,
     /// 401: the engine refuses the gateway's credentials.
     GatewayRefused,
-    /// 403 to the gateway's credentials. A filter in front of an engine answers so to the content of a request, too.
+    /// 403 to the gateway's credentials. A filter in front of an engine also answers 403 because of
+    /// a request's content.
     Forbidden,
     /// The engine does not serve such requests; others may.
     NotServed(Refused),
@@ -78,7 +79,8 @@ impl Elsewhere {
 impl EngineAnswer<'_> {
     /// Whether another engine may serve the request, and why.
     pub(super) fn elsewhere(&self) -> Option<Elsewhere> {
-        // The code of an error event stands for the status of the head, which is 200.
+        // An error event comes after a head with status 200, so the code of the event replaces that
+        // status.
         let event = self.error.filter(|_| self.status.is_success()).map(|error| error.code);
         match event.unwrap_or(Some(self.status.as_u16()))? {
             500 if event.is_some() => Some(Elsewhere::Failed),
@@ -92,7 +94,6 @@ impl EngineAnswer<'_> {
         }
     }
 
-    /// The reason under which the attempt counts.
     pub(super) fn retry_reason(&self) -> RetryReason {
         if self.status.is_success() { RetryReason::InStream } else { RetryReason::Status }
     }
@@ -137,7 +138,7 @@ mod tests {
             (404, None, None, None),
             (500, None, None, None),
             (504, None, None, None),
-            // The code in the body of an error response repeats its status, or is something else.
+            // The code in the body of an error response does not replace the status of the head.
             (400, Some(Some(503)), None, None),
         ] {
             assert_eq!(elsewhere(status, event, Credentials::Gateway), gateway, "{status} {event:?}, gateway");

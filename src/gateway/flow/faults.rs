@@ -1,8 +1,9 @@
-//! Reports a backend's fault to its health, and says in the log what happened.
+//! Reports a backend's fault to the health of the backend and to the log.
 //!
-//! Every ejection is logged, and every failed response as far as the backend's lines of a minute go
-//! (`pool/fault_report.rs`), both at `warn`. A line names the backend, the request and the reason; no text of a prompt or
-//! of an engine's error, which may repeat one.
+//! Every ejection is logged. A failed response is logged within the limit of lines per minute for a
+//! backend (`pool/fault_report.rs`). Both are at `warn`. A line names the backend, the request and
+//! the reason. It never has text of a prompt or of an engine's error, because such an error may
+//! repeat a prompt.
 
 use std::fmt::Display;
 
@@ -10,7 +11,8 @@ use tokio::time::Instant;
 
 use crate::pool::{BackendFault, FaultReport, Lease, RefusedGateway, Verdict};
 
-/// Notes that the engine behind `lease` refuses the gateway's credentials, and says so when that is new.
+/// Notes that the engine behind `lease` refuses the gateway's credentials, and logs that if it is
+/// new.
 pub(super) fn report_refused(lease: &Lease, status: u16, request_id: &str, now: Instant) {
     if lease.refused_gateway(status, now) {
         let (pool, backend) = (&**lease.pool_name(), &**lease.name());
@@ -19,7 +21,8 @@ pub(super) fn report_refused(lease: &Lease, status: u16, request_id: &str, now: 
     }
 }
 
-/// Counts a fault of the backend that `lease` is on against its health. `why`: what happened to the request.
+/// Counts a fault of the leased backend against the health of the backend. `why`: the failure that
+/// the request met.
 pub(super) fn report(lease: &Lease, fault: BackendFault, request_id: &str, why: &dyn Display, now: Instant) {
     let FaultReport { verdict, line } = lease.failure(fault, now);
     let (pool, backend) = (&**lease.pool_name(), &**lease.name());

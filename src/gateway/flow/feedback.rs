@@ -1,8 +1,10 @@
-//! What the estimator learns from the usage of a finished request, and which usage events the gateway requested itself.
+//! Feedback to the estimator from the usage of a finished request, and usage events that the
+//! gateway requested itself.
 //!
-//! Both are decided while a request is prepared and needed when its response ends. Weights are learned only where the usage
-//! can be compared with the estimate: one prompt, text only, which the engine read as it was sent. When the usage of any
-//! request shows that its prompt was above the boundary below which it was placed, later estimates of its client are raised.
+//! Both are decided while a request is prepared, and needed when the response ends. The estimator
+//! learns weights only if the usage can be compared with the estimate: the request has one prompt,
+//! text only, which the engine read as it was sent. When usage shows that a prompt was above the
+//! boundary below which it was placed, later estimates of the same client are raised.
 
 use std::sync::Arc;
 
@@ -13,27 +15,25 @@ use crate::estimate::{Counted, ExactCounter, ModelEstimator, Prompt, Reported};
 use sluice_core::meter::Strip;
 use sluice_core::openai::{TokenUsage, UsageEdit};
 
-/// Usage requested on behalf of the client, to be removed from the response again.
+/// Usage that the gateway requested although the client did not. It is removed from the response
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InjectedUsage {
-    /// None.
     Nothing,
     /// One usage event at the end.
     Final,
     /// Usage in every event.
     Continuous {
-        /// The client requested the final one itself.
+        /// The client requested the final usage event itself.
         keep_final: bool,
     },
 }
 
 impl InjectedUsage {
-    /// Whether something must be removed from the response.
     pub(super) fn is_some(self) -> bool {
         self != Self::Nothing
     }
 
-    /// The change to the request body.
     pub(super) fn edit(self) -> UsageEdit {
         match self {
             Self::Nothing => UsageEdit::AsSent,
@@ -42,7 +42,6 @@ impl InjectedUsage {
         }
     }
 
-    /// What is removed from the response.
     pub(super) fn strip(self) -> Strip {
         match self {
             Self::Nothing => Strip::Nothing,
@@ -52,23 +51,21 @@ impl InjectedUsage {
     }
 }
 
-/// What the estimate of a request was based on.
 #[derive(Debug)]
 pub(super) struct Feedback {
     pub(super) estimator: Arc<ModelEstimator>,
     pub(super) prompt: Prompt,
-    /// The exact count, if one was made: its counter learns the chat template's overhead.
+    /// The exact count, if one was made: the counter learns the chat template's overhead.
     pub(super) exact: Option<ExactCount>,
     pub(super) sequences: u32,
-    /// Within which the usage is believed.
+    /// Usage outside these bounds is not believed.
     pub(super) bounds: RequestBounds,
     /// The boundary above the estimate; see [`Reported::boundary`].
     pub(super) boundary: u64,
-    /// One prompt, text only, that the engine reads as it was sent.
+    /// Whether the request has one prompt, text only, that the engine reads as it was sent.
     pub(super) comparable: bool,
 }
 
-/// An exact count and the counter that made it.
 #[derive(Debug)]
 pub(super) struct ExactCount {
     pub(super) counter: Arc<ExactCounter>,
@@ -76,7 +73,8 @@ pub(super) struct ExactCount {
 }
 
 impl Feedback {
-    /// Learns from the usage that the engine reported, if it did; `completed`: for a whole response.
+    /// Learns from the usage that the engine reported, if any. `completed`: the response was
+    /// complete.
     pub(super) fn learn(&self, usage: TokenUsage, completed: bool, now: Instant) {
         let Some(prompt_tokens) = usage.prompt else { return };
         let completion_tokens = usage.completion.map(|tokens| tokens / u64::from(self.sequences.max(1)));

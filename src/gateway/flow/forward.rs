@@ -1,24 +1,16 @@
-//! Sending a request to a backend, and to another one while the client has received no token of a response.
+//! Sends a request to a backend, and to another one if that fails before the client has a token.
 //!
-//! An attempt is one delivery of the request to one backend, under an id of its own. There are at most `retry.attempts`,
-//! so engines see a request at most that often, whatever goes wrong. Another one follows when no connection was
-//! established, the connection broke, the backend did not read or stayed silent before the first token, was found hung, or gave
-//! an answer after which another engine may serve the request (`elsewhere.rs`). None follows the first token of a stream that has
-//! reached the client, or the first byte of another response. When no other backend can take the request, the client gets the
-//! last one's response. An answer that says that the engine does not serve the model, the route or so long a prompt costs no
-//! attempt: the request moves on (`moves.rs`), and the engine gets no more of the kind until its
-//! models, routes and context limit were read again.
+//! An attempt is one delivery of the request to one backend, under an attempt id. There are at most
+//! `retry.attempts`. Another one follows when the connection failed or broke, or when the backend
+//! stopped reading, was silent before the first token, was found hung, or gave an answer after
+//! which another engine may serve the request (`elsewhere.rs`). None follows once the client has a
+//! token of a stream or a byte of another response. If no other backend can take the request, the
+//! client gets the last response.
 //!
-//! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle connections after 5 s) and
-//! no fault of the backend: the next attempt goes to the same one on a new connection, under the same lease. It counts,
-//! as in HAProxy and Envoy: an engine may have read the request and died of it. (nginx does not count it, but never repeats
-//! a POST that was sent.)
-//!
-//! A request in the arm of an experiment falls back when its arm cannot serve it: it has no backend that is ready or may still
-//! be tried, it has no room in time, or its engine does not know the model. From then on it is served as if there were
-//! no experiment, with one attempt more than `retry.attempts` if need be.
-//!
-//! When the gateway stops and `server.drain_timeout` has passed, every attempt is aborted (see [`super::Flow::abort_all`]).
+//! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle
+//! connections after 5 s), not a fault: the next attempt uses a new connection to the same backend.
+//! It counts, since the engine may have read the request and died of it. Only a move to another
+//! engine (`moves.rs`) and a fall back from an arm (`fall_back.rs`) may exceed `retry.attempts`.
 
 mod address;
 mod copy;
@@ -58,49 +50,45 @@ use crate::shares::Shares;
 use sluice_core::base::BackendId;
 use sluice_core::openai::Refusal;
 
-/// The parts of the gateway that attempts need.
 pub(super) struct Backends<'a, U> {
     pub(super) admission: &'a Arc<Admission>,
     pub(super) router: &'a Router,
     pub(super) upstream: &'a U,
     /// Cancelled when the gateway aborts all requests.
     pub(super) abort: &'a CancellationToken,
-    /// Where copies for shadow arms go.
     pub(super) copies: &'a CopyQueue,
-    /// Where responses wait for slow clients.
+    /// Memory in which responses wait for slow clients.
     pub(super) memory: &'a Arc<Shares>,
-    /// The bodies that may kill engines.
     pub(super) suspects: &'a Arc<Suspects>,
 }
 
-/// All attempts of one request.
 pub(super) struct Attempts<'a, U> {
     backends: Backends<'a, U>,
     incoming: &'a IncomingRequest,
     prepared: PreparedRequest,
     placed: PlacedRequest,
-    /// The hash by which its body is recognised.
+    /// The hash by which a body that kills engines is recognised.
     body: BodyHash,
-    /// Engines that died with it.
+    /// Engines that died while they served this request.
     deaths: u32,
-    /// What is sent; dropped when it can no longer be sent again.
+    /// The request as it is sent; dropped when it can no longer be sent again.
     request: UpstreamRequest,
-    /// Attempts so far.
     made: u32,
-    /// Those after which the engine did not serve such a request.
+    /// Attempts that ended because the engine does not serve such a request.
     moves: u32,
-    /// What the engine of the last attempt has not.
+    /// The model, route or length that the engine of the last attempt does not serve.
     refused: Option<Refused>,
-    /// The client has the head of a stream, for comments that came before the response.
+    /// The client has the head of a stream, because comments came before the response.
     is_head_sent: bool,
     /// Backends that failed this request.
     avoid: SmallVec<[BackendId; 2]>,
-    /// Its copies, which begin when it has a lease.
+    /// Copies of the request, which begin when the request has a lease.
     copies: PendingCopies,
 }
 
 impl<'a, U: Upstream> Attempts<'a, U> {
-    /// Moves path, headers and body out of `incoming`: from here on they live only in the upstream request.
+    /// Moves path, headers and body out of `incoming`: from here on only the upstream request has
+    /// them.
     pub(super) fn new(
         backends: Backends<'a, U>,
         incoming: &'a mut IncomingRequest,
@@ -135,7 +123,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Attempts until the request is over. An error is a refusal that has not been sent.
+    /// Makes attempts until the request is over. An error is a refusal that has not been sent.
     pub(super) async fn run<D: Downstream, R: Recorder>(
         &mut self,
         down: &mut D,
@@ -167,13 +155,13 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 return Err(respond::shut_down(record));
             }
             let unknown_model = is_unknown_model(&failed);
-            // With the model of the client the same engine may serve it.
+            // The same engine may serve the request under the client's model name.
             let has_other_model = self.prepared.arm.as_ref().is_some_and(|arm| arm.model.is_some());
             if !(unknown_model && has_other_model) {
                 self.avoid.push(lease.backend());
             }
-            // The failed backend does no more work for this request. Two requests that each kept a slot while waiting
-            // for the other's backend would deadlock.
+            // Released before the next wait: two requests that each kept a slot while waiting for
+            // the other's backend would deadlock.
             let refused = self.refused.take();
             let goes_on = match refused {
                 Some(refused) => self.moves_on(refused, &lease),
@@ -181,7 +169,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             };
             lease.release_failed();
             let released = failed.response.is_some().then_some(lease);
-            // Falling back is one more attempt: a request fails for its arm only if it fails without it.
+            // Falling back is one more attempt: a request in an arm fails only if it also fails
+            // without the arm.
             let in_arm = self.prepared.arm.is_some();
             let is_over = (unknown_model && in_arm) || !goes_on;
             if self.is_suspended() || (is_over && !self.fall_back(record)) {
@@ -236,14 +225,14 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let Backends { admission, router, abort, .. } = self.backends;
         let admitted = admit::admit(admission, router, abort, &mut self.placed, request, down).await;
         record.queue_wait += begun.elapsed();
-        // A reload may have moved it.
+        // A reload may have moved the request.
         record.set_home(self.placed.home());
         let mut lease = admitted?;
         note_lease(&mut lease, record);
         Ok(lease)
     }
 
-    /// One attempt on the leased backend; two when the first one met a stale connection.
+    /// One attempt on the leased backend; two if the first one met a stale connection.
     async fn attempt<D: Downstream, R: Recorder>(
         &mut self,
         lease: &mut Lease,
@@ -283,17 +272,17 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             EngineAnswer { status, read: is_read.then_some(&*response.read), error: None, credentials }.elsewhere();
         if elsewhere.is_some() || self.lacks_model(status) {
             let (reason, outcome) = self.note_elsewhere(elsewhere, status, lease, &record.request_id);
-            // A client whose key is valid must not read that the gateway's is not.
+            // A client with a valid key must not get a 401 that is about the gateway's key.
             let kept = elsewhere != Some(Elsewhere::GatewayRefused) && !self.is_head_sent;
             let response = kept.then_some(response);
             let failed = FailedAttempt { reason, outcome, response, busy: None, held: None };
             return AttemptResult::Failed(Box::new(failed));
         }
-        // Behind the head of a stream only another stream can follow.
+        // After the head of a stream only another stream can follow.
         if self.is_head_sent && (!response.head.is_event_stream() || response.head.is_coded()) {
             return AttemptResult::upstream_error(RetryReason::Status, UpstreamFault::Status);
         }
-        // The injected usage could not be removed from a compressed stream.
+        // The requested usage could not be removed from a compressed stream.
         if response.head.is_event_stream() && response.head.is_coded() && self.prepared.injected.is_some() {
             let error =
                 ExchangeError::Malformed("the stream is compressed, although Accept-Encoding was identity".to_owned());
@@ -317,8 +306,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Reports what the status says of the backend. Returns the reason for another attempt, and the
-    /// outcome if there is none.
+    /// Reports to the backend's health what the answer shows. Returns the reason for another
+    /// attempt, and the outcome if there is none.
     fn note_elsewhere(
         &mut self,
         elsewhere: Option<Elsewhere>,
@@ -344,13 +333,12 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Whose credentials the engine behind `lease` sees.
     fn credentials(&self, lease: &Lease) -> Credentials {
         let replaced = lease.address().api_key.is_some() || self.incoming.key.is_some();
         if replaced { Credentials::Gateway } else { Credentials::Client }
     }
 
-    /// Sends the request and waits for the head of its response.
+    /// Sends the request and waits for the head of the response.
     async fn send<D: Downstream, R: Recorder>(
         &self,
         connection: Connection,
@@ -373,8 +361,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         Ok(ResponseStart { exchange, head, sent, read: Bytes::new() })
     }
 
-    /// A response that is not streamed shows no first token: its prefill share is returned when the prefill should be
-    /// over.
+    /// Waits for the head. A response that is not streamed shows no first token, so the prefill
+    /// share of the lease is returned at the time at which the prefill should be over.
     async fn wait_for_head<D: Downstream>(
         &self,
         exchange: &mut U::Exchange,
@@ -393,7 +381,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         guarded(pin!(head_of(exchange)), down, lease, (deadline, Stage::FirstByte)).await
     }
 
-    /// No other backend can take the request: passes on the last backend's response, or refuses if there is none.
+    /// Ends a request that no other backend can take: passes on the last backend's response, or
+    /// refuses if there is none.
     async fn give_up<D: Downstream, R: Recorder>(
         &self,
         failed: FailedAttempt<U::Exchange>,
@@ -430,7 +419,7 @@ fn note_lease<R: Recorder>(lease: &mut Lease, record: &mut RecordGuard<'_, R>) {
     record.expected_cached = lease.expected_cached();
 }
 
-/// Whether the engine does not know the model that was sent to it.
+/// Whether the engine does not know the model name that was sent.
 fn is_unknown_model<X>(failed: &FailedAttempt<X>) -> bool {
     failed.response.as_ref().is_some_and(|response| response.head.status == StatusCode::NOT_FOUND)
 }

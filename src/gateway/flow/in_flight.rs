@@ -1,13 +1,14 @@
-//! One request of a key: its charges to the key's limits, and the settlement when it ends.
+//! One request of a key in flight: the charges to the key's limits, and their settlement when the
+//! request ends.
 //!
 //! - Requests, sequences and tokens at once count from admission until the engine has ended the
 //!   request ([`InFlight::release`]).
-//! - Tokens per minute and per day are charged when the request is admitted, with its estimate
-//!   (`key_rate.rs` says which output is expected).
-//! - While a stream runs, tokens beyond the charge are charged in steps, each to twice the tokens
-//!   that came ([`InFlight::observe`]). So a lock is taken once for each doubling.
-//! - When the request ends, the charge is corrected to the tokens that the request used
-//!   ([`InFlight::settle`]). A request that is dropped without settlement keeps its charge.
+//! - Tokens per minute and per day are charged when the request is admitted, by the estimate
+//!   (`key_rate.rs` defines the expected output).
+//! - While a stream runs, tokens beyond the charge raise the charge in steps, each to twice the
+//!   output so far ([`InFlight::observe`]). So a lock is taken once for each doubling.
+//! - When the request ends, the charge is corrected to the tokens used ([`InFlight::settle`]). A
+//!   request that is dropped without settlement stays charged.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,8 +25,8 @@ use sluice_core::openai::{KeyLimit, LimitUnit, TooLarge};
 /// `Retry-After` when a limit on concurrency is exceeded: the smallest value that the header
 /// allows.
 pub(super) const SOON: Duration = Duration::from_secs(1);
-/// The longest `Retry-After` for a limit of which this gateway has only a part: the part may grow
-/// at any renewal.
+/// The longest `Retry-After` for a day's limit of which this gateway has only a part: the part may
+/// grow at any renewal.
 const PART_GROWS: Duration = Duration::from_secs(60);
 
 /// A limit of the key is exceeded.
@@ -33,16 +34,16 @@ const PART_GROWS: Duration = Duration::from_secs(60);
 pub struct KeyLimitExceeded {
     /// The limit.
     pub limit: KeyLimit,
-    /// When to try again.
+    /// When the client should try again.
     pub retry_after: Duration,
 }
 
 /// Why a request exceeds the limits of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyNeedError {
-    /// Its need, together with the need of the other requests of the key, is above a limit.
+    /// The request and the other requests of the key together are above a limit.
     Exceeded(KeyLimitExceeded),
-    /// Its need alone is above a limit, even if no other request is running.
+    /// The request alone is above a limit, even if no other request is running.
     TooLarge(TooLarge),
 }
 
@@ -51,13 +52,13 @@ pub enum KeyNeedError {
 pub enum UsedTokens {
     /// Nothing is known beyond the tokens that were expected.
     AsCharged,
-    /// This many.
+    /// The tokens were counted.
     Counted {
         /// Prompt tokens.
         prompt: u64,
         /// Output tokens of all sequences.
         output: u64,
-        /// The response is whole, so that the output of later requests can be expected from it.
+        /// The response is complete, so it shows the output to expect of later requests.
         whole: bool,
     },
 }
@@ -72,7 +73,7 @@ impl UsedTokens {
 pub struct InFlight {
     limits: KeyLimits,
     counters: Arc<KeyCounters>,
-    /// It counts against the limits on requests, sequences and tokens at once.
+    /// Whether the request counts against the limits on requests, sequences and tokens at once.
     counted: bool,
     sequences: u64,
     tokens: u64,
@@ -86,7 +87,7 @@ struct Charge {
     output: u64,
     /// The output that the request permits, all sequences together.
     permitted: u64,
-    /// Output tokens from which on [`InFlight::observe`] has something to do.
+    /// Above this number of output tokens, [`InFlight::observe`] charges more.
     step: u64,
     settled: bool,
 }
@@ -106,7 +107,7 @@ impl InFlight {
     }
 
     /// Counts the sequences and tokens of the request against the key's limits. Called once.
-    /// `permitted`: the most output tokens of all its sequences, if the request bounds them.
+    /// `permitted`: the most output tokens of all sequences, if the request bounds them.
     ///
     /// # Errors
     /// The limit that the request exceeds, alone or together with the other requests of the key.
@@ -153,7 +154,6 @@ impl InFlight {
         self.limit(unit).unwrap_or_default()
     }
 
-    /// Charges the estimate.
     fn charge(&mut self, need: &Need, limits: TokenLimits, now: Instant) -> Result<(), Exceeded> {
         let counters = Arc::clone(&self.counters);
         let mut budget = counters.budget.lock();
@@ -163,8 +163,8 @@ impl InFlight {
         counters.share.note(KeyUnit::DayTokens, need.tokens(), in_window.saturating_add(need.tokens()));
         let output = budget.charge(need, Some(self.charge.permitted).filter(|most| *most < u64::MAX), limits);
         budget.take(need.prompt_tokens.saturating_add(output), limits, now).map_err(|found| {
-            // The gateway's part may grow soon, so a client should not stay away for the time that
-            // the present part would take.
+            // The gateway's part may grow soon, so the client need not wait as long as the present
+            // part would take.
             let is_part = |limit: Option<super::key_rate::Limit>| limit.is_some_and(|limit| limit.part < limit.whole);
             match found {
                 Exceeded::Minute(late) if is_part(limits.minute) => Exceeded::Minute(late.max(SOON)),
@@ -177,15 +177,14 @@ impl InFlight {
         Ok(())
     }
 
-    /// This many output tokens have come. Costs a comparison, unless they exceed the tokens that
-    /// were charged.
+    /// Notes the number of output tokens so far. Costs a comparison, unless the tokens exceed the
+    /// charge.
     pub fn observe(&mut self, output: u64) {
         if output > self.charge.step {
             self.exceed(output, Instant::now());
         }
     }
 
-    /// Charges twice the output that came.
     #[cold]
     fn exceed(&mut self, output: u64, now: Instant) {
         let ahead = output.saturating_mul(2).min(self.charge.permitted.max(output));
@@ -204,8 +203,8 @@ impl InFlight {
         self.charge.step = ahead;
     }
 
-    /// The request no longer counts against the limits on requests, sequences and tokens at once:
-    /// its engine has ended it. Idempotent.
+    /// Ends the count against the limits on requests, sequences and tokens at once: the engine has
+    /// ended the request. Idempotent.
     pub fn release(&mut self) {
         if std::mem::replace(&mut self.counted, false) {
             self.counters.sequences.fetch_sub(self.sequences, Ordering::AcqRel);
@@ -214,8 +213,7 @@ impl InFlight {
         }
     }
 
-    /// Corrects the charge to the tokens that the request has used. Idempotent: the first call
-    /// counts.
+    /// Corrects the charge to the tokens used. Only the first call has an effect.
     pub fn settle(&mut self, used: UsedTokens, now: Instant) {
         if std::mem::replace(&mut self.charge.settled, true) {
             return;

@@ -1,8 +1,8 @@
-//! A client's request, received whole, with what was decided about it before its body was read.
+//! A client's request, received whole, with the decisions made before the body was read.
 //!
-//! The routing table is loaded and the client's key is hashed once per request, before the body. Both travel with the
-//! request, so that every later stage sees one configuration, whatever is reloaded meanwhile. Only a request whose pool
-//! a reload has removed moves on to the newer table (see `admit.rs`).
+//! The routing table is loaded and the client's key is hashed once per request, before the body.
+//! Both travel with the request, so every later stage sees one configuration even after a reload.
+//! Only a request whose pool a reload has removed moves on to the newer table (see `admit.rs`).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,11 +23,12 @@ use sluice_core::openai::Route;
 pub struct IncomingRequest {
     /// The API route.
     pub route: Route,
-    /// One that the route takes.
+    /// A method that the route takes.
     pub method: Method,
     /// Path and query as the client sent them.
     pub path: String,
-    /// End-to-end headers for the backend, without hop-by-hop headers and without credentials for the gateway.
+    /// End-to-end headers for the backend, without hop-by-hop headers and without credentials for
+    /// the gateway.
     pub headers: HeaderMap,
     /// The priority that the header `X-Vllm-Priority` asks for.
     pub priority: Option<i64>,
@@ -35,23 +36,23 @@ pub struct IncomingRequest {
     pub content_type: String,
     /// The body.
     pub body: Bytes,
-    /// When its last byte was received.
+    /// When the last byte was received.
     pub arrived: Instant,
-    /// Returned to the client: its own id, if it sent a usable one.
+    /// Id returned to the client: the client's own id, if it sent a usable one.
     pub request_id: Arc<str>,
-    /// Sent upstream; unique, and not the same as `request_id` where the client chose that.
+    /// Id sent upstream: unique, and different from a `request_id` that the client chose.
     pub upstream_id: Arc<str>,
-    /// The trace that it belongs to; `None`: unknown, and not sampled.
+    /// The trace that the request belongs to; `None`: unknown, and not sampled.
     pub trace: Option<Box<RequestTrace>>,
     /// The configuration to route by.
     pub routing: Arc<RoutingTable>,
-    /// The client's address, where the access log or the records have it.
+    /// The client's address, if the access log or the records need it.
     pub client: Option<IpAddr>,
-    /// The origin by which the outcome of the request counts: its key, or without keys the client's
-    /// network.
+    /// The origin under which the outcome of the request counts: the key, or without keys the
+    /// client's network.
     pub origin: Origin,
     /// The client's key; `None` where the gateway requires none.
     pub key: Option<ApiKey>,
-    /// The shadow arm that this is a copy for; `None`: a client sent it.
+    /// The shadow arm for which this is a copy; `None`: a client sent the request.
     pub copy_for: Option<Assigned>,
 }

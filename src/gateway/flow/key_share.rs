@@ -1,7 +1,9 @@
-//! What this gateway may use of the limits of a key where several gateways hold them together, and what it would use.
+//! The part of a key's limits that this gateway may use where several gateways share them, and the
+//! part that it would use.
 //!
-//! Another part of the program divides the limits ([`KeyUsage::uses`](super::keys::KeyUsage::uses),
-//! [`KeyUsage::divide`](super::keys::KeyUsage::divide)). Until it does so for the first time, this gateway may use all.
+//! `serve/cluster` divides the limits through [`KeyUsage::uses`](super::keys::KeyUsage::uses) and
+//! [`KeyUsage::divide`](super::keys::KeyUsage::divide). Until the first division, this gateway may
+//! use all of them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,43 +27,43 @@ pub enum KeyUnit {
     RequestRate,
     /// Tokens per minute.
     TokenRate,
-    /// Tokens within the last day, which are in use until they leave it.
+    /// Tokens within the last day. They stay in use until they leave that window.
     DayTokens,
 }
 
-/// Limits of a key.
+/// Number of units that a key may have limits on.
 pub const UNITS: usize = 6;
-/// So many of each unit.
+/// An amount for each unit.
 pub type KeyAmounts = [u64; UNITS];
 /// The limit of each unit, if there is one.
 pub type KeyLimits = [Option<u64>; UNITS];
 
-/// Units of which something is in use, in the order of [`KeyShare::take`].
+/// Units that can be in use, in the order of [`KeyShare::take`].
 const IN_USE: [KeyUnit; 4] = [KeyUnit::InFlight, KeyUnit::Sequences, KeyUnit::Tokens, KeyUnit::DayTokens];
-/// Units that are rates.
 const RATES: [KeyUnit; 2] = [KeyUnit::RequestRate, KeyUnit::TokenRate];
 
-/// A time constant of the measured rates.
+/// Time constant of the measured rates, seconds.
 const RATE_SECONDS: f64 = 15.0;
-/// A smaller rate, per minute, is none.
+/// A smaller rate, per minute, counts as zero.
 const RATE_MIN: f64 = 0.05;
-/// How long what was asked for counts: until a client that was refused comes again, and longer than a renewal takes.
+/// How long a demand counts: until a refused client comes again, and longer than a renewal takes.
 const HELD: Duration = Duration::from_secs(3);
 
-/// What a key would use here.
+/// The demand of a key on this gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyUse {
-    /// Its name in the configuration.
+    /// The key's name in the configuration.
     pub name: String,
-    /// The most that was in use or asked for at once since the last look; for rates, what was asked for in a minute.
+    /// The most that was in use or asked for at once since the last look. For rates: the demand per
+    /// minute.
     pub wanted: KeyAmounts,
-    /// The largest request since then.
+    /// The largest request since the last look.
     pub largest: KeyAmounts,
-    /// What is in use now; none of a rate.
+    /// The amounts in use now; zero for rates.
     pub used: KeyAmounts,
 }
 
-/// See the header of this file.
+/// The part of a key's limits that this gateway may use, and the measured demand.
 #[derive(Debug)]
 pub(super) struct KeyShare {
     parts: [AtomicU64; UNITS],
@@ -70,11 +72,10 @@ pub(super) struct KeyShare {
     measured: Mutex<Measured>,
 }
 
-/// What was measured before.
 #[derive(Debug, Default)]
 struct Measured {
     rates: [f64; 2],
-    /// What was wanted at once and the largest requests, by the time of the look; within [`HELD`].
+    /// The time of each look, the most wanted at once and the largest request; within [`HELD`].
     looks: VecDeque<(Instant, KeyAmounts, KeyAmounts)>,
 }
 
@@ -90,7 +91,6 @@ impl Default for KeyShare {
     }
 }
 
-/// The limits of a key, unit by unit.
 pub(super) fn limits_of(limit: &KeyLimit) -> KeyLimits {
     [
         limit.in_flight.map(u64::from),
@@ -103,12 +103,12 @@ pub(super) fn limits_of(limit: &KeyLimit) -> KeyLimits {
 }
 
 impl KeyShare {
-    /// What may be used here of a limit.
+    /// The part of a limit that this gateway may use.
     pub(super) fn of(&self, unit: KeyUnit, limit: u64) -> u64 {
         limit.min(self.parts[unit as usize].load(Ordering::Relaxed))
     }
 
-    /// A request asks for so much, when `used` is in use with it.
+    /// Notes that a request asks for `asked`; `used`: the amount in use, with this request.
     pub(super) fn note(&self, unit: KeyUnit, asked: u64, used: u64) {
         let wanted = &self.wanted[unit as usize];
         match unit {
@@ -120,7 +120,8 @@ impl KeyShare {
         self.largest[unit as usize].fetch_max(asked, Ordering::Relaxed);
     }
 
-    /// What was wanted and the largest request since the last call, `elapsed` ago; `used`: what is in use now.
+    /// The demand and the largest request since the last call, `elapsed` ago. `used`: the amounts
+    /// in use now.
     pub(super) fn take(&self, (elapsed, now): (Duration, Instant), used: [u64; 4]) -> (KeyAmounts, KeyAmounts) {
         let mut wanted = [0; UNITS];
         let mut measured = self.measured.lock();
@@ -133,7 +134,7 @@ impl KeyShare {
         for (unit, rate) in RATES.into_iter().zip(&mut measured.rates) {
             let asked = self.wanted[unit as usize].swap(0, Ordering::Relaxed) as f64 / seconds * 60.0;
             *rate += weight * (asked - *rate);
-            // A burst is wanted at once, and its end is believed slowly.
+            // The rate follows a burst up at once, and down slowly.
             *rate = rate.max(weight * asked);
             if *rate < RATE_MIN {
                 *rate = 0.0;
@@ -154,7 +155,6 @@ impl KeyShare {
         (wanted, largest)
     }
 
-    /// From now on so much may be used.
     pub(super) fn set(&self, parts: &KeyAmounts) {
         self.parts.iter().zip(parts).for_each(|(part, amount)| part.store(*amount, Ordering::Relaxed));
     }

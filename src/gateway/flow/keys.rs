@@ -1,25 +1,18 @@
-//! API keys: which models a key may use, how much at once, and how fast.
+//! API keys: the models that a key may use, how much at once, and how fast.
 //!
-//! Each key that a client sends is hashed and looked up by its digest, until one is configured; the digest found is compared
-//! in constant time. What a key uses survives a reload: it is kept by digest in a side table, so that changing a limit neither resets
-//! nor releases anything.
+//! Keys that a client sends are hashed and looked up by digest, until one is configured. Usage is
+//! kept by digest, so a reload neither resets nor releases anything. Limits on concurrency count
+//! from admission to the end of the response: requests, sequences (prompts times `n`) and tokens
+//! (prompt and expected output).
 //!
-//! Limits on concurrency, counted from admission to the end of the response: requests (`in_flight`), sequences (`sequences`:
-//! prompts times `n`) and tokens (`tokens`: estimated prompt and expected output, as on a backend).
+//! Limits per minute use the generic cell rate algorithm (ITU-T I.371): exact, with one timestamp
+//! per key and rate. Each request moves the due time of the key on by `60 s / rate`. It is refused
+//! if the due time would then be further ahead of the clock than [`BURST`] and than
+//! [`BURST_REQUESTS`] requests take, or a minute's requests if these are fewer. For a limit on
+//! tokens, each token moves the due time on, and a minute's tokens may be used at once.
+//! `key_rate.rs` has limits per day, `key_share.rs` limits that gateways share.
 //!
-//! Limits on requests and tokens per minute use the generic cell rate algorithm (ITU-T I.371). Each
-//! request moves the key's due time on by `60 s / rate`,
-//! and is refused if the due time would then be too far ahead of the clock: further than [`BURST`], and than [`BURST_REQUESTS`]
-//! requests take, or all of a minute if these are fewer. How far it is ahead is kept, because it falls more slowly where several
-//! gateways share the rate. So a key with 2 requests per minute may send both at once. For a limit
-//! on tokens, a request moves the due time on by `60 s / rate` for each of its tokens, and the tokens of a whole minute may be
-//! used at once. The algorithm is exact and needs one timestamp per key and rate, and no timer. A
-//! limit on tokens per day counts the last 24 hours. Tokens are charged by the estimate and settled
-//! with the usage (`in_flight.rs`, `key_rate.rs`).
-//!
-//! Where several gateways hold the limits together, each may use its part of them ([`key_share`](super::key_share)).
-//!
-//! Bounds: the side table holds at most `MAX_KEYS` digests, those of the configuration.
+//! Bounds: at most `MAX_KEYS` digests, the configured ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,16 +33,16 @@ use crate::config::{Auth, Key, PriorityRange};
 use sluice_core::base::ModelId;
 use sluice_core::openai::KeyLimit;
 
-/// How much of a key's rate may be used at once.
+/// The share of a key's rate that may be used at once, as a time.
 const BURST: Duration = Duration::from_secs(10);
-/// Requests that may be sent at once, where the rate allows so many in a minute.
+/// Requests that may be sent at once, if the rate allows as many in a minute.
 const BURST_REQUESTS: u32 = 10;
 
 /// The usage of every key, across reloads.
 #[derive(Debug, Default)]
 pub struct KeyUsage {
     keys: DashMap<[u8; 32], Arc<KeyCounters>>,
-    /// Gateways that divide the limits; 0: they are not divided.
+    /// Number of gateways that divide the limits; 0: the limits are not divided.
     gateways: AtomicU64,
 }
 
@@ -90,8 +83,8 @@ pub struct KeyTokens {
 pub const KEYS_SHOWN: usize = 256;
 
 impl KeyUsage {
-    /// The usage of keys with limits on tokens on this gateway, keys nearest to a limit first; at
-    /// most [`KEYS_SHOWN`].
+    /// The usage of keys with limits on tokens on this gateway, the keys nearest to a limit first;
+    /// at most [`KEYS_SHOWN`].
     pub fn tokens(&self, now: Instant) -> Vec<KeyTokens> {
         let mut found: Vec<(f64, KeyTokens)> = Vec::new();
         for counters in &self.keys {
@@ -110,7 +103,7 @@ impl KeyUsage {
         found.into_iter().take(KEYS_SHOWN).map(|(_, tokens)| tokens).collect()
     }
 
-    /// What each key with a limit would use, since the last call `elapsed` ago.
+    /// The demand of each key with a limit since the last call, `elapsed` ago.
     pub fn uses(&self, elapsed: Duration, now: Instant) -> Vec<KeyUse> {
         let mut uses = Vec::new();
         for counters in &self.keys {
@@ -134,7 +127,8 @@ impl KeyUsage {
         uses
     }
 
-    /// Of the limits of each key this gateway, one of so many, uses at most `part`, from the name and the limits of the key.
+    /// Limits this gateway, one of `gateways`, to a part of the limits of each key. `part` returns
+    /// it for the name and the limits of a key.
     pub fn divide(&self, gateways: u64, now: Instant, mut part: impl FnMut(&str, &KeyLimits) -> KeyAmounts) {
         self.gateways.store(gateways, Ordering::Relaxed);
         for counters in &self.keys {
@@ -143,7 +137,7 @@ impl KeyUsage {
         }
     }
 
-    /// The counters of a key, which begin with an even part of its limits.
+    /// The counters of a key. New counters begin with an even part of the limits.
     fn counters(&self, key: &Key) -> Arc<KeyCounters> {
         let limits = limits_of(&key.limit);
         let gateways = self.gateways.load(Ordering::Relaxed);
@@ -160,7 +154,7 @@ impl KeyUsage {
 }
 
 impl Keyring {
-    /// The keys of `auth`, with the usage they had before.
+    /// The keys of `auth`, with the usage from before.
     pub fn new(auth: &Auth, usage: &KeyUsage) -> Self {
         let keys: HashMap<_, _> = auth
             .keys
@@ -172,7 +166,8 @@ impl Keyring {
             })
             .collect();
         usage.keys.retain(|digest, used| keys.contains_key(digest) || used.in_flight.load(Ordering::Relaxed) > 0);
-        // A key that was replaced has the name of the new one.
+        // Requests of a removed key still run. The counters lose their limits, because the key that
+        // replaced it may have the same name.
         let gone = usage.keys.iter().filter(|used| !keys.contains_key(used.key()));
         gone.for_each(|used| used.configured.lock().1 = [None; UNITS]);
         Self(keys)
@@ -183,7 +178,7 @@ impl Keyring {
         !self.0.is_empty()
     }
 
-    /// The first configured key of those that a client sent; `None` where none is required.
+    /// The first configured key among the keys that a client sent; `None` if none is required.
     pub fn authenticate<'a>(&self, sent: impl IntoIterator<Item = &'a str>) -> Result<Option<ApiKey>, KeyError> {
         if !self.is_required() {
             return Ok(None);
@@ -202,17 +197,17 @@ impl Keyring {
 }
 
 impl ApiKey {
-    /// Its configured name, for logs.
+    /// The configured name, for logs.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// The priorities that its requests may have.
+    /// The priorities that requests of the key may have.
     pub fn priorities(&self) -> PriorityRange {
         self.key.priorities()
     }
 
-    /// Whether it may use a model; `None` is a model that the configuration does not declare.
+    /// Whether the key may use a model; `None` is a model that the configuration does not declare.
     pub fn may_use(&self, model: Option<ModelId>) -> bool {
         match model {
             Some(model) => self.key.models.includes(model),
@@ -256,7 +251,7 @@ impl ApiKey {
     }
 }
 
-/// A part of a time, exactly all of it where it is all.
+/// A part of a time; exactly all of it if `share` is 1.
 fn part_of(time: Duration, share: f64) -> Duration {
     if share >= 1.0 { time } else { time.mul_f64(share) }
 }

@@ -1,29 +1,29 @@
 //! The request path: read, estimate, classify, assign, admit, forward, meter, record.
 //!
-//! [`Flow::run`] takes one completely received request and ends with exactly one record. It knows the client and the engine
-//! only as two small traits ([`exchange`]), and time only from tokio's clock, so that the same code serves real traffic behind
-//! pingora and runs in memory on paused time.
+//! [`Flow::run`] takes one completely received request and ends with exactly one record. It knows
+//! client and engine only as two traits ([`exchange`]), and time only from tokio's clock, so the
+//! same code serves traffic behind pingora and runs in memory on paused time.
 //!
 //! | stage | file | decides |
 //! |---|---|---|
 //! | read, authorize | `prepare.rs` | is the request valid, and may this key use the model? |
-//! | estimate, classify | `prepare.rs`, `classify.rs` | how long is the prompt, which pools may serve it? |
-//! | assign | `assign.rs` | is it in an arm of an experiment, which may serve it in another way? |
+//! | estimate, classify | `prepare.rs`, `classify.rs` | prompt length? which pools may serve it? |
+//! | assign | `assign.rs` | is it in an arm of an experiment? |
 //! | | `priority.rs` | how early is it served, here and by the engine? |
 //! | | `owner.rs` | whose share of the pool does it use? |
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
-//! | forward | `forward.rs`, `attempt.rs` | send; try another backend until the first token of a stream, or the first byte of another response |
-//! | | `elsewhere.rs`, `refused_here.rs` | may another backend serve the request after this answer? |
-//! | | `suspects.rs` | may its body be delivered, after engines died with it? |
-//! | meter | `pump.rs`, `response_meter.rs`, `stream_work.rs` | pass bytes on, measure them, watch both ends |
+//! | forward | `forward.rs`, `attempt.rs` | send; if need be, try another backend |
+//! | | `elsewhere.rs`, `refused_here.rs` | may another backend serve it after this answer? |
+//! | | `suspects.rs` | may the body be delivered, after engines died with it? |
+//! | meter | `pump.rs`, `response_meter.rs`, `stream_work.rs` | pass bytes on, measure both ends |
 //! | record | `record.rs` | exactly one record |
 //!
-//! Shadow arms of experiments get copies of requests (`copies.rs`), which no client sees and which give way to all requests.
+//! Shadow arms of experiments get copies of requests (`copies.rs`), which no client sees and which
+//! give way to requests. Requests that name a stored response instead of a model take a shorter
+//! path (`stored.rs`).
 //!
-//! Requests that name a stored response instead of a model have a short path of their own (`stored.rs`).
-//!
-//! Nothing here outlives the request: dropping the future returns the lease, closes the upstream connection and writes
-//! the record.
+//! Nothing here outlives the request: dropping the future returns the lease, closes the upstream
+//! connection and writes the record.
 
 pub mod exchange;
 pub mod key_share;
@@ -91,10 +91,11 @@ pub use respond::{ERROR_CODE, refuse};
 pub use routing_table::{LearnedState, RoutingDraft, RoutingTable};
 pub use trace::{RequestTrace, Step, StepKind};
 
-/// One of so many parts of the memory for slow clients is kept free for newcomers.
+/// This fraction (one in `RESPONSE_PARTS`) of the memory for slow clients is kept free for
+/// newcomers.
 const RESPONSE_PARTS: u64 = 8;
 
-/// The request path and what it needs.
+/// The request path and everything that it needs.
 #[derive(Debug)]
 pub struct Flow<U, R> {
     admission: Arc<Admission>,
@@ -137,18 +138,19 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         self.router.current()
     }
 
-    /// Replaces the routing table. Requests in progress keep the one they started with, which is dropped by
-    /// [`Flow::drop_unused_tables`].
+    /// Replaces the routing table. Requests in progress keep the table they started with, which
+    /// [`Flow::drop_unused_tables`] drops later.
     pub fn set_routing_table(&self, table: RoutingTable) {
         self.router.replace(table);
     }
 
-    /// Whether tables that were replaced are kept for requests in progress.
+    /// Whether replaced tables are kept for requests in progress.
     pub fn has_replaced_tables(&self) -> bool {
         self.router.has_retired()
     }
 
-    /// Drops the replaced tables that no request uses any more. Takes milliseconds: not for a thread that serves requests.
+    /// Drops the replaced tables that no request uses any more. Takes milliseconds, so it must not
+    /// run on a thread that serves requests.
     pub fn drop_unused_tables(&self) {
         self.router.drop_unused();
     }
@@ -168,22 +170,24 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         &self.memory
     }
 
-    /// Changes the size of that memory. Responses that wait stay.
+    /// Changes the size of the memory in which responses wait for slow clients. Responses that wait
+    /// stay.
     pub fn set_response_memory(&self, bytes: u64) {
         self.memory.resize(bytes, bytes / RESPONSE_PARTS);
     }
 
-    /// Stored responses that were forgotten because there were too many.
+    /// Number of stored responses whose owners were forgotten because there were too many.
     pub fn forgotten_responses(&self) -> u64 {
         self.owners.gave_way()
     }
 
-    /// Where records go.
+    /// The consumer of the records.
     pub fn recorder(&self) -> &R {
         &self.recorder
     }
 
-    /// Is no longer ready, and serves as before: load balancers shall send no more.
+    /// Marks the gateway as not ready, so that load balancers send no more requests. Requests that
+    /// come are still served.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
     }
@@ -193,7 +197,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         self.leaving.load(Ordering::Acquire) || self.is_closing()
     }
 
-    /// Sheds new requests from now on; requests in progress continue. Copies are cut, and no more are sent.
+    /// Sheds new requests from now on. Requests in progress continue. Copies are cut, and no more
+    /// are sent.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.admission.close_to_copies();
@@ -204,8 +209,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Another process accepts connections now: those that are open here are closed with their next response. Copies are cut, and
-    /// no more are sent.
+    /// Notes that another process accepts connections now. Connections that are open here are
+    /// closed with their next response. Copies are cut, and no more are sent.
     pub fn hand_over(&self) {
         self.handed_over.store(true, Ordering::Release);
         self.admission.close_to_copies();
@@ -216,15 +221,16 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         self.handed_over.load(Ordering::Acquire)
     }
 
-    /// Ends every request that waits or runs. A client whose stream has begun receives an error event; a client without a
-    /// response receives a 503.
+    /// Ends every request that waits or runs. A client whose stream has begun receives an error
+    /// event; a client without a response receives a 503.
     pub fn abort_all(&self) {
-        // In this order: a request whose attempt admission aborts checks `abort` to learn that this is a shutdown.
+        // In this order: a request that admission aborts checks `abort` to learn that the gateway
+        // stops.
         self.abort.cancel();
         self.admission.abort_all();
     }
 
-    /// Serves one request to its end.
+    /// Serves one request to the end.
     pub async fn run<D: Downstream>(&self, mut incoming: Box<IncomingRequest>, down: &mut D) {
         let mut record =
             RecordGuard::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
@@ -251,7 +257,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         }
     }
 
-    /// A request that names a stored response; an error is a refusal that has not been sent.
+    /// Serves a request that names a stored response. An error is a refusal that has not been sent.
     async fn serve_stored<D: Downstream>(
         &self,
         incoming: &mut IncomingRequest,
@@ -277,7 +283,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         }
     }
 
-    /// All stages, until the response has ended; an error is a refusal that has not been sent.
+    /// Takes a request through all stages until the response has ended. An error is a refusal that
+    /// has not been sent.
     async fn serve<D: Downstream>(
         &self,
         incoming: &mut IncomingRequest,
@@ -288,8 +295,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         Attempts::new(self.backends(), incoming, prepared, record.assigned.as_ref()).run(down, record).await
     }
 
-    /// Serves the copies for shadow arms. Requests are copied from this call on, until the future is dropped. It is over at once
-    /// if this was called before.
+    /// Serves copies for shadow arms. Requests are copied from this call on, until the future is
+    /// dropped. A second call returns a future that ends at once.
     pub fn serve_copies(self: Arc<Self>) -> impl Future<Output = ()> + Send {
         let copies = self.copies.open();
         async move {

@@ -1,8 +1,8 @@
-//! Whose share of a pool a request uses, as `queue.fair` says.
+//! The owner of a request in a pool with fair queueing: key, user or header, as `queue.fair` says.
 //!
-//! An owner is a hash of 64 bits, seeded with the digest of the client's key: no one can find a
-//! name with which to share, or spoil, the place of another key's user. It is the same at every
-//! gateway.
+//! An owner is a hash of 64 bits, seeded with the digest of the client's key. So no client can find
+//! a name that collides with a user of another key, to share or spoil the turn of that user. The
+//! hash is the same at every gateway.
 
 use twox_hash::XxHash3_64;
 
@@ -12,8 +12,8 @@ use crate::config::Fair;
 use crate::pool::{FairOwner, PoolView};
 use sluice_core::openai::RequestView;
 
-/// The owner of a request in a pool that is fair in this way; `None`: the pool has one queue for
-/// all, or the request is a copy.
+/// The owner of a request in a pool with this setting. `None` if the pool has one queue for all, or
+/// if the request is a copy.
 pub(super) fn owner(fair: &Fair, incoming: &IncomingRequest, view: &RequestView<'_>) -> Option<FairOwner> {
     if incoming.copy_for.is_some() {
         return None;
@@ -39,15 +39,15 @@ pub struct KeyWork {
     pub pool: String,
     /// The name of the key.
     pub key: String,
-    /// Seconds of engines since it was last without requests for a while.
+    /// Seconds of engine time since the key was last without requests for a while.
     pub seconds: f64,
-    /// Requests that wait.
+    /// Number of waiting requests.
     pub waiting: usize,
 }
 
 impl ApiKey {
-    /// The id of the key in fair queues. It is made of the key's digest, which clients without the
-    /// key do not know.
+    /// The id of the key in fair queues: the first 8 bytes of the key's digest, which clients
+    /// without the key do not know.
     fn owner_id(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = *self.key.sha256.bytes();
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
@@ -55,7 +55,7 @@ impl ApiKey {
 }
 
 impl Keyring {
-    /// The engine time and the waiting requests of keys in the pools with fair queues by key.
+    /// The engine time and the waiting requests of keys, in the pools with fair queues by key.
     pub fn work(&self, pools: &[PoolView]) -> Vec<KeyWork> {
         let mut work = Vec::new();
         if pools.iter().all(|pool| pool.owners.is_empty()) {

@@ -1,7 +1,9 @@
-//! From a request's bytes to what admission needs: model, prompt estimate, placement, and the body to send.
+//! Turns the bytes of a request into the input of admission: model, prompt estimate, placement, and
+//! the body to send.
 //!
-//! Every refusal that needs no backend happens here, cheapest check first. A request that cannot be read, or whose model its key
-//! may not use, does not count against the key's limits. The body is read once, in place, and not copied.
+//! Every refusal that needs no backend happens here, cheapest check first. A request that cannot be
+//! read, or whose model the key may not use, does not count against the key's limits. The body is
+//! read once, in place, and not copied.
 
 use std::sync::Arc;
 
@@ -26,35 +28,32 @@ use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEsti
 use crate::pool::{Admission, Asks, FairOwner, ModelKey, Need};
 use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
-/// A request that is ready to be admitted.
 #[derive(Debug)]
 pub(super) struct PreparedRequest {
     pub(super) placement: Placement,
     pub(super) need: Need,
-    /// Hashes of the beginnings of the prompt, to find it in prefix caches.
+    /// Hashes of prefixes of the prompt, to find it in prefix caches.
     pub(super) prefix: Arc<PromptPrefix>,
-    /// The LoRA adapter that serves it.
     pub(super) adapter: Option<ModelKey>,
-    /// What it asks of an engine.
+    /// The model, route and length that an engine must support.
     pub(super) asks: Asks,
-    /// Its model as it is sent without an experiment.
+    /// The model name that is sent without an experiment.
     pub(super) own_model: ModelKey,
     pub(super) priority: RequestPriority,
-    /// Whose share of the pool it uses.
+    /// The owner whose share of the pool the request uses.
     pub(super) fair: Option<FairOwner>,
-    /// The only backend that can serve it.
+    /// The only backend that can serve the request.
     pub(super) only: Option<Arc<str>>,
     pub(super) stream: bool,
     pub(super) prompts: u32,
-    /// The body as it goes upstream.
     pub(super) body: EditedBody,
-    /// Where and how the arm of an experiment serves it, if that differs from requests without an experiment.
+    /// Place and model of the experiment's arm, if they differ from those without the experiment.
     pub(super) arm: Option<ArmTarget>,
     pub(super) injected: InjectedUsage,
     pub(super) feedback: Feedback,
 }
 
-/// Reads, authorizes, estimates, classifies and assigns a request; an error is the refusal to send.
+/// Reads, authorizes, estimates, classifies and assigns a request. An error is the refusal to send.
 pub(super) async fn prepare<R: Recorder>(
     (owners, admission): (&ResponseOwners, &Admission),
     incoming: &IncomingRequest,
@@ -68,14 +67,14 @@ pub(super) async fn prepare<R: Recorder>(
     let model = authorize(table, key, name).inspect_err(|_| record.refused_model = Some(client_text(name)))?;
     record.model = Some(Arc::clone(&model.route.name));
     record.stream = view.stream;
-    // Its original counts against the limits of the client's key.
+    // A copy does not count: the original counts against the limits of the client's key.
     record.start_in_flight(start_request(key.filter(|_| incoming.copy_for.is_none()), incoming.arrived)?);
     let client = key.map_or(ClientId::of_network(incoming.origin), |key| ClientId::of_key(key.name()));
     let prompt = Prompt { shape: view.shape, media_part_tokens: model.route.media_part_tokens, client };
     let (estimate, exact) = estimate(table, model.route, &prompt, incoming).await;
     owners.check_new(view.response_id.as_deref(), key)?;
     let continued = response_owners::continued(owners, admission, view.previous_response.as_deref(), key)?;
-    // The engine puts the whole conversation into the prompt.
+    // The engine puts the whole stored conversation into the prompt.
     let estimate = estimate.behind(continued.as_ref().map_or(0, |owner| owner.tokens));
     record.estimate = Some(estimate);
     let placement = place(table, model.route, estimate.tokens, continued.as_ref())
@@ -88,7 +87,7 @@ pub(super) async fn prepare<R: Recorder>(
         in_flight.take(&need, permitted_output(&view), incoming.arrived).map_err(|error| key_refusal(key, error))?;
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
-    // A request that continues a stored response takes part in no experiment: only the backend with that response can serve it.
+    // Only the backend that stores a response can continue it, so no experiment assigns it.
     let assigned = match &continued {
         None => assign::assign(incoming, &view, model.route, placement.home, record),
         Some(_) => None,
@@ -135,10 +134,11 @@ pub(super) async fn prepare<R: Recorder>(
     })
 }
 
-/// What the request asks of an engine, under the name of the model that is sent.
+/// The model, route and length that the request asks of an engine; `model` is the name that is
+/// sent.
 fn asks(incoming: &IncomingRequest, view: &RequestView<'_>, model: ModelKey, tokens: u64) -> Asks {
-    // The engine gets the path as it was sent. `/invocations` and other spellings may be missing
-    // where the route is not.
+    // The engine gets the path as the client sent it. An engine may lack `/invocations` or another
+    // spelling of a route, and still have the route.
     let path = incoming.path.split('?').next();
     Asks {
         model: Some(model),
@@ -149,7 +149,7 @@ fn asks(incoming: &IncomingRequest, view: &RequestView<'_>, model: ModelKey, tok
     }
 }
 
-/// What is learned from the response; from that to a copy, nothing.
+/// Prepares the feedback from the response. Nothing is learned from the response to a copy.
 fn feedback(
     incoming: &IncomingRequest,
     view: &RequestView<'_>,
@@ -178,18 +178,17 @@ fn feedback(
     }
 }
 
-/// The most output tokens of all sequences, if the request bounds them.
+/// The most output tokens of all sequences together, if the request bounds them.
 fn permitted_output(view: &RequestView<'_>) -> Option<u64> {
     view.output_bound().map(|most| most.max(view.min_tokens).saturating_mul(view.sequences()))
 }
 
-/// Sequences of a request; see [`RequestView::sequences`].
 fn sequences(view: &RequestView<'_>) -> u32 {
     u32::try_from(view.sequences()).unwrap_or(u32::MAX)
 }
 
-/// The pools of a request: those for its prompt length. A request that continues a stored response has one pool: that of the
-/// backend with the response.
+/// The pools for the prompt's length. A request that continues a stored response has only the pool
+/// of the backend that stores it.
 fn place(
     table: &RoutingTable,
     model: &ModelRoute,
@@ -211,7 +210,8 @@ fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
         true => multipart::read(incoming.route, &incoming.content_type, &incoming.body)?,
         false => request::read(incoming.route, &incoming.body)?,
     };
-    // The engine would generate after the exchange has ended: outside all limits, not measured, and without a way to abort it.
+    // The engine would generate after the exchange has ended: outside all limits, without
+    // measurements, and without a way to abort.
     if view.background {
         let message = "'background' is not supported; leave it out and read the response, streamed if it takes long";
         return Err(Refusal::BadRequest { message: message.to_owned(), param: Some("background") });
@@ -219,14 +219,14 @@ fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
     Ok(view)
 }
 
-/// The model for a request that names none: the only one that the client may use. Its name is added to the request, because
-/// vLLM would use its base model, which may not be allowed for the client.
+/// The model of a request that names none: the only model that the client may use. It is added to
+/// the request, because vLLM would use the base model, which may not be allowed for the client.
 fn only_model<'a>(table: &'a RoutingTable, key: Option<&ApiKey>) -> Option<&'a str> {
     let mut models = table.models_for(key);
     models.next().filter(|_| models.next().is_none()).map(|model| &*model.name)
 }
 
-/// The model of that name, if it exists and the key may use it.
+/// The model named `name`, if it exists and the key may use it.
 fn authorize<'a>(table: &'a RoutingTable, key: Option<&ApiKey>, name: &str) -> Result<ModelMatch<'a>, Refusal> {
     let model = table.model(name).ok_or_else(|| unknown_model(table, key, name))?;
     if key.is_some_and(|key| !key.may_use(model.route.declared)) {
@@ -240,7 +240,6 @@ pub(super) fn unknown_model(table: &RoutingTable, key: Option<&ApiKey>, name: &s
     Refusal::UnknownModel { model: name.to_owned(), valid }
 }
 
-/// Counts the request against the key's limits on requests.
 pub(super) fn start_request(key: Option<&ApiKey>, arrived: Instant) -> Result<Option<InFlight>, Refusal> {
     let started = key.map(|key| key.start_request(arrived)).transpose();
     started.map_err(|exceeded| key_refusal(key, KeyNeedError::Exceeded(exceeded)))
@@ -256,8 +255,9 @@ fn key_refusal(key: Option<&ApiKey>, error: KeyNeedError) -> Refusal {
     }
 }
 
-/// Estimates the prompt's length. Counts exactly if that can change the pool or the need for a permit: if a boundary of either
-/// lies above the estimate less its spread, and not above the length that the bytes allow at most.
+/// Estimates the prompt's length. The prompt is counted exactly if that can change the pool or the
+/// need for a permit, that is, if a boundary lies above the estimate less its spread and not above
+/// the most tokens that the bytes allow.
 async fn estimate(
     table: &RoutingTable,
     model: &ModelRoute,
@@ -280,16 +280,17 @@ async fn estimate(
     }
 }
 
-/// Where an estimate exceeds a limit, the prompt may be shorter by up to so many standard deviations (about 2 % of prompts are
-/// shorter still).
+/// If an estimate exceeds a limit, the prompt may be shorter by up to this many standard deviations
+/// (about 2 % of prompts are shorter still).
 const DEVIATIONS: f64 = 2.0;
 
-/// What the request takes of a backend. Clients influence these numbers, so each is bounded: the sum over all requests
-/// of a backend must not overflow.
+/// The capacity that the request needs on a backend. Clients influence these numbers, so each is
+/// bounded: the sum over all requests of a backend must not overflow.
 ///
-/// `limit` is the most tokens that one request may take. Only certain tokens may exceed it: the shortest likely prompt and the
-/// output that the client demands (`min_tokens`). So no request is refused because its estimate is uncertain, or for a long
-/// response that it did not demand.
+/// `limit` is the most tokens that one request may take. Only tokens that are certain may exceed
+/// it: the shortest likely prompt, and the output that the client demands (`min_tokens`). So no
+/// request is refused because its estimate is uncertain, or for a long response that it did not
+/// demand.
 fn need(
     model: &ModelRoute,
     view: &RequestView<'_>,
@@ -308,11 +309,12 @@ fn need(
     Need { slots: sequences, prompt_tokens, output_tokens }
 }
 
-/// The gateway requests usage itself if the pool is configured so, the response is a stream that can carry it, and the client
-/// did not request the same.
+/// The gateway requests usage if the pool is configured for it, the response is a stream that can
+/// carry usage, and the client did not request the same.
 fn injected_usage(configured: UsageInjection, view: &RequestView<'_>) -> InjectedUsage {
-    // A request for usage changes the bytes of the event that ends a sequence. To restore them, the gateway holds that event until
-    // the usage event arrives, which for several sequences may be much later (see `meter::strip`).
+    // A request for usage changes the bytes of the event that ends a sequence. To restore them, the
+    // gateway holds that event until the usage event arrives, which may be much later for several
+    // sequences (see `meter::strip`).
     if !view.stream || !view.route.has_stream_options() || view.sequences() > 1 {
         return InjectedUsage::Nothing;
     }

@@ -1,12 +1,11 @@
-//! The priority of a request: the number that its client asks for, within the range that the client
-//! may use, and the engines that get it.
+//! The priority of a request: the number that the client asks for, within the range of the client's
+//! key, and the engines that get it.
 //!
 //! Lower is earlier, as in vLLM. The header `X-Vllm-Priority` wins over `priority` in the body, as
-//! in vLLM, and the number from either is clamped to the range of the key. The number orders the
-//! gateway's queue, and engines that schedule by priority get it: in the body, or in the header on
-//! the one route where vLLM reads only that. Other engines get neither: vLLM with
-//! `--scheduling-policy fcfs` ignores a priority, or refuses one that is not 0 (before version 1 of
-//! its engine).
+//! in vLLM. The number orders the gateway's queue. Engines that schedule by priority get it in the
+//! body, or in the header on the one route where vLLM reads only the header. Other engines get
+//! neither: vLLM with `--scheduling-policy fcfs` ignores a priority, or refuses one that is not 0
+//! (engine version 0).
 
 use http::HeaderName;
 use http::header::HeaderValue;
@@ -19,17 +18,14 @@ use sluice_core::openai::{RequestView, Route};
 /// The header that asks for a priority.
 pub const PRIORITY: &str = "x-vllm-priority";
 
-/// The priority of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestPriority {
     /// Lower is earlier.
     pub(super) number: i32,
-    /// The client asks for one.
     is_asked: bool,
 }
 
 impl RequestPriority {
-    /// That of a request that was read.
     pub(super) fn of(incoming: &IncomingRequest, view: &RequestView<'_>) -> Self {
         let asked = incoming.priority.or(view.priority);
         let range =
@@ -42,8 +38,9 @@ impl RequestPriority {
         Self { number, is_asked: true }
     }
 
-    /// Gives it to an engine that schedules by priority, and takes it from a request that was sent
-    /// to such an engine before. Without a priority, engines assume 0.
+    /// Adds the priority to a request for an engine that schedules by it; removes it from a request
+    /// for another engine, because an attempt before may have added it. Without a priority, engines
+    /// assume 0.
     pub(super) fn give(self, request: &mut UpstreamRequest, route: Route, by_priority: bool) {
         if self.number == 0 && !self.is_asked {
             return;

@@ -1,30 +1,18 @@
 //! Forwards the response from the backend to the client, and measures it on the way.
 //!
-//! Engine and client are decoupled. All bytes that are ready are measured when they arrive and
-//! forwarded in one write, and the pump never waits for more. A client that takes a write at once
-//! costs nothing else. While one does not, the engine is read on at its own pace, into a bounded
-//! buffer (`delivery.rs`). When the engine has ended, the lease and the count of the key are
-//! returned, whatever the client has read, and the rest is delivered from the buffer. The time
-//! that the client takes is `client_wait` of the record, and part of no measurement of the engine.
+//! All bytes that are ready are measured on arrival and forwarded in one write. While a client does
+//! not take a write, the engine is read on into a bounded buffer (`delivery.rs`). When the engine
+//! has ended, the lease and the count of the key are returned, and the rest is delivered from the
+//! buffer.
 //!
-//! At the beginning of a stream, the head and the preamble of events that are no output (comments,
-//! a role, `response.created`) are held until the first token arrives and leave with it. vLLM sends
-//! its 200 before the request is even queued, and until the first token another backend can still
-//! take over, without a trace of the first one in the response. Comments that keep the connection
-//! alive say nothing of a response: they are passed on at once, behind the head of the first
-//! backend that sends one.
+//! Until the first token of a stream, head and events without output (a role, `response.created`)
+//! are held, so another backend can still take over unnoticed. vLLM sends 200 before the request is
+//! even queued. Comments are passed on at once. A response that breaks after bytes have reached the
+//! client ends with an SSE `error` event and a closed connection.
 //!
-//! At the first token the prefill share of the lease is returned. With several prompts, the first
-//! token of one says nothing about the others, so the share is returned when the prefill of all
-//! should be over. A response that breaks after bytes have reached the client ends with an SSE
-//! `error` event and a closed connection, never as if it were complete. When the client
-//! disconnects, the exchange is dropped. That closes the upstream connection, and the engine aborts
-//! the request.
-//!
-//! Bounds: one chunk buffer, no larger than the chunk that the upstream side gathers; the buffer
-//! for a slow client by `delivery.rs`; the preamble by [`PREAMBLE_MAX`] and the length of the
-//! request, which engines repeat in it; how long a stream may be without a token by
-//! `stream_work.rs`; the downstream side limits how long a client may not read.
+//! Bounds: one chunk; the buffer (`parts.rs`); [`PREAMBLE_MAX`] plus [`PREAMBLE_PER_REQUEST`] times
+//! the length of the request, which engines repeat before the first token; silence by
+//! `stream_work.rs`.
 
 mod parts;
 mod engine_side;
@@ -58,14 +46,15 @@ use parts::{Backlog, Delivery, Ending, Interruption, deliver};
 use sluice_core::meter::{Forward, Objectives};
 use sluice_core::openai::Route;
 
-/// Bytes of a stream before its first token that are held, in addition to [`PREAMBLE_PER_REQUEST`]
-/// times the bytes of the request. A longer preamble is passed on, and no other backend takes over
-/// from then on.
+/// Bytes of a stream that are held before the first token, in addition to [`PREAMBLE_PER_REQUEST`]
+/// times the bytes of the request. A longer preamble is passed on; then no other backend takes
+/// over.
 const PREAMBLE_MAX: usize = 64 << 10;
-/// `response.created` and `response.in_progress` repeat the request, whose text may grow by escapes.
+/// `response.created` and `response.in_progress` repeat the request, whose text may grow by
+/// escapes.
 const PREAMBLE_PER_REQUEST: usize = 4;
 
-/// The request that a response belongs to, as far as the pump needs it.
+/// The request of a response, as far as the pump needs it.
 #[derive(Clone, Copy)]
 pub(super) struct ResponseContext<'a> {
     pub(super) route: Route,
@@ -76,34 +65,33 @@ pub(super) struct ResponseContext<'a> {
     pub(super) deadline: Instant,
     pub(super) injected: InjectedUsage,
     pub(super) prompt_tokens: u64,
-    /// With several prompts: the first token of one may come long before the prefill of another.
+    /// When the prefill of all prompts should be over, if there are several: the first token of one
+    /// may come long before the prefill of another.
     pub(super) prefilled: Option<Instant>,
     pub(super) feedback: &'a Feedback,
     pub(super) limits: SilenceLimits,
     pub(super) objectives: &'a Objectives,
-    /// Whose credentials the engine has seen. `None`: no other engine can take the request, so that
-    /// the response goes to the client whatever it says, and its fault was counted before.
+    /// Whose credentials the engine has seen. `None`: no other engine can take the request. The
+    /// response then goes to the client whatever it says, and the fault was counted before.
     pub(super) credentials: Option<Credentials>,
-    /// Cancelled when the gateway aborts all requests.
     pub(super) abort: &'a CancellationToken,
-    /// Whose share of the memory for slow clients the response may use.
+    /// The client's share of the memory for slow clients.
     pub(super) room: WaitingRoom<'a>,
 }
 
-/// A response that is being passed on.
 pub(super) struct Pump<'a, 'r, R: Recorder> {
     context: ResponseContext<'a>,
     meter: ResponseMeter,
-    /// Held until the first token of a stream, or the first bytes of another body.
     head: Option<ResponseHead>,
-    /// Whether the client has a head already, for the comments of this backend or of one before it.
+    /// Whether the client already has a head, because comments of this backend or an earlier one
+    /// were passed on.
     is_head_sent: &'a mut bool,
-    /// What came of the stream while the head is held.
+    /// Bytes of the stream that are held together with the head.
     preamble: Vec<u8>,
     preamble_max: usize,
-    /// Events that showed work, and tokens, that have been seen.
+    /// Events that showed work and tokens, as counted so far.
     seen: (u64, u64),
-    /// Dropped when a retry is no longer possible.
+    /// The request, dropped when a retry is no longer possible.
     request: &'a mut UpstreamRequest,
     status: StatusCode,
     lease: &'a mut Lease,
@@ -111,11 +99,12 @@ pub(super) struct Pump<'a, 'r, R: Recorder> {
     prefilling: bool,
     /// The bytes from the engine that the client has not taken yet.
     backlog: Backlog,
-    /// The engine was not read for a while, because the backlog was full: later times are not its.
+    /// The engine was not read for a while, because the backlog was full: later times are not the
+    /// engine's.
     is_held_up: bool,
     /// The response was judged and measured, and the lease was returned.
     is_settled: bool,
-    /// How the response ends, once the engine has no more part in it.
+    /// How the response ends; set when the engine has no more part in it.
     ending: Option<Ending>,
 }
 
@@ -164,8 +153,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
     }
 
-    /// Passes the response on. `Failed` only while nothing of it has reached the client; then
-    /// `exchange` is left. `read`: bytes of the body that were read before.
+    /// Passes the response on. `Failed` is possible only while nothing of the response has reached
+    /// the client; then `exchange` is left. `read`: bytes of the body that were read before.
     pub(super) async fn run<X: Exchange, D: Downstream>(
         &mut self,
         exchange: &mut Option<X>,
@@ -176,8 +165,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         let timer = pin!(sleep_until(due));
         let silence = SilenceTimer { limit: due, timer };
         let clock = WorkClock::new(self.context.sent, due, self.context.limits);
-        // One future for all chunks: a new one for each would enter and leave the token's list of
-        // waiters.
+        // One future for all chunks: a new one for each chunk would enter and leave the token's
+        // list of waiters.
         let token = self.lease.abort_token().clone();
         let aborted = pin!(token.cancelled());
         let mut engine = EngineSide::new(exchange, read, clock, silence, aborted);
@@ -227,8 +216,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
     }
 
-    /// Applies an event to the response. Returns the bytes that go to the client now, or an error
-    /// when another engine may serve the request.
+    /// Applies an event to the response. Returns the bytes that go to the client now. An error
+    /// means that another engine may serve the request.
     fn take<X: Exchange>(
         &mut self,
         event: EngineEvent,
@@ -252,14 +241,13 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
                 Ok(Delivery::default())
             }
         };
-        // Dropping the exchange closes its connection, so that the engine aborts the request.
+        // Dropping the exchange closes the connection, so that the engine aborts the request.
         if ended.is_ok() && self.ending != Some(Ending::Complete) {
             engine.close();
         }
         ended
     }
 
-    /// Bytes came.
     fn bytes<X: Exchange>(
         &mut self,
         engine: &mut EngineSide<'_, '_, X>,
@@ -283,7 +271,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
         let mut delivery = self.delivery(forward);
         let is_done = self.meter.is_done();
-        // Whether a stream without its end marker is complete is decided at its end.
+        // A stream without an end marker is judged when the body ends.
         if engine.at_end() && (is_done || !self.meter.is_stream()) {
             self.complete(&mut delivery, now);
         } else if is_done {
@@ -292,11 +280,13 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         Ok(delivery)
     }
 
-    /// Meters a chunk; returns what goes to the client, and whether it shows that the engine works.
+    /// Measures a chunk. Returns the bytes for the client, and whether the chunk shows that the
+    /// engine works.
     fn measure(&mut self, chunk: Bytes, now: Instant) -> (Forward, bool) {
         let forward = self.meter.feed(chunk, now);
         let seen = self.meter.progress();
-        // A long event may take longer than the silence that is allowed.
+        // Parts of an event count as work: a long event may take longer than the silence that is
+        // allowed.
         let progress = seen.0 != self.seen.0 || self.meter.is_inside_event();
         if progress {
             self.lease.record_progress(now);
@@ -306,8 +296,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
         let more = |tokens: &u64| *tokens > self.context.prompt_tokens;
         if let Some(tokens) = self.meter.prompt_tokens().filter(more) {
-            // The prompt was longer than estimated: the lease is charged once, while the request
-            // still runs.
+            // The prompt was longer than estimated, so the lease is charged for it while the
+            // request still runs.
             self.context.prompt_tokens = tokens;
             self.lease.charge(tokens);
         }
@@ -336,7 +326,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
     }
 
-    /// Bytes for the client, behind head and preamble if these were not sent yet. From here on no
+    /// Bytes for the client, after head and preamble if these were not sent yet. From here on no
     /// other backend can take the request.
     fn delivery(&mut self, forward: Forward) -> Delivery {
         let Some(head) = self.head.take() else {
@@ -347,7 +337,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         Delivery { head: self.take_head(head), preamble, forward, finish: false }
     }
 
-    /// The head, as it is sent to the client; `None` if the client has one.
+    /// The head as it is sent to the client; `None` if the client already has one.
     fn take_head(&mut self, mut head: ResponseHead) -> Option<ResponseHead> {
         if std::mem::replace(self.is_head_sent, true) {
             return None;

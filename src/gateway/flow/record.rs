@@ -1,11 +1,12 @@
 //! The record of one finished request: exactly one each, however the request ended.
 //!
-//! A [`RecordGuard`] is created when the request was received and hands its record to the [`Recorder`] when it is
-//! dropped, so that a request whose task is cancelled is recorded too. The initial outcome is `client_gone`, because a
-//! task is dropped before it sets another one only when its client leaves.
+//! A [`RecordGuard`] is created when the request was received. Dropped, it hands the record to the
+//! [`Recorder`], so a request whose task is cancelled is recorded too. The initial outcome is
+//! `client_gone`, because a task is dropped before it sets another one only when the client leaves.
 //!
-//! Plain data: durations are measured by the request path. Labels come from the configuration only. Prompts and
-//! responses never enter a record; of a request that is refused, the path or the name of the model does, bounded.
+//! Plain data: the request path measures durations. Labels come from the configuration only.
+//! Prompts and responses never enter a record. Of a refused request, the path or the model name
+//! does, bounded.
 
 mod guard;
 
@@ -49,22 +50,22 @@ pub enum UpstreamFault {
     Connect,
     /// The connection broke before the response was complete.
     Broken,
-    /// A 5xx status.
+    /// A status other than 2xx, usually 5xx.
     Status,
     /// An error event inside the stream.
     InStream,
-    /// It was found hung, and its streams were aborted.
+    /// The backend was found hung, and all streams were aborted.
     Hung,
-    /// It refuses the gateway's credentials.
+    /// The backend refuses the gateway's credentials.
     Credentials,
 }
 
-/// What took too long.
+/// The stage that took too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Sending the request: the backend stopped reading.
     Send,
-    /// The first byte of the response.
+    /// The first token of a stream, or the first byte of another response.
     FirstByte,
     /// The next byte of a response that had begun.
     Idle,
@@ -85,7 +86,7 @@ impl Outcome {
         }
     }
 
-    /// The cause, for the access log; empty when the label suffices.
+    /// The cause, for the access log; empty if the label suffices.
     pub fn detail(self) -> &'static str {
         match self {
             Self::Completed | Self::ClientGone | Self::Refused => "",
@@ -111,13 +112,14 @@ pub enum RetryReason {
     Connect,
     /// A reused connection was closed.
     StaleConnection,
-    /// The connection broke before any byte of a response.
+    /// The connection broke, or a stream ended without an end marker, before the client had
+    /// received any of the response.
     Broken,
     /// A status after which another engine may serve the request (`elsewhere.rs`).
     Status,
-    /// Such a code in an error event before any content.
+    /// An error event, before any content, after which another engine may serve the request.
     InStream,
-    /// No byte in time, or the request was not read in time.
+    /// No first token or byte in time, or the backend stopped reading the request.
     Timeout,
     /// Cancelled because the backend hung.
     Hung,
@@ -158,45 +160,47 @@ impl RetryReason {
 pub struct Record {
     /// The request id given to the client.
     pub request_id: Arc<str>,
-    /// The one sent upstream, which is unique; the engine's log has it.
+    /// The id sent upstream, which is unique; the engine's log has it.
     pub upstream_id: Arc<str>,
-    /// The trace that it belongs to, and when its waits and attempts began; `None`: unknown, and not sampled.
+    /// The trace of the request, with the times at which waits and attempts began. `None`: unknown,
+    /// and not sampled.
     pub trace: Option<Box<RequestTrace>>,
     /// The API route; `None` for a path that is not served.
     pub route: Option<Route>,
-    /// The path that is not served, without its query, as [`client_text`]. For the access log only.
+    /// The path that is not served, without the query, as [`client_text`]. For the access log only.
     pub path: Option<Box<str>>,
     /// The name of the key, if keys are used.
     pub key: Option<Arc<str>>,
     /// The model's label.
     pub model: Option<Arc<str>>,
-    /// The model that the client asked for and may not use, as [`client_text`]. For the access log only.
+    /// The model that the client asked for and may not use, as [`client_text`]. For the access log
+    /// only.
     pub refused_model: Option<Box<str>>,
     /// The home pool.
     pub home: Option<Arc<str>>,
-    /// The pool it ran in.
+    /// The pool in which the request ran.
     pub pool: Option<Arc<str>>,
-    /// The backend it ran on, the last one tried.
+    /// The backend on which the request ran, or the last one tried.
     pub backend: Option<Arc<str>>,
     /// The label of the arm of an experiment that served it.
     pub arm: Option<Arc<str>>,
-    /// The arm that it was assigned to, whether that could serve it or not.
+    /// The arm that the request was assigned to, whether the arm could serve it or not.
     pub assigned: Option<Assigned>,
-    /// How it ended as a copy for a shadow arm; `None`: a client sent it.
+    /// The outcome of a copy for a shadow arm; `None`: a client sent the request.
     pub copy: Option<CopyOutcome>,
-    /// A streamed response was requested.
+    /// Whether a stream was requested.
     pub stream: bool,
-    /// The prompt's length as estimated.
+    /// The estimated length of the prompt.
     pub estimate: Option<PromptEstimate>,
-    /// The status the client saw; `None` when it left before one was sent.
+    /// The status that the client got; `None` if the client left before.
     pub status: Option<StatusCode>,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Why it was refused: the `code` of the gateway's error, or [`engine_refusal`].
+    /// The reason of a refusal: the `code` of the gateway's error, or [`engine_refusal`].
     pub refused: Option<&'static str>,
-    /// The client's address, where the access log or the records have it.
+    /// The client's address, if the access log or the records need it.
     pub client: Option<IpAddr>,
-    /// Whose outcome its outcome is.
+    /// The origin under which the outcome counts.
     pub origin: Origin,
     /// Why attempts were repeated.
     pub retries: SmallVec<[RetryReason; 2]>,
@@ -208,28 +212,30 @@ pub struct Record {
     pub connect_time: Duration,
     /// How long bytes of the response waited for the client to take them.
     pub client_wait: Duration,
-    /// The engine was not read for a while, because the bytes that waited for the client were at
-    /// their bound: later times say nothing of the engine.
+    /// Whether the engine was not read for a while, because the bytes waiting for the client had
+    /// reached their bound. Later times then say nothing about the engine.
     pub held_up: bool,
-    /// From the request received to the end of its response.
+    /// From the receipt of the request to the end of the response.
     pub total: Duration,
     /// TTFT, ITL, TPOT, E2EL and token counts, as far as the response went.
     pub stats: Option<StreamStats>,
-    /// TTFT from when the request had been sent upstream.
+    /// TTFT from the time at which the request had been sent upstream.
     pub backend_ttft: Option<Duration>,
-    /// Prompt tokens that the engine was expected to have in its prefix cache.
+    /// Prompt tokens that the engine was expected to have in the prefix cache.
     pub expected_cached: u64,
-    /// Hashes of the beginnings of its prompt, if it was read. Records have them behind a secret key.
+    /// Hashes of prefixes of the prompt, if it was read. Records show them only through a secret
+    /// key.
     pub prefix: Option<Arc<PromptPrefix>>,
-    /// Sequences that it takes: prompts or inputs times `n`.
+    /// Number of sequences: prompts or inputs times `n`.
     pub sequences: u32,
-    /// Whether its home pool has objectives.
+    /// Whether the home pool has objectives.
     pub has_objectives: bool,
-    /// Whether every objective of its home pool was met. `None`: there are none, or how it ended says nothing about them.
+    /// Whether every objective of the home pool was met. `None`: there are none, or the outcome
+    /// says nothing about them.
     pub slo_met: Option<bool>,
 }
 
-/// The reason of a request that an engine refused with `status`.
+/// The reason of a refusal by an engine with `status`.
 pub(super) fn engine_refusal(status: u16) -> &'static str {
     match status {
         400 => "engine_400",
@@ -244,7 +250,7 @@ pub(super) fn engine_refusal(status: u16) -> &'static str {
 }
 
 impl Record {
-    /// The cause of its outcome, for the access log and the live page; empty when the label suffices.
+    /// The cause of the outcome, for the access log and the live page; empty if the label suffices.
     pub fn detail(&self) -> &'static str {
         match self.outcome {
             Outcome::Refused => self.refused.unwrap_or_default(),
@@ -252,22 +258,24 @@ impl Record {
         }
     }
 
-    /// E2EL of the engine; where it has no such time, the time of the request less the client's.
-    /// `None`: the client was the cause of it.
+    /// E2EL of the engine. If it was not measured, the total time less the client's wait; `None` if
+    /// the client's delay falsifies that too.
     pub fn e2el(&self) -> Option<Duration> {
         let measured = self.stats.as_ref().and_then(|stats| stats.e2el);
         let whole = || self.total.saturating_sub(self.client_wait);
         measured.or_else(|| (!self.held_up).then(whole))
     }
 
-    /// Whether tokens were to be generated. Only such requests count in TTFT, ITL, TPOT, E2EL and attainment: a call of
-    /// `/tokenize` or `/v1/embeddings` takes milliseconds and says nothing about them.
+    /// Whether the request generates tokens. Only such requests count in TTFT, ITL, TPOT, E2EL and
+    /// attainment: a call of `/tokenize` or `/v1/embeddings` takes milliseconds and says nothing
+    /// about them.
     pub fn generates(&self) -> bool {
         self.route.is_some_and(Route::generates)
     }
 
-    /// Judges a request that did not complete by its end: what failed or was shed missed its objectives, wherever there were any;
-    /// a client that left and a request that was refused say nothing about them.
+    /// Judges a request that did not complete. A request that failed or was shed has missed the
+    /// objectives, if there are any. A client that left and a refused request say nothing about
+    /// them.
     pub(crate) fn judge(&mut self) {
         self.slo_met = match self.outcome {
             _ if !self.generates() => None,
@@ -277,7 +285,6 @@ impl Record {
         };
     }
 
-    /// What an experiment keeps of it.
     fn observation(&self, assigned: &Assigned) -> Observation {
         let stats = self.stats.as_ref().filter(|_| self.generates());
         let completed = stats.filter(|_| self.outcome == Outcome::Completed);
@@ -295,8 +302,8 @@ impl Record {
             Outcome::Shed(_) | Outcome::Timeout(_) => Ending::Failed,
             Outcome::ClientGone | Outcome::Refused => Ending::Other,
         };
-        // The queue of a pool that all arms share says nothing about one arm: a client alone can
-        // fill it.
+        // The queue of a pool that all arms share says nothing about one arm, since a single client
+        // can fill it.
         let is_shed = matches!(self.outcome, Outcome::Shed(_));
         let lacked_room = is_shed || (assigned.fell_back && assigned.lacked_room);
         Observation {
@@ -322,29 +329,31 @@ impl Record {
         }
     }
 
-    /// The label of the arm that should have served it and could not.
+    /// The label of the arm to which the request was assigned and that could not serve it.
     pub fn fell_back_from(&self) -> Option<&str> {
         self.assigned.as_ref().filter(|assigned| assigned.fell_back).map(|assigned| &*assigned.arm().label)
     }
 
-    /// Prompt tokens: as the engine counted them, or else the estimate, if output shows that the prompt was read.
+    /// Prompt tokens as the engine counted them; otherwise the estimate, if output shows that the
+    /// prompt was read.
     pub fn prompt_tokens(&self) -> u64 {
         let Some(stats) = &self.stats else { return 0 };
         let estimate = || self.estimate.filter(|_| stats.ttft.is_some()).map_or(0, |estimate| estimate.tokens);
         stats.usage.prompt.unwrap_or_else(estimate)
     }
 
-    /// Tokens generated: as the engine counted them, or else one per event of a stream that carried tokens.
+    /// Generated tokens as the engine counted them; otherwise one per event of a stream that
+    /// carried tokens.
     pub fn generated_tokens(&self) -> u64 {
         self.stats.as_ref().map_or(0, StreamStats::generated)
     }
 }
 
-/// Characters of a client's text that a record keeps.
+/// The most characters of a client's text that a record keeps.
 pub const CLIENT_TEXT_MAX: usize = 256;
 
-/// A client's text as a record keeps it: at most [`CLIENT_TEXT_MAX`] characters, without control characters, which a
-/// terminal could obey.
+/// A client's text as a record keeps it: at most [`CLIENT_TEXT_MAX`] characters, without control
+/// characters, which a terminal could obey.
 pub fn client_text(text: &str) -> Box<str> {
     let plain = text.chars().map(|letter| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter });
     plain.take(CLIENT_TEXT_MAX).collect::<String>().into()

@@ -1,10 +1,11 @@
-//! Refusals of one engine that say nothing of another: it does not serve the model, does not have the route, or has a shorter
-//! context limit.
+//! Recognises refusals by one engine that say nothing about other engines: it lacks the model or
+//! the route, or has a shorter context limit.
 //!
-//! Recognised by status and by the texts of vLLM since 0.6 and of other OpenAI-compatible servers. An engine may repeat what the
-//! client sent, so only texts count that begin as the engine's own message does: no client can make an engine look as if it served
-//! less. Bounds: [`PEEK_BYTES`] of a response are read, in [`PEEK_TIME`] at most. Whatever is read is passed on if the request goes
-//! to no other engine.
+//! A refusal is recognised by status and by the texts of vLLM since 0.6 and of other
+//! OpenAI-compatible servers. An engine may repeat text of the client, so only texts count that
+//! begin as the engine's own message does: no client can make an engine look as if it served less.
+//! Bounds: [`PEEK_BYTES`] of a response are read, in [`PEEK_TIME`] at most. All bytes read are
+//! passed on if the request goes to no other engine.
 
 use std::time::Duration;
 
@@ -13,29 +14,26 @@ use serde::Deserialize;
 
 use super::exchange::ResponseHead;
 
-/// The most that is read of a refusal before it is judged.
+/// The most bytes of a refusal that are read before it is judged.
 pub(super) const PEEK_BYTES: usize = 64 << 10;
 /// How long the body of a refusal may take.
 pub(super) const PEEK_TIME: Duration = Duration::from_secs(5);
 
-/// What an engine has not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// The model.
     Model,
-    /// The route.
     Route,
-    /// The length of the prompt; with its limit in tokens, where it says that.
+    /// The length of the prompt; with the engine's limit in tokens, if the engine gives one.
     Length(Option<u64>),
 }
 
-/// Whether a response with this status may say that another engine could serve the request.
+/// Whether a response with this head may say that another engine could serve the request.
 pub(super) fn may_be(head: &ResponseHead) -> bool {
     matches!(head.status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::BAD_REQUEST)
         && !head.is_coded()
 }
 
-/// What the engine has not, according to its response.
+/// The property that the engine lacks, according to the response.
 pub(super) fn judge(status: StatusCode, body: &[u8]) -> Option<Refused> {
     let error = EngineError::read(body);
     match status {
@@ -46,7 +44,8 @@ pub(super) fn judge(status: StatusCode, body: &[u8]) -> Option<Refused> {
     }
 }
 
-/// How messages about an unknown model begin. A message that has the model's name elsewhere may be about something else.
+/// Beginnings of messages about an unknown model. A message that has the model's name elsewhere may
+/// be about something else.
 const STARTS: [&str; 7] = ["the model", "model", "lora", "the lora", "unknown model", "no such model", "no model"];
 
 fn not_found(body: &[u8], error: &EngineError) -> Option<Refused> {
@@ -56,12 +55,12 @@ fn not_found(body: &[u8], error: &EngineError) -> Option<Refused> {
     if error.is_about_model() || (names_model && is_missing) {
         return Some(Refused::Model);
     }
-    // FastAPI, and servers without a body for unknown paths.
+    // FastAPI, and servers that send no body for unknown paths.
     let nothing = body.trim_ascii().is_empty() || matches!(&*message, "not found" | "404 page not found");
     nothing.then_some(Refused::Route)
 }
 
-/// How messages begin that give the context limit; the number follows the second text.
+/// Beginnings of messages that give the context limit; the number follows the second text.
 const LIMITS: [(&str, &str); 6] = [
     ("this model's maximum context length is", "maximum context length is "),
     ("'max_tokens' or 'max_completion_tokens' is too large", "maximum context length is "),
@@ -80,7 +79,7 @@ fn bad_request(error: &EngineError) -> Option<Refused> {
         let number = message.find(before).map(|at| &message[at + before.len()..]);
         let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
         let limit = number.and_then(|text| text[..digits(text)].parse().ok());
-        // The same beginning without a limit is another complaint.
+        // A message with this beginning but without a limit is another complaint.
         return limit.filter(|limit| *limit > 0).map(|limit| Refused::Length(Some(limit)));
     }
     if error.code == "context_length_exceeded" || error.kind == "exceed_context_size_error" {
@@ -90,8 +89,8 @@ fn bad_request(error: &EngineError) -> Option<Refused> {
     (starts.iter().any(|start| message.starts_with(start)) && message.contains(" api")).then_some(Refused::Route)
 }
 
-/// An error as engines send it: `{"error":{..}}` as OpenAI and Anthropic have it, `{"object":"error",..}` of older vLLMs,
-/// `{"detail":".."}` of FastAPI, or plain text.
+/// An error as engines send it: `{"error":{..}}` of OpenAI and Anthropic, `{"object":"error",..}`
+/// of older vLLMs, `{"detail":".."}` of FastAPI, or plain text.
 #[derive(Debug, Default)]
 struct EngineError {
     message: String,

@@ -1,48 +1,49 @@
-//! How much usage a request can cause: the bounds within which an engine's report is believed.
+//! The most usage that a request can cause. An engine's report is believed only within these
+//! bounds.
 //!
-//! They follow from the bytes of the request, and from the engine's context limit where bytes say
-//! too little: images and other media, stored conversations, and output without `max_tokens`. See
-//! [`UsageBounds`] for the bounds that follow from the output. All of them are wide: no engine that
-//! counts its tokens may fall outside.
+//! They follow from the bytes of the request. Where bytes say too little (images and other media,
+//! stored conversations, output without `max_tokens`), they follow from the engine's context limit.
+//! See [`UsageBounds`] for the bounds that follow from the output. All bounds are wide: no engine
+//! that counts tokens may fall outside.
 
 use sluice_core::meter::UsageBounds;
 use sluice_core::meter::usage::LONGEST_TOKEN;
 use sluice_core::openai::{RequestView, Route};
 
-/// Prompt tokens for each byte of a request. One, and some more where a tokenizer normalizes
-/// characters into several.
+/// Prompt tokens for each byte of a request: one, and more where a tokenizer normalizes one
+/// character into several.
 const TOKENS_PER_BYTE: u64 = 4;
 /// Prompt tokens that a chat template, a default system prompt or a tool parser may add to each
 /// prompt.
 const TEMPLATE_TOKENS: u64 = 16_384;
-/// The context limit of an engine that has not said it, and the highest that is believed: above the
+/// The context limit of an engine that reports none, and the highest that is believed: above the
 /// longest of today (10M).
 const CONTEXT_MAX: u64 = 1 << 24;
-/// How often an engine may generate for one request of `/v1/responses`: it calls its own tools,
-/// reads the whole conversation again each time, and adds up the tokens of all turns.
+/// How often an engine may generate for one request of `/v1/responses`. It calls tools, reads the
+/// whole conversation again each time, and adds up the tokens of all turns.
 const TURNS_MAX: u64 = 32;
-/// Engines may count a stop token, or drafted tokens.
+/// Factor on the permitted output: engines may count a stop token, or drafted tokens.
 const OUTPUT_SLACK: u64 = 2;
 
-/// The bounds of one request, without its engine's.
+/// The bounds of one request, before the limits of an engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestBounds {
     prompt_min: u64,
-    /// The most prompt tokens that its bytes can become.
+    /// The most prompt tokens that the bytes can become.
     prompt_max: u64,
-    /// Prompts of which a part is not in its bytes.
+    /// Prompts that have a part outside the bytes.
     unseen_prompts: u64,
-    /// The output that it permits, of each sequence.
+    /// The output that the request permits for each sequence.
     output_max: Option<u64>,
     sequences: u64,
     turns: u64,
-    /// Bytes of media that it brings, each at most a token of output.
+    /// Bytes of media in the request, each at most a token of output.
     media: u64,
     output_is_generated: bool,
 }
 
 impl RequestBounds {
-    /// The bounds of a request of this many `bytes`, whose text has `at_most` tokens.
+    /// The bounds of a request of `bytes` bytes, whose text has at most `at_most` tokens.
     pub(super) fn new(view: &RequestView<'_>, bytes: usize, at_most: u64) -> Self {
         let (bytes, prompts) = (bytes as u64, u64::from(view.prompts));
         let is_response = view.route == Route::Responses;

@@ -1,7 +1,8 @@
-//! Refusals that the gateway sends itself, and the headers that it adds to every response.
+//! Sends the gateway's own refusals, and adds the gateway's headers to every response.
 //!
-//! The mapping from refusals to HTTP is in `openai::error`; this file sends them. The gateway's headers replace those of the
-//! engine that have the same name, so that the client gets its own request id back. `Server-Timing` is added to the engine's.
+//! `openai::error` maps refusals to HTTP. The gateway's headers replace headers of the engine with
+//! the same name, so the client gets its own request id back. Only `Server-Timing` is added to the
+//! engine's.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,37 +17,38 @@ use crate::config::limits::RETRY_AFTER_MIN;
 use sluice_core::openai::error::sse_error;
 use sluice_core::openai::{ErrorFormat, Refusal, ShedReason};
 
-/// The id of the request: the client's own if it sent a valid one.
+/// The id of the request: the client's id if it sent a valid one.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The backend that served the request.
 pub(super) const BACKEND: HeaderName = HeaderName::from_static("x-sluice-backend");
-/// Its pool.
 pub(super) const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
-/// The code of an error of the gateway itself. Errors in Anthropic's shape have no other place for it, and an engine's error
-/// does not have it.
+/// The code of an error of the gateway. Errors in Anthropic's shape have no other place for it, and
+/// an engine's error has none.
 pub const ERROR_CODE: HeaderName = HeaderName::from_static("x-sluice-error");
 const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
-/// Records the request as shed and returns its refusal. `room_in`: when a pool is expected to have room.
+/// Records the request as shed, and returns the refusal. `room_in`: time until a pool is expected
+/// to have room.
 pub(super) fn shed<R: Recorder>(reason: ShedReason, room_in: Duration, record: &mut RecordGuard<'_, R>) -> Refusal {
     record.outcome = Outcome::Shed(reason);
-    // How fast a gateway that shuts down serves its queue says nothing about the gateway that takes over.
+    // The speed at which a stopping gateway serves its queue says nothing about the gateway that
+    // takes over.
     let retry_after = if reason == ShedReason::ShuttingDown { RETRY_AFTER_MIN } else { room_in };
     Refusal::Shed { reason, retry_after: whole_seconds(retry_after) }
 }
 
-/// [`shed`], because the gateway shuts down.
+/// Like [`shed`], because the gateway shuts down.
 pub(super) fn shut_down<R: Recorder>(record: &mut RecordGuard<'_, R>) -> Refusal {
     shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record)
 }
 
-/// `Retry-After` is in whole seconds, rounded up: a client that returns too early is refused again.
+/// Seconds for `Retry-After`, rounded up: a client that returns too early is refused again.
 pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Sends a refusal; as an event if the client has the head of a stream. If no outcome was set before, it is `Refused`. If the client has gone meanwhile, it is `ClientGone`.
+/// Sends a refusal; as an event if the client has the head of a stream. Sets the outcome to
+/// `Refused` if none was set before, and to `ClientGone` if the client has left meanwhile.
 pub async fn refuse<D: Downstream, R: Recorder>(
     down: &mut D,
     refusal: &Refusal,
@@ -99,7 +101,6 @@ pub(super) fn complete_head(head: &mut ResponseHead, record: &mut Record) {
     record.status = Some(head.status);
 }
 
-/// Adds the gateway's own headers to a response.
 pub(super) fn add_gateway_headers(headers: &mut HeaderMap, record: &Record) {
     let mut set = |name: HeaderName, text: Option<&str>| {
         if let Some(value) = text.and_then(|text| HeaderValue::from_str(text).ok()) {
@@ -117,8 +118,8 @@ pub(super) fn add_gateway_headers(headers: &mut HeaderMap, record: &Record) {
     }
 }
 
-/// Milliseconds with three decimals. Whole numbers: every response has three of them, and formatting a float costs four times as
-/// much.
+/// Milliseconds with three decimals, formatted from whole numbers: every response has three of
+/// them, and formatting a float costs four times as much.
 struct Millis(Duration);
 
 impl fmt::Display for Millis {

@@ -1,7 +1,7 @@
 //! The meter of one response: a stream of events, or a body that arrives at once.
 //!
-//! One small enum, so that the pump has one path. Both kinds report in the same form; what a body does not have (TTFT,
-//! ITL, TPOT) is absent.
+//! One small enum, so that the pump has one path. Both kinds report in the same form; a body has no
+//! TTFT, ITL and TPOT. Time is a parameter.
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -9,15 +9,14 @@ use tokio::time::Instant;
 use sluice_core::meter::{BodyMeter, Forward, StreamMeter, StreamStage, StreamStats, Strip, UsageBounds};
 use sluice_core::openai::{Dialect, Route, UpstreamError};
 
-/// The meter of one response.
 pub(super) enum ResponseMeter {
     /// `text/event-stream`.
     Stream(Box<StreamMeter>),
-    /// Anything else.
+    /// Any other response.
     Body(Box<MeteredBody>),
 }
 
-/// A body, and its measurements once it is complete.
+/// A body, and the measurements once it is complete.
 pub(super) struct MeteredBody {
     meter: BodyMeter,
     is_timed: bool,
@@ -25,17 +24,15 @@ pub(super) struct MeteredBody {
 }
 
 impl ResponseMeter {
-    /// A meter for events of the route's dialect.
     pub(super) fn stream(route: Route, arrived: Instant, strip: Strip) -> Self {
         Self::Stream(Box::new(StreamMeter::new(Dialect::of(route), arrived, strip)))
     }
 
-    /// A meter for a body that arrives at once.
     pub(super) fn body(arrived: Instant) -> Self {
         Self::Body(Box::new(MeteredBody { meter: BodyMeter::new(arrived), is_timed: true, stats: None }))
     }
 
-    /// Believes the engine's usage within these bounds only: limits, records and metrics all have
+    /// Believes the engine's usage within these bounds only. Limits, records and metrics all get
     /// the believed usage.
     pub(super) fn within(mut self, bounds: UsageBounds) -> Self {
         match &mut self {
@@ -45,12 +42,11 @@ impl ResponseMeter {
         self
     }
 
-    /// Whether it is a stream of events.
     pub(super) fn is_stream(&self) -> bool {
         matches!(self, Self::Stream(_))
     }
 
-    /// Measures a chunk and returns what goes to the client.
+    /// Measures a chunk. Returns the bytes that go to the client.
     pub(super) fn feed(&mut self, chunk: Bytes, now: Instant) -> Forward {
         match self {
             Self::Stream(meter) => meter.feed(chunk, now),
@@ -63,7 +59,8 @@ impl ResponseMeter {
         }
     }
 
-    /// From now on bytes arrive later than the engine sends them: there is no ITL, TPOT and E2EL.
+    /// Notes that bytes arrive later than the engine sends them from now on: there is no ITL, TPOT
+    /// and E2EL.
     pub(super) fn stop_timing(&mut self) {
         match self {
             Self::Stream(meter) => meter.stop_timing(),
@@ -71,14 +68,13 @@ impl ResponseMeter {
         }
     }
 
-    /// The body has ended in order.
     pub(super) fn end_of_body(&mut self, now: Instant) {
         if let Self::Stream(meter) = self {
             meter.end_of_body(now);
         }
     }
 
-    /// Ends the response; returns the bytes that were held back.
+    /// Ends the response. Returns the bytes that were held back.
     pub(super) fn finish(&mut self, now: Instant) -> Forward {
         match self {
             Self::Stream(meter) => meter.finish(),
@@ -97,7 +93,7 @@ impl ResponseMeter {
         }
     }
 
-    /// How far the response has come. A body is open from its first byte on.
+    /// How far the response has come. A body is open from the first byte on.
     pub(super) fn stage(&self) -> StreamStage {
         match self {
             Self::Stream(meter) => meter.stage(),
@@ -105,7 +101,7 @@ impl ResponseMeter {
         }
     }
 
-    /// Events of a stream that show work, and tokens that came, so far.
+    /// The number of events that show work, and of tokens, in a stream so far.
     pub(super) fn progress(&self) -> (u64, u64) {
         match self {
             Self::Stream(meter) => (meter.progress(), meter.tokens()),
@@ -113,7 +109,7 @@ impl ResponseMeter {
         }
     }
 
-    /// Whether bytes of an event that is no comment came last, and its end did not.
+    /// Whether the last bytes belong to an event that has not ended and is no comment.
     pub(super) fn is_inside_event(&self) -> bool {
         match self {
             Self::Stream(meter) => meter.is_inside_event(),
@@ -121,7 +117,7 @@ impl ResponseMeter {
         }
     }
 
-    /// Events of a stream that are no pings so far, if no event is open.
+    /// The number of events in a stream so far, pings left out; `None` while an event is open.
     pub(super) fn events_between(&self) -> Option<u64> {
         match self {
             Self::Stream(meter) => meter.events_between(),
@@ -129,7 +125,7 @@ impl ResponseMeter {
         }
     }
 
-    /// Whether the first token was seen. In a body that is its first byte.
+    /// Whether the first token was seen; for a body, the first byte.
     pub(super) fn has_content(&self) -> bool {
         match self {
             Self::Stream(meter) => meter.first_content_at().is_some(),
@@ -137,7 +133,7 @@ impl ResponseMeter {
         }
     }
 
-    /// Prompt tokens that a stream has reported so far. A body reports them when it is over.
+    /// Prompt tokens that a stream has reported so far. A body reports them at the end.
     pub(super) fn prompt_tokens(&self) -> Option<u64> {
         match self {
             Self::Stream(meter) => meter.prompt_tokens(),
@@ -145,7 +141,6 @@ impl ResponseMeter {
         }
     }
 
-    /// The error that the response reports.
     pub(super) fn error(&self) -> Option<&UpstreamError> {
         match self {
             Self::Stream(meter) => meter.error(),
@@ -153,7 +148,6 @@ impl ResponseMeter {
         }
     }
 
-    /// Whether the response has marked its end.
     pub(super) fn is_done(&self) -> bool {
         match self {
             Self::Stream(meter) => meter.is_done(),
@@ -161,7 +155,6 @@ impl ResponseMeter {
         }
     }
 
-    /// The measurements.
     pub(super) fn stats(&self) -> StreamStats {
         match self {
             Self::Stream(meter) => meter.stats(),
@@ -170,12 +163,11 @@ impl ResponseMeter {
     }
 }
 
-/// The engine's own admission control.
+/// Whether the error comes from the engine's admission control.
 pub(super) fn is_busy(error: &UpstreamError) -> bool {
     error.code == Some(503)
 }
 
-/// An error that the client caused.
 pub(super) fn is_client_error(error: &UpstreamError) -> bool {
     error.code.is_some_and(|code| (400..500).contains(&code))
 }

@@ -1,15 +1,15 @@
-//! Which backend has generated a stored response, and for which API key.
+//! The backend that generated a stored response, and the API key it was generated for.
 //!
-//! An engine keeps the responses of `/v1/responses` in its own memory. Requests that name one must go to that engine, and come
-//! with the key for which it was generated: the engine itself does not know keys. There are two kinds:
+//! An engine keeps the responses of `/v1/responses` in memory. Requests that name one must go to
+//! that engine and come with the same key, because the engine knows no keys. There are two kinds:
 //! - `/v1/responses/{id}` (see `stored.rs`).
-//! - `/v1/responses` with `previous_response_id`, which continues a stored conversation. The engine puts all of it into the
-//!   prompt, so with another key's id a client would read what that key has sent. Without keys, one that continues an unknown
-//!   response goes to any engine.
+//! - `/v1/responses` with `previous_response_id`, which continues a stored conversation. The engine
+//!   puts all of it into the prompt, so with the id of another key a client could read the texts of
+//!   that key. Without keys, a request that continues an unknown response goes to any engine.
 //!
-//! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]. When there are more, the oldest id of the key
-//! with the most is removed, by the rule in `shares`: a key that stores without end forgets its own
-//! responses and not the responses of other keys. An id keeps its first key.
+//! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]. Beyond that, the oldest id of the key with the
+//! most ids is removed, by the rule in `shares`, so a key that stores without end forgets only its
+//! own responses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,34 +26,31 @@ use sluice_core::openai::Refusal;
 
 /// The most responses that are remembered, at about 200 bytes each.
 const MAX_RESPONSES: usize = 65_536;
-/// How long a response is remembered.
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-/// The backend and the key of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ResponseOwner {
-    /// The name of the client's key, where keys are required.
+    /// The name of the client's key, if keys are required.
     pub(super) key: Option<Arc<str>>,
     pub(super) pool: Arc<str>,
     pub(super) backend: Arc<str>,
-    /// Tokens of the conversation up to this response, its output included; 0 until the response
-    /// has ended.
+    /// Tokens of the conversation up to and including this response; 0 until the response has
+    /// ended.
     pub(super) tokens: u64,
 }
 
-/// The owners of responses, by id.
 #[derive(Debug, Default)]
 pub(super) struct ResponseOwners {
     table: Mutex<Table>,
 }
 
-/// When an id was first seen, and the id.
+/// The time at which an id was first seen, and the id.
 type Seen = Option<(Instant, Arc<str>)>;
 
 #[derive(Debug)]
 struct Table {
     by_id: HashMap<Arc<str>, Remembered>,
-    /// A unit for each id, with when it was first seen.
+    /// One unit for each id, with the time at which it was first seen.
     shares: Ledger<Option<Arc<str>>, Seen>,
 }
 
@@ -74,14 +71,14 @@ impl ResponseOwners {
         let mut table = self.table.lock();
         table.forget_expired(now);
         match table.by_id.get_mut(id) {
-            // Clients can choose ids, so an id may occur again. It stays with its first key.
+            // Clients can choose ids, so an id may occur again. It keeps the first key.
             Some(known) if known.owner.key == owner.key => known.owner = owner,
             Some(_) => {}
             None => table.add(id.into(), owner, now),
         }
     }
 
-    /// Notes the tokens of the conversation that a response of this key ends.
+    /// Notes the number of tokens in the conversation that this key's response ends.
     pub(super) fn note_tokens(&self, id: &str, key: Option<&Arc<str>>, tokens: u64) {
         let mut table = self.table.lock();
         if let Some(owner) = table.by_id.get_mut(id).filter(|owner| owner.owner.key.as_ref() == key) {
@@ -89,12 +86,13 @@ impl ResponseOwners {
         }
     }
 
-    /// Responses that were forgotten because there were too many.
+    /// Number of responses that were forgotten because there were too many.
     pub(super) fn gave_way(&self) -> u64 {
         self.table.lock().shares.gave_way()
     }
 
-    /// Refuses a request that would store its response under an id of another key: the engine would replace that response.
+    /// Refuses a request that would store a response under an id of another key, because the engine
+    /// would replace that key's response.
     pub(super) fn check_new(&self, id: Option<&str>, key: Option<&ApiKey>) -> Result<(), Refusal> {
         let is_taken = |id| {
             let table = self.table.lock();
@@ -115,7 +113,7 @@ impl ResponseOwners {
 }
 
 impl Table {
-    /// Adds an id, for which another may have to be forgotten.
+    /// Adds an id. Another id may be forgotten for it.
     fn add(&mut self, id: Arc<str>, owner: ResponseOwner, now: Instant) {
         let mut forgotten = Vec::new();
         let tag = Some((now, Arc::clone(&id)));
@@ -143,8 +141,8 @@ impl Table {
     }
 }
 
-/// The owner of the response that a request continues. `None`: the request continues none, or an unknown one and no keys are
-/// required.
+/// The owner of the response that a request continues. `None`: the request continues none, or an
+/// unknown one while no keys are required.
 pub(super) fn continued(
     owners: &ResponseOwners,
     admission: &Admission,
@@ -158,7 +156,7 @@ pub(super) fn continued(
     }
 }
 
-/// The owner of a response, if this key made it, and the address of its backend.
+/// The owner of a response, if it was generated for this key, and the address of the backend.
 pub(super) fn locate(
     owners: &ResponseOwners,
     admission: &Admission,
@@ -170,7 +168,7 @@ pub(super) fn locate(
     Some((owner, address))
 }
 
-/// The address of the backend; `None` if it is no longer configured.
+/// The address of the owner's backend; `None` if it is no longer configured.
 fn address_of(admission: &Admission, owner: &ResponseOwner) -> Option<Arc<Address>> {
     let pools = admission.view();
     let pool = pools.iter().find(|pool| pool.name == owner.pool)?;

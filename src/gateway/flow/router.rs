@@ -1,10 +1,12 @@
-//! The routing table in force, and how a reload replaces it.
+//! The routing table in force, replaced by a reload.
 //!
-//! Readers load the current table without a lock. A request that learns from admission that its table is out of date
-//! waits here for the next one: admission applies a reload a moment before the table is replaced.
+//! Readers load the current table without a lock. A request that admission finds to have an old
+//! table waits here for the next one, because admission applies a reload a moment before the table
+//! is replaced.
 //!
-//! A replaced table is kept until no request uses it, and then dropped by [`Router::drop_unused`]. With 10,000 keys that takes
-//! milliseconds, which must not delay a request. At most one table is kept for each reload with running requests.
+//! A replaced table is kept until no request uses it, and then dropped by [`Router::drop_unused`].
+//! With 10,000 keys that takes milliseconds, which must not delay a request. At most one table is
+//! kept for each reload with running requests.
 
 use std::sync::Arc;
 
@@ -14,13 +16,11 @@ use tokio::sync::Notify;
 
 use super::routing_table::RoutingTable;
 
-/// Holder of the current routing table.
 #[derive(Debug)]
 pub(super) struct Router {
     current: ArcSwap<RoutingTable>,
-    /// Notified after `current` was replaced.
     replaced: Notify,
-    /// Tables that were replaced and may still be in use.
+    /// Replaced tables that may still be in use.
     retired: Mutex<Vec<Arc<RoutingTable>>>,
 }
 
@@ -39,14 +39,13 @@ impl Router {
         self.replaced.notify_waiters();
     }
 
-    /// Drops the replaced tables that no request uses. Takes milliseconds for a large one.
+    /// Drops the replaced tables that no request uses. Takes milliseconds for a large table.
     pub(super) fn drop_unused(&self) {
         // Once only this list holds a table, no other holder can appear.
         let unused: Vec<_> = self.retired.lock().extract_if(.., |table| Arc::strong_count(table) == 1).collect();
         drop(unused);
     }
 
-    /// Whether a replaced table is kept.
     pub(super) fn has_retired(&self) -> bool {
         !self.retired.lock().is_empty()
     }

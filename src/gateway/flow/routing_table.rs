@@ -1,13 +1,13 @@
 //! The routing table: one configuration in the form that the request path reads.
 //!
-//! Built whole from a `Config` and the ids that admission assigned to its pools, and never changed: a request sees one
-//! consistent configuration to its end, whatever is reloaded meanwhile. Estimators, exact counters and key usage are
-//! passed in, because they outlive a reload.
+//! It is built from a `Config` and the ids that admission assigned to the pools, and never changed,
+//! so a request sees one consistent configuration to the end. Estimators, exact counters and key
+//! usage are passed in, because they outlive a reload.
 //!
-//! Models: the declared ones and their aliases; the names that backends report, if a pool serves `"*"`; and, if such a
-//! pool exists, one route for every other name, so that the engine's own error reaches the client. Labels of metrics
-//! come from the configuration and from backends, never from clients; the route for unknown names is labelled
-//! [`OTHER`].
+//! It has the declared models with their aliases. If a pool serves `"*"`, it also has the names
+//! that backends report, and one route for every other name, so that the engine's own error reaches
+//! the client. Labels of metrics come from the configuration and from backends, never from clients:
+//! the route for unknown names has the label [`OTHER`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -27,9 +27,9 @@ pub const OTHER: &str = "other";
 /// One configuration, ready to route by.
 #[derive(Debug)]
 pub struct RoutingTable {
-    /// The configuration it was built from.
+    /// The configuration from which the table was built.
     pub config: Arc<Config>,
-    /// The number of the layout that its ids are from.
+    /// The number of the layout that assigned the ids.
     pub layout: u64,
     /// Pools in the order of the configuration.
     pub pools: Vec<PoolRoute>,
@@ -45,40 +45,40 @@ pub struct RoutingTable {
 /// One pool.
 #[derive(Debug)]
 pub struct PoolRoute {
-    /// Its id in admission.
+    /// The pool's id in admission.
     pub id: PoolId,
-    /// The ids of its backends, in the order of the configuration.
+    /// The ids of the pool's backends, in the order of the configuration.
     pub backends: Vec<BackendId>,
-    /// Its name, a label.
+    /// The pool's name, a label.
     pub name: Arc<str>,
-    /// Prompt lengths whose home it is.
+    /// Prompt lengths for which the pool is home.
     pub range: PromptRange,
-    /// Limits of each of its backends.
+    /// Limits of each backend.
     pub limits: BackendLimits,
-    /// Positions of the pools its requests may spill to.
+    /// Positions of the pools to which requests may spill.
     pub spill: Vec<usize>,
     /// Whether usage is requested on behalf of the client.
     pub usage: UsageInjection,
     /// Objectives that a request must meet to count for goodput.
     pub objectives: Objectives,
-    /// Whose requests take turns in its queue.
+    /// The owners that take turns in the pool's queue.
     pub fair: Fair,
 }
 
 /// One model.
 #[derive(Debug)]
 pub struct ModelRoute {
-    /// Its name, a label; what goes upstream when a client used an alias.
+    /// The model's name, a label. It is sent upstream when a client used an alias.
     pub name: Arc<str>,
-    /// Its declaration; `None` when only backends report it.
+    /// The model's declaration; `None` if only backends report it.
     pub declared: Option<ModelId>,
-    /// It is declared, or a backend reports it.
+    /// Whether the model is declared, or a backend reports it.
     pub is_known: bool,
-    /// Positions of the pools that serve it.
+    /// Positions of the pools that serve the model.
     pub pools: Vec<usize>,
-    /// Its id, if it is a LoRA adapter.
+    /// The adapter's id, if the model is a LoRA adapter.
     pub adapter: Option<ModelKey>,
-    /// What has been learned about its tokens.
+    /// Knowledge about the model's tokens.
     pub estimator: Arc<ModelEstimator>,
     /// Exact counts, if a tokenizer is configured.
     pub exact: Option<Arc<ExactCounter>>,
@@ -91,28 +91,29 @@ pub struct ModelRoute {
 pub struct ModelMatch<'a> {
     /// The model.
     pub route: &'a ModelRoute,
-    /// The name is an alias, to be replaced in the request.
+    /// Whether the name is an alias, to be replaced in the request.
     pub is_alias: bool,
 }
 
-/// A routing table without the ids that admission assigns. Building it takes long (about 10 ms with 10,000 keys), so it is done
-/// before the lock of admission is taken. Adding the ids under the lock takes almost no time.
+/// A routing table without the ids that admission assigns. Building it takes long (about 10 ms with
+/// 10,000 keys), so that happens before the lock of admission is taken. Adding the ids under the
+/// lock takes almost no time.
 #[derive(Debug)]
 pub struct RoutingDraft(RoutingTable);
 
-/// What outlives a reload and is passed from table to table.
+/// State that outlives a reload and is passed from table to table.
 #[derive(Debug, Default)]
 pub struct LearnedState {
     estimators: parking_lot::Mutex<HashMap<String, Arc<ModelEstimator>>>,
     adapters: parking_lot::Mutex<HashSet<String>>,
     /// Usage of API keys.
     pub key_usage: Arc<KeyUsage>,
-    /// What experiments are doing.
+    /// State of experiments.
     pub experiments: Experiments,
 }
 
 impl LearnedState {
-    /// Sets which models backends report as LoRA adapters, for tables that are built from now on.
+    /// Sets the models that backends report as LoRA adapters, for tables built from now on.
     pub fn set_adapters(&self, names: impl IntoIterator<Item = String>) {
         *self.adapters.lock() = names.into_iter().collect();
     }
@@ -121,8 +122,8 @@ impl LearnedState {
         self.adapters.lock().contains(name).then(|| ModelKey::of(name))
     }
 
-    /// The estimator of a model, new if there is none. Bounded by [`limits::MAX_MODELS`] names: beyond that a new
-    /// estimator lives as long as its table.
+    /// The estimator of a model, created if there is none. At most [`limits::MAX_MODELS`] are kept;
+    /// beyond that a new estimator lives as long as the table.
     fn estimator(&self, name: &str) -> Arc<ModelEstimator> {
         let mut known = self.estimators.lock();
         if let Some(found) = known.get(name) {
@@ -137,8 +138,8 @@ impl LearnedState {
 }
 
 impl RoutingTable {
-    /// Builds the table of `config`, whose pools have the ids of `layout` in admission. `reported`: model names that
-    /// backends report. `counters`: one per declared model, in order.
+    /// Builds the table of `config`, whose pools have the ids of `layout` in admission. `reported`:
+    /// model names that backends report. `counters`: one per declared model, in order.
     pub fn new(
         config: Arc<Config>,
         layout: &PoolLayout,
@@ -149,7 +150,7 @@ impl RoutingTable {
         Self::draft(config, reported, counters, learned).placed(layout)
     }
 
-    /// The same, except for the ids.
+    /// Like [`RoutingTable::new`], without the ids.
     pub fn draft(
         config: Arc<Config>,
         reported: &[String],
@@ -180,21 +181,21 @@ impl RoutingTable {
         RoutingDraft(table)
     }
 
-    /// The model that a client's name refers to.
+    /// The model that a name sent by a client refers to.
     pub fn model(&self, name: &str) -> Option<ModelMatch<'_>> {
         let index = self.by_name.get(name).copied().or(self.other)?;
         let route = &self.models[index];
         Some(ModelMatch { route, is_alias: route.declared.is_some() && *route.name != *name })
     }
 
-    /// The models that a client may use, declared or reported, for error messages and `/v1/models`. Without a key all of
-    /// them.
+    /// The models that a client may use, declared or reported, for error messages and `/v1/models`.
+    /// Without a key: all models.
     pub fn models_for(&self, key: Option<&ApiKey>) -> impl Iterator<Item = &ModelRoute> {
         let known = self.models.iter().enumerate().filter(|(index, _)| Some(*index) != self.other);
         known.map(|(_, model)| model).filter(move |model| key.is_none_or(|key| key.may_use(model.declared)))
     }
 
-    /// Whether a client may ask for models that are not declared: a pool serves every name.
+    /// Whether a client may ask for undeclared models, because a pool serves every name.
     pub fn is_open_for(&self, key: Option<&ApiKey>) -> bool {
         self.other.is_some() && key.is_none_or(|key| key.may_use(None))
     }
@@ -209,7 +210,7 @@ impl RoutingTable {
         &self.config.timeouts
     }
 
-    /// How long the first byte may take, for a prompt of this many tokens.
+    /// The time that the first byte may take, for a prompt of `prompt_tokens`.
     pub fn first_byte(&self, stream: bool, prompt_tokens: u64) -> Duration {
         let timeouts = &self.config.timeouts;
         let grown = timeouts.first_byte.per_1k_prompt_tokens.mul_f64(prompt_tokens as f64 / 1000.0);
@@ -242,7 +243,7 @@ impl RoutingTable {
 }
 
 impl RoutingDraft {
-    /// The table, with the ids of its pools.
+    /// The table, with the ids of all pools.
     pub fn placed(mut self, layout: &PoolLayout) -> RoutingTable {
         self.0.layout = layout.number;
         for (pool, id) in self.0.pools.iter_mut().zip(&layout.pools) {
@@ -256,7 +257,7 @@ impl RoutingDraft {
 }
 
 impl PoolRoute {
-    /// Without its id and those of its backends.
+    /// A pool without the ids that admission assigns.
     fn new(pool: &crate::config::Pool, has_keys: bool) -> Self {
         let usual = if has_keys { Fair::Key } else { Fair::Off };
         Self {

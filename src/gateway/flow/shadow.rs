@@ -1,7 +1,8 @@
-//! Serving a copy for a shadow arm.
+//! Serves a copy for a shadow arm.
 //!
-//! `copies.rs` says how that differs from serving a request, and has the bounds. A copy ends with exactly one record, as a
-//! request does; its response is dropped.
+//! `copies.rs` has the differences to a request, and the bounds. A copy ends with exactly one
+//! record, as a request does, and the response is dropped. A copy that was cut, found no room or
+//! was refused leaves no observation.
 
 use std::sync::Arc;
 
@@ -15,7 +16,6 @@ use super::record::{Outcome, RecordGuard, Recorder};
 use super::response_owners::ResponseOwners;
 use crate::experiment::CopyOutcome;
 
-/// Serves a copy to its end.
 pub(super) async fn serve<U: Upstream, R: Recorder>(
     backends: Backends<'_, U>,
     recorder: &R,
@@ -44,7 +44,6 @@ pub(super) async fn serve<U: Upstream, R: Recorder>(
     in_flight.outcome = outcome;
 }
 
-/// Drops a response.
 struct Discard;
 
 impl Downstream for Discard {

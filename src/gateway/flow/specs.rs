@@ -1,7 +1,9 @@
-//! Translates a configuration into the types of [`pool`](crate::pool), which a composition applies to admission.
+//! Translates a configuration into the types of [`pool`](crate::pool), which `serve` applies to
+//! admission.
 //!
-//! Admission depends on no file, key or default: it gets limits, order, weight and address per pool, in the order of the
-//! configuration. Pure. Every valid configuration has a translation, so nothing fails here.
+//! Admission knows no file, key or default. It gets limits, order, weight and address per pool, in
+//! the order of the configuration. Pure. Every valid configuration has a translation, so nothing
+//! fails here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +58,7 @@ fn backend(backend: &config::Backend) -> BackendSpec {
     BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address(backend)), weight: backend.weight }
 }
 
-/// Where a backend is reached, and how.
+/// The address of a backend and the means of connecting to it.
 pub fn address(backend: &config::Backend) -> Address {
     let endpoint = backend.target.endpoint();
     let authority = endpoint.authority().into();

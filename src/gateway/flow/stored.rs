@@ -1,12 +1,13 @@
-//! Requests for `/v1/responses/{id}`: reading, deleting and cancelling a stored response at the backend that generated it.
+//! Requests for `/v1/responses/{id}`: they read, delete or cancel a stored response at the backend
+//! that generated it.
 //!
-//! [`IdCapture`] reads the id from the first bytes of each response, for the table in `response_owners.rs`. A request with an
-//! unknown id gets 404 and is sent to no engine: the response was generated through another gateway, too long ago, or before
-//! this one started.
+//! [`IdCapture`] reads the id from the first bytes of each response, for the table in
+//! `response_owners.rs`. A request with an unknown id gets 404 and is sent to no engine: the
+//! response was generated through another gateway, too long ago, or before this gateway started.
 //!
-//! A request for a stored response generates nothing and needs no lease, but counts against the limits of its key. It is sent once, on a new
-//! connection. vLLM stores responses only with `VLLM_ENABLE_RESPONSES_API_STORE`. Otherwise the client gets the engine's 404
-//! (for DELETE its 405).
+//! Such a request generates nothing and needs no lease, but counts against the limits of the key.
+//! It is sent once, on a new connection. vLLM stores responses only with
+//! `VLLM_ENABLE_RESPONSES_API_STORE`; otherwise the client gets the engine's 404 (for DELETE: 405).
 
 use std::future::Future;
 use std::pin::pin;
@@ -26,17 +27,18 @@ use crate::pool::Admission;
 use sluice_core::openai::route::{is_response_id, stored_response};
 use sluice_core::openai::{EditedBody, Refusal};
 
-/// The start of a response that is searched for its id, bytes. vLLM writes the id within the first hundred.
+/// Bytes at the start of a response that are searched for the id. vLLM writes it within the first
+/// hundred.
 const ID_WITHIN: usize = 4 << 10;
 
-/// Wraps a client and remembers the id of its response, before the client receives it.
+/// Wraps a client and remembers the id of the response before the client receives it.
 pub(super) struct IdCapture<'a, D> {
     down: &'a mut D,
     owners: &'a ResponseOwners,
     key: Option<Arc<str>>,
-    /// Set between the head of a success and the first bytes of its body.
+    /// The owner, between the head of a success and the first bytes of the body.
     owner: Option<ResponseOwner>,
-    /// Set when the owner was remembered.
+    /// The id, once the owner was remembered.
     id: Option<Arc<str>>,
 }
 
@@ -45,7 +47,7 @@ impl<'a, D> IdCapture<'a, D> {
         Self { down, owners, key, owner: None, id: None }
     }
 
-    /// The conversation has this many tokens with this response.
+    /// Notes the number of tokens in the conversation, including this response.
     pub(super) fn note_tokens(&self, tokens: u64) {
         if let Some(id) = &self.id {
             self.owners.note_tokens(id, self.key.as_ref(), tokens);
@@ -87,7 +89,7 @@ impl<D: Downstream> Downstream for IdCapture<'_, D> {
     }
 }
 
-/// The id at the start of a response or of its first event.
+/// The id at the start of a response or of a first event.
 fn response_id(bytes: &[u8]) -> Option<&str> {
     let near = &bytes[..bytes.len().min(ID_WITHIN)];
     let key = b"\"id\":\"";
@@ -96,7 +98,7 @@ fn response_id(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(id).ok().filter(|id| is_response_id(id.as_bytes()))
 }
 
-/// Serves a request that names a stored response; an error is a refusal that has not been sent.
+/// Serves a request that names a stored response. An error is a refusal that has not been sent.
 pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
     owners: &ResponseOwners,
     admission: &Admission,
@@ -149,7 +151,8 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
     Ok(())
 }
 
-/// Sends the engine's response to the client. It may be a stream of the events of a running response.
+/// Sends the engine's response to the client. It may be a stream with the events of a running
+/// response.
 async fn pass_on<X: Exchange, D: Downstream, R: Recorder>(
     mut exchange: X,
     mut head: ResponseHead,

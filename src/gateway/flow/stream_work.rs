@@ -1,4 +1,5 @@
-//! What a stream is doing, and until when it may go on without a token: work and bytes are different things.
+//! The state of a stream, and the time until which it may go on without a token: bytes alone are no
+//! work.
 //!
 //! ```text
 //!   Waiting --accepted--> Prefill --begun or token--> Generating <--token--> Silent
@@ -6,11 +7,13 @@
 //!      `------ first_byte ---+----------------------------+------ no work -----+--> Stuck
 //! ```
 //!
-//! Comments, pings, empty deltas, role-only chunks and lifecycle events (`response.created`, `message_start`) are neither the first
-//! token nor progress: a program that has lost its engine may go on to send them. Up to the first token the limit is
-//! `timeouts.first_byte`, then `timeouts.idle` from token to token. Shortly before it is over, a stream whose engine has begun is
-//! `Silent`, and the engine is looked at (`pool/engine_work.rs`). While the engine provably works, the stream goes on, for at
-//! most `timeouts.silent`; otherwise it is `Stuck`.
+//! Comments, pings, empty deltas, role-only chunks and lifecycle events (`response.created`,
+//! `message_start`) are neither the first token nor progress: an API server without an engine may
+//! go on to send them. Up to the first token the limit is `timeouts.first_byte`, then
+//! `timeouts.idle` from token to token. Shortly before the limit, a stream whose engine has begun
+//! becomes `Silent`, and the gateway looks at the engine's metrics (`pool/engine_work.rs`). While
+//! the engine provably works, the stream goes on, for at most `timeouts.silent`; otherwise it is
+//! `Stuck`.
 //!
 //! Bytes of a response that is not streamed are progress. Time is a parameter.
 
@@ -22,29 +25,30 @@ use tokio::time::{Instant, Sleep};
 use crate::pool::{EngineWatch, EngineWork};
 use sluice_core::meter::StreamStage;
 
-/// How long before its limit a silent stream's engine is looked at, at most; never longer than half of `timeouts.idle`.
+/// The longest time before the limit at which the gateway looks at a silent stream's engine; never
+/// longer than half of `timeouts.idle`.
 const LOOK_AHEAD: Duration = Duration::from_secs(5);
-/// How often a silent stream asks what was seen of its engine.
+/// Interval at which a silent stream asks for the result of the look.
 const ASK: Duration = Duration::from_millis(250);
-/// How long beyond its limit a silent stream waits for a look at its engine: two looks and two pages that are late.
+/// The longest time beyond the limit that a silent stream waits for the result: two looks and two
+/// late pages.
 const LOOK_PENDING_MAX: Duration = Duration::from_secs(6);
 
-/// What a response is doing, until it has ended.
 #[derive(Debug)]
 pub(super) enum StreamWork {
-    /// Nothing of a stream came, at most pings; or it is no stream.
+    /// Nothing of the stream came except pings; or the response is no stream.
     Waiting,
-    /// It was accepted, and its engine has not begun.
+    /// The stream was accepted, and the engine has not begun.
     Prefill,
-    /// Its engine has begun.
+    /// The engine has begun.
     Generating,
-    /// No token for nearly as long as is allowed.
+    /// No token came for nearly as long as is allowed.
     Silent(EngineWatch),
-    /// Nothing shows that its engine works for it.
+    /// Nothing shows that the engine works on the response.
     Stuck,
 }
 
-/// How long a response may be without progress.
+/// The longest times that a response may be without progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SilenceLimits {
     /// `timeouts.idle`.
@@ -53,14 +57,13 @@ pub(super) struct SilenceLimits {
     pub(super) silent: Duration,
 }
 
-/// One response's state and limit.
 #[derive(Debug)]
 pub(super) struct WorkClock {
     work: StreamWork,
     limits: SilenceLimits,
-    /// The last progress, or the start.
+    /// Time of the last progress, or of the start.
     progress_at: Instant,
-    /// When it is stuck, if nothing comes and nothing is seen of its engine.
+    /// When the response becomes stuck, if nothing comes and the engine shows no work.
     due: Instant,
     has_token: bool,
 }
@@ -71,13 +74,14 @@ impl WorkClock {
         Self { work: StreamWork::Waiting, limits, progress_at: now, due, has_token: false }
     }
 
-    /// Bytes of a response that is not streamed came. Returns when to look again.
+    /// Notes bytes of a response that is not streamed. Returns the time of the next look.
     pub(super) fn bytes(&mut self, now: Instant) -> Instant {
         self.due = now + self.limits.idle;
         self.due
     }
 
-    /// Events came, after which a stream is at `stage`; `progress`: one of them shows work. Returns when to look again.
+    /// Notes events, after which a stream is at `stage`. `progress`: one of them shows work.
+    /// Returns the time of the next look.
     pub(super) fn events(&mut self, stage: StreamStage, progress: bool, now: Instant) -> Instant {
         match stage {
             StreamStage::Waiting => return self.due,
@@ -106,8 +110,8 @@ impl WorkClock {
         self.next_look()
     }
 
-    /// The time of the last look has passed. Returns when to look again, or `None` if the response is stuck. `watch` begins to
-    /// watch its engine.
+    /// Called when the time of the last look has passed. Returns the time of the next look, or
+    /// `None` if the response is stuck. `watch` begins to watch the engine.
     pub(super) fn look(&mut self, now: Instant, watch: impl FnOnce() -> EngineWatch) -> Option<Instant> {
         let next = match &self.work {
             StreamWork::Generating => {
@@ -131,8 +135,8 @@ impl WorkClock {
         Some(next)
     }
 
-    /// The engine was not read for this long, because its client had not read. Returns when to look
-    /// again.
+    /// Extends all limits by `paused`, in which the engine was not read because of a slow client.
+    /// Returns the time of the next look.
     pub(super) fn resume(&mut self, paused: Duration) -> Instant {
         self.due += paused;
         self.progress_at += paused;
@@ -143,7 +147,7 @@ impl WorkClock {
         matches!(self.work, StreamWork::Generating | StreamWork::Silent(_))
     }
 
-    /// While it generates, its engine is looked at before the limit.
+    /// While the stream generates, the engine is looked at before the limit.
     fn next_look(&self) -> Instant {
         match self.work {
             StreamWork::Generating => self.due - LOOK_AHEAD.min(self.limits.idle / 2),
@@ -152,14 +156,14 @@ impl WorkClock {
     }
 }
 
-/// Silence of the backend: the timer is reset only when it fires, so that a chunk costs no timer operation.
+/// Timer for the backend's silence. It is reset only when it fires, so that a chunk costs no timer
+/// operation.
 pub(super) struct SilenceTimer<'a> {
     pub(super) limit: Instant,
     pub(super) timer: Pin<&'a mut Sleep>,
 }
 
 impl SilenceTimer<'_> {
-    /// Resolves when the limit has passed.
     pub(super) async fn expired(&mut self) {
         loop {
             self.timer.as_mut().await;
@@ -172,7 +176,8 @@ impl SilenceTimer<'_> {
 
     pub(super) fn set_limit(&mut self, limit: Instant) {
         self.limit = limit;
-        // Only the deadline of the first byte can be later than the new limit, so this resets the timer at most once.
+        // Only the deadline of the first byte can be later than the new limit, so this resets the
+        // timer at most once.
         if limit < self.timer.deadline() {
             self.timer.as_mut().reset(limit);
         }

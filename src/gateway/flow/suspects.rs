@@ -1,26 +1,17 @@
-//! Request bodies that may kill engines: each is delivered once more at most, then refused for a
-//! while.
+//! Recognises request bodies that kill engines: such a body is delivered at most once more, then
+//! refused for a while.
 //!
-//! An engine *dies* for a request when its connection breaks or it is found hung while the request
-//! is on it. The rule:
+//! An engine *dies* for a request when the connection breaks or the engine is found hung while the
+//! request is on it. Then the body is a *suspect* for [`SUSPECT_FOR`], or until a request with it
+//! completes. A suspect is delivered in its *turn*: one at a time, until the first token, the end,
+//! or [`TURN`]. After [`WAIT_MAX`] it goes without a turn. If an engine dies with only one suspect
+//! on it, that body is refused for [`REFUSED_FOR`]; suspects after their first token count only if
+//! there is no other. So a bystander is refused only after two deaths. A connection that breaks
+//! alone, while more than [`FEW`] other requests go on, is no death.
 //!
-//! 1. Every body that was on an engine when it died is a *suspect* for [`SUSPECT_FOR`]. A suspect
-//!    that is then served whole is one no longer.
-//! 2. A suspect is delivered again in its *turn*: one suspect at a time, until its first token, its
-//!    end, or [`TURN`]. So at the next death it is known which suspect was there. A suspect that
-//!    waited [`WAIT_MAX`] for its turn goes without.
-//! 3. When the engine of a suspect dies and no other suspect is there, that body is refused for
-//!    [`REFUSED_FOR`]. Suspects whose first token was seen are considered only if there is no
-//!    other. If several remain, no body is refused, and all stay suspects. Requests that were no
-//!    suspects become some.
-//! 4. A connection that breaks alone, while more than [`FEW`] other requests go on, is no death.
-//! 5. No request is delivered again after two deaths, whatever is known about its body.
-//!
-//! So a bystander is refused only if it was on two engines that died, and the second time without
-//! another suspect. Bodies are recognised by a keyed hash of their length and of at most
-//! [`SAMPLES`] + 2 parts of [`PART`] bytes. A client that changes its body each time is not
-//! recognised. Bounds: [`SUSPECTS_MAX`] bodies, [`TRIALS_MAX`] suspects at once on engines,
-//! [`BREAKS`] breaks. While there is no suspect, a request costs its hash and one load.
+//! Bodies are recognised by a keyed hash of the length and of at most [`SAMPLES`] + 2 parts of
+//! [`PART`] bytes. Bounds: [`SUSPECTS_MAX`] bodies, [`TRIALS_MAX`] suspects on engines, [`BREAKS`]
+//! breaks.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -35,44 +26,40 @@ use twox_hash::XxHash64;
 
 use sluice_core::base::BackendId;
 
-/// How long a body stays a suspect.
 const SUSPECT_FOR: Duration = Duration::from_secs(600);
-/// How long a body is refused.
 pub(super) const REFUSED_FOR: Duration = Duration::from_secs(300);
 /// The longest turn: most engines that die of a request do so at once.
 const TURN: Duration = Duration::from_secs(1);
-/// The longest wait for a turn: how much an engine's death may delay the requests that were on it.
+/// The longest wait for a turn: the delay that an engine's death may cause to the requests that
+/// were on it.
 const WAIT_MAX: Duration = Duration::from_secs(3);
-/// Other requests on an engine up to which a single broken connection counts as its death.
+/// With up to this many other requests on an engine, a single broken connection counts as the
+/// engine's death.
 const FEW: u32 = 3;
 /// Breaks on one engine within this time are one death.
 const TOGETHER: Duration = Duration::from_secs(1);
-/// How long to wait for the breaks of others.
+/// Time to wait for other connections to the engine to break.
 const CORROBORATED_IN: Duration = Duration::from_millis(50);
-/// Bodies that are remembered.
 const SUSPECTS_MAX: usize = 1_024;
-/// Suspects that are on engines at once and are remembered as such.
+/// The most suspects on engines that are remembered as such.
 const TRIALS_MAX: usize = 256;
-/// Breaks that are remembered, of all engines.
+/// The most breaks that are remembered, of all engines.
 const BREAKS: usize = 32;
 /// Length of a part of a body that is hashed.
 const PART: usize = 256;
-/// Parts between the first and the last one.
+/// Number of parts between the first and the last one.
 const SAMPLES: usize = 4;
 
-/// The hash by which a body is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BodyHash(u64);
 
-/// The bodies that may kill engines.
 #[derive(Debug)]
 pub(super) struct Suspects {
-    /// How many bodies are remembered, so that a request takes no lock while there are none.
+    /// Number of remembered bodies, so that a request takes no lock while there are none.
     known: AtomicUsize,
     state: Mutex<State>,
-    /// A turn has ended.
+    /// Notified when a turn has ended.
     freed: Notify,
-    /// The key of the hashes.
     seed: u64,
 }
 
@@ -80,7 +67,7 @@ pub(super) struct Suspects {
 struct State {
     bodies: HashMap<BodyHash, Suspect>,
     trials: Vec<OnTrial>,
-    /// The trial that has the turn, and until when.
+    /// The trial that has the turn, and when the turn ends.
     turn: Option<(u64, Instant)>,
     serial: u64,
     breaks: Vec<(BackendId, Instant)>,
@@ -92,27 +79,22 @@ struct Suspect {
     until: Instant,
 }
 
-/// A request with a suspected body.
 #[derive(Clone, Copy, Debug)]
 struct OnTrial {
     serial: u64,
     body: BodyHash,
-    /// Where it was delivered.
     backend: Option<BackendId>,
-    /// Its first token was seen.
     survived: bool,
 }
 
-/// How a death changes the state of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It is a suspect: it may be delivered once more, in its turn.
+    /// A suspect: the body may be delivered once more, in turn.
     Suspect,
-    /// It is refused from now on.
     Refused,
 }
 
-/// A delivery of a suspect; dropping it ends its turn.
+/// A delivery of a suspect. Dropping it ends the turn.
 #[derive(Debug)]
 pub(super) struct Trial {
     suspects: Arc<Suspects>,
@@ -128,7 +110,6 @@ impl Default for Suspects {
 }
 
 impl Suspects {
-    /// The hash by which `body` is recognised.
     pub(super) fn hash(&self, body: &[u8]) -> BodyHash {
         if body.len() <= PART * (SAMPLES + 2) {
             return BodyHash(XxHash64::oneshot(self.seed, body));
@@ -139,8 +120,8 @@ impl Suspects {
         BodyHash(parts.fold(self.seed ^ body.len() as u64, mix))
     }
 
-    /// Whether a request with this body may be delivered. `Ok(Some)`: it is a suspect. An error:
-    /// for how long it is refused.
+    /// Whether a request with this body may be delivered. `Ok(Some)`: the body is a suspect. An
+    /// error is the time for which the body is still refused.
     pub(super) fn check(self: &Arc<Self>, body: BodyHash, now: Instant) -> Result<Option<Trial>, Duration> {
         if self.known.load(Ordering::Acquire) == 0 {
             return Ok(None);
@@ -158,7 +139,7 @@ impl Suspects {
         }
     }
 
-    /// A request of a suspected body, not delivered yet.
+    /// Begins a trial of a suspect that is not delivered yet.
     fn begin(self: &Arc<Self>, state: &mut State, body: BodyHash) -> Trial {
         state.serial += 1;
         let serial = state.serial;
@@ -199,8 +180,8 @@ impl Suspects {
         self.state.lock().breaks.iter().filter(is_of).count()
     }
 
-    /// The engine of `backend` died with a request of this body on it. `trial`: the body was
-    /// already a suspect.
+    /// Notes that the engine of `backend` died with a request of this body on it. `trial`: the body
+    /// was already a suspect.
     pub(super) fn died(
         self: &Arc<Self>,
         body: BodyHash,
@@ -217,12 +198,12 @@ impl Suspects {
         fate
     }
 
-    /// A new delivery of a body that has just become a suspect.
+    /// Begins a trial of a body that has just become a suspect.
     pub(super) fn trial(self: &Arc<Self>, body: BodyHash) -> Trial {
         self.begin(&mut self.state.lock(), body)
     }
 
-    /// Bodies that are remembered, and deliveries of suspects: for tests.
+    /// The number of remembered bodies and of trials, for tests.
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
         let state = self.state.lock();
@@ -231,8 +212,8 @@ impl Suspects {
 }
 
 impl State {
-    /// The engine of `backend` died: if one suspect must have been the cause, it is refused. Called
-    /// once for each suspect there; the first call decides for all.
+    /// Judges the suspects on a `backend` whose engine died: if only one can have been the cause,
+    /// its body is refused. Called once for each suspect there; the first call decides for all.
     fn judge(&mut self, backend: BackendId, now: Instant) {
         let is_there = |trial: &OnTrial| trial.backend == Some(backend);
         let early = self.trials.iter().any(|trial| is_there(trial) && !trial.survived);
@@ -246,7 +227,7 @@ impl State {
         self.trials.retain(|trial| !is_there(trial));
     }
 
-    /// The body was on an engine that died: it is a suspect from now on, unless it is refused.
+    /// Makes the body a suspect, because it was on an engine that died, unless it is refused.
     fn suspect(&mut self, body: BodyHash, now: Instant) -> Fate {
         if self.bodies.get(&body).is_some_and(|known| known.refused && known.until > now) {
             return Fate::Refused;
@@ -256,8 +237,8 @@ impl State {
         Fate::Suspect
     }
 
-    /// Forgets bodies where there are too many for one more: the bodies whose time is over, else
-    /// the oldest suspect, else the refused body whose time is over first.
+    /// Makes room for one more body if there are too many: forgets the expired bodies, or else the
+    /// oldest suspect, or else the refused body that expires first.
     fn make_room(&mut self, body: BodyHash, now: Instant) {
         if self.bodies.len() < SUSPECTS_MAX || self.bodies.contains_key(&body) {
             return;
@@ -301,7 +282,7 @@ impl Trial {
         }
     }
 
-    /// It is delivered to this backend now. Its turn begins.
+    /// Notes that the request is delivered to this backend now. The turn begins.
     pub(super) fn delivered(&self, backend: BackendId, now: Instant) {
         let mut state = self.suspects.state.lock();
         if let Some((serial, until)) = &mut state.turn
@@ -314,7 +295,7 @@ impl Trial {
         }
     }
 
-    /// Its first token was seen: the next suspect has its turn.
+    /// Notes that the first token was seen: the next suspect gets the turn.
     pub(super) fn survived(&self) {
         let mut state = self.suspects.state.lock();
         if let Some(trial) = state.trial_mut(self.serial) {
@@ -323,7 +304,7 @@ impl Trial {
         self.end_turn(&mut state);
     }
 
-    /// It was served whole: the body is no suspect any more.
+    /// Notes that the request was served completely: the body is no suspect any more.
     pub(super) fn acquitted(&self) {
         let mut state = self.suspects.state.lock();
         if state.bodies.get(&self.body).is_some_and(|known| !known.refused) {

@@ -1,4 +1,7 @@
 //! The path of a request against scripted engines, in memory, on paused time.
+//!
+//! Most tests use one pool of two engines ([`TestFlow::new`]). After each request,
+//! [`TestFlow::idle`] checks that no capacity is held and no connection is open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +39,7 @@ use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, go
 struct TestClient {
     head: Option<ResponseHead>,
     body: Vec<u8>,
-    /// For each piece of the body, whether more was announced.
+    /// For each piece of the body, whether the gateway announced that more follows.
     announced: Vec<bool>,
     finished: bool,
     aborted: bool,
@@ -90,7 +93,7 @@ struct TestFlow {
 const PORTS: [u16; 2] = [7001, 7002];
 
 impl TestFlow {
-    /// One pool of two engines, of which the first is always asked first.
+    /// One pool of two engines; requests go to the first one if it is free.
     fn new(first: Vec<Script>, second: Vec<Script>) -> Self {
         Self::with(first, second, "")
     }
@@ -99,7 +102,7 @@ impl TestFlow {
         Self::of(config_of("p", extra), &LearnedState::default(), first, second)
     }
 
-    /// The same with a configuration of one pool, and what is learned.
+    /// Like `new`, with a configuration of one pool and the state that outlives a reload.
     fn of(config: Arc<Config>, learned: &LearnedState, first: Vec<Script>, second: Vec<Script>) -> Self {
         let now = Instant::now();
         let admission = Admission::new(now, RULES, 1);
@@ -149,7 +152,6 @@ impl TestFlow {
         })
     }
 
-    /// Changes `retry.attempts`.
     fn set_attempts(&self, attempts: u32) {
         let table = self.flow.routing_table();
         let mut config = Config::clone(&table.config);
@@ -164,7 +166,7 @@ impl TestFlow {
         ));
     }
 
-    /// Nothing is held and no connection is open.
+    /// Checks that no capacity is held and no connection is open.
     fn idle(&self) {
         assert_eq!(self.flow.admission().load(), (0, 0));
         assert_eq!(self.flow.admission().check_invariants(), Ok(()));

@@ -1,9 +1,10 @@
-//! The trace that a request belongs to, and what a span needs to know besides its record.
+//! The trace that a request belongs to, and the data for spans that is not in the record.
 //!
-//! The decision to sample is made before the request is sent, because the engine learns of it: the `traceparent` of a sampled
-//! request names the span of the attempt, so that the engine's span lies below it. Otherwise the headers of the client are
-//! passed on as they are. Spans are built from the finished record (`telemetry/otlp`); here only times are noted, once for each wait and
-//! each attempt.
+//! Sampling is decided before the request is sent, because the engine learns of it: the
+//! `traceparent` of a sampled request names the span of the attempt, so the engine's span lies
+//! below it. Otherwise the client's headers are passed on unchanged. Spans are built from the
+//! finished record (`telemetry/otlp`); this file only notes the times of each wait and each
+//! attempt.
 //!
 //! Bounds: [`STEPS_MAX`] steps. A request whose trace is unknown costs nothing.
 
@@ -16,30 +17,30 @@ use smallvec::SmallVec;
 
 use sluice_core::base::{Rng, TraceParent};
 
-/// Names the trace, the sender's span and whether it is sampled.
+/// Header with the trace, the sender's span and whether it is sampled.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// What tracing systems add to it. Passed on as it is.
+/// Header with data that tracing systems add. Passed on unchanged.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Steps that are noted, at most: a wait and a delivery for each of `retry.attempts`, and as many for falling back from an arm.
+/// The most steps that are noted: a wait and a delivery for each of `retry.attempts`, and as many
+/// for falling back from an arm.
 pub const STEPS_MAX: usize = 20;
 
 /// The trace of a request.
 #[derive(Clone, Debug)]
 pub struct RequestTrace {
-    /// The context that the client sent, or that of a trace which begins with this request.
+    /// The context that the client sent, or a new one if the trace begins with this request.
     context: TraceParent,
-    /// Whether the client sent it.
     from_client: bool,
     steps: SmallVec<[Step; 3]>,
 }
 
-/// What a request did, until its next step or its end.
+/// One step of a request, which lasts until the next step or the end.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// When it began, since the request was received.
+    /// When the step began, since the request was received.
     pub begun: Duration,
-    /// What it was.
+    /// The kind of step.
     pub kind: StepKind,
 }
 
@@ -48,9 +49,9 @@ pub struct Step {
 pub enum StepKind {
     /// Waiting for a lease.
     Queue,
-    /// A delivery to a backend, under an id of its own.
+    /// A delivery to a backend, under an attempt id.
     Attempt {
-        /// Its number, from 1.
+        /// The attempt's number, from 1.
         number: u32,
         /// The pool of the backend.
         pool: Arc<str>,
@@ -62,8 +63,8 @@ pub enum StepKind {
 }
 
 impl RequestTrace {
-    /// The trace of a request with these headers. `share`: of the traces that begin here, how many are sampled; `None`: tracing
-    /// is off.
+    /// The trace of a request with these headers. `share`: the share of new traces that is sampled,
+    /// 0 to 1; `None`: tracing is off.
     pub fn of(headers: &HeaderMap, share: Option<f64>, random: impl FnOnce() -> Rng) -> Option<Box<Self>> {
         let mut sent = headers.get_all(TRACEPARENT).iter();
         let first = sent.next().filter(|_| sent.next().is_none());
@@ -72,7 +73,7 @@ impl RequestTrace {
             let context = TraceParent::begin(share?, &mut random())?;
             return Some(Box::new(Self { context, from_client: false, steps: SmallVec::new() }));
         };
-        // Only a gateway with tracing has spans of its own.
+        // A gateway without tracing has no spans, so it must not announce any.
         let context = if share.is_some() { context } else { context.without_sampling() };
         Some(Box::new(Self { context, from_client: true, steps: SmallVec::new() }))
     }
@@ -87,7 +88,7 @@ impl RequestTrace {
         self.context.is_sampled()
     }
 
-    /// The context of the request's own span.
+    /// The context of the span of this request.
     pub fn own(&self) -> TraceParent {
         if self.from_client { self.context.child(0) } else { self.context }
     }
@@ -107,27 +108,26 @@ impl RequestTrace {
         &self.steps
     }
 
-    /// Notes a step that begins `begun` after the request was received.
     pub(crate) fn step(&mut self, begun: Duration, kind: StepKind) {
         if self.is_sampled() && self.steps.len() < STEPS_MAX {
             self.steps.push(Step { begun, kind });
         }
     }
 
-    /// Notes that the request of the last delivery was sent.
     pub(super) fn sent(&mut self, at: Duration) {
         if let Some(Step { kind: StepKind::Attempt { sent, .. }, .. }) = self.steps.last_mut() {
             *sent = Some(at);
         }
     }
 
-    /// Gives the engine the span of a delivery. If the trace is not sampled, the client's headers stay.
+    /// Gives the engine the span of a delivery. If the trace is not sampled, the client's headers
+    /// stay.
     pub(super) fn announce(&self, number: u32, headers: &mut HeaderMap) {
         let value = self.is_sampled().then(|| HeaderValue::try_from(self.attempt(number).to_string()));
         let Some(Ok(value)) = value else { return };
         headers.insert(TRACEPARENT, value);
         if !self.from_client {
-            // It belongs to a header that was replaced.
+            // `tracestate` belongs to the header that was replaced.
             headers.remove(TRACESTATE);
         }
     }

@@ -1,23 +1,23 @@
-//! The tokens that a request has used of its key's limits, from its record.
+//! Computes the tokens that a request has used of the key's limits, from the record.
 //!
 //! | the request | is charged with |
 //! |---|---|
 //! | was refused, shed, or left before an engine had it | nothing |
-//! | was refused by its engine, or failed there before any output | nothing |
+//! | was refused by the engine, or failed there before any output | nothing |
 //! | has output, whole or cut | prompt and output, as counted |
-//! | its client left before the first token of a stream | its prompt |
-//! | its client left before a response that is not streamed | as it was expected |
-//! | is complete, and no one has counted | as it was expected |
+//! | lost the client before the first token of a stream | the prompt |
+//! | lost the client before a response that is not streamed | the estimate |
+//! | is complete, without any count | the estimate |
 //!
-//! The count is the usage that the engine reports, within bounds (`request_bounds.rs`), or else one
-//! token for each event that carried tokens. Cached prompt tokens count in full. Of several
-//! attempts the last one counts: the earlier attempts have shown no output.
+//! A count is the usage that the engine reports, within bounds (`request_bounds.rs`), or else one
+//! token for each event that carried tokens. Cached prompt tokens count in full. Only the last
+//! attempt counts, because earlier ones have shown no output.
 
 use super::keys::UsedTokens;
 use super::record::{Outcome, Record};
 use sluice_core::meter::StreamStats;
 
-/// See the header of this file.
+/// The tokens that `record` shows as used of the key's limits, by the table above.
 pub(super) fn used(record: &Record) -> UsedTokens {
     if record.backend.is_none() {
         return UsedTokens::NOTHING;
@@ -37,7 +37,7 @@ pub(super) fn used(record: &Record) -> UsedTokens {
     }
 }
 
-/// Tokens of the conversation that the response ends: its prompt and its output.
+/// Tokens of the conversation that the response ends: prompt and output.
 pub(super) fn of_conversation(record: &Record) -> u64 {
     let estimate = record.estimate.map_or(0, |estimate| estimate.tokens);
     let (prompt, output) = match &record.stats {

@@ -1,52 +1,52 @@
-//! The LoRA adapters of an engine: which of them have one of its slots (`--max-loras`).
+//! The LoRA adapters of an engine: which of them hold a slot (`--max-loras`).
 //!
-//! An adapter gets a slot with its first request and keeps it until it has none left and another needs the slot; requests for
-//! an adapter without a slot wait until one is free. So vLLM does it, and the order of grants shows it here. How many slots
-//! an engine has is as last probed. Bounds: [`RECENT`] adapters are remembered, besides those with requests.
+//! As in vLLM, an adapter gets a slot with the first request for it, and keeps the slot until no
+//! request for it is left and another adapter needs one. Requests for an adapter without a slot
+//! wait until one is free. Slots follow from the order of grants; the last probe shows how many
+//! there are. Bound: [`RECENT`] adapters without requests.
 
 use smallvec::SmallVec;
 
 use super::served::ModelKey;
 
-/// Adapters without requests that are remembered, at most.
+/// Adapters to remember: beyond it, adapters without requests are dropped, oldest first.
 const RECENT: usize = 16;
 
-/// What a request with an adapter meets on an engine.
+/// Whether a request with an adapter can start on an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdapterPlace {
     /// The adapter has a slot, or the request needs none.
     Ready,
-    /// It must be copied into a slot that is free.
+    /// The adapter must be copied into a free slot.
     Load,
-    /// All slots belong to adapters that have requests. How many requests must end before it gets one, at least: one for each adapter
-    /// that waits before it, and those of the slot that is free first.
+    /// All slots belong to adapters that have requests. The number: how many requests must end
+    /// before the adapter gets a slot, at least. One for each adapter ahead, and the requests of
+    /// the slot that is free first.
     Wait(u32),
-    /// The engine does not serve it.
+    /// The engine does not serve the adapter.
     Missing,
 }
 
-/// The adapters of one engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AdapterSlots {
-    /// `None`: not known.
+    /// `None`: not known yet.
     slots: Option<usize>,
-    /// Adapters and their requests in flight, in the order in which they got their first one.
+    /// Adapters and the number of their requests in flight, ordered by the first of these requests.
     recent: SmallVec<[(ModelKey, u32); 4]>,
 }
 
 impl AdapterSlots {
-    /// Sets how many slots the engine has.
     pub(super) fn set_slots(&mut self, slots: usize) {
         self.slots = Some(slots);
     }
 
-    /// Forgets all of an engine that was replaced, except its requests in flight.
+    /// Forgets a replaced engine, except requests in flight.
     pub(super) fn clear(&mut self) {
         self.slots = None;
         self.recent.retain(|(_, requests)| *requests > 0);
     }
 
-    /// What a request with an adapter meets that the engine serves.
+    /// Where a request with an adapter that the engine serves would stand.
     pub(super) fn place(&self, adapter: ModelKey) -> AdapterPlace {
         let slots = self.slots.unwrap_or(usize::MAX);
         let own = self.recent.iter().position(|(id, _)| *id == adapter);
@@ -60,13 +60,12 @@ impl AdapterSlots {
             Some((at, 1..)) if active(&self.recent[..at]) < slots => AdapterPlace::Ready,
             Some((at, 1..)) => wait(active(&self.recent[..at])),
             _ if active(&self.recent) >= slots => wait(active(&self.recent)),
-            // Not replaced yet by one that came later.
+            // No later adapter has taken the slot.
             Some((at, 0)) if self.recent.len() - at <= slots => AdapterPlace::Ready,
             _ => AdapterPlace::Load,
         }
     }
 
-    /// Adds a request with this adapter.
     pub(super) fn take(&mut self, adapter: ModelKey) {
         let known = self.recent.iter().position(|(id, _)| *id == adapter);
         if let Some(at) = known.filter(|at| self.recent[*at].1 > 0) {
@@ -80,7 +79,6 @@ impl AdapterSlots {
         self.recent.push((adapter, 1));
     }
 
-    /// A request with this adapter has ended.
     pub(super) fn release(&mut self, adapter: ModelKey) {
         if let Some((_, requests)) = self.recent.iter_mut().find(|(id, _)| *id == adapter) {
             *requests = requests.saturating_sub(1);

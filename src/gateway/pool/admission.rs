@@ -1,22 +1,17 @@
-//! Admission: decides whether there is room, which backend takes a request, and which waiter is next.
+//! Decides whether there is room, which backend takes a request, and which waiter is next.
 //!
-//! All pools, their queues and the capacity of every backend are behind one lock. A request [enters](Admission::enter)
-//! and gets a lease at once, is queued, or is shed with a reason. Returned capacity goes to the next waiter
-//! under the same lock, so that capacity is never free while a request waits for it. One lock makes spilling between
-//! pools one decision instead of a protocol; it is held for about a microsecond, three times per request.
+//! One lock guards all pools, queues and capacity (about a microsecond, three times per request),
+//! so a spill between pools is one decision, and freed capacity goes to the next waiter at once.
 //!
-//! Rules:
-//! - The home pool first, then the spill list in its order. A prompt that needs a permit goes where the fewest long
-//!   prefills run, home on a tie. A waiter takes whichever of its backends has room first.
-//! - On one backend, requests at home there precede requests that spill to it, until these reach their overtaking limit.
-//! - No backend has room that a waiter could use, unless it is reserved for one that entered earlier.
-//! - A request is overtaken by a bounded number of others, whatever the order (see `dispatch.rs`), and one that fits
-//!   nowhere yet holds up none (see `reservation.rs`). One that would not fit on an empty backend either is refused.
-//! - A waiter's waker runs after the lock is released. A grant stays in the table of waiters until its ticket takes it
-//!   or is dropped, so that capacity is never between two tasks.
+//! - Pools are tried home first, then by the spill list; a prompt that needs a permit goes where
+//!   the fewest long prefills run. A waiter takes the first usable backend with room.
+//! - On one backend, requests of the backend's pool precede spilled ones up to the overtaking limit
+//!   (`dispatch.rs`).
+//! - Room is kept from a waiter only by a reservation (`reservation.rs`), or because the waiter's
+//!   owner has used up a prefill share (`share_of_prefill.rs`). A grant waits in the table for the
+//!   ticket.
 //!
-//! Bounds: each queue by its configured length; all waiters by the sum of those. No clock and no I/O: `now` is a
-//! parameter, and wakers are returned.
+//! Bounds: the configured length of each queue. No clock, no I/O; wakers run outside the lock.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -49,12 +44,12 @@ pub enum AdmissionDecision {
     Granted(Lease),
     /// No backend has room: wait on the ticket, at most until the deadline.
     Queued(Ticket, Instant),
-    /// Not even an empty backend could take it: its own fault.
+    /// The request exceeds the limits of an empty backend: the client's fault.
     Refused(TooLarge),
-    /// Not served.
+    /// Not served, for this reason.
     Shed(ShedReason),
-    /// A reload removed the home pool, or every backend there that may serve the request, after it was classified:
-    /// classify it by the next routing table and enter again.
+    /// A reload has removed the home pool, or every backend there that may serve the request.
+    /// Classify it by the next routing table and enter again.
     Reclassify,
 }
 
@@ -63,7 +58,7 @@ thread_local! {
     static APPLYING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The owner of all capacity and all queues.
+/// Owns all capacity and all queues.
 #[derive(Debug)]
 pub struct Admission {
     pub(super) shared: Arc<SharedState>,
@@ -76,15 +71,16 @@ impl Admission {
         Arc::new(Self { shared: Arc::new(SharedState::new(state)) })
     }
 
-    /// Takes over a configuration: new pools and backends appear, limits change in place, what is no longer configured
-    /// drains. Requests in flight and waiters are not affected, except that waiters of a removed pool are reclassified.
+    /// Takes over a configuration: adds pools and backends, changes limits in place, and drains
+    /// pools and backends that are gone. Requests stay, except that waiters of a removed pool, and
+    /// waiters above the new limits, are reclassified.
     pub fn apply(&self, pools: &[PoolSpec], rules: HealthRules, now: Instant) -> PoolLayout {
         self.apply_with(pools, rules, now, |_| ())
     }
 
-    /// The same; `publish` replaces the routing table before any request can see that old ids are gone: a request that
-    /// must be reclassified must not find the table that it came with. Runs under the lock, once per reload: it must do no
-    /// work that grows with the configuration.
+    /// Like [`Admission::apply`], and calls `publish` under the lock, before any request sees that
+    /// old ids are gone. `publish` replaces the routing table: otherwise a reclassified request
+    /// could find the old table again. It must not do work that grows with the configuration.
     pub fn apply_with(
         &self,
         pools: &[PoolSpec],
@@ -101,7 +97,7 @@ impl Admission {
         })
     }
 
-    /// Whether this thread is publishing a configuration, so that every request waits for it.
+    /// Whether this thread is publishing a configuration; every request waits meanwhile.
     pub fn is_applying() -> bool {
         APPLYING.get()
     }
@@ -119,26 +115,27 @@ impl Admission {
         }
     }
 
-    /// When a client should try again: the time in which the pool's queue drains at the measured rate, or until the first
-    /// of its engines is ready, while all of them start. Whole seconds, 1 to 60.
+    /// When a client should try again, 1 s to 60 s. If no engine of the pool is in rotation and a
+    /// start is foreseen: when the first is ready. Otherwise the time in which the queue drains at
+    /// the measured rate, in whole seconds.
     pub fn retry_after(&self, pool: PoolId, now: Instant) -> Duration {
         self.shared.lock().retry_after(pool, now)
     }
 
-    /// Records the result of a health probe. Returns the change of phase, if any.
+    /// Records a health probe. Returns the change of phase, if any.
     pub fn record_probe(&self, backend: BackendId, up: bool, now: Instant) -> Option<(Phase, Phase)> {
         self.shared.update(|state, wakers| state.record_probe(backend, up, now, wakers))
     }
 
-    /// Whether an id still refers to the backend of that name and endpoint. Ids are reused, so a response that was
-    /// awaited outside the lock may concern a backend that is gone.
+    /// Whether an id still refers to the backend with this name and endpoint. Ids are reused, so a
+    /// response that was awaited outside the lock may concern a backend that is gone.
     pub fn is_same_backend(&self, backend: BackendId, name: &str, address: &Address) -> bool {
         let state = self.shared.lock();
         state.backend(backend).is_some_and(|b| *b.name == *name && b.address.endpoint == address.endpoint)
     }
 
-    /// The engine refuses the gateway's credentials: the backend is ejected, unless it is the only one that is ready. Returns
-    /// whether the engine did not refuse them before.
+    /// The engine refuses the gateway's credentials: ejects the backend, unless no other one of the
+    /// pool is ready. Returns whether the refusal is new.
     pub fn refused_gateway(&self, backend: BackendId, refused: RefusedGateway, now: Instant) -> bool {
         self.shared.refused_gateway(backend, refused, Origin::default(), now)
     }
@@ -152,7 +149,8 @@ impl Admission {
         });
     }
 
-    /// The tokens that the engine's prefix cache holds, as its metrics say: those of its KV cache, 0 where it is off.
+    /// Sets the size of the engine's prefix cache in tokens: the size of the KV cache, or 0 if
+    /// prefix caching is off.
     pub fn set_cache_size(&self, backend: BackendId, tokens: u64) {
         self.shared.update(|state, _| {
             if let Some(found) = state.backend_mut(backend) {
@@ -161,7 +159,7 @@ impl Admission {
         });
     }
 
-    /// Whether one of these backends gets work if it has room.
+    /// Whether one of these backends gets work when it has room.
     pub fn is_any_in_rotation(&self, backends: &[BackendId]) -> bool {
         let state = self.shared.lock();
         backends.iter().any(|id| state.backend(*id).is_some_and(|backend| backend.in_rotation()))
@@ -177,8 +175,8 @@ impl Admission {
         })
     }
 
-    /// Sets whether a backend may get work and whether requests may wait for it, as decided by the process that runs
-    /// its engine. False if unknown.
+    /// Sets whether a backend may get work and whether requests may wait for it, as decided by the
+    /// process that runs the engine. False if unknown.
     pub fn set_cordon(&self, backend: BackendId, cordon: Cordon) -> bool {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
@@ -191,19 +189,19 @@ impl Admission {
         })
     }
 
-    /// Says when the engine of a backend, which starts, is expected to be ready; forgotten with the next other cordon. False
-    /// if unknown.
+    /// Sets when the starting engine of a backend should be ready. Any later cordon except
+    /// `Starting` clears it. False if unknown.
     pub fn set_ready_at(&self, backend: BackendId, ready_at: Instant) -> bool {
         self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.ready_at = Some(ready_at)).is_some())
     }
 
-    /// Says how long a start of the engine of a backend takes. False if unknown.
+    /// Sets how long a start of a backend's engine takes. False if unknown.
     pub fn set_start_takes(&self, backend: BackendId, takes: Duration) -> bool {
         self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.start_takes = Some(takes)).is_some())
     }
 
-    /// Whether the engine of a backend schedules by priority, by its flags. A statement in the
-    /// pool's rules counts more.
+    /// Sets whether an engine's flags say that it schedules by priority. The pool's rules override
+    /// this.
     pub fn set_by_priority(&self, backend: BackendId, by_priority: bool) {
         self.shared.update(|state, _| {
             if let Some(found) = state.backend_mut(backend) {
@@ -212,13 +210,13 @@ impl Admission {
         });
     }
 
-    /// The engine of a backend did not start: requests that wait for the first engine of its pool are shed, unless another one is
-    /// on its way.
+    /// The engine of a backend failed to start: sheds the requests that the backend's pool holds,
+    /// unless another engine is coming.
     pub fn start_failed(&self, backend: BackendId) {
         self.shared.update(|state, wakers| state.start_failed(backend, wakers));
     }
 
-    /// Why a request that waited for its whole time was not served.
+    /// Why a request whose wait timed out was not served.
     pub fn timeout_reason(&self, home: PoolId, spill: &[PoolId]) -> ShedReason {
         let pools: SmallVec<[PoolId; 4]> = std::iter::once(home).chain(spill.iter().copied()).collect();
         match self.shared.lock().engines_starting(&pools) {
@@ -227,8 +225,8 @@ impl Admission {
         }
     }
 
-    /// Limits the slots of a backend below its configured limit; `None` removes the limit. Requests in flight are not
-    /// affected; nothing more is admitted until usage has fallen. False if unknown.
+    /// Limits the slots of a backend below the configured limit; `None` removes the ceiling.
+    /// Requests in flight stay; no more are admitted until usage has fallen. False if unknown.
     pub fn set_ceiling(&self, backend: BackendId, slots: Option<u32>) -> bool {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
@@ -238,8 +236,8 @@ impl Admission {
         })
     }
 
-    /// Sets what requests may use of backends whose engines are on trial; `None`: all of their limits. Requests in flight are not
-    /// affected; copies on a backend that begins to take requests are cut.
+    /// Bounds requests on backends whose engines are on trial; `None`: the full limits. Requests in
+    /// flight stay. Copies on a backend that begins to take requests are cut.
     pub fn set_trials(&self, trials: &[(BackendId, Option<TrialBound>)]) {
         self.shared.update(|state, wakers| {
             for (id, trial) in trials {
@@ -254,7 +252,8 @@ impl Admission {
         });
     }
 
-    /// Forgets the health and the speed of a backend whose engine was replaced by one that is ready. False if unknown.
+    /// Forgets the health and speed of a backend whose engine was replaced by one that is ready.
+    /// False if unknown.
     pub fn engine_replaced(&self, backend: BackendId, now: Instant) -> bool {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
@@ -266,17 +265,17 @@ impl Admission {
         })
     }
 
-    /// Backends with requests in flight that have shown no progress for longer than `limit`.
+    /// Backends with requests in flight and no progress for longer than `limit`.
     pub fn silent_backends(&self, limit: Duration, now: Instant) -> Vec<BackendId> {
         self.shared.lock().silent_backends(limit, now)
     }
 
-    /// Resolves when a silent stream wants its engine to be looked at (see `engine_work.rs`).
+    /// Resolves when a silent stream needs a look at the engine (see `engine_work.rs`).
     pub async fn silent_stream(&self) {
         self.shared.bell().rung().await;
     }
 
-    /// Backends whose engines are to be looked at.
+    /// Backends whose engines must be looked at.
     pub fn watched_backends(&self) -> Vec<(BackendId, Arc<Address>)> {
         let state = self.shared.lock();
         let backends = state.backends.iter().enumerate();
@@ -287,7 +286,7 @@ impl Admission {
         watched.collect()
     }
 
-    /// Notes what the page of the engine at `address` shows; `None`: nothing.
+    /// Notes the counters on the metrics page of the engine at `address`; `None`: nothing usable.
     pub fn record_look(&self, backend: BackendId, address: &Arc<Address>, look: Option<EngineLook>, now: Instant) {
         let state = self.shared.lock();
         if let Some(found) = state.backend(backend).filter(|found| Arc::ptr_eq(&found.address, address)) {
@@ -295,7 +294,7 @@ impl Admission {
         }
     }
 
-    /// Ejects a backend that was found hung and cancels its exchanges.
+    /// Ejects a hung backend and cancels the exchanges there.
     pub fn mark_hung(&self, backend: BackendId, now: Instant) {
         self.shared.update(|state, wakers| {
             state.mark_hung(backend, now);
@@ -303,7 +302,7 @@ impl Admission {
         });
     }
 
-    /// Cancels all exchanges, those of later leases included: the gateway ends.
+    /// Cancels all exchanges, also of later leases: the gateway ends.
     pub fn abort_all(&self) {
         self.shared.update(|state, _| state.abort_all());
     }
@@ -318,12 +317,12 @@ impl Admission {
         self.shared.lock().waiting_requests(now)
     }
 
-    /// Requests in flight and requests waiting, all pools together.
+    /// Requests in flight, and requests that wait, over all pools.
     pub fn load(&self) -> (usize, usize) {
         self.shared.lock().load()
     }
 
-    /// Checks every invariant that ties queues, tickets and capacity together (for tests).
+    /// Checks the invariants of queues, tickets and capacity (for tests).
     pub fn check_invariants(&self) -> Result<(), String> {
         self.shared.lock().check_invariants()
     }

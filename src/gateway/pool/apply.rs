@@ -1,10 +1,10 @@
-//! How a configuration is taken over without interrupting a request.
+//! Takes over a new configuration without interrupting a request.
 //!
-//! Whatever keeps its identity (see `spec.rs`) keeps its id, counters, health and requests; only limits, queue rules and
-//! spill lists change, in place. A new backend whose endpoint is known, because it was renamed or moved to another
-//! pool, keeps the health and speed of its engine. A backend that is no longer configured finishes its requests, and
-//! then its slot in the table is free. Requests that wait for a pool that is no longer configured are classified again, and
-//! so are those that exceed the new limits by themselves.
+//! A pool or backend with the same identity (see `spec.rs`) keeps id, counters, health and
+//! requests; limits, queue rules and spill lists change in place. A new backend at a known
+//! endpoint, because it was renamed or moved, inherits the health and speed of the engine. A
+//! backend that is no longer configured finishes the requests there before the slot in the table is
+//! free.
 
 use std::sync::Arc;
 
@@ -139,8 +139,8 @@ impl AdmissionState {
             }
         }
     }
-    /// Sends the waiters of a pool back to be classified: all of one that is no longer configured, and otherwise those
-    /// that exceed its new limits by themselves.
+    /// Sends waiters back to be classified: all waiters of a removed pool, otherwise waiters that
+    /// alone exceed the new limits.
     fn reclassify_waiters(&mut self, pool: PoolId, wakers: &mut Wakers) {
         let removed = self.is_removed(pool);
         let ids: Vec<WaiterId> = self.pools[pool.index()].queue.ids().collect();
@@ -154,7 +154,7 @@ impl AdmissionState {
         }
     }
 
-    /// Moves a waiter to the lane in which it belongs now: a configuration may have changed which prompts are long.
+    /// Moves a waiter to the lane of the new configuration.
     fn sort_into_lane(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
         let pool = &mut self.pools[waiter.request.home.index()];

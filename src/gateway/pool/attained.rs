@@ -1,30 +1,28 @@
-//! The engine time that owners of requests have had here, for other gateways, and the engine time
-//! that they have had there.
+//! The engine time that each owner of requests has used, exchanged between gateways.
 //!
-//! Bounds: the [`SHARED`] owners of a pool with most work.
+//! Each gateway adds the time at other gateways to the owners' levels. Bound: the [`SHARED`] owners
+//! of a pool with the most work.
 
 use std::sync::Arc;
 
 use super::admission::Admission;
 
-/// Owners of one pool of which other gateways learn.
+/// Owners of one pool that are reported.
 const SHARED: usize = 64;
 
-/// Sums of owners, by their hash.
 type AttainedSums = Vec<(u64, f64)>;
 
 impl Admission {
-    /// Seconds of engines that owners have had here, by pool: sums that grow while an owner is
-    /// known.
+    /// Seconds of engine time of owners through this gateway, by pool. Sums grow while the owner is
+    /// in the table.
     pub fn attained(&self) -> Vec<(Arc<str>, AttainedSums)> {
         let state = self.shared.lock();
         let fair = state.pools.iter().filter(|pool| pool.queue.is_fair() && !pool.removed);
         fair.map(|pool| (Arc::clone(&pool.name), pool.queue.attained(SHARED))).collect()
     }
 
-    /// An owner has had this many more seconds of engines of this pool through another gateway. It
-    /// then waits here until others have had as much. Of one that has no request here nothing is
-    /// kept.
+    /// An owner has had this many more seconds in this pool through another gateway, so the owner
+    /// waits here until others have had as much. Ignored if the owner is not in the table.
     pub fn attained_elsewhere(&self, pool: &str, owner: u64, seconds: f64) {
         let mut state = self.shared.lock();
         if let Some(found) = state.pools.iter_mut().find(|found| *found.name == *pool) {

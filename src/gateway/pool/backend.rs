@@ -1,7 +1,7 @@
 //! One vLLM server as admission sees it: identity, limits, usage, health and speed.
 //!
-//! Plain data behind the admission's lock, except [`Progress`], which the pump of every request
-//! touches per chunk and which is therefore atomic and shared.
+//! Plain data behind the admission's lock, except [`Progress`]: every request touches that for each
+//! chunk, so it is atomic and shared.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -30,27 +30,27 @@ use super::spec::{Address, BackendSpec};
 use super::trial::TrialBound;
 use sluice_core::base::{BackendId, PoolId};
 
-/// Below this a TPOT is a measurement error (several tokens in one event).
+/// A TPOT (time per output token) below this is a measurement error: several tokens in one event.
 const TPOT_MIN: Duration = Duration::from_micros(100);
-/// Above this an engine is stuck rather than slow.
+/// A TPOT above this means that the engine is stuck, not slow.
 const TPOT_MAX: Duration = Duration::from_secs(2);
 /// Weight of one TPOT in the mean: about the last 20 requests count.
 const TPOT_WEIGHT: f64 = 0.1;
 
-/// Refusals of an engine that are kept, against a reading that is older than they are.
+/// Refusals that are kept, because a reading that began earlier must not undo them.
 const REFUSALS_MAX: usize = 8;
 
-/// When a backend last sent bytes that show that its engine works, and what is known of streams that are silent.
+/// When a backend last sent bytes that show work, and the evidence about silent streams.
 #[derive(Debug)]
 pub(super) struct Progress {
     epoch: Instant,
     last_ms: AtomicU64,
-    /// Requests that wait for their client to read: not the backend's silence.
+    /// Requests that wait for their client to read: this is not the backend's silence.
     at_client: AtomicU32,
     pub(super) work: Arc<WorkEvidence>,
 }
 
-/// While this guard lives, a request waits for its client and not for the backend.
+/// While this guard lives, a request waits for the client and not for the backend.
 #[derive(Debug)]
 pub struct ClientWait<'a>(&'a Progress);
 
@@ -65,7 +65,7 @@ impl Progress {
         Self { epoch: now, last_ms: AtomicU64::new(0), at_client: AtomicU32::new(0), work: Arc::default() }
     }
 
-    /// Bytes came that show it.
+    /// Notes bytes that show that the engine works.
     pub(super) fn record_progress(&self, now: Instant) {
         let ms = now.saturating_duration_since(self.epoch).as_millis();
         self.last_ms.store(u64::try_from(ms).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -76,7 +76,6 @@ impl Progress {
         ClientWait(self)
     }
 
-    /// Requests that wait for their client now.
     pub(super) fn at_client(&self) -> u32 {
         self.at_client.load(Ordering::Relaxed)
     }
@@ -86,99 +85,94 @@ impl Progress {
     }
 }
 
-/// Whether a backend may get work, as set by the process that runs its engine. Independent of the operator's drain:
-/// neither lifts the other.
+/// Whether a backend may get work, as set by the process that runs the engine. The operator's drain
+/// is independent: neither lifts the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cordon {
     /// Health decides.
     #[default]
     Open,
-    /// No new requests; those in flight finish. It will return: requests without another backend may wait for it.
+    /// No new requests; requests in flight finish. The backend returns, so requests without another
+    /// backend may wait for it.
     Draining,
-    /// Its engine is starting. Requests may wait for it.
+    /// The engine is starting. Requests may wait for it.
     Starting,
-    /// Its engine does not run and is not about to start. No request waits for it.
+    /// The engine does not run and is not about to start. No request waits for it.
     Down,
-    /// Its engine was stopped because fewer are wanted. A request waits for it only where none of its pools has an engine and
-    /// the pool holds requests until one is started.
+    /// The engine was stopped for lack of demand. A request waits for it only if none of its pools
+    /// has an engine and its home pool holds requests until one is started.
     Idle,
 }
 
-/// One backend.
 #[derive(Debug)]
 pub(super) struct BackendState {
     pub(super) name: Arc<str>,
     pub(super) address: Arc<Address>,
     pub(super) pool: PoolId,
-    /// Position in its pool, for the order in views.
+    /// Position in the pool, for the order in views.
     pub(super) position: usize,
-    /// Share of new work relative to the others of its pool.
+    /// Share of new work relative to the other backends of the pool.
     pub(super) weight: f64,
-    /// Round robin: how much it is owed.
+    /// Round robin: how much work the backend is owed.
     pub(super) turn: f64,
-    /// The limits in force for requests: those configured, under the ceiling and the bound of a trial.
+    /// The limits in force for requests: the configured ones, lowered by the ceiling and a trial.
     pub(super) limits: BackendLimits,
     pub(super) configured: BackendLimits,
-    /// Limit of slots below the configured one.
     ceiling: Option<u32>,
-    /// What requests may use of it while its engine is on trial.
     trial: Option<TrialBound>,
     pub(super) used: CapacityUsage,
-    /// What other gateways use here; see `foreign.rs`.
+    /// The capacity that other gateways use here; see `foreign.rs`.
     pub(super) foreign: Share,
-    /// What this gateway may use here, where another one divides the limits.
+    /// The capacity that this gateway may use here, where another gateway divides the limits.
     pub(super) share: Option<Share>,
-    /// What it may use here by the ledger of several gateways; see `divided.rs`.
+    /// The capacity that this gateway may use by the ledger of several gateways; see `divided.rs`.
     pub(super) ledger: Option<Share>,
-    /// Requests that its engine has for sure.
     pub(super) settled: Settled,
-    /// Copies that run here; not in `used`.
+    /// Copies that run here; not counted in `used`.
     pub(super) copies: RunningCopies,
     pub(super) health: BackendHealth,
-    /// How much of its faults may be logged.
     pub(super) fault_lines: FaultLines,
     pub(super) draining: bool,
     pub(super) cordon: Cordon,
-    /// Another gateway, which runs its engine, drains or starts it.
+    /// The gateway that runs the engine is another one, and drains or starts it.
     pub(super) closed: bool,
-    /// Its engine schedules by priority, as its flags say.
+    /// The flags of the engine say that it schedules by priority.
     pub(super) by_priority: bool,
-    /// How long a start of its engine takes, if that is known.
     pub(super) start_takes: Option<Duration>,
-    /// When its engine, which starts, is expected to be ready, if that is known.
+    /// When the starting engine is expected to be ready, if known.
     pub(super) ready_at: Option<Instant>,
-    /// No longer configured: finishes its requests, then its slot in the table is free.
+    /// No longer configured: the slot in the table is free once the last request here ends.
     pub(super) removed: bool,
-    /// Decayed mean of the TPOT of finished requests, seconds: for views. The policies use `load`.
+    /// Decayed mean of the TPOT of finished requests, seconds. Used for views and prices; the
+    /// policies use `load`.
     pub(super) seconds_per_token: Option<f64>,
     pub(super) load: EngineLoad,
     pub(super) cache: EngineCache,
     pub(super) adapters: AdapterSlots,
     pub(super) prefill_rate: PrefillRate,
-    /// What its engine can serve.
     pub(super) facts: Facts,
-    /// They are to be read again: the engine was replaced, or has refused what it was thought to serve.
+    /// The facts must be read again: the engine was replaced, or refused a request that they
+    /// promised.
     pub(super) facts_due: bool,
-    /// The routes among its facts, and until when they count.
+    /// The routes among the facts, and until when they count.
     pub(super) routes: KnownRoutes,
-    /// Its page of routes must be read: an engine of its pool has refused a route.
+    /// The page of routes must be read: an engine of the pool has refused a route.
     pub(super) routes_due: bool,
-    /// Its last refusals that were news, and when, at most [`REFUSALS_MAX`]: a reading may have
-    /// begun before.
+    /// The latest refusals that were news, at most [`REFUSALS_MAX`]: a reading may have begun
+    /// before them.
     refusals: SmallVec<[(Lack, Instant); 2]>,
     pub(super) progress: Arc<Progress>,
     pub(super) abort: CancellationToken,
-    /// How often it was found hung.
     pub(super) hangs: u64,
-    /// It is noted as changed; see `room.rs`.
+    /// The backend is in the list of changed backends; see `room.rs`.
     pub(super) changed: bool,
-    /// Since when it has been seen carrying something, at the pace of the liveness check.
+    /// When the liveness check first saw requests in flight here, since it last saw none.
     busy_since: Option<Instant>,
 }
 
 impl BackendState {
-    /// A backend that appears with the layout of this number.
+    /// `layout`: number of the layout with which the backend appears.
     pub(super) fn new(spec: &BackendSpec, pool: PoolId, layout: u64, now: Instant) -> Self {
         let limits = BackendLimits { slots: 1, tokens: None, prefill_tokens: None, long_prefix: None };
         Self {
@@ -225,7 +219,7 @@ impl BackendState {
         }
     }
 
-    /// Copies what is known of the same engine under another name or in another pool.
+    /// Takes over the state of the same engine under another name or pool.
     pub(super) fn inherit(&mut self, known: &Self) {
         self.health = known.health.clone();
         self.seconds_per_token = known.seconds_per_token;
@@ -243,20 +237,19 @@ impl BackendState {
         self.trial = known.trial;
     }
 
-    /// Its configured limits.
     pub(super) fn set_limits(&mut self, limits: BackendLimits) {
         self.configured = limits;
         self.limits = self.trial.map_or(self.limits_of_copies(), |trial| trial.below(self.limits_of_copies()));
     }
 
-    /// The limits without the bound of a trial, which copies explore.
+    /// The limits without the bound of a trial: copies explore these.
     pub(super) fn limits_of_copies(&self) -> BackendLimits {
         let slots = self.configured.slots;
         let slots = self.ceiling.map_or(slots, |ceiling| slots.min(ceiling).max(1));
         BackendLimits { slots, ..self.configured }
     }
 
-    /// Bounds what requests may use of it. Copies end where requests begin: both together were never tried.
+    /// Bounds requests. Copies are cut when requests begin: both together were not tried.
     pub(super) fn set_trial(&mut self, trial: Option<TrialBound>) {
         if self.trial.is_some_and(|known| known.is_closed()) && trial.is_none_or(|trial| !trial.is_closed()) {
             self.copies.cut();
@@ -265,33 +258,31 @@ impl BackendState {
         self.set_limits(self.configured);
     }
 
-    /// What requests may use of it while its engine is on trial.
     pub(super) fn trial(&self) -> Option<TrialBound> {
         self.trial
     }
 
-    /// Whether it may take no request, only copies.
     pub(super) fn is_for_copies_only(&self) -> bool {
         self.trial.is_some_and(|trial| trial.is_closed())
     }
 
-    /// Limits its slots below the configured limit.
     pub(super) fn set_ceiling(&mut self, slots: Option<u32>) {
         self.ceiling = slots;
         self.set_limits(self.configured);
     }
 
-    /// Its engine was replaced by one that is ready: neither the health nor the speed of the old one counts.
+    /// The engine was replaced by one that is ready.
     pub(super) fn engine_replaced(&mut self, now: Instant) {
         self.health = BackendHealth::default();
         self.forget_engine(now);
         self.health.probe_ok(now);
-        // Its names are those of the old one until they are read: requests that wait for one of them are then judged anew.
+        // The old names stay until the new engine is read; then waiters for one of them are judged
+        // again.
         self.facts.max_model_len = None;
         self.facts_due = true;
     }
 
-    /// Its engine has started again: what the old one had and how fast it was no longer counts.
+    /// The engine has started again: cache and adapters are empty, the speed is unknown.
     pub(super) fn forget_engine(&mut self, now: Instant) {
         self.seconds_per_token = None;
         self.load.learned = Learned::default();
@@ -304,8 +295,7 @@ impl BackendState {
         self.prefill_rate = PrefillRate::new(now);
     }
 
-    /// Takes over the models and the context limit that its engine says it has, by a reading that
-    /// began at `begun`.
+    /// Takes over the listed models and context limit, by a reading that began at `begun`.
     pub(super) fn take_reading(&mut self, served: Served, max_model_len: Option<u64>, begun: Instant) {
         self.facts_due = self.cordon() != Cordon::Open;
         if self.facts_due && self.facts.served != Served::Unknown {
@@ -319,14 +309,14 @@ impl BackendState {
         }
     }
 
-    /// Its engine has refused a request at `now`. Returns whether that is news.
+    /// The engine refused a request at `now`. Returns whether that is news.
     pub(super) fn refused(&mut self, lack: Lack, now: Instant) -> bool {
         let is_news = self.facts.correct(lack);
         if let Lack::Route(route) = lack {
             self.routes.deny(route, now);
             return is_news;
         }
-        // Of an engine without a list nothing more is learned by asking again at once.
+        // An engine without a readable list has no more to say at once.
         self.facts_due |= (is_news || lack == Lack::Length(None)) && !self.is_unreadable();
         if is_news {
             if self.refusals.len() >= REFUSALS_MAX {
@@ -341,7 +331,7 @@ impl BackendState {
         matches!(self.facts.served, Served::Unreadable { .. })
     }
 
-    /// Forgets refusals of routes that are too old at `now`.
+    /// Forgets refusals and readings of routes that are too old at `now`.
     pub(super) fn expire_routes(&mut self, now: Instant) {
         if self.routes.is_any() {
             self.routes.expire(now);
@@ -349,13 +339,15 @@ impl BackendState {
         }
     }
 
-    /// Whether it may serve a model: nothing says that it does not, or it changes.
+    /// Whether the backend may serve a model: nothing says that it does not, or the engine is
+    /// changing.
     pub(super) fn may_serve(&self, model: ModelKey) -> bool {
         let changes = self.facts_due || !matches!(self.cordon(), Cordon::Open | Cordon::Down);
         changes || self.facts.served.has(model)
     }
 
-    /// What a choice sees of it until it changes, with times in seconds since `epoch`.
+    /// The data by which a choice compares the backend, until the backend changes. Times: seconds
+    /// since `epoch`.
     pub(super) fn candidate(&self, id: BackendId, epoch: Instant) -> Candidate {
         let (used, occupied) = (&self.used, self.occupied());
         let left = |limit: Option<u64>, used: u64| limit.map_or(u64::MAX, |limit| limit.saturating_sub(used));
@@ -365,13 +357,13 @@ impl BackendState {
             id,
             free_slots: if closed { 0 } else { self.limits.slots.saturating_sub(occupied.slots) },
             free_tokens: left(self.limits.tokens, occupied.tokens),
-            // A prompt above the limit runs when no other is in prefill.
+            // A prompt above the limit runs when no other prompt is in prefill.
             free_prefill: left(
                 self.limits.prefill_tokens.filter(|_| occupied.prefill_tokens > 0),
                 occupied.prefill_tokens,
             ),
             weight: self.weight,
-            // Room is that of requests; load is also that of copies.
+            // Room counts requests only; load also counts copies.
             requests: used.requests + self.copies.len(),
             sequences: used.slots + self.copies.sequences(),
             long_prefills: used.long_prefills,
@@ -386,8 +378,8 @@ impl BackendState {
         }
     }
 
-    /// Takes what `need` asks for, as the request with this number, of whose prompt the engine is expected to have `cached`
-    /// tokens; also how many seconds of prefill were before it. Copies that have its room are cut.
+    /// Takes `need` for the request with number `serial`, of which the engine should have `cached`
+    /// tokens. Also returns the seconds of large prefills ahead. Cuts copies in the room.
     pub(super) fn take(&mut self, need: &Need, cached: u64, now: Instant, serial: u64) -> (Allocation, f64) {
         self.copies.make_room(&self.occupied(), &self.limits, need);
         let (ahead, _) = self.load.remaining(&self.used, now);
@@ -398,21 +390,20 @@ impl BackendState {
         (allocation, ahead)
     }
 
-    /// Returns the prefill share of `allocation`: its first token was seen.
     pub(super) fn end_prefill(&mut self, allocation: &mut Allocation) -> DecodeStart {
         let before = self.used.computed_prefill_tokens();
         self.used.end_prefill(allocation);
         self.load.end_prefill(before - self.used.computed_prefill_tokens(), &self.used)
     }
 
-    /// Notes the TPOT of a finished request.
     pub(super) fn observe_tpot(&mut self, tpot: Duration) {
         let sample = tpot.clamp(TPOT_MIN, TPOT_MAX).as_secs_f64();
         self.seconds_per_token =
             Some(self.seconds_per_token.map_or(sample, |mean| mean + TPOT_WEIGHT * (sample - mean)));
     }
 
-    /// How long it has had requests in flight without sending a byte; `None` while no request waits for one.
+    /// How long the backend has had requests in flight without sending a byte; `None` while no
+    /// request waits for one.
     pub(super) fn silence(&mut self, now: Instant) -> Option<Duration> {
         if self.used.requests <= self.progress.at_client() {
             self.busy_since = None;
@@ -422,28 +413,29 @@ impl BackendState {
         Some(now.saturating_duration_since(self.progress.last().max(busy_since)))
     }
 
-    /// Since when it has had requests in flight and sent no byte, as far as the liveness check has looked.
+    /// Since when requests are in flight and no byte was sent, as of the last look of the liveness
+    /// check.
     pub(super) fn silent_since(&self) -> Option<Instant> {
         let busy_since = self.busy_since.filter(|_| self.used.requests > self.progress.at_client())?;
         Some(self.progress.last().max(busy_since))
     }
 
-    /// What the process that runs its engine has decided, here or at another gateway.
+    /// The decision of the process that runs the engine, here or at another gateway.
     pub(super) fn cordon(&self) -> Cordon {
         if self.closed && self.cordon == Cordon::Open { Cordon::Draining } else { self.cordon }
     }
 
-    /// Whether new work may go here at all, room or not.
+    /// Whether new work may go here, apart from room.
     pub(super) fn in_rotation(&self) -> bool {
         self.is_in_service() && self.health.allowance() != Some(0)
     }
 
-    /// Whether it would get work if it were healthy.
+    /// Whether the backend would get work if it were healthy.
     pub(super) fn is_in_service(&self) -> bool {
         !self.draining && !self.removed && self.cordon() == Cordon::Open
     }
 
-    /// Whether it gets work now or is expected to soon.
+    /// Whether the backend gets work now or is expected to soon.
     fn is_worth_waiting_for(&self) -> bool {
         let coming = match self.cordon() {
             Cordon::Open => self.health.is_untried(),
@@ -453,14 +445,13 @@ impl BackendState {
         self.in_rotation() || (coming && !self.draining && !self.removed)
     }
 
-    /// Whether `need` could be served here with the configured limits.
+    /// Whether the configured limits permit `need` here.
     pub(super) fn could_serve(&self, need: &Need) -> bool {
         let barred = self.limits.long_prefix.is_some_and(|long| long.slots == 0 && need.prompt_tokens > long.threshold);
         let fits = self.trial.is_none_or(|trial| trial.is_closed() || trial.fits_alone(need));
         self.is_worth_waiting_for() && !barred && fits && self.configured.exceeded_by(need).is_none()
     }
 
-    /// Whether there is room for `need` now.
     pub(super) fn fit(&self, need: &Need) -> Fit {
         match self.health.allowance() {
             Some(requests) if self.used.requests >= requests => Fit::Full,
@@ -469,7 +460,7 @@ impl BackendState {
         }
     }
 
-    /// Whether a long prompt would find a permit.
+    /// Whether a long prompt would get a permit.
     pub(super) fn has_permit(&self) -> bool {
         self.limits.long_prefix.is_none_or(|long| self.occupied().long_prefills < long.slots)
     }

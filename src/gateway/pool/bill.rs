@@ -1,4 +1,4 @@
-//! The charge to the owner of a request: seconds of the engine, by the estimate at the grant and by
+//! The charge to the owner of a request: engine seconds, estimated at the grant and corrected by
 //! usage at the end.
 //!
 //! ```text
@@ -8,51 +8,46 @@
 //! output_ns = time per output token of the engine / sequences that decode at once
 //! ```
 //!
-//! An engine that prefills works for one request; one that decodes works for all of its sequences
-//! in each step. So the sum over the requests of an engine is about the time that it was busy: a
-//! second of GPU costs the same, however it is used. Tokens that the engine had in its prefix cache
-//! cost nothing. The prices at the grant apply, also to the correction at the end.
+//! An engine in prefill works for one request; in decoding, each step works for all sequences. So
+//! the charges of all requests of an engine add up to about the time that it was busy: a second of
+//! GPU costs the same, however it is used. Tokens from the prefix cache cost nothing. The prices at
+//! the grant also apply to the correction.
 
 use super::queue::OwnerIndex;
 use crate::config::limits::MAX_TOKENS;
 use sluice_core::base::PoolId;
 
-/// Nanoseconds of an engine for one token: of a prompt, and of an output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Price {
     pub(super) prompt_ns: u32,
     pub(super) output_ns: u32,
 }
 
-/// One charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bill {
-    /// The home pool of the request, and its owner there. The place of an owner may be another's by
-    /// the time of the correction.
+    /// The home pool of the request, and the owner there. `id` differs if another owner has the
+    /// place by the time of the correction.
     pub(super) pool: PoolId,
     pub(super) owner: OwnerIndex,
     pub(super) id: u64,
-    /// The owner's level before the charge: the bits of its seconds.
+    /// The bits of the owner's level, in seconds, before the charge.
     pub(super) start: u64,
-    /// Tokens that were charged.
     pub(super) computed: u64,
     pub(super) output: u64,
-    /// The estimated output tokens.
     pub(super) estimate: u64,
-    /// Tokens of the prompt that were expected in the engine's prefix cache.
+    /// Prompt tokens that were expected in the engine's prefix cache.
     pub(super) cached: u64,
     pub(super) price: Price,
 }
 
 impl Price {
-    /// From seconds for one token.
+    /// From the seconds for one prompt token and one output token.
     pub(super) fn new(prompt: f64, output: f64) -> Self {
-        // A conversion saturates; a free token would let its owner have all.
+        // The conversion saturates. At least 1 ns: with free tokens an owner could take everything.
         let ns = |seconds: f64| ((seconds * 1e9) as u32).max(1);
         Self { prompt_ns: ns(prompt), output_ns: ns(output) }
     }
 
-    /// Seconds for this many tokens.
     pub(super) fn of(self, computed: u64, output: u64) -> f64 {
         let ns = |tokens: u64, price: u32| tokens.min(MAX_TOKENS.0) as f64 * f64::from(price);
         (ns(computed, self.prompt_ns) + ns(output, self.output_ns)) * 1e-9
@@ -60,18 +55,16 @@ impl Price {
 }
 
 impl Bill {
-    /// Seconds that were charged.
     pub(super) fn charged(&self) -> f64 {
         self.price.of(self.computed, self.output)
     }
 
-    /// The owner's level before the charge.
     pub(super) fn start(&self) -> f64 {
         f64::from_bits(self.start)
     }
 
-    /// The seconds that the owner owes in addition when the request has taken this many tokens.
-    /// Below 0, the owner gets them back.
+    /// Charges these tokens instead. Returns the seconds that the owner owes in addition; negative:
+    /// gets back.
     pub(super) fn correct(&mut self, computed: u64, output: u64) -> f64 {
         let before = self.charged();
         (self.computed, self.output) = (computed, output);

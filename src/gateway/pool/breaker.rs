@@ -1,11 +1,12 @@
-//! The passive half of health: do this backend's answers say that it is broken?
+//! The passive half of health: whether a backend's answers say that it is broken.
 //!
-//! Trips on `limit` failures in a row, or when at least half of the last 32 requests failed (and at
-//! least [`SAMPLES_MIN`] were seen): with a hundred requests in flight an engine that fails every
-//! second one never fails three times in a row. Counts requests, not time: a quiet backend keeps
-//! its record. The caller decides what a failure is (never a 4xx) and what tripping means.
+//! The breaker trips on `limit` failures in a row, or when at least half of the last 32 requests
+//! failed and at least [`SAMPLES_MIN`] were seen. The rate is needed because among a hundred
+//! requests in flight, an engine that fails every second one never fails three in a row. It counts
+//! requests, not time: a quiet backend keeps the record. The caller decides which outcomes are
+//! failures (never a 4xx).
 
-/// Requests that must have been seen before their failure rate counts.
+/// Requests that must have been seen before the failure rate counts.
 const SAMPLES_MIN: u32 = 20;
 /// The window of the failure rate, in requests (bits of the ring).
 const WINDOW: u32 = 32;
@@ -16,9 +17,9 @@ const FAILING_MIN: u32 = 3;
 /// How the last requests of a backend ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecentAnswers {
-    /// Those that failed through the backend's fault.
+    /// Requests that failed through the backend's fault.
     pub failed: u32,
-    /// All, at most 32.
+    /// All requests, at most 32.
     pub seen: u32,
 }
 
@@ -29,7 +30,6 @@ impl RecentAnswers {
     }
 }
 
-/// The recent outcomes of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Breaker {
     in_a_row: u32,
@@ -39,20 +39,18 @@ pub(super) struct Breaker {
 }
 
 impl Breaker {
-    /// A request came through.
     pub(super) fn success(&mut self) {
         self.in_a_row = 0;
         self.push(false);
     }
 
-    /// A request failed; whether that trips.
+    /// A request failed. Returns whether the breaker trips.
     pub(super) fn failure(&mut self, limit: u32) -> bool {
         self.in_a_row = self.in_a_row.saturating_add(1);
         self.push(true);
         self.in_a_row >= limit || (self.seen >= SAMPLES_MIN && self.ring.count_ones() * 2 >= self.seen)
     }
 
-    /// How the last requests ended.
     pub(super) fn recent(&self) -> RecentAnswers {
         RecentAnswers { failed: self.ring.count_ones(), seen: self.seen }
     }

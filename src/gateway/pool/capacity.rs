@@ -1,21 +1,16 @@
-//! What one backend can carry, and what it carries now.
+//! The limits of one backend, and the capacity in use.
 //!
-//! Three things are counted at once, because each alone lets a different load through:
-//! - **slots**: sequences that decode (a request with `n = 4` or four prompts takes four; one that generates nothing, such as
-//!   an embedding of 2,048 inputs, takes one);
-//! - **tokens**: outstanding prompt + output tokens, the backend's share of the KV cache;
-//! - **prefill**: prompt tokens whose first output token has not been seen, and, for prompts over
-//!   the `long_prefix` threshold, a *permit*. Both return at the first token. The permit is the
-//!   mechanism this product is built around: it bounds how many long prompts are in prefill at
-//!   once without bounding how many are decoding.
+//! Three amounts are counted at once, because each alone lets a different load through:
+//! - **slots**: sequences that decode. A request takes one for each prompt times `n`, or one if it
+//!   generates nothing, such as an embedding of 2,048 inputs.
+//! - **tokens**: outstanding prompt and output tokens, in the KV cache of the backend.
+//! - **prefill**: prompt tokens without a first output token. A prompt above the `long_prefix`
+//!   threshold also takes a *permit* until the first token: this bounds long prefills, not decodes.
 //!
-//! Arithmetic only: no clock, no lock. Every amount taken is kept in an [`Allocation`] and given back
-//! exactly once; `used` may exceed a limit that was lowered under load, and then nothing more is
-//! admitted until it has fallen.
-//!
-//! A request that takes more slots or tokens than a whole limit fits on no backend, however empty, and is refused with
-//! the limit ([`BackendLimits::exceeded_by`]). `prefill_tokens` is a pace and not a size: a prompt above it runs when no
-//! other is in prefill, because the engine computes a long prompt in pieces anyway.
+//! An [`Allocation`] keeps the amounts that were taken, which are given back once. Under a lowered
+//! limit, nothing is admitted until usage has fallen. A request above a whole limit of slots or
+//! tokens is refused. A prompt above `prefill_tokens` runs when no other is in prefill, because the
+//! engine computes it in pieces.
 
 use super::bill::Bill;
 use super::served::ModelKey;
@@ -23,7 +18,7 @@ use super::settled::Mark;
 use crate::config::limits::MAX_TOKENS;
 use sluice_core::openai::{LimitUnit, TooLarge};
 
-/// Prompts of at least this many tokens are large to the policies: their prefill takes longer than a few steps.
+/// Prompts of at least this many tokens are large to policies: prefill takes more than a few steps.
 pub(super) const LARGE_PROMPT: u64 = 1_024;
 
 /// The limits of one backend.
@@ -54,7 +49,7 @@ impl BackendLimits {
         self.long_prefix.is_some_and(|long| prompt_tokens > long.threshold)
     }
 
-    /// The limit that `need` exceeds by itself: not even an empty backend could take it.
+    /// The limit that `need` exceeds even on an empty backend.
     pub fn exceeded_by(&self, need: &Need) -> Option<TooLarge> {
         let above = |unit, wanted: u64, limit: u64| (wanted > limit).then_some(TooLarge { unit, wanted, limit });
         above(LimitUnit::Sequences, need.slots.into(), self.slots.into())
@@ -62,7 +57,7 @@ impl BackendLimits {
     }
 }
 
-/// What a request asks of a backend.
+/// The capacity that a request needs on a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     /// Sequences: prompts times `n`; 1 where nothing is generated.
@@ -74,16 +69,16 @@ pub struct Need {
 }
 
 impl Need {
-    /// Prompt and output together.
+    /// Prompt and output tokens together.
     pub fn tokens(&self) -> u64 {
         self.prompt_tokens.saturating_add(self.output_tokens)
     }
 }
 
-/// What a backend carries: the sum of everything held on it.
+/// The capacity in use on a backend: the sum of all leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CapacityUsage {
-    /// Leases out.
+    /// Leases.
     pub requests: u32,
     /// Sequences in flight.
     pub slots: u32,
@@ -91,15 +86,15 @@ pub struct CapacityUsage {
     pub tokens: u64,
     /// Prompt tokens whose first output token has not been seen.
     pub prefill_tokens: u64,
-    /// Those to compute of prompts of which at least 1,024 are.
+    /// Prompt tokens in prefill to compute, of prompts with at least 1,024 such tokens.
     pub large_prefill_tokens: u64,
-    /// Prompt tokens in prefill that the engine is expected to have in its prefix cache.
+    /// Prompt tokens in prefill that are expected in the prefix cache.
     pub cached_prefill_tokens: u64,
     /// Long prompts in prefill.
     pub long_prefills: u32,
 }
 
-/// What was taken for one lease: the exact amounts that go back.
+/// The amounts that were taken for one lease and go back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {
     slots: u32,
@@ -107,29 +102,27 @@ pub struct Allocation {
     /// The prompt's part of `tokens`.
     prompt_tokens: u64,
     prefill_tokens: u64,
-    /// Those of the prompt that the engine is expected to have.
+    /// Prompt tokens that are expected in the prefix cache.
     cached_tokens: u64,
     permit: bool,
     prefilling: bool,
-    /// When its engine was seen to have it; see `settled.rs`.
+    /// When the engine was seen to have the request; see `settled.rs`.
     pub(super) seen: Option<Mark>,
     pub(super) adapter: Option<ModelKey>,
-    /// The charge to its owner for it.
     pub(super) bill: Option<Bill>,
 }
 
 impl Allocation {
-    /// Whether a prefill permit is among what was taken.
+    /// Whether a prefill permit was taken.
     pub fn permit(&self) -> bool {
         self.permit
     }
 
-    /// Whether its first token was not seen yet.
     pub(super) fn is_prefilling(&self) -> bool {
         self.prefilling
     }
 
-    /// The expected tokens of the prompt in the engine's prefix cache.
+    /// Prompt tokens that are expected in the prefix cache.
     pub fn cached_tokens(&self) -> u64 {
         self.cached_tokens
     }
@@ -144,20 +137,20 @@ impl Allocation {
     }
 }
 
-/// Whether a demand can be carried now.
+/// Whether a backend has room for a need now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
     /// Yes.
     Room,
-    /// Only a prefill permit is missing: requests behind this one that need none may go first
-    /// without delaying it, because permits are not what they take.
+    /// Only a prefill permit is missing. Later requests that need none may go first without
+    /// delaying this one.
     NoPermit,
     /// Slots or tokens are short.
     Full,
 }
 
 impl CapacityUsage {
-    /// Whether `need` fits under `limits` on top of what is carried already.
+    /// Whether `need` fits under `limits` on top of the current usage.
     pub fn fit(&self, limits: &BackendLimits, need: &Need) -> Fit {
         let above = |used: u64, wanted: u64, limit: u64| used.saturating_add(wanted) > limit;
         if above(self.slots.into(), need.slots.into(), limits.slots.into()) {
@@ -177,7 +170,7 @@ impl CapacityUsage {
         Fit::Room
     }
 
-    /// Takes what `need` asks for. The caller has checked [`CapacityUsage::fit`].
+    /// Takes `need`. The caller has checked [`CapacityUsage::fit`].
     pub fn take(&mut self, limits: &BackendLimits, need: &Need) -> Allocation {
         let allocation = Allocation {
             slots: need.slots,
@@ -200,7 +193,7 @@ impl CapacityUsage {
         allocation
     }
 
-    /// The engine is expected to have `cached` tokens of the prompt that was just taken.
+    /// The engine should have `cached` tokens of the prompt that was just taken.
     pub fn expect_cached(&mut self, allocation: &mut Allocation, cached: u64) {
         self.large_prefill_tokens -= allocation.large_prefill_tokens();
         allocation.cached_tokens = cached.min(allocation.prompt_tokens);
@@ -208,13 +201,13 @@ impl CapacityUsage {
         self.large_prefill_tokens += allocation.large_prefill_tokens();
     }
 
-    /// Prompt tokens in prefill that are to be computed.
+    /// Prompt tokens in prefill to compute.
     pub(super) fn computed_prefill_tokens(&self) -> u64 {
         self.prefill_tokens - self.cached_prefill_tokens
     }
 
-    /// The prompt has more tokens than was estimated: takes the difference, and during prefill also a permit if it is
-    /// long, room or not. Never takes less than before.
+    /// The prompt has more tokens than estimated: takes the difference, and during prefill a permit
+    /// for a long prompt, even without room. Never takes less than before.
     pub fn charge(&mut self, limits: &BackendLimits, allocation: &mut Allocation, prompt_tokens: u64) {
         let more = prompt_tokens.min(MAX_TOKENS.0).saturating_sub(allocation.prompt_tokens);
         allocation.prompt_tokens += more;
@@ -231,7 +224,7 @@ impl CapacityUsage {
         }
     }
 
-    /// The first token was seen: the prefill share of `allocation` goes back. Idempotent.
+    /// The first token was seen: returns the prefill share of `allocation`. Idempotent.
     pub fn end_prefill(&mut self, allocation: &mut Allocation) {
         allocation.prefilling = false;
         self.large_prefill_tokens -= allocation.large_prefill_tokens();
@@ -240,7 +233,7 @@ impl CapacityUsage {
         self.long_prefills -= u32::from(std::mem::take(&mut allocation.permit));
     }
 
-    /// Everything that is still held goes back.
+    /// Returns everything that is still held.
     pub fn release(&mut self, mut allocation: Allocation) {
         self.end_prefill(&mut allocation);
         self.requests -= 1;

@@ -1,8 +1,7 @@
-//! Owners and their requests: the owner of a request, the charge for it, and whether the owner
-//! already has its share of prefill.
+//! The owners of requests, charges to them, and whether an owner's prefill share is used up.
 //!
-//! Where no pool is fair this file does nothing: requests then have no owner. A request of a fair
-//! pool costs one look-up by hash.
+//! Without fair pools, requests have no owner and this file does nothing. A request of a fair pool
+//! costs one look-up by hash.
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -16,12 +15,12 @@ use super::state::{AdmissionState, WaiterState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
-/// A request that waits only for its owner's share of prefill waits up to this many times
-/// `queue.timeout`.
+/// A request that waits only because the owner's prefill share is used up waits up to this many
+/// times `queue.timeout`.
 const WAIT_MAX: u32 = 4;
 
 impl AdmissionState {
-    /// Looks up the owner of a request that enters its home pool.
+    /// Looks up the owner of a request that enters.
     pub(super) fn find_owner(&mut self, request: &mut AdmissionRequest, wakers: &mut Wakers) {
         let Some(mut fair) = request.fair else { return };
         fair.computed = self.computed_tokens(request);
@@ -31,7 +30,7 @@ impl AdmissionState {
         request.fair = Some(fair);
     }
 
-    /// Prompt tokens that no engine is expected to have in its prefix cache.
+    /// Prompt tokens that are not expected in the prefix cache of any engine.
     fn computed_tokens(&self, request: &AdmissionRequest) -> u64 {
         let prompt = request.need.prompt_tokens;
         if prompt < LARGE_PROMPT {
@@ -46,8 +45,8 @@ impl AdmissionState {
         prompt - tokens.max().unwrap_or(0).min(prompt)
     }
 
-    /// Charges the owner of a request that was just granted room on `backend`, where this many
-    /// tokens of it are cached.
+    /// Charges the owner of a request that was granted room on `backend`. `cached`: prompt tokens
+    /// expected in the prefix cache.
     pub(super) fn charge(&mut self, backend: BackendId, request: &AdmissionRequest, cached: u64) -> Option<Bill> {
         let (home, owner) = (request.home, request.owner());
         if request.fair.is_none() && !self.pools[home.index()].queue.is_fair() {
@@ -64,7 +63,6 @@ impl AdmissionState {
         Some(Bill { cached, ..bill })
     }
 
-    /// The first token of a charged request was seen.
     pub(super) fn end_charged_prefill(&mut self, backend: BackendId, allocation: &Allocation) {
         if let Some(bill) = allocation.bill.filter(|_| allocation.is_prefilling())
             && let Some(pool) = self.pools.get_mut(bill.pool.index())
@@ -73,7 +71,6 @@ impl AdmissionState {
         }
     }
 
-    /// A charged request has ended.
     pub(super) fn end_charge(&mut self, backend: BackendId, allocation: &Allocation) {
         self.end_charged_prefill(backend, allocation);
         if let Some(bill) = &allocation.bill
@@ -89,8 +86,7 @@ impl AdmissionState {
         found.queue.expire(found.members.len());
     }
 
-    /// Whether the owner of a request has its share of prefill on a backend of the home pool, so
-    /// that others come first.
+    /// Whether the owner's prefill share on a backend of the home pool is used up.
     pub(super) fn is_held(&self, request: &AdmissionRequest, backend: BackendId) -> bool {
         let Some(fair) = &request.fair else { return false };
         let pool = &self.pools[request.home.index()];
@@ -99,8 +95,8 @@ impl AdmissionState {
             && !pool.queue.allowance(fair.index, backend, pool.members.len()).allows(fair.computed)
     }
 
-    /// Whether a request waits although a backend has room for it, because its owner has its share
-    /// of prefill.
+    /// Whether a request waits although a backend has room for it, because the owner's prefill
+    /// share is used up.
     pub(super) fn waits_for_share(&self, request: &AdmissionRequest) -> bool {
         let held = |backend: &BackendId| {
             let room = self.backend(*backend).is_some_and(|found| found.fit(&request.need) == Fit::Room);
@@ -109,8 +105,8 @@ impl AdmissionState {
         request.fair.is_some() && self.members(request.home).iter().any(held)
     }
 
-    /// Until when such a request waits: in the engine, where it would be otherwise, it would not be
-    /// given up after `queue.timeout` either.
+    /// Until when such a request waits: longer than `queue.timeout`, since it would not time out
+    /// inside the engine either.
     pub(super) fn patient(&self, request: &AdmissionRequest, deadline: Instant) -> Instant {
         let timeout = self.pools[request.home.index()].rules.queue_timeout;
         deadline.max(request.since + timeout.saturating_mul(WAIT_MAX))
@@ -124,8 +120,8 @@ impl AdmissionState {
         }
     }
 
-    /// Makes room in a full queue for the waiter `id`: of the owner with most waiters by weight,
-    /// the last one goes. Whether there was one that has more than the owner of `id`.
+    /// Makes room in a full queue for the waiter `id`: sheds the last waiter of the owner with the
+    /// most waiters by weight. False if no owner has more than the owner of `id`.
     pub(super) fn displace(&mut self, pool: PoolId, id: WaiterId, wakers: &mut Wakers) -> bool {
         let Some(owner) = self.waiters[id as usize].as_ref().map(|waiter| waiter.request.owner()) else { return false };
         let Some(last) = self.pools[pool.index()].queue.displaced_by(owner) else { return false };

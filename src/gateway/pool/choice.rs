@@ -1,7 +1,7 @@
-//! The choice of a backend: which backends may serve a request, which have room, and which of those takes it.
+//! Chooses a backend: which backends may serve a request, which have room, and which one takes it.
 //!
-//! Runs under the admission's lock. The policies themselves are in [`policy`]; round robin is here, because it keeps its
-//! turn with the backends.
+//! Runs under the admission's lock. The policies are in [`policy`]; round robin is here, because
+//! its state is kept with the backends.
 
 use smallvec::SmallVec;
 
@@ -16,15 +16,14 @@ use super::state::AdmissionState;
 use crate::config::Policy;
 use sluice_core::base::{BackendId, PoolId, Rng};
 
-/// Share of an engine's context limit that a spilled prompt's estimate may reach: at home the
-/// engine's own 400 is the truth, but a request must not be refused because it was spilled.
+/// Percentage of an engine's context limit up to which a prompt may spill to it. At home the engine
+/// may answer 400, but no request must be refused only because it spilled.
 const SPILL_LEN_PERCENT: u64 = 90;
 
-/// What a request is compared on.
 pub(super) type Offers<'c> = SmallVec<[Offer<'c>; COMPARED]>;
 
 impl AdmissionState {
-    /// Whether this request may use this backend at all.
+    /// Whether this request may use this backend, apart from room.
     pub(super) fn allows(&self, request: &AdmissionRequest, backend: BackendId) -> bool {
         let Some(found) = self.backend(backend) else { return false };
         let home = found.pool == request.home;
@@ -44,10 +43,10 @@ impl AdmissionState {
             && (home || spilled_in_reach())
     }
 
-    /// Pools in the order in which they are tried: home first and then the spill list, but a prompt that needs a permit
-    /// goes where fewest long prefills run, home on a tie. Two long prefills on one engine starve the decodes beside
-    /// them while a permit of another lies idle; in a hundred simulated draws of the product's own load this rule beat
-    /// round robin on all four tails in 79, home first in 51.
+    /// The pools in order: home, then the spill list. A prompt that needs a permit goes where the
+    /// fewest long prefills run, home on a tie: two long prefills on one engine starve the decodes
+    /// there, while a permit of another engine is idle. In a hundred simulated draws, this rule
+    /// beat round robin on all four tails in 79, home first in 51.
     pub(super) fn in_order_of_prefills(
         &mut self,
         reachable: &[PoolId],
@@ -64,22 +63,21 @@ impl AdmissionState {
         pools
     }
 
-    /// Whether a request needs a permit in a pool.
     fn is_long(&self, pool: PoolId, request: &AdmissionRequest) -> bool {
         self.pools.get(pool.index()).is_some_and(|pool| pool.rules.limits.is_long(request.need.prompt_tokens))
     }
 
-    /// Long prefills beside which a request would run on a backend; 0 if it is not long itself.
+    /// Long prefills next to which a request would run; 0 if it is not long itself.
     fn prefills_beside(&self, pool: PoolId, request: &AdmissionRequest, candidate: &Candidate) -> u32 {
         if self.is_long(pool, request) { candidate.long_prefills } else { 0 }
     }
 
-    /// Judges the backends that have changed; see `room.rs`.
+    /// Updates the index of rooms for the backends that have changed; see `room.rs`.
     fn update_rooms(&mut self) {
         while let Some(id) = self.changed.pop() {
             let Some(backend) = self.backends.get_mut(id.index()).and_then(Option::as_mut) else { continue };
             backend.changed = false;
-            // The position of one that is no longer configured may be another's.
+            // Another backend may have the position of one that is no longer configured.
             if let Some(pool) = self.pools.get_mut(backend.pool.index()).filter(|_| !backend.removed) {
                 let candidate = backend.candidate(id, self.epoch);
                 pool.rooms.judge(backend.position, candidate, !backend.is_full(), backend.has_permit());
@@ -87,23 +85,23 @@ impl AdmissionState {
         }
     }
 
-    /// The positions of a pool at which a prompt of so many tokens may find room.
+    /// The positions of a pool at which a prompt of this length may find room.
     pub(super) fn open_positions(&mut self, pool: PoolId, prompt_tokens: u64) -> Positions {
         self.update_rooms();
         let Some(found) = self.pools.get(pool.index()) else { return Positions::default() };
         found.rooms.open(found.rules.limits.is_long(prompt_tokens))
     }
 
-    /// The backends of a pool that take the request now beside the fewest long prefills, of those that are open and
-    /// compared ([`policy::compared`]). Rooms are up to date.
+    /// The open backends that are compared for the request ([`policy::compared`]): with room and,
+    /// if it is long, with the fewest long prefills. The index of rooms is up to date.
     pub(super) fn find(&self, pool: PoolId, request: &AdmissionRequest, rng: &mut Rng) -> Offers<'_> {
         let Some(state) = self.pools.get(pool.index()) else { return Offers::new() };
         let is_long = self.is_long(pool, request);
         let cached = self.cached_bytes(pool, request);
-        // Room is all that a request asks for at home, unless it was elsewhere before.
+        // At home, a request needs only room, unless another engine has failed or refused it.
         let is_plain =
             request.home == pool && request.only.is_none() && request.avoid.is_empty() && request.wants.is_anything();
-        // Nearly all requests: their backends differ in load only.
+        // Nearly all requests: their backends differ only in load.
         let is_simple = is_plain && !is_long && cached.is_empty() && request.adapter.is_none();
         let is_shared = request.fair.is_some() && request.home == pool && state.queue.is_shared();
         let (mut found, mut least) = (Offers::new(), u32::MAX);
@@ -138,7 +136,7 @@ impl AdmissionState {
             });
             return found;
         }
-        // The engines that have most of the prompt are compared in any case, once.
+        // The engines that have most of the prompt are always compared.
         for position in cached.owners().filter_map(|id| self.backend(id)).map(|owner| owner.position) {
             if open.take(position) {
                 offer(position);
@@ -158,7 +156,7 @@ impl AdmissionState {
         found
     }
 
-    /// The same, less a reserved backend: that is used when no other has room.
+    /// Like [`Self::find`], without a reserved backend unless no other has room.
     fn offers(&self, pool: PoolId, request: &AdmissionRequest, rng: &mut Rng) -> Offers<'_> {
         let mut offers = self.find(pool, request, rng);
         if offers.len() > 1
@@ -189,7 +187,6 @@ impl AdmissionState {
         chosen
     }
 
-    /// Takes what a request asks for on a backend, as `BackendState::take`.
     pub(super) fn take(&mut self, backend: BackendId, request: &AdmissionRequest) -> Option<(Allocation, f64)> {
         let pool = self.backend(backend)?.pool;
         let expected = self.expect_cached(pool, backend, request)?;
@@ -206,7 +203,8 @@ impl AdmissionState {
         Some((allocation, ahead))
     }
 
-    /// The prompt tokens that the engine is expected to have when it gets the prompt, which is noted as sent to it.
+    /// Notes the prompt as sent to the engine. Returns the prompt tokens that should be cached
+    /// there.
     pub(super) fn expect_cached(
         &mut self,
         pool: PoolId,
@@ -222,7 +220,6 @@ impl AdmissionState {
         Some(cache(backend)?.expect(&request.prefix, bytes, request.need.prompt_tokens))
     }
 
-    /// What a request with an adapter meets on a backend.
     fn adapter_place(&self, backend: BackendId, adapter: ModelKey) -> AdapterPlace {
         match self.backend(backend) {
             None => AdapterPlace::Ready,
@@ -231,7 +228,6 @@ impl AdmissionState {
         }
     }
 
-    /// Whether the policy of a pool predicts what its engines have of this prompt.
     fn follows_prefixes(&self, pool: PoolId, request: &AdmissionRequest) -> bool {
         let policy = self.pools.get(pool.index()).map(|pool| pool.rules.policy);
         !request.prefix.beginnings.is_empty() && policy.is_some_and(policy::predicts)
@@ -245,8 +241,8 @@ impl AdmissionState {
         self.pools[pool.index()].prefixes.find(&request.prefix, |id| self.backend(id).map(|found| &found.cache))
     }
 
-    /// Smooth weighted round robin, as nginx does it: each backend is owed its weight per round, the one owed most is served
-    /// and pays for the round.
+    /// Smooth weighted round robin, as in nginx: each round a backend is owed its weight; the one
+    /// that is owed most is served and pays the sum of the weights.
     fn next_in_turn(&mut self, weights: SmallVec<[(BackendId, f64); COMPARED]>) -> Option<BackendId> {
         let round: f64 = weights.iter().map(|(_, weight)| weight).sum();
         for (id, weight) in &weights {

@@ -1,15 +1,16 @@
-//! Copies of requests, for the shadow arms of experiments: they use what requests leave free, and give it up at once.
+//! Copies of requests for shadow arms of experiments: they use free room, and give it up at once.
 //!
-//! A copy counts in nothing that a request sees: not in the room of a backend, not in queues, drains and views. So no request
-//! waits, is shed or is placed in another pool because of a copy. In return:
+//! No request waits, is shed or is placed elsewhere because of a copy: copies do not count in room,
+//! queues and drain rates, and views count them separately. In return:
 //!
-//! - a copy is admitted only where the policy of its pool places it, or on the engine on trial (`trial.rs`), if it has room there at once beside all requests and all
-//!   other copies, and while no request waits that may use that backend;
-//! - it is cut when a request takes its room, when a request that may use its backend has to wait, and when its backend leaves the
-//!   rotation.
+//! - A copy is admitted where the policy places it, if it fits next to all requests and copies at
+//!   once, and no request waits that may use the backend. An engine on trial (`trial.rs`) admits it
+//!   if no request runs there.
+//! - A copy is cut when a request takes the room, when a request that may use the backend has to
+//!   wait, and when the backend leaves the rotation.
 //!
-//! Between requests with equal room, a backend with copies counts as more loaded, since its engine is. What a copy shows of
-//! health and speed is not noted: its model may be another one.
+//! Between backends with equal room, one with copies counts as more loaded, because its engine is.
+//! The health and speed that a copy observes are not noted: the model may be another one.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
 
 impl Admission {
-    /// Cuts all copies and admits no more: the gateway stops, and waits for requests only.
+    /// Cuts all copies and admits no more: the gateway stops and waits only for requests.
     pub fn close_to_copies(&self) {
         self.shared.update(|state, _| {
             state.closed_to_copies = true;
@@ -30,8 +31,8 @@ impl Admission {
         });
     }
 
-    /// The right of a copy to use a backend of the home pool of `request`, as long as no request needs the room: its abort token
-    /// is cancelled when the copy is cut. `None`: there is no room now.
+    /// Admits a copy of `request` to a backend of the home pool. When a request needs the room, the
+    /// copy is cut: the abort token is cancelled. `None`: there is no room now.
     pub fn enter_copy(&self, request: &AdmissionRequest) -> Option<Lease> {
         let (grant, serial) = self.shared.update(|state, _| state.enter_copy(request))?;
         Some(Lease::of_copy(Arc::clone(&self.shared), grant, serial))
@@ -49,7 +50,7 @@ impl AdmissionState {
         let backend = on_trial.or_else(|| self.pick(home, request))?;
         let found = self.backend(backend)?;
         let (is_free, limits) = match on_trial {
-            // It was not tried with both.
+            // The engine was not tried with requests and copies together.
             Some(_) => (found.used.requests == 0, found.limits_of_copies()),
             None => (!self.is_waited_for(backend), found.limits),
         };
@@ -71,14 +72,14 @@ impl AdmissionState {
         Some((Grant { abort: cut, ..grant }, serial))
     }
 
-    /// The backend of a pool that this copy may use and requests may not.
+    /// The backend of a pool that is open to this copy but not to requests.
     fn on_trial(&self, pool: PoolId, request: &AdmissionRequest) -> Option<BackendId> {
         let is_on_trial =
             |id: &BackendId| self.backend(*id).is_some_and(|found| found.is_for_copies_only() && found.in_rotation());
         self.members(pool).iter().copied().find(|id| is_on_trial(id) && self.allows(request, *id))
     }
 
-    /// Whether a request waits that may use this backend. In most queues the first one may.
+    /// Whether a request that may use this backend waits. In most queues the first one may.
     fn is_waited_for(&self, backend: BackendId) -> bool {
         let Some(pool) = self.backend(backend).and_then(|found| self.pools.get(found.pool.index())) else {
             return false;
@@ -88,14 +89,13 @@ impl AdmissionState {
         waiting.any(|id| self.waiters[id as usize].as_ref().is_some_and(|waiter| self.allows(&waiter.request, backend)))
     }
 
-    /// A copy has ended.
     pub(super) fn end_copy(&mut self, backend: BackendId, serial: u64) {
         if let Some(found) = self.backend_mut(backend) {
             found.copies.remove(serial);
         }
     }
 
-    /// Cuts the copies on backends that this request may use: it waits.
+    /// Cuts the copies on backends that this waiting request may use.
     pub(super) fn cut_copies(&mut self, request: &AdmissionRequest) {
         for backend in std::mem::take(&mut self.with_copies) {
             match self.backend(backend) {
@@ -108,7 +108,6 @@ impl AdmissionState {
         }
     }
 
-    /// Cuts the copies on a backend.
     pub(super) fn cut_copies_on(&mut self, backend: BackendId) {
         if self.backend(backend).is_some_and(|found| found.copies.len() > 0)
             && let Some(found) = self.backend_mut(backend)

@@ -1,28 +1,20 @@
 //! Which waiter gets the room of a backend, and how many requests may overtake a waiter.
 //!
-//! The *candidates* of a backend are its waiters in the order in which they are served: first those that have reached their
-//! *overtaking limit*, in the order in which they entered; then the queue of the backend's pool in its configured order;
-//! then the queues of the pools that spill into it. In a fair pool this is the order within one
-//! owner, and `owners.rs` says which owner is next. Only grants to the same owner then count below;
-//! between owners the bounds of `owners.rs` hold. An owner with a waiter at the limit is served as
-//! if it had the best priority that waits, so priorities starve no owner either.
+//! The *candidates* of a backend are, in order: waiters at their *overtaking limit*, by entry; the
+//! queue of the backend's pool, in the configured order; the queues of pools that spill into it. In
+//! a fair pool this is the order within one owner; `owners.rs` picks the owner. An owner with a
+//! waiter at the limit is served as if it had the best priority, so priorities starve no owner.
 //!
-//! A request `w` is *overtaken* by `r` when `r` entered after it and is granted room in which `w` would have fit. With
-//! `Q` the length and `T` the timeout of w's queue, for every order, priority and length, and beside reservations:
+//! Request `r` *overtakes* `w` when `r` entered later and is granted room in which `w` would have
+//! fit. With `Q` the length and `T` the timeout of the queue of `w`, in every order:
 //!
 //! ```text
 //!   overtakers(w) <= Q, and each of them arrived less than T / 4 after w
 //! ```
 //!
-//! `Q` and `T / 4` are the overtaking limit. It holds because all grants on the backends of w's pools count towards `Q`, a
-//! waiter at the limit is served before all that entered after it, and the latest arrival is the clock. The count begins
-//! again when a reload moves `w` to another queue.
-//!
-//! A waiter for which there is no room here is skipped and delays no others: either it lacks only a permit, which others
-//! do not take from it, or it is wide, and a backend is reserved for it (`reservation.rs`).
-//!
-//! Bounds: one dispatch looks at [`SCAN_MAX`] waiters, and at [`SCAN_OWNER`] of one owner if
-//! several owners wait.
+//! Grants to other owners of a fair pool do not count. A waiter that does not fit delays no others;
+//! `reservation.rs` finds room for it. Bounds: one dispatch looks at [`SCAN_MAX`] waiters, and at
+//! [`SCAN_OWNER`] of one owner if several wait.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -32,54 +24,51 @@ use super::queue::{Lane, OwnerIndex, Skip, WaiterId};
 use super::state::{AdmissionState, WaiterState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
-/// Waiters that one dispatch looks at: bounds the time under the lock where many do not fit.
+/// Waiters that one dispatch looks at: bounds the time under the lock.
 const SCAN_MAX: usize = 1_024;
-/// How many of them may be of one owner while other owners wait, too: an owner whose requests do
-/// not fit must not use up the look.
+/// Waiters of one owner that a dispatch looks at while other owners wait, so that an owner whose
+/// requests do not fit does not use up the dispatch.
 const SCAN_OWNER: usize = 128;
 
 /// One queue whose waiters are candidates of a backend.
 struct Source {
     pool: PoolId,
-    /// Lanes that are left out: there is no permit.
+    /// Lanes that are left out, because no permit is free.
     skip: Skip,
-    /// The owner that was looked at last; the owners before it have no more waiters that could fit.
+    /// The owner that was looked at last. The owners before it have no more waiters that could fit.
     turn: Option<Turn>,
 }
 
-/// The candidates of a backend, and how many of them have been looked at.
+/// The candidates of a backend that were not looked at yet.
 struct Candidates {
-    /// The backend's own pool and those that spill into it.
     sources: SmallVec<[Source; 4]>,
-    /// By which the cursors of owners are known to be of this dispatch.
+    /// The number of this dispatch; cursors with another number are ignored.
     look: u64,
 }
 
-/// A candidate, and how far the look is in its owner's queue with it.
 struct Next {
     id: WaiterId,
     owner: OwnerIndex,
     cursor: Cursor,
-    /// Its serial, if it has reached the overtaking limit.
+    /// The serial of a candidate that has reached the overtaking limit.
     at_limit: Option<u64>,
 }
 
-/// What became of a waiter that was offered the room of a backend.
 enum Offer {
-    /// It has room now; the second backend was reserved for it.
+    /// The waiter has room now. The field is the backend that was reserved for it.
     Granted(Option<BackendId>),
     /// There is not enough room.
     Blocked,
-    /// There is no permit.
     NoPermit,
-    /// There is room, but its owner has its share of prefill here.
+    /// There is room, but the owner's prefill share here is used up.
     Held,
-    /// This waiter may not use the backend, or it is reserved for an earlier one.
+    /// The waiter may not use the backend, or the backend is reserved for another waiter.
     Passed,
 }
 
 impl AdmissionState {
-    /// What `backend` may serve has changed: the same as [`Self::dispatch`], for requests that are pinned to it, too.
+    /// Like [`Self::dispatch`], after the facts or limits of `backend` have changed: also sheds
+    /// pinned requests that no backend can serve any more.
     pub(super) fn reconsider(&mut self, backend: BackendId, wakers: &mut Wakers) {
         if let Some(pool) = self.backend(backend).filter(|found| found.in_rotation()).map(|found| found.pool) {
             self.shed_pinned(pool, wakers);
@@ -87,8 +76,9 @@ impl AdmissionState {
         self.dispatch(backend, wakers);
     }
 
-    /// Grants the room of `backend` to the requests that wait for it, and of those that were reserved for them. Cuts the copies
-    /// on a backend that has left the rotation, and sheds the requests that are pinned to it.
+    /// Grants the room of `backend`, and of backends whose reservations end, to waiters. If
+    /// `backend` has left the rotation, cuts the copies there and sheds requests that are pinned to
+    /// it.
     pub(super) fn dispatch(&mut self, backend: BackendId, wakers: &mut Wakers) {
         if let Some(pool) = self.backend(backend).filter(|found| !found.in_rotation()).map(|found| found.pool) {
             self.cut_copies_on(backend);
@@ -108,8 +98,8 @@ impl AdmissionState {
         }
     }
 
-    /// The members of the pool of `backend`, if waiters that were held for their owner's share may
-    /// have room there now.
+    /// The members of the pool, if waiters that were held for their owner's share may have room
+    /// now.
     fn loosened_beside(&mut self, backend: BackendId) -> SmallVec<[BackendId; 2]> {
         let Some(pool) = self.backend(backend).map(|found| found.pool) else { return SmallVec::new() };
         match self.pools[pool.index()].queue.take_loosened() {
@@ -147,8 +137,8 @@ impl AdmissionState {
         blocked
     }
 
-    /// The owner of a waiter has its share of prefill on a backend: skips its waiters that want
-    /// more than that.
+    /// An owner's prefill share on a backend is used up: skips the owner's large prompts, if the
+    /// share bars them.
     fn skip_held(&mut self, home: PoolId, owner: OwnerIndex, backend: BackendId, look: u64) {
         let pool = &mut self.pools[home.index()];
         pool.queue.hold();
@@ -159,7 +149,7 @@ impl AdmissionState {
         }
     }
 
-    /// The candidates of a backend; `None` if it has no room.
+    /// `None`: the backend has no room.
     fn candidates_of(&mut self, backend: BackendId) -> Option<Candidates> {
         let home = self.backend(backend).filter(|found| !found.is_full())?.pool;
         let feeders = self.pools.get(home.index())?.fed_by.iter().copied();
@@ -183,9 +173,8 @@ impl AdmissionState {
         late.into_iter().for_each(|owner| self.pools[pool.index()].queue.promote(owner));
     }
 
-    /// The next candidate, with the position of its queue among the sources and its owner: the
-    /// earliest that has reached the overtaking limit, or else the next of the first source that
-    /// has one.
+    /// The next candidate, with source and owner: the earliest waiter at the overtaking limit,
+    /// otherwise the next waiter of the first source that has one.
     fn next_candidate(&mut self, candidates: &mut Candidates) -> Option<(usize, OwnerIndex, WaiterId)> {
         let mut best: Option<(usize, Next)> = None;
         for (index, source) in candidates.sources.iter_mut().enumerate() {
@@ -203,7 +192,7 @@ impl AdmissionState {
         Some((index, next.owner, next.id))
     }
 
-    /// The next candidate of one source: of the owner whose turn it is.
+    /// The next candidate of one source, from the owner whose turn it is.
     fn next_of(&self, source: &mut Source, look: u64) -> Option<Next> {
         let queue = &self.pools[source.pool.index()].queue;
         let mut turn = queue.turn(source.turn)?;
@@ -227,7 +216,8 @@ impl AdmissionState {
         }
     }
 
-    /// Whether no request that entered later may overtake this waiter any more.
+    /// Whether no later request may overtake this waiter any more. The latest arrival is the clock.
+    /// A reload that moves the waiter to another queue restarts the count.
     pub(super) fn has_reached_overtaking_limit(&self, id: WaiterId) -> bool {
         let Some(waiter) = self.waiters[id as usize].as_ref() else { return false };
         let pool = &self.pools[waiter.request.home.index()];
@@ -249,7 +239,8 @@ impl AdmissionState {
         }
     }
 
-    /// Takes the waiter out of its queue. Returns the backend that was reserved for it.
+    /// Grants the room and takes the waiter out of the queue. Returns the backend that was reserved
+    /// for it.
     fn grant_to_waiter(&mut self, backend: BackendId, id: WaiterId, wakers: &mut Wakers) -> Option<BackendId> {
         let pool = self.backend(backend)?.pool;
         let mut waiter = self.waiters[id as usize].take()?;
@@ -265,9 +256,9 @@ impl AdmissionState {
         reserved
     }
 
-    /// Counts a grant on a backend of `pool` to a request of `home` for every queue whose waiters
-    /// may use it. For other owners of its home it does not count: the engine time that owners have
-    /// had decides their turns.
+    /// Counts a grant on a backend of `pool` for every queue whose waiters may use it. In the queue
+    /// of `home` it counts only for the same owner, because engine time decides the turns of other
+    /// owners.
     fn count_grant(&mut self, pool: PoolId, home: PoolId, owner: OwnerIndex) {
         for index in 0..=self.pools[pool.index()].fed_by.len() {
             let counting = index.checked_sub(1).map_or(pool, |feeder| self.pools[pool.index()].fed_by[feeder]);
@@ -276,7 +267,8 @@ impl AdmissionState {
         }
     }
 
-    /// Whether a waiter that lacks a permit on `backend` is in a lane whose every waiter needs one there too.
+    /// Whether a waiter that lacks a permit on `backend` is in a lane in which every waiter needs a
+    /// permit there.
     fn is_lane_without_permit(&self, id: WaiterId, backend: BackendId) -> bool {
         let Some(waiter) = self.waiters[id as usize].as_ref().filter(|waiter| waiter.lane == Lane::Long) else {
             return false;

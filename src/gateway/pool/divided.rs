@@ -1,14 +1,13 @@
-//! Limits that are divided among several gateways by a ledger: what this gateway uses and wants of each backend, and what it may use.
+//! Limits that a ledger divides among several gateways.
 //!
-//! From [`Admission::divide`] on, a backend gets requests only within its share. A share is one more bound beside the limits, the
-//! ceiling of a ramp and what other gateways use (`foreign.rs`): the smallest of each unit is in force, and none of them is ever
-//! raised by another. A share of 0 admits nothing, and what waits for it waits: whether a request could be served at all is decided
-//! by the configured limits alone.
+//! After [`Admission::divide`], a backend gets requests only within this gateway's share of it. The
+//! share is one more bound next to the limits, the ceiling of a ramp and the usage of other
+//! gateways (`foreign.rs`). For each unit the smallest bound applies. A share of 0 admits nothing,
+//! and requests wait: only the configured limits decide whether a request is refused.
 //!
-//! Shares may have an end ([`ShareEnd`]). It is checked whenever capacity may be granted, so that a process that was stopped and
-//! runs again admits nothing by old shares, whichever of its threads runs first.
-//!
-//! Bounds: [`WAITERS`] requests of a pool are looked at.
+//! Shares may end ([`ShareEnd`]). The end is checked before every change of the state, so a process
+//! that was suspended admits nothing by old shares. Bound: [`WAITERS`] waiters of a pool are looked
+//! at.
 
 use std::sync::Arc;
 
@@ -22,34 +21,34 @@ use super::spec::Address;
 use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
 
-/// Requests that wait in one pool of which the needs are added up; more of them want more than a backend has anyway.
+/// Waiters of one pool whose needs are added up: more of them want more than a backend has anyway.
 const WAITERS: usize = 512;
 
-/// What this gateway uses and wants of one backend.
+/// This gateway's usage and wants on one backend.
 #[derive(Clone, Debug)]
 pub struct BackendUse {
-    /// The name of its pool.
+    /// The name of the pool.
     pub pool: Arc<str>,
-    /// Its name.
+    /// The name of the backend.
     pub name: Arc<str>,
-    /// Where it is reached.
+    /// The address of the backend.
     pub address: Arc<Address>,
     /// No longer configured.
     pub removed: bool,
-    /// Its configured limits.
+    /// The configured limits.
     pub limits: BackendLimits,
-    /// In use, by requests of this gateway and of one that hands over to it.
+    /// The usage by requests of this gateway and of a gateway that hands over to it.
     pub used: Share,
-    /// Its part of what waits.
+    /// The backend's part of the needs of waiters.
     pub waiting: Share,
-    /// The most that one waiting request needs, unit by unit.
+    /// The most that one waiter needs, unit by unit.
     pub need: Share,
     /// The fewest sequences since the last look that the engine had for sure.
     pub settled: u32,
 }
 
 impl Admission {
-    /// From now on no backend gets requests beyond its share.
+    /// From now on, no backend gets requests beyond this gateway's share.
     pub fn divide(&self) {
         self.shared.update(|state, _| {
             state.is_divided = true;
@@ -58,18 +57,19 @@ impl Admission {
         });
     }
 
-    /// Whether the limits are divided by a ledger.
+    /// Whether a ledger divides the limits.
     pub fn is_divided(&self) -> bool {
         self.shared.lock().is_divided
     }
 
-    /// What this gateway uses and wants of every backend.
+    /// This gateway's usage and wants on every backend.
     pub fn uses(&self) -> Vec<BackendUse> {
         self.shared.update(|state, _| state.uses())
     }
 
-    /// Sets the share of every backend until `end`. `share` gets the names of its pool and its own, its configured limits, and what is
-    /// in use: nothing more will be than that or the share, whichever is larger.
+    /// Sets the share of every backend until `end`. `share` gets the names of pool and backend, the
+    /// configured limits and the usage. Usage will not exceed the larger of current usage and
+    /// share.
     pub fn set_ledger_shares(
         &self,
         end: Option<ShareEnd>,
@@ -90,13 +90,13 @@ impl Admission {
                     state.dispatch(id, wakers);
                 }
             }
-            // The shares may have ended while they were on their way.
+            // The shares may have ended before they arrived.
             state.end_shares();
         });
     }
 
-    /// Sets which backends another gateway has closed, because it drains or starts their engines. `is_closed` gets the names of pool
-    /// and backend.
+    /// Sets which backends another gateway has closed to drain or start their engines. `is_closed`
+    /// gets the names of pool and backend.
     pub fn set_closed(&self, mut is_closed: impl FnMut(&str, &str) -> bool) {
         self.shared.update(|state, wakers| {
             for id in (0..state.backends.len()).map(BackendId::new) {
@@ -113,7 +113,7 @@ impl Admission {
         });
     }
 
-    /// [`TICK`] has passed. Returns whether any request waits.
+    /// To be called every [`TICK`]. Returns whether any request waits.
     pub fn tick(&self) -> bool {
         self.shared.update(|state, _| {
             state.backends.iter_mut().flatten().for_each(|found| found.settled.tick(found.progress.at_client()));
@@ -129,7 +129,7 @@ impl AdmissionState {
         }
     }
 
-    /// Takes all shares if their end has come.
+    /// Sets all shares to 0 if their end has come.
     pub(super) fn end_shares(&mut self) {
         if self.shares_end.is_none_or(|end| (end.clock)() < end.at) {
             return;
@@ -163,7 +163,8 @@ impl AdmissionState {
         uses.collect()
     }
 
-    /// What waits for each backend of a pool, and the most that one request needs. What may go to any of them is divided evenly.
+    /// The needs of waiters for each backend of a pool, divided evenly, and the most that one
+    /// waiter needs.
     fn waiting_in(&self, pool: PoolId) -> (Share, Share) {
         let state = &self.pools[pool.index()];
         let pools = std::iter::once(pool).chain(state.fed_by.iter().copied());

@@ -1,9 +1,9 @@
 //! How fast requests leave a pool, for an honest `Retry-After`.
 //!
-//! Departures are counted and turned into a rate when the rate is read: an exponentially weighted mean over about
-//! [`MEMORY`]. Only time in which a request waits counts: the departures of a quiet hour say nothing about how fast a
-//! full queue moves. `time_for(n)` is the time in which `n` requests leave at that rate, rounded up to whole seconds and
-//! kept within [`RETRY_AFTER_MIN`, `RETRY_AFTER_MAX`], because clients obey the header.
+//! The rate is departures per second, averaged exponentially over about [`MEMORY`]. Only time in
+//! which a request waits counts, because the departures of a quiet hour say nothing about a full
+//! queue. Results are whole seconds from [`RETRY_AFTER_MIN`] to [`RETRY_AFTER_MAX`], because
+//! clients obey the header.
 
 use std::time::Duration;
 
@@ -11,12 +11,10 @@ use tokio::time::Instant;
 
 use crate::config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 
-/// The span over which the rate is averaged.
 const MEMORY: Duration = Duration::from_secs(10);
-/// Spans shorter than this are too short to be a rate.
+/// Shorter spans give no useful rate.
 const SPAN_MIN: Duration = Duration::from_millis(100);
 
-/// The departure rate of one pool.
 #[derive(Debug)]
 pub(super) struct DrainRate {
     since: Instant,
@@ -25,7 +23,7 @@ pub(super) struct DrainRate {
 }
 
 impl DrainRate {
-    /// Used before anything has been measured.
+    /// The answer before anything has been measured.
     pub(super) const UNKNOWN: Duration = Duration::from_secs(5);
 
     pub(super) fn new(now: Instant) -> Self {
@@ -38,19 +36,17 @@ impl DrainRate {
         self.departed = 0;
     }
 
-    /// No request waits. A span longer than the memory was idle at least in part.
+    /// No request waits: drops the span if it is longer than the memory, since part of it was idle.
     pub(super) fn leave_out_idle(&mut self, now: Instant) {
         if now.saturating_duration_since(self.since) > MEMORY {
             self.begin(now);
         }
     }
 
-    /// A request left its backend.
     pub(super) fn departed(&mut self) {
         self.departed += 1;
     }
 
-    /// The time in which `count` requests will have left.
     pub(super) fn time_for(&mut self, count: usize, now: Instant) -> Duration {
         self.fold(now);
         match self.per_second {

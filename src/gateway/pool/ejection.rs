@@ -1,13 +1,15 @@
-//! Which failures eject a backend, by comparison with the rest of its pool.
+//! Which failures eject a backend, by comparison with the rest of the pool.
 //!
-//! `health.rs` counts the failures of one backend; here they are compared with the outcomes of
-//! other clients and with the other backends of the pool. The failures of a client are its own if
-//! the backend serves other clients (`recent_origins.rs`). They are also its own if only this
-//! client was here lately, fails on another backend of the pool as well, and other clients are
-//! served somewhere in the pool. In probation they are its own for a while if other clients were
-//! there before.
+//! `health.rs` counts the failures of one backend. Here they are compared with other clients and
+//! other backends. In these cases, failures are the client's fault and eject nothing:
 //!
-//! The work is done only when a request failed. It grows with the backends of the pool.
+//! - The backend serves other clients (`recent_origins.rs`).
+//! - Only this client used the backend lately, it also fails on another backend of the pool, and
+//!   the pool serves other clients.
+//! - The backend is in probation, and other clients used the pool before (for a limited number of
+//!   failures).
+//!
+//! The work is done only after a failure, and grows with the backends of the pool.
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +22,6 @@ use crate::origin::Origin;
 use sluice_core::base::BackendId;
 
 impl AdmissionState {
-    /// A request of `origin` failed through a fault of the backend.
     pub(super) fn failure(
         &mut self,
         backend: BackendId,
@@ -32,7 +33,8 @@ impl AdmissionState {
         self.judge(backend, fault, origin, now)
     }
 
-    /// Counts a fault. `origin`: whose request failed; `None`: the fault is a fact of the engine.
+    /// Counts a fault. `origin`: the client whose request failed; `None`: the fault is a fact of
+    /// the engine.
     fn judge(&mut self, backend: BackendId, fault: BackendFault, origin: Option<Origin>, now: Instant) -> FaultReport {
         let rules = self.rules;
         if let (Some(origin), Some(found)) = (origin, self.backend_mut(backend)) {
@@ -58,7 +60,7 @@ impl AdmissionState {
         let members = others().count() + 1;
         match () {
             () if out + 1 == members => Some(Spared::OnlyOne),
-            // An engine that refuses the gateway serves no one.
+            // An engine that refuses the gateway serves no client.
             () if fault != BackendFault::Credentials && out + 1 > self.rules.most_ejected(members) => {
                 Some(Spared::MaxEjected)
             }
@@ -66,8 +68,8 @@ impl AdmissionState {
         }
     }
 
-    /// See [`Lease::refused_gateway`](super::lease::Lease::refused_gateway). `origin`: of the
-    /// request that was refused.
+    /// See [`Lease::refused_gateway`](super::lease::Lease::refused_gateway). `origin`: the client
+    /// whose request was refused.
     pub(super) fn refused_gateway(
         &mut self,
         backend: BackendId,
@@ -82,7 +84,6 @@ impl AdmissionState {
         !is_of_request && self.backend_mut(backend).is_some_and(|found| found.health.refuse(refused))
     }
 
-    /// Ejects a backend that was found hung and cancels its exchanges.
     pub(super) fn mark_hung(&mut self, backend: BackendId, now: Instant) {
         self.failure(backend, BackendFault::Hung, Origin::default(), now);
         if let Some(found) = self.backend_mut(backend) {
@@ -92,8 +93,8 @@ impl AdmissionState {
     }
 }
 
-/// Whether the failures on `found` are failures of some clients only. `others`: the other backends
-/// of its pool.
+/// Whether the failures on `found` concern only some clients. `others`: the other backends of the
+/// pool.
 fn is_of_some_clients<'a, I>(found: &BackendState, others: impl Fn() -> I, origin: Origin, now: Instant) -> bool
 where
     I: Iterator<Item = &'a BackendState>,

@@ -1,13 +1,14 @@
-//! The prefill work that an engine has to do, and what its streams have shown about the engine.
+//! The outstanding prefill work of an engine, and the paces learned from its streams.
 //!
-//! Outstanding prefill is modelled as a fluid, in seconds at the engine's own pace: a granted request adds its prefill, and the
-//! sum falls by one second per second. Prompts of [`LARGE_PROMPT`] tokens and more have a sum of their own: only they keep an
-//! engine busy for longer than a few steps. That sum is never more than the prefill of those that still wait for their first
-//! token. If these take longer than predicted, a part of their prefill stays in the sum (`policy/candidate.rs`).
+//! Outstanding prefill is modelled as a fluid, in seconds at the engine's own pace: each grant adds
+//! prefill, and the sum falls by one second per second. Prompts of [`LARGE_PROMPT`] tokens and more
+//! have a separate sum, because only they keep an engine busy for more than a few steps. That sum
+//! never exceeds the prefill of large prompts without a first token; if they take longer than
+//! predicted, part of it stays (`policy/candidate.rs`).
 //!
-//! Learned for each engine, and forgotten when it is replaced: the paces of prefill and decoding (see `policy/pace.rs`), and how
-//! much longer small prompts wait for their first token while a large one is in prefill. Only streams are used: without
-//! streaming a response shows neither its first token nor its TPOT. All state is of fixed size.
+//! Learned for each engine until it is replaced: the paces of prefill and decoding
+//! (`policy/pace.rs`), and how much longer small prompts wait while a large one is in prefill. Only
+//! streams show this. Bound: fixed size.
 
 use std::time::Duration;
 
@@ -17,16 +18,16 @@ use super::capacity::{CapacityUsage, LARGE_PROMPT};
 use super::policy::cost::{FIRST_TOKEN, PROMPT_TOKEN, SEQUENCE, STEP};
 use super::policy::{Backlog, Pace};
 
-/// Weight of one observation of a time to first token: about the last 20 count.
+/// Weight of one time to first token in the means: about the last 20 count.
 const WEIGHT: f64 = 0.05;
-/// The time to first token of a small prompt without a large one ahead, seconds: what is assumed before the first observation.
+/// Time to first token of a small prompt without a large one ahead, seconds, before the first
+/// observation.
 const UNDISTURBED: f64 = 0.03;
-/// How much longer a small prompt waits behind a large one, seconds: what is assumed before the first observation.
+/// How much longer a small prompt waits behind a large one, seconds, before the first observation.
 const INTERFERENCE: f64 = 0.1;
-/// Outputs with fewer tokens are ignored: their first steps, which are not typical, decide their TPOT.
+/// Shorter outputs are ignored: their TPOT depends on the first steps, which are not typical.
 const OUTPUT_MIN: u64 = 8;
 
-/// What was learned about one engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Learned {
     pub(super) decode: Pace,
@@ -43,23 +44,23 @@ impl Default for Learned {
     }
 }
 
-/// The prefill work of one engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EngineLoad {
     pub(super) learned: Learned,
-    /// Seconds of outstanding prefill at the time `at`: of large prompts, and of small ones.
+    /// Seconds of outstanding prefill at the time `at`, of large and small prompts.
     large: f64,
     small: f64,
-    /// Seconds of prefill of the small prompts that arrived lately, answered or not: the decayed sum at the time `at`.
+    /// Seconds of prefill of small prompts that arrived lately, answered or not: a decayed sum at
+    /// the time `at`.
     lately: f64,
     at: Instant,
-    /// The prompt tokens that the engine has computed so far: those of prompts whose first token was seen.
+    /// Computed prompt tokens so far, of prompts whose first token was seen.
     prefilled: u64,
     /// The number of the last request that was granted this engine.
     pub(super) granted: u64,
 }
 
-/// An engine's state when a request began to decode.
+/// The state of an engine when a request began to decode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecodeStart {
     prefilled: u64,
@@ -71,7 +72,6 @@ impl EngineLoad {
         Self { learned: Learned::default(), large: 0.0, small: 0.0, lately: 0.0, at: now, prefilled: 0, granted: 0 }
     }
 
-    /// Seconds of prefill of `tokens` at this engine's pace.
     fn prefill(&self, tokens: u64) -> f64 {
         tokens as f64 * PROMPT_TOKEN * self.pace()
     }
@@ -81,14 +81,15 @@ impl EngineLoad {
         PROMPT_TOKEN * self.pace()
     }
 
-    /// The pace of its prefill when it was last granted a request. Only large prompts show it: where none has come for a while, that
-    /// of its decoding stands in, so that an engine which was slow once does not count as slow for as long as prompts are small.
+    /// The pace of prefill at the last grant. Only large prompts show it. Without recent ones, the
+    /// pace of decoding stands in, so that an engine that was slow once does not count as slow
+    /// while prompts are small.
     fn pace(&self) -> f64 {
         let Learned { prefill, decode, .. } = &self.learned;
         prefill.ratio_at(self.at).or_else(|| decode.ratio_at(self.at)).unwrap_or(1.0)
     }
 
-    /// Two times in seconds: until the prefills of large prompts are expected to be over, and until those of small prompts are.
+    /// Seconds until the prefills of large, and of small prompts should end.
     pub(super) fn remaining(&self, used: &CapacityUsage, now: Instant) -> (f64, f64) {
         let (backlog, age) = (self.backlog(used, self.at), self.age(now));
         (backlog.large(age), backlog.small(age))
@@ -98,7 +99,8 @@ impl EngineLoad {
         now.saturating_duration_since(self.at).as_secs_f64()
     }
 
-    /// The outstanding prefill as a function of time, in seconds since `epoch`. It holds as long as the engine carries `used`.
+    /// The outstanding prefill as a function of time, in seconds since `epoch`. Valid while the
+    /// engine carries `used`.
     pub(super) fn backlog(&self, used: &CapacityUsage, epoch: Instant) -> Backlog {
         let at = self.at.saturating_duration_since(epoch).as_secs_f64();
         let large_waiting = self.prefill(used.large_prefill_tokens);
@@ -106,7 +108,8 @@ impl EngineLoad {
         Backlog { large_until, large_waiting, small_until, lately: self.lately, at }
     }
 
-    /// Adds a request that was granted this engine and has so many prompt tokens to compute. `used` is without the request.
+    /// Adds a granted request with this number of prompt tokens to compute. `used` is without the
+    /// request.
     pub(super) fn add(&mut self, computed_tokens: u64, used: &CapacityUsage, now: Instant, serial: u64) {
         let (backlog, age) = (self.backlog(used, self.at), self.age(now));
         (self.large, self.small, self.lately) = (backlog.large(age), backlog.small(age), backlog.lately(age));
@@ -121,19 +124,20 @@ impl EngineLoad {
         self.granted = serial;
     }
 
-    /// Ends a prefill of `tokens` computed tokens, because its first token was seen. `used` is without that prefill.
+    /// Ends a prefill of `tokens` computed tokens, because the first token was seen. `used` is
+    /// without that prefill.
     pub(super) fn end_prefill(&mut self, tokens: u64, used: &CapacityUsage) -> DecodeStart {
         self.prefilled = self.prefilled.saturating_add(tokens);
         self.large = self.large.min(self.prefill(used.large_prefill_tokens));
         DecodeStart { prefilled: self.prefilled, sequences: used.slots }
     }
 
-    /// Learns from the time to first token of one prompt, of which `computed_tokens` were not in the prefix cache and before
-    /// which there was a backlog of `ahead` seconds.
+    /// Learns from the time to first token of one prompt with `computed_tokens` outside the prefix
+    /// cache. `ahead`: seconds of backlog before it.
     pub(super) fn observe_first_token(&mut self, computed_tokens: u64, ahead: f64, ttft: Duration, now: Instant) {
         let (ttft, pace, learned) = (ttft.as_secs_f64(), self.pace(), &mut self.learned);
         if computed_tokens >= LARGE_PROMPT {
-            // `ahead` is in seconds of this engine; `observe` takes the seconds that the reference needs.
+            // `ahead` is in seconds of this engine; `observe` takes seconds of the reference.
             let ahead = ahead / pace;
             learned.prefill.observe(ttft, computed_tokens as f64 * PROMPT_TOKEN + FIRST_TOKEN + ahead, now);
         } else if ahead > 0.0 {
@@ -144,8 +148,8 @@ impl EngineLoad {
         }
     }
 
-    /// Learns from the TPOT of a response of `tokens` tokens. The expected time includes the prefills that ended on the engine
-    /// meanwhile.
+    /// Learns from the TPOT of a response of `tokens` tokens. The expected time includes the
+    /// prefills that ended on the engine meanwhile.
     pub(super) fn observe_decode(
         &mut self,
         start: DecodeStart,
@@ -194,7 +198,8 @@ mod tests {
         assert_eq!(load.remaining(&used, now + ms(100)).0, 0.0);
     }
 
-    /// A [`Backlog`] that was noted once gives the same seconds at any later time as the engine's own state.
+    /// A [`Backlog`] that was noted once gives the same seconds at any later time as the engine's
+    /// own state.
     #[test]
     fn a_noted_backlog_runs_off_as_the_engines_own() {
         let epoch = Instant::now();

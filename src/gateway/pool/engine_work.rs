@@ -1,12 +1,13 @@
 //! Whether the engine of a silent stream generates for it, as the engine's counters show.
 //!
-//! Some output takes long to be written: vLLM's tool parsers hold back the arguments of a call until they are whole. Such a stream
-//! is silent while its engine works. Other requests make the engine's counters grow as well, so growth alone says nothing of
-//! this stream. The proof is tokens that no stream has received: since the first look the engine has generated more of them
-//! than the gateway's streams on it received, by more than the [slack](WorkEvidence::look) of one token for each request.
+//! Some output takes long: vLLM's tool parsers hold back the arguments of a call until they are
+//! complete. Other requests also raise the engine's counters, so growth alone proves nothing. The
+//! proof is tokens that no stream has received: since the first look, the engine has generated more
+//! tokens than the gateway's streams received, by more than the [slack](WorkEvidence::look) of one
+//! token for each request.
 //!
-//! Looks are taken only while a stream is watched ([`EngineWatch`]). Where no looks are taken, or the page has no counters, nothing is
-//! proven.
+//! Looks are taken only while a stream is watched ([`EngineWatch`]). Without looks or counters
+//! nothing is proven.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -15,26 +16,27 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Looks after which a watch knows whether the engine works: the first shows where its counters stand.
+/// Looks after which a watch knows whether the engine works. The first one shows where the counters
+/// stand.
 const LOOKS: u64 = 3;
 
-/// What an engine's page shows at a look.
+/// The counters on an engine's metrics page at one look.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineLook {
-    /// Tokens generated since its start.
+    /// Tokens generated since the engine started.
     pub generated: f64,
-    /// Requests that run or wait in it, where the page says so.
+    /// Requests that run or wait in the engine, if the page says so.
     pub requests: Option<f64>,
 }
 
-/// What is known of the work of a silent stream's engine.
+/// Whether the engine of a silent stream works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineWork {
-    /// It has generated tokens that no stream received, the last of them at this time.
+    /// The engine has generated tokens that no stream received, the last of them at this time.
     Proven(Instant),
-    /// That is not known yet.
+    /// Not known yet.
     Pending,
-    /// It has not, or cannot be seen.
+    /// The engine has not generated such tokens, or hides the counters.
     Unproven,
 }
 
@@ -46,14 +48,14 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// Resolves when a stream wants to be watched. From the first call on, streams wait for what is seen.
+    /// Resolves when a stream wants to be watched. From the first call on, streams wait for the
+    /// result of looks.
     pub(super) async fn rung(&self) {
         self.is_attended.store(true, Ordering::Relaxed);
         self.notify.notified().await;
     }
 }
 
-/// The evidence of one engine.
 #[derive(Debug, Default)]
 pub(super) struct WorkEvidence {
     watches: AtomicU32,
@@ -65,27 +67,27 @@ pub(super) struct WorkEvidence {
 #[derive(Debug, Default)]
 struct Looks {
     count: u64,
-    /// Its page was not readable, or has no counters.
+    /// The page was not readable, or has no counters.
     is_blind: bool,
-    /// Tokens generated and received at the look from which on they are compared.
+    /// Tokens generated and received at the look with which later looks are compared.
     base: Option<(f64, u64)>,
     proven_at: Option<Instant>,
 }
 
 impl WorkEvidence {
-    /// Whether a stream is watched.
     pub(super) fn is_watched(&self) -> bool {
         self.watches.load(Ordering::Relaxed) > 0
     }
 
-    /// Streams received tokens. Costs a load while none is watched.
+    /// Streams received tokens. Costs one load while no stream is watched.
     pub(super) fn received(&self, tokens: u64) {
         if self.is_watched() {
             self.received.fetch_add(tokens, Ordering::Relaxed);
         }
     }
 
-    /// Takes a look; `None`: there was nothing to see. `slack`: requests here, each of which may have a token on its way.
+    /// Evaluates a look; `None`: the page was not usable. `slack`: the number of requests here,
+    /// each of which may have one token in transit.
     pub(super) fn look(&self, look: Option<EngineLook>, slack: u32, now: Instant) {
         let received = self.received.load(Ordering::Relaxed);
         let mut looks = self.looks.lock();
@@ -106,12 +108,11 @@ impl WorkEvidence {
     }
 }
 
-/// While this lives, the engine of a silent stream is looked at.
+/// While this lives, looks are taken at the engine of a silent stream.
 #[derive(Debug)]
 pub struct EngineWatch {
     evidence: Arc<WorkEvidence>,
     begun: Instant,
-    /// Looks before it.
     looks: u64,
     is_attended: bool,
 }
@@ -130,7 +131,7 @@ impl EngineWatch {
         Self { evidence, begun: now, looks: count, is_attended }
     }
 
-    /// What was seen since the watch began.
+    /// The result of the looks since the watch began.
     pub fn work(&self) -> EngineWork {
         let looks = self.evidence.looks.lock();
         match looks.proven_at {

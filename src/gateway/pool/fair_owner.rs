@@ -1,46 +1,46 @@
-//! Whose share of a pool a request uses, and how much of it an owner has had.
+//! The owner of a request in a fair pool.
 //!
-//! An owner is a keyed hash with a weight: names stay where they came from.
+//! An owner is a keyed hash with a weight; this folder never sees names.
 
 use std::cmp::Ordering;
 
 use super::queue::OwnerIndex;
 
-/// The owner of all requests that name none.
+/// The owner of all requests that have none.
 pub(super) const EVERYONE: OwnerIndex = 0;
 /// Bounds of a weight, as in the configuration.
 const WEIGHTS: (f64, f64) = (1e-3, 1e3);
 
-/// Whose share of a pool a request uses.
+/// The key or user whose share of a pool a request uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FairOwner {
     /// A hash of the owner's name.
     pub id: u64,
-    /// Its share, relative to other owners.
+    /// The share relative to other owners.
     pub weight: f64,
-    /// The owners of one group, such as the users of a key, divide one weight evenly: more names
-    /// are no more share.
+    /// Owners of one group, such as the users of one key, divide one weight evenly, so more names
+    /// get no larger share.
     pub group: Option<u64>,
-    /// Its place in the table of the home pool, and the prompt tokens that no engine is expected to
-    /// have cached; set by admission.
+    /// The place in the table of the home pool, and the prompt tokens that no engine should have
+    /// cached. Set by admission.
     pub(super) index: OwnerIndex,
     pub(super) computed: u64,
 }
 
 impl FairOwner {
-    /// The owner with this hash; the weight is clamped to 0.001 to 1,000.
+    /// The owner with this hash. The weight is clamped to 0.001 to 1,000; NaN becomes 1.
     pub fn new(id: u64, weight: f64) -> Self {
         let weight = if weight.is_nan() { 1.0 } else { weight.clamp(WEIGHTS.0, WEIGHTS.1) };
         Self { id, weight, group: None, index: EVERYONE, computed: 0 }
     }
 
-    /// The same as one of a group, which has the weight as a whole.
+    /// The same owner as a member of a group; the weight is the group's total.
     pub fn of_group(self, group: u64) -> Self {
         Self { group: Some(group), ..self }
     }
 }
 
-/// Seconds of an engine divided by weight; ordered.
+/// Seconds of engine time divided by weight; ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Level(pub(super) f64);
 
@@ -61,11 +61,11 @@ impl PartialOrd for Level {
 /// One owner, for views.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OwnerView {
-    /// The hash of its name.
+    /// The hash of the owner's name.
     pub id: u64,
-    /// Its weight.
+    /// The weight; for a member of a group, a part of the group's weight.
     pub weight: f64,
-    /// Seconds of engines that it has been charged since it came.
+    /// Seconds of engine time charged since the owner entered the table.
     pub work: f64,
     /// Requests that wait.
     pub waiting: usize,

@@ -1,8 +1,9 @@
-//! What a caller learns when it reports a backend's fault, and how many lines about faults a backend may cause.
+//! The answer to a report of a backend's fault, and a bound on log lines about faults.
 //!
-//! An engine that breaks every stream would fill the log, so of each backend at most [`LINES_PER_MINUTE`] faults are logged in a
-//! minute. The next line says how many were left out. Ejections are not counted here: each is twice as long as the one before.
-//! Time is a parameter.
+//! So that an engine that breaks every stream does not fill the log, at most [`LINES_PER_MINUTE`]
+//! faults of each backend are logged in a minute, and the next line says how many were left out.
+//! Ejections are not counted, because each lasts twice as long as the one before. Time is a
+//! parameter.
 
 use std::time::Duration;
 
@@ -12,22 +13,20 @@ use super::health::Verdict;
 
 /// Faults of one backend that are logged in a minute.
 pub(super) const LINES_PER_MINUTE: u32 = 10;
-/// The window that they are counted in.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// What became of a fault that was reported.
+/// The result of a reported fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultReport {
-    /// What it did to the backend's place in rotation.
+    /// The effect on the backend's place in rotation.
     pub verdict: Verdict,
-    /// Write a line about it. The number is how many faults before it were left out; `None`: this one is left out too.
+    /// Whether to log the fault. The number is how many faults before it were left out; `None`:
+    /// this one is left out too.
     pub line: Option<u64>,
 }
 
-/// The lines about faults of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FaultLines {
-    /// When the window began.
     since: Option<Instant>,
     written: u32,
     left_out: u64,

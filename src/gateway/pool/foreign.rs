@@ -1,18 +1,16 @@
-//! What other gateways use of the same backends, so that several of them keep one limit.
+//! The capacity that other gateways use on the same backends, so that several gateways keep one
+//! limit.
 //!
-//! Two amounts of each backend, both [`Share`]s:
-//! - its *foreign use*: what other gateways use or may begin to use at any moment. Room is what the limits leave beside the leases of
-//!   this gateway and the foreign use.
-//! - its *share*, where another gateway divides the limits: what this gateway may use at most. What the limits have beyond it
-//!   counts as foreign use.
+//! Each backend has two amounts, both [`Share`]s:
+//! - *foreign use*: capacity that other gateways use, or may begin to use at any moment.
+//! - *share*, where another gateway divides the limits: the most that this gateway may use.
 //!
-//! The limits are divided by a gateway that counts the other's claim as foreign use before the other one uses it
-//! ([`Admission::concede`]). The other one first lowers its own share to what it claims and then says so ([`Admission::claim`]),
-//! and raises its share only to what was conceded ([`Admission::set_shares`]). So the uses of both together are within the limits
-//! at every moment, however late a message is. A claim is what is in use and what waits, so that requests that wait at the
-//! gateway which claims are served before later ones elsewhere.
-//!
-//! Leases that have become longer than estimated may exceed a share, as they may exceed a limit.
+//! Say B divides the limits and A claims. A claims by lowering its share to the claim before
+//! sending it ([`Admission::claim`]). B counts the claim as foreign use, and answers with the part
+//! that A may use ([`Admission::concede`]). Then A raises the share to that part
+//! ([`Admission::set_shares`]). So both together keep the limits, however late a message is. A
+//! claim includes waiters, so that they precede later requests at B. Leases that outgrow their
+//! estimate may exceed a share or a limit.
 
 use std::sync::Arc;
 
@@ -24,31 +22,31 @@ use super::spec::Address;
 use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
 
-/// What this gateway claims of one backend.
+/// The capacity that this gateway claims on one backend.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
     /// The backend.
     pub backend: BackendId,
-    /// The name of its pool.
+    /// The name of the pool.
     pub pool: Arc<str>,
-    /// Its name.
+    /// The name of the backend.
     pub name: Arc<str>,
-    /// Where it is reached.
+    /// The address of the backend.
     pub address: Arc<Address>,
-    /// Whether an operator has taken it out of rotation.
+    /// Whether an operator has taken the backend out of rotation.
     pub draining: bool,
-    /// What is in use, what waits, and what other gateways claim of it here.
+    /// Usage, needs of waiters, and claims of other gateways here.
     pub share: Share,
 }
 
 impl Admission {
-    /// Lowers the share of every backend to what this gateway uses and what waits for it, and returns that: it may be given to
-    /// other gateways beyond that from now on.
+    /// Lowers this gateway's share of every backend to the usage and the needs of waiters here, and
+    /// returns these claims. The rest may be given to other gateways from now on.
     pub fn claim(&self) -> Vec<Claim> {
         self.shared.update(|state, _| state.claim())
     }
 
-    /// Sets how much of backends this gateway may use; `None`: all of their limits.
+    /// Sets this gateway's shares of backends; `None`: the full limits.
     pub fn set_shares(&self, shares: &[(BackendId, Option<Share>)]) {
         self.shared.update(|state, wakers| {
             for (id, share) in shares {
@@ -59,8 +57,8 @@ impl Admission {
         });
     }
 
-    /// Counts what another gateway claims of a backend as foreign use. Returns how much of it the other one may use now: what the
-    /// limits leave beside the leases of this gateway. `None`: there is no such backend, so there is nothing to divide.
+    /// Counts another gateway's claim as foreign use. Returns the part that it may use now: as much
+    /// as the limits leave next to this gateway's leases. `None`: there is no such backend.
     pub fn concede(&self, backend: BackendId, claim: Share) -> Option<Share> {
         self.shared.update(|state, wakers| {
             let found = state.backend_mut(backend)?;
@@ -73,13 +71,14 @@ impl Admission {
 }
 
 impl BackendState {
-    /// What this gateway and those that it counts may use: the limits, or its share of them.
+    /// The most that this gateway and the foreign use may take: the limits, or this gateway's
+    /// share.
     fn most(&self) -> Share {
         let limits = Share::of_limits(&self.limits);
         [self.share, self.ledger].into_iter().flatten().fold(limits, Share::min)
     }
 
-    /// What is in use from the point of view of a request that looks for room: by leases, and by other gateways.
+    /// The usage that a new request must count: leases and other gateways.
     pub(super) fn occupied(&self) -> CapacityUsage {
         let others = match (self.share, self.ledger) {
             (None, None) => self.foreign,
@@ -112,7 +111,7 @@ impl AdmissionState {
         Some(Claim { backend: id, pool, name, address, draining: found.draining, share: wanted })
     }
 
-    /// What the requests need that wait and may use a backend.
+    /// The needs of waiters that may use a backend.
     fn waiting_for(&self, id: BackendId, pool: PoolId) -> Share {
         let Some((found, state)) = self.backend(id).zip(self.pools.get(pool.index())) else { return Share::default() };
         let pools = std::iter::once(pool).chain(state.fed_by.iter().copied());

@@ -1,6 +1,6 @@
-//! Capacity taken on one backend, on its way from the state behind the lock to a lease, and the outcome of waiting.
+//! Capacity taken on one backend, between the state behind the lock and a lease; and how waits end.
 //!
-//! Internal to admission: a grant that is dropped does not return anything. Only [`super::Lease`] does.
+//! Dropping a grant returns nothing. Only dropping [`super::Lease`] does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,6 @@ use super::spec::Address;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{PromptPrefix, ShedReason, TooLarge};
 
-/// Capacity that was taken on a backend for one request.
 #[derive(Debug)]
 pub(super) struct Grant {
     pub(super) backend: BackendId,
@@ -27,17 +26,14 @@ pub(super) struct Grant {
     pub(super) progress: Arc<Progress>,
     pub(super) abort: CancellationToken,
     pub(super) prefill_time: Duration,
-    /// The context limit of the engine, if it has said it.
     pub(super) max_model_len: Option<u64>,
-    /// Seconds of prefill of large prompts that were before it.
+    /// Seconds of large prefills ahead of the request.
     pub(super) ahead: f64,
-    /// The engine schedules by priority.
     pub(super) by_priority: bool,
-    /// The beginnings of its prompt.
+    /// The hashed beginnings of the prompt.
     pub(super) prefix: Arc<PromptPrefix>,
 }
 
-/// What became of a request that entered.
 #[derive(Debug)]
 pub(super) enum Entered {
     Granted(Grant),
@@ -47,14 +43,13 @@ pub(super) enum Entered {
     Reclassify,
 }
 
-/// How a waiter's wait ended.
 #[derive(Debug)]
 pub(super) enum WaiterOutcome {
     Granted(Grant),
-    /// A reload removed its pool.
+    /// A reload removed the pool.
     Reclassify,
-    /// The engine that it waited for does not come.
+    /// The engine that the request waited for does not come.
     Shed(ShedReason),
-    /// No engine serves its model any more.
+    /// No engine serves the model any more.
     Unserved,
 }

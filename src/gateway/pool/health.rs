@@ -1,26 +1,24 @@
-//! Whether a backend may get work: one small state machine with three inputs.
+//! Whether a backend may get work: a small state machine with three inputs.
 //!
-//! - the active probe (`/health`): success puts a backend into rotation or probation; `probe_failures` misses in a row
-//!   take it down;
-//! - the requests themselves: connect failures, 5xx and timeouts eject ([`Breaker`]); a 4xx is the
-//!   client's fault and never counts;
-//! - progress: requests in flight, no token for too long and counters that stand still mean a hung
-//!   engine although its `/health` still says 200.
+//! - The active probe (`/health`): success puts a backend into rotation or probation,
+//!   `probe_failures` misses in a row take it down.
+//! - Requests: connect failures, 5xx and timeouts eject ([`Breaker`]). A 4xx is the client's fault
+//!   and never counts.
+//! - Progress: an engine with requests in flight, no token for too long and counters that stand
+//!   still is hung, even if `/health` says 200.
 //!
 //! ```text
-//!   Starting --probe ok--> Ready --tripped / hung--> Ejected --time over and probe ok--> Probation
-//!   Ready, Ejected, Probation --probe misses--> Down --probe ok--> Probation --first success--> Ready
-//!                                                 Probation --failure--> Ejected (twice as long)
+//!   Starting --probe ok--> Ready --tripped / hung--> Ejected --time over, probe ok--> Probation
+//!   Ready, Ejected, Probation --probe misses--> Down --probe ok--> Probation
+//!   Probation (one request at a time) --first success--> Ready
+//!   Probation --failure--> Ejected (twice as long)
 //! ```
-//! In probation a backend carries one request at a time: the half-open trial.
 //!
 //! Failed responses, timeouts and refused credentials count by distinct origins
-//! (`recent_origins.rs`): while an engine serves other clients, the failures of one client are its
-//! own, and no backend is ejected for them. For failed responses and timeouts, at most
-//! `health.max_ejected` of a pool are out at once, whatever the reasons for which they are out.
-//! Refused connections and hangs are facts of the engine: a dead engine leaves the rotation however
-//! many are out already.
-//! Time is a parameter. Draining is a decision of the operator, not health: it is kept beside this.
+//! (`recent_origins.rs`): while an engine serves other clients, one client's failures eject
+//! nothing. For failed responses and timeouts at most `health.max_ejected` of a pool are out at
+//! once. Refused connections and hangs are facts and always eject. Time is a parameter; draining is
+//! separate.
 
 use std::time::Duration;
 
@@ -37,18 +35,18 @@ pub struct HealthRules {
     pub probe_failures: u32,
     /// Failed requests in a row that eject; at least 1.
     pub request_failures: u32,
-    /// The first ejection lasts this long; each further one twice as long.
+    /// Length of the first ejection; each further one is twice as long.
     pub eject_base: Duration,
     /// The longest ejection.
     pub eject_max: Duration,
-    /// Share of a pool, 0 to 1, that may be out of rotation when a backend is ejected for its
-    /// responses or timeouts.
+    /// Share of a pool, 0 to 1, that may be out of rotation when a backend is ejected for responses
+    /// or timeouts.
     pub max_ejected: f64,
 }
 
 impl HealthRules {
     /// Backends of `members` that may be out of rotation at once for responses and timeouts: the
-    /// share rounded down, but one if the share is above 0, and never all.
+    /// share rounded down, but at least one if the share is above 0, and never all.
     pub fn most_ejected(&self, members: usize) -> usize {
         let share = (self.max_ejected.clamp(0.0, 1.0) * members as f64) as usize;
         share.max(usize::from(self.max_ejected > 0.0)).min(members.saturating_sub(1))
@@ -70,17 +68,19 @@ pub enum BackendFault {
     Credentials,
 }
 
-/// An engine refuses the credentials that the gateway itself sends. A client's credentials never lead to this.
+/// An engine refuses the credentials that the gateway itself sends. A client's credentials never
+/// lead to this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedGateway {
-    /// The status of its answer: 401 or 403.
+    /// The status of the engine's answer: 401 or 403.
     pub status: u16,
-    /// It refused a probe, whose credentials are those of every request; otherwise a request.
+    /// Whether a probe was refused, which sends the same credentials as every request, or a
+    /// request.
     pub by_probe: bool,
 }
 
 impl RefusedGateway {
-    /// The state and what to do about it. `has_key`: the backend has an `api_key`.
+    /// The state and the remedy, as text. `has_key`: the backend has an `api_key`.
     pub fn text(self, has_key: bool) -> String {
         let advice = match has_key {
             true => "`api_key` of the backend is not the engine's key; correct it",
@@ -91,7 +91,7 @@ impl RefusedGateway {
 }
 
 impl BackendFault {
-    /// What failed, for logs and the admin API.
+    /// The fault, for logs and the admin API.
     pub fn text(self) -> &'static str {
         match self {
             Self::Connect => "failed connections",
@@ -104,8 +104,8 @@ impl BackendFault {
 }
 
 impl BackendFault {
-    /// Whether the fault may be caused by the requests of one client, so that it counts by origin.
-    /// The other faults are facts of the engine.
+    /// Whether the requests of one client may cause the fault, so that it counts by origin. The
+    /// other faults are facts of the engine.
     pub(super) fn counts_by_origin(self) -> bool {
         match self {
             Self::Response | Self::Timeout | Self::Credentials => true,
@@ -117,7 +117,7 @@ impl BackendFault {
 /// Why a backend stays in rotation although enough requests failed for an ejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spared {
-    /// It serves other clients.
+    /// The backend serves other clients.
     ServesOthers,
     /// No other backend of the pool is ready.
     OnlyOne,
@@ -136,10 +136,10 @@ impl Spared {
     }
 }
 
-/// What a failure did to the backend's place in rotation.
+/// The effect of a failure on the backend's place in rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing: it was counted, or the backend was out of rotation already.
+    /// Only counted; or the backend was out of rotation already.
     #[default]
     Counted,
     /// Enough failures for an ejection, but the backend stays in rotation.
@@ -164,7 +164,7 @@ pub enum Phase {
         /// The cause.
         fault: BackendFault,
     },
-    /// Its probe fails.
+    /// The probe fails.
     Down,
 }
 
@@ -183,9 +183,9 @@ impl Phase {
 
 /// Successes in a row after which earlier ejections are forgiven.
 const FORGIVEN_AFTER: u32 = 64;
-/// Failures in one probation that do not end it while they are of one client and other clients may
-/// be served. The trial then goes to the next request; a client that fails on purpose cannot keep a
-/// backend out.
+/// Failures in one probation that do not end it, while they are of one client among several. The
+/// trial then goes to the next request, so a client that fails on purpose cannot keep a backend
+/// out.
 const TRIALS_OF_ONE: u32 = 16;
 
 /// The health of one backend.
@@ -194,7 +194,7 @@ pub struct BackendHealth {
     phase: Phase,
     breaker: Breaker,
     probe_misses: u32,
-    /// Ejections not yet forgiven; the exponent of the next one's length.
+    /// Ejections not yet forgiven: the exponent of the next ejection's length.
     strikes: u32,
     successes: u32,
     refused: Option<RefusedGateway>,
@@ -219,12 +219,12 @@ impl Default for BackendHealth {
 }
 
 impl BackendHealth {
-    /// Where it stands.
+    /// The current phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Requests it may carry at once as far as health is concerned; `None` is no bound.
+    /// Requests that health permits at once; `None` is no bound.
     pub fn allowance(&self) -> Option<u32> {
         match self.phase {
             Phase::Ready => None,
@@ -233,22 +233,23 @@ impl BackendHealth {
         }
     }
 
-    /// How its last requests ended, since its last ejection.
+    /// How the requests since the last ejection ended.
     pub fn recent(&self) -> RecentAnswers {
         self.breaker.recent()
     }
 
-    /// Its engine refuses the gateway's credentials.
+    /// Set while the engine refuses the gateway's credentials.
     pub fn refused(&self) -> Option<RefusedGateway> {
         self.refused
     }
 
-    /// The engine refused the gateway's credentials. Returns whether it did not before.
+    /// The engine refused the gateway's credentials. Returns whether that is new.
     pub fn refuse(&mut self, refused: RefusedGateway) -> bool {
         self.refused.replace(refused).is_none()
     }
 
-    /// The engine accepted the credentials of a probe. A refused request stays: not every engine asks probes for a key.
+    /// The engine accepted the credentials of a probe. A refusal of a request stays: not every
+    /// engine checks the key of a probe.
     pub fn accepted_probe(&mut self) {
         self.refused = self.refused.filter(|refused| !refused.by_probe);
     }
@@ -269,7 +270,7 @@ impl BackendHealth {
         };
     }
 
-    /// The probe failed, or its status was not 200.
+    /// The probe failed, or the status was not 200.
     pub fn probe_missed(&mut self, rules: &HealthRules) {
         self.probe_misses = self.probe_misses.saturating_add(1);
         // A backend that was never up stays "starting".
@@ -278,17 +279,15 @@ impl BackendHealth {
         }
     }
 
-    /// How the latest requests of its clients ended.
     pub(super) fn origins(&self) -> &RecentOrigins {
         &self.origins
     }
 
-    /// Notes that a request of `origin` failed, before [`BackendHealth::failure`] judges it.
+    /// Notes that a request of `origin` failed. Called before [`BackendHealth::failure`] judges it.
     pub(super) fn note_failed(&mut self, origin: Origin, now: Instant) {
         self.origins.note(origin, true, now);
     }
 
-    /// A request of `origin` succeeded.
     pub(super) fn success(&mut self, origin: Origin, now: Instant) {
         self.origins.note(origin, false, now);
         self.breaker.success();
@@ -303,13 +302,13 @@ impl BackendHealth {
         }
     }
 
-    /// A request failed through the backend's fault. `spared`: why the backend must not be ejected
-    /// for faults that requests can cause.
+    /// A request failed through the backend's fault. `spared`: why faults that requests can cause
+    /// must not eject the backend.
     ///
-    /// Refused connections and hangs eject whatever `spared` says. Ejecting the only backend for
-    /// failed responses would turn some failures into an outage. In probation every failure ejects,
-    /// except the first [`TRIALS_OF_ONE`] of one client among several. One refusal of the gateway's
-    /// credentials ejects: the next request has the same ones.
+    /// Refused connections and hangs eject in any case. The only backend is spared, since ejecting
+    /// it would turn some failures into an outage. In probation every failure ejects, except the
+    /// first [`TRIALS_OF_ONE`] of one client among several. One refusal of the gateway's
+    /// credentials ejects: the next request sends the same ones.
     pub fn failure(
         &mut self,
         fault: BackendFault,

@@ -1,9 +1,10 @@
-//! The invariants that tie queues, tickets, capacity and reservations together, checked by tests after every event.
+//! The invariants that tie queues, tickets, capacity and reservations together. Tests check them
+//! after every event.
 //!
-//! - Every queue holds exactly the waiters that wait in it, in both of its orders.
-//! - No backend that is in rotation has room for a waiter, unless it is reserved for another one,
-//!   or the waiter's owner has its share of prefill there and other owners are present.
-//! - The index of rooms says of each backend what is true of it, unless that is noted as changed.
+//! - Every queue holds exactly the waiters that wait in it, in both orders.
+//! - No backend in rotation has room for a waiter, unless it is reserved for another one, or the
+//!   owner's prefill share there is used up and other owners are present.
+//! - The index of rooms is true of each backend that is not noted as changed.
 //! - No waiter has two reservations.
 //! - A pinned request waits only while one of its backends is in rotation.
 
@@ -12,7 +13,6 @@ use super::state::{AdmissionState, WaiterState};
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
-    /// See [`super::Admission::check_invariants`].
     pub(super) fn check_invariants(&self) -> Result<(), String> {
         let queued: usize = self.pools.iter().map(|pool| pool.queue.len()).sum();
         let by_entry: usize = self.pools.iter().map(|pool| pool.queue.ids().count()).sum();
@@ -59,7 +59,6 @@ impl AdmissionState {
         Ok(())
     }
 
-    /// Every id of a waiter is either free or in use.
     fn check_ids(&self) -> Result<(), String> {
         match self.free.len() + self.waiters.iter().flatten().count() == self.waiters.len() {
             true => Ok(()),

@@ -1,11 +1,9 @@
-//! The routes that an engine has, as far as the gateway knows.
+//! The routes that an engine has, as far as known.
 //!
-//! An engine with a page of its routes is asked for it after a refusal; a refusal itself denies one
-//! route. Neither is believed for ever: a proxy may have refused the request, or another version
-//! may run behind the address by now. A denial counts for [`DENIED_FOR`] and a page for
-//! [`READ_FOR`]. After that one request may be refused again, and moves on.
-//!
-//! Bounds: each route is denied once at a time.
+//! After a refusal, an engine is asked for the page of routes. The refusal itself denies one route.
+//! Both expire, because a proxy may have refused the request, or another version may run by now: a
+//! denial counts for [`DENIED_FOR`], a page for [`READ_FOR`]. One request may then be refused
+//! again, and moves on. Bound: one denial for each route.
 
 use std::time::Duration;
 
@@ -15,40 +13,36 @@ use tokio::time::Instant;
 use super::served::RouteSet;
 use sluice_core::openai::Route;
 
-/// How long a refusal counts.
 pub(super) const DENIED_FOR: Duration = Duration::from_secs(15);
-/// How long the page of an engine counts.
 pub(super) const READ_FOR: Duration = Duration::from_secs(5 * 60);
 
-/// The routes of one engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownRoutes {
-    /// The routes on its page, and when the reading began.
+    /// The routes on the engine's page, and when the reading began.
     read: Option<(RouteSet, Instant)>,
-    /// Routes that it has refused since, and when.
+    /// Routes that the engine has refused since, and when.
     denied: SmallVec<[(Route, Instant); 2]>,
 }
 
 impl KnownRoutes {
-    /// The routes that it is thought to have.
+    /// The routes that the engine is believed to have.
     pub(super) fn set(&self) -> RouteSet {
         let read = self.read.map_or(RouteSet::ALL, |(routes, _)| routes);
         self.denied.iter().fold(read, |routes, (route, _)| routes.without(*route))
     }
 
-    /// Whether anything is known.
     pub(super) fn is_any(&self) -> bool {
         self.read.is_some() || !self.denied.is_empty()
     }
 
-    /// The engine has refused a request at `now`, because it does not have the route.
+    /// The engine refused a request at `now` because it does not have the route.
     pub(super) fn deny(&mut self, route: Route, now: Instant) {
         self.denied.retain(|(known, _)| *known != route);
         self.denied.push((route, now));
     }
 
-    /// Takes over a page whose reading began at `begun`; `None`: the engine has none. Returns
-    /// whether the engine has refused a route since then, which still counts.
+    /// Takes over a page whose reading began at `begun`; `None`: there is no page. Returns whether
+    /// the engine has refused a route since then.
     pub(super) fn read(&mut self, routes: Option<RouteSet>, begun: Instant) -> bool {
         if let Some(routes) = routes {
             self.denied.retain(|(_, at)| *at > begun);
@@ -57,7 +51,6 @@ impl KnownRoutes {
         self.denied.iter().any(|(_, at)| *at > begun)
     }
 
-    /// Forgets everything that is too old at `now`.
     pub(super) fn expire(&mut self, now: Instant) {
         self.denied.retain(|(_, at)| now.saturating_duration_since(*at) < DENIED_FOR);
         self.read = self.read.filter(|(_, at)| now.saturating_duration_since(*at) < READ_FOR);

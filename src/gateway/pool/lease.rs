@@ -1,9 +1,9 @@
 //! The right to use one backend, and a place in the queue for one.
 //!
-//! A [`Lease`] is held while a request is on a backend; dropping it, on whatever path, returns what it holds. Nothing
-//! else returns capacity, and no counter is ever repaired.
-//! A [`Ticket`] is a waiter: a future that resolves to a lease. Dropping it leaves the queue. If a grant was made but not
-//! yet taken, the grant is returned too, so that a client that leaves at that moment cannot keep a slot.
+//! A request holds a [`Lease`] while it is on a backend. Dropping it, on any path, returns all that
+//! it holds. Nothing else returns capacity, and no counter is ever repaired. A [`Ticket`] is a
+//! waiter: a future that resolves to a lease. Dropping it leaves the queue and returns a grant that
+//! was not taken yet.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -33,15 +33,14 @@ use sluice_core::openai::ShedReason;
 pub struct Lease {
     shared: Arc<SharedState>,
     grant: Grant,
-    /// Everything was returned: the id may refer to another backend by now.
+    /// Everything was returned; the backend id may refer to another backend by now.
     released: bool,
-    /// Since its first token.
     decoding: Option<DecodeStart>,
-    /// Whose request it is.
     origin: Origin,
-    /// The serial of a copy, which holds nothing that a request could use: reports about its backend are ignored.
+    /// The serial of a copy. A copy holds no capacity of requests, and reports of copies are
+    /// ignored.
     copy: Option<u64>,
-    /// The charge to the request's owner; corrected once, also after the release.
+    /// The charge to the request's owner. Corrected once, even after the release.
     bill: Option<Bill>,
 }
 
@@ -51,7 +50,6 @@ impl Lease {
         Self { shared, grant, released: false, decoding: None, origin: Origin::default(), copy: None, bill }
     }
 
-    /// The lease of a copy.
     pub(super) fn of_copy(shared: Arc<SharedState>, grant: Grant, serial: u64) -> Self {
         Self {
             shared,
@@ -68,12 +66,12 @@ impl Lease {
         &self.shared
     }
 
-    /// Says whose request it is: its outcome counts as one of this origin.
+    /// Sets the client of the request: the outcome counts for this origin.
     pub fn set_origin(&mut self, origin: Origin) {
         self.origin = origin;
     }
 
-    /// Requests in flight on the backend next to this one.
+    /// Other requests in flight on the backend.
     pub fn others_in_flight(&self) -> u32 {
         self.shared.in_flight(self.grant.backend).saturating_sub(u32::from(!self.released))
     }
@@ -83,7 +81,7 @@ impl Lease {
         self.grant.backend
     }
 
-    /// The pool that backend belongs to; not the request's home when it spilled.
+    /// The pool of that backend: not the request's home if the request spilled.
     pub fn pool(&self) -> PoolId {
         self.grant.pool
     }
@@ -103,48 +101,51 @@ impl Lease {
         &self.grant.address
     }
 
-    /// Whether its engine schedules by priority.
+    /// Whether the engine schedules by priority.
     pub fn by_priority(&self) -> bool {
         self.grant.by_priority
     }
 
-    /// The expected length of the prefill, after which the prefill share of a response that is not streamed is returned.
+    /// The expected length of the prefill. A response that is not streamed returns the prefill
+    /// share after this time.
     pub fn prefill_time(&self) -> Duration {
         self.grant.prefill_time
     }
 
-    /// The context limit of the backend's engine, in tokens, if it has said it.
+    /// The context limit of the backend's engine, in tokens, if the engine has reported it.
     pub fn max_model_len(&self) -> Option<u64> {
         self.grant.max_model_len
     }
 
-    /// Records that the backend sent bytes which show that its engine works.
+    /// Records that the backend sent bytes which show work.
     pub fn record_progress(&self, now: Instant) {
         self.grant.progress.record_progress(now);
     }
 
-    /// Records that a stream received so many tokens.
+    /// Records that a stream received this many tokens.
     pub fn record_tokens(&self, tokens: u64) {
         self.grant.progress.work.received(tokens);
     }
 
-    /// From `now` on, while the watch lives, the counters of the engine are read: the stream is silent.
+    /// The stream is silent: while the watch lives, the counters of the engine are read.
     pub fn watch_engine(&self, now: Instant) -> EngineWatch {
         EngineWatch::new(Arc::clone(&self.grant.progress.work), self.shared.bell(), now)
     }
 
-    /// Marks the request as waiting for its client until the guard is dropped: this time is not the backend's silence.
+    /// Marks the request as waiting for the client until the guard is dropped: not the backend's
+    /// silence.
     pub fn client_wait(&self) -> ClientWait<'_> {
         self.grant.progress.client_wait()
     }
 
-    /// Cancelled when the backend is found hung, when all exchanges are aborted, and when a copy is cut.
+    /// Cancelled when the backend is found hung, when all exchanges are aborted, and when a copy is
+    /// cut.
     pub fn abort_token(&self) -> &CancellationToken {
         &self.grant.abort
     }
 
-    /// Returns everything before the lease is dropped: the backend has finished the request, although its response may
-    /// still be on its way to the client. Later reports are ignored.
+    /// Returns everything early: the backend has finished, although the client may not have the
+    /// whole response yet. Later reports are ignored.
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
             self.shared.release(self.grant.backend, std::mem::take(&mut self.grant.allocation));
@@ -154,24 +155,26 @@ impl Lease {
         }
     }
 
-    /// The same after an attempt that failed: the work that the engine did in vain is not charged
-    /// to the request's owner.
+    /// Like [`Lease::release`], after a failed attempt, which is not charged to the request's
+    /// owner.
     pub fn release_failed(&mut self) {
         self.release();
         self.settle(Some(0), Some(0), 0);
     }
 
-    /// The prefill is over: returns prefill tokens and the permit. Idempotent.
+    /// The prefill is over: returns the prefill tokens and the permit. Idempotent.
     pub fn first_token(&mut self) {
         self.end_prefill(false);
     }
 
-    /// The same, because the first token of a stream was seen: so its engine has the request.
+    /// Like [`Lease::first_token`], because the first token of a stream was seen: the engine surely
+    /// has the request.
     pub fn first_token_seen(&mut self) {
         self.end_prefill(true);
     }
 
-    /// The client has kept the response waiting: its end may be seen long after the engine has finished.
+    /// The client kept the response waiting, so the end may be seen long after the engine has
+    /// finished.
     pub fn fell_behind(&mut self) {
         if !self.released {
             self.shared.fell_behind(self.grant.backend, &mut self.grant.allocation);
@@ -189,16 +192,16 @@ impl Lease {
         self.decoding = self.decoding.or(start);
     }
 
-    /// The engine counted `prompt_tokens` in the prompt: if that is more than was estimated, the lease holds the
-    /// difference from now on, and until the first token also the prefill tokens and the permit of a long prompt. Never
-    /// waits: usage may exceed a limit by this, and the backend admits nothing more until it has fallen.
+    /// The engine counted `prompt_tokens`. Takes the difference to a lower estimate, and until the
+    /// first token also prefill tokens and the permit of a long prompt. Never waits: usage may then
+    /// exceed a limit, and the backend admits nothing until it has fallen.
     pub fn charge(&mut self, prompt_tokens: u64) {
         if !self.released {
             self.shared.charge(self.grant.backend, &mut self.grant.allocation, prompt_tokens);
         }
     }
 
-    /// Notes the prefill rate that the time to first token of one prompt shows.
+    /// Learns the prefill rate from the time to first token of one prompt.
     pub fn observe_prefill(&self, prompt_tokens: u64, ttft: Duration, now: Instant) {
         if !self.released {
             let expected = (self.grant.allocation.cached_tokens(), self.grant.ahead);
@@ -206,28 +209,29 @@ impl Lease {
         }
     }
 
-    /// Prompt tokens that the engine is expected to have in its prefix cache.
+    /// Prompt tokens that are expected in the engine's prefix cache.
     pub fn expected_cached(&self) -> u64 {
         self.grant.allocation.cached_tokens()
     }
 
-    /// Notes how many of the prompt's tokens the engine says it had in its prefix cache; `None`: it did not say.
+    /// Learns from the prompt tokens that the engine reports as cached; `None`: it reported
+    /// nothing.
     pub fn observe_cached(&self, prompt_tokens: u64, cached: Option<u64>) {
         if !self.released {
             self.shared.observe_cached(&self.grant, prompt_tokens, cached);
         }
     }
 
-    /// Notes the decoding speed of one finished request, of which each sequence had `tokens` tokens.
+    /// Learns the decoding speed from a finished request with `tokens` tokens in each sequence.
     pub fn observe_decode(&self, tokens: u64, tpot: Duration, now: Instant) {
         if !self.released {
             self.shared.observe_decode(self.grant.backend, self.decoding, tokens, tpot, now);
         }
     }
 
-    /// Charges the request's owner for the tokens that it has taken, instead of for the estimate:
-    /// computed prompt tokens, of which `cached` were not computed, and output tokens. `None`: as
-    /// expected. Once; also after the release.
+    /// Charges the request's owner for actual tokens instead of the estimate: the prompt tokens
+    /// except the `cached` ones, and the output tokens. `None`: as expected. Only the first call
+    /// counts, even after the release.
     pub fn settle(&mut self, prompt_tokens: Option<u64>, cached: Option<u64>, output_tokens: u64) {
         if let Some(mut bill) = self.bill.take() {
             let cached = cached.unwrap_or(bill.cached);
@@ -243,7 +247,7 @@ impl Lease {
         }
     }
 
-    /// Reports that the engine refuses the gateway's credentials. Returns whether it did not before.
+    /// Reports that the engine refuses the gateway's credentials. Returns whether that is new.
     pub fn refused_gateway(&self, status: u16, now: Instant) -> bool {
         let refused = RefusedGateway { status, by_probe: false };
         !self.released && self.shared.refused_gateway(self.grant.backend, refused, self.origin, now)
@@ -261,8 +265,8 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.release();
-        // The client left before there was usage: its prompt may have been computed, and nothing
-        // more.
+        // The client left before usage was known: the prompt may have been computed, but no output
+        // is charged.
         self.settle(None, None, 0);
     }
 }
@@ -272,11 +276,11 @@ impl Drop for Lease {
 pub enum WaitResult {
     /// With a lease.
     Granted(Lease),
-    /// A reload removed the pool: classify again and enter, with the original arrival time.
+    /// A reload removed the pool: classify again and enter with the original arrival time.
     Reclassify,
-    /// The engine that it waited for does not come.
+    /// The engine that the request waited for does not come.
     Shed(ShedReason),
-    /// No engine serves its model any more.
+    /// No engine serves the model any more.
     Unserved,
 }
 

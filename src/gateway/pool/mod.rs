@@ -1,19 +1,25 @@
 //! Pools: which backend a request may use, which requests wait, and which is next.
 //!
 //! ```text
-//!   AdmissionRequest --> Admission (one lock) --> Lease on a backend --first token--> prefill share is returned
-//!                             |                                      --drop--------> everything is returned
-//!                             +--> Ticket (in the pool's queue) --> Lease, or dropped, or classified again
+//! AdmissionRequest --> Admission (one lock) --> Lease --first token--> prefill share is returned
+//!                           |                         --drop---------> everything is returned
+//!                           +--> Ticket (in the pool's queue) --> Lease, dropped, or reclassified
 //! ```
-//! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
-//! [`policy`]. `owners.rs` says which key or user is next, `dispatch.rs` which of its requests, and
-//! `reservation.rs` how a wide request gets its room. `copies.rs` bounds the room of copies for
-//! shadow arms, and `trial.rs` the room of requests on an engine on trial. `foreign.rs` counts the
-//! room that other gateways use, and `divided.rs` bounds the room that this gateway may use by a
-//! ledger of several gateways. `served.rs`, `known_routes.rs` and `serving.rs` say which engines
-//! can serve a request, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines
-//! them. No clock and no I/O: the whole folder runs on virtual time in tests,
-//! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
+//!
+//! | subject | file |
+//! |---|---|
+//! | capacity and health of one backend | [`capacity`], [`health`] |
+//! | order of waiters, next owner, next request | [`queue`], `owners.rs`, `dispatch.rs` |
+//! | room for a request that fits nowhere yet | `reservation.rs` |
+//! | choice of a backend | `choice.rs`, [`policy`] |
+//! | copies for shadow arms, engines on trial | `copies.rs`, `trial.rs` |
+//! | room of other gateways, share by a ledger | `foreign.rs`, `divided.rs` |
+//! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
+//! | LoRA adapters with slots | `adapters.rs` |
+//!
+//! [`admission`] combines them. No clock and no I/O: tests run the whole folder on virtual time,
+//! and a property test drives it through any order of entering, leaving, finishing, resizing and
+//! draining.
 
 mod settled;
 pub mod queue;

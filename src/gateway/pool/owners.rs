@@ -1,10 +1,9 @@
-//! Fair queues: the owners of the requests of one pool, the engine time that each has had, and
-//! which owner is next.
+//! Fair queues: the owners of the requests of one pool, their engine time, and which owner is next.
 //!
 //! An *owner* is an API key, an end user within it, or a header's value (`queue.fair`). Where a
-//! pool is not fair, all requests have one owner, [`EVERYONE`], and nothing is charged. Start-time
-//! fair queueing (Goyal, Vin, Cheng 1996) over measured work, as VTC does over tokens ("Fairness in
-//! Serving Large Language Models", OSDI 2024):
+//! pool is not fair, all requests belong to [`EVERYONE`] and nothing is charged. The method is
+//! start-time fair queueing (Goyal, Vin, Cheng 1996) over measured work, as VTC does over tokens
+//! ("Fairness in Serving Large Language Models", OSDI 2024):
 //!
 //! ```text
 //! level(owner) += work of a granted request / weight  (`bill.rs`; corrected by usage at the end)
@@ -13,20 +12,13 @@
 //!      + highest level at which an ended one had been granted) / 2
 //! ```
 //!
-//! - Of the owners with waiters, first by priority, the one with the lowest level is served; within
-//!   it the order of `queue.rs`.
-//! - The level includes running requests, so a slot, token or permit that becomes free goes to the
-//!   owner that has least of the engines.
-//! - A newcomer starts at V: between the level of requests that start now and the level of requests
-//!   that end now, since half of the running work is done on average. So it takes over its share of
-//!   the running work, and gets nothing for the time before. No one keeps credit for being idle. An
-//!   owner whose requests fit nowhere is at most [`LAG_MAX`] behind V.
-//! - Deficit round robin would need a quantum above the largest request, and visits owners that
-//!   wait for their turn; a tree of levels finds the next in O(log n).
+//! Of the owners with waiters, first by priority, the one with the lowest level is next; `queue.rs`
+//! orders its requests. A level includes running requests, so freed room goes to the owner that has
+//! least of the engines. Idle time earns no credit: see [`Owners::insert`].
 //!
-//! Bounds. Two owners that both wait, for room that either could use: levels differ by one request
-//! of either. An owner at V is overtaken by one request of each other owner, and by none of the
-//! same. [`OWNERS_MAX`] owners; beyond, newcomers are one owner.
+//! Bounds. Two owners that both wait for room that either could use differ by at most one request
+//! of either. Each other owner overtakes an owner at V with at most one request. [`OWNERS_MAX`]
+//! owners; further ones count as one. An ordered set finds the next owner in O(log n).
 
 mod presence;
 mod view;
@@ -40,10 +32,8 @@ use super::queue::{Lane, OwnerIndex, QueuePosition, Skip, WaitQueue, WaiterId};
 use super::share_of_prefill::PrefillUse;
 use sluice_core::base::{BackendId, PoolId};
 
-/// Owners of one pool.
 pub(super) const OWNERS_MAX: usize = 4_096;
-/// How far, in seconds of an engine at weight 1, an owner may be behind the others because its
-/// requests fit nowhere.
+/// How far an owner whose requests fit nowhere may fall behind V, in seconds at weight 1.
 const LAG_MAX: f64 = 10.0;
 
 /// The place of an owner with waiters in the order in which owners are served.
@@ -54,17 +44,16 @@ pub(super) struct Turn {
     pub(super) owner: OwnerIndex,
 }
 
-/// How far one look for a waiter has come in the queue of an owner.
+/// How far one dispatch has come in the queue of an owner.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cursor {
-    /// Which look; a cursor of another one is at the beginning.
+    /// The number of the dispatch; a cursor of another dispatch is at the beginning.
     look: u64,
     /// The serial of the last waiter at the overtaking limit.
     pub(super) at_limit: u64,
     /// The last waiter in queue order.
     pub(super) after: Option<QueuePosition>,
     pub(super) skip: Skip,
-    /// Waiters that were looked at.
     pub(super) looked: usize,
 }
 
@@ -80,26 +69,24 @@ impl Cursor {
     }
 }
 
-/// One owner.
 #[derive(Debug, Default)]
 struct Owner {
     id: u64,
-    /// Of one without a group.
+    /// The weight without a group.
     weight: f64,
     group: Option<u64>,
     level: Level,
     queue: WaitQueue,
-    /// The priority by which it is in the order.
+    /// The priority under which the owner is in the order.
     listed: Option<i32>,
-    /// Requests that hold room.
     running: u32,
-    /// Seconds of engines that it has been charged here since it is in the table.
+    /// Seconds of engine time charged here since the owner entered the table.
     work: f64,
-    /// Output tokens of its requests divided by their estimates, a decayed mean.
+    /// Output tokens divided by estimates: a decayed mean over the owner's requests.
     output_ratio: f64,
-    /// It counts as present.
     present: bool,
-    /// It is in the line of owners that may have left, and the clock when it last had a request.
+    /// The owner is in the line of owners that may have left. `idle_since`: the clock at the last
+    /// request.
     leaving: bool,
     idle_since: f64,
     prefill: PrefillUse,
@@ -111,56 +98,50 @@ struct Owner {
 #[derive(Clone, Copy, Debug)]
 struct Group {
     weight: f64,
-    /// How many of them count as present.
     present: u32,
-    /// How many of them are in the table.
     owners: u32,
 }
 
-/// The owners of one pool with their waiters.
 #[derive(Debug)]
 pub(super) struct Owners {
     all: Vec<Owner>,
     free: Vec<OwnerIndex>,
     by_id: HashMap<u64, OwnerIndex>,
     groups: HashMap<u64, Group>,
-    /// The owners with waiters.
     order: BTreeSet<Turn>,
-    /// Requests that wait.
     waiting: usize,
-    /// Grants to requests of other pools that waiters of this one may count as overtaking.
+    /// Grants to requests of other pools that waiters of this pool may count as overtaking.
     grants_of_others: u64,
     /// The two levels of V.
     granted: f64,
     ended: f64,
-    /// The highest level of any owner.
     highest: f64,
-    /// Requests that hold room, of owners that are charged.
+    /// Requests that hold room, of all owners.
     running: u32,
-    /// Seconds of engines charged so far: a clock.
+    /// Seconds of engine time charged so far: a clock.
     clock: f64,
     /// Owners that count as present, and the sum of their weights.
     present: usize,
     weights: f64,
-    /// Owners without requests, in the order in which they became so.
+    /// Owners without requests, in the order in which they became idle.
     leaving: VecDeque<OwnerIndex>,
-    /// The ones that have left but have a level above V.
+    /// Owners that have left but have a level above V.
     indebted: BTreeSet<(Level, OwnerIndex)>,
-    /// Sequences next to which requests were granted, a decayed mean.
+    /// Sequences next to which requests were granted: a decayed mean.
     crowd: f64,
-    /// Output tokens divided by their estimates, of all owners.
+    /// Output tokens divided by estimates, of all owners: a decayed mean.
     output_ratio: f64,
-    /// A waiter was held although there is room, because its owner has its share; and an event that
-    /// may end that has happened.
+    /// `held`: a waiter was held although there is room, because the owner's prefill share is used
+    /// up. `loosened`: an event that may end that has happened.
     held: bool,
     loosened: bool,
 }
 
 /// Weight of one grant in the mean of sequences.
 const CROWD_WEIGHT: f64 = 0.05;
-/// Weight of one request in the ratios of output to estimate: of its owner, and of the pool.
+/// Weights of one request in the ratios of output to estimate: of the owner, and of the pool.
 const RATIO_WEIGHTS: (f64, f64) = (0.1, 0.02);
-/// The highest such ratio that is learned from.
+/// The highest such ratio that counts.
 const RATIO_MAX: f64 = 4.0;
 
 impl Default for Owners {
@@ -192,17 +173,14 @@ impl Default for Owners {
 }
 
 impl Owners {
-    /// Requests that wait.
     pub(super) fn len(&self) -> usize {
         self.waiting
     }
 
-    /// Whether no request waits.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
-    /// Every waiter, in no particular order.
     pub(super) fn ids(&self) -> impl Iterator<Item = WaiterId> + '_ {
         self.order.iter().flat_map(|turn| self.at(turn.owner).queue.ids())
     }
@@ -224,7 +202,7 @@ impl Owners {
         (self.granted + self.ended) / 2.0
     }
 
-    /// Looks up the owner of a request that enters, or makes a place for it.
+    /// Looks up the owner of a request that enters, or adds it to the table.
     pub(super) fn enter(&mut self, fair: &FairOwner) -> OwnerIndex {
         let owner = match self.by_id.get(&fair.id) {
             Some(owner) => *owner,
@@ -245,7 +223,8 @@ impl Owners {
                 self.all.push(Owner::default());
                 (self.all.len() - 1) as OwnerIndex
             }
-            // One that left with a debt gives way; where all are present, newcomers are one owner.
+            // An owner that left with a level above V gives way. If there is none, the newcomer
+            // counts as [`EVERYONE`].
             None => match self.indebted.pop_first() {
                 Some((_, index)) => {
                     self.forget(index);
@@ -262,7 +241,7 @@ impl Owners {
         index
     }
 
-    /// Changes a weight: the level stays, and later work counts by the new weight.
+    /// Changes a weight. The level stays; later work counts by the new weight.
     fn set_weight(&mut self, owner: OwnerIndex, weight: f64) {
         let Owner { group, present, .. } = *self.at(owner);
         let (before, present) = match group.and_then(|group| self.groups.get_mut(&group)) {
@@ -275,7 +254,7 @@ impl Owners {
         }
     }
 
-    /// Its share relative to other owners, as things are.
+    /// The share relative to other owners, given the present members of the group.
     fn weight(&self, owner: OwnerIndex) -> f64 {
         let found = self.at(owner);
         match found.group.and_then(|group| self.groups.get(&group)) {
@@ -284,7 +263,12 @@ impl Owners {
         }
     }
 
-    /// Adds a waiter. Returns the grants that may count as overtaking it later.
+    /// Adds a waiter. Returns the grants so far, from which overtakers are counted.
+    ///
+    /// An owner without waiters starts at V or above: between the level of requests that start now
+    /// and the level of requests that end now, because running work is half done on average. So it
+    /// takes over a fair share of the running work, and nothing for the time before. An owner whose
+    /// requests fit nowhere is at most [`LAG_MAX`] behind V.
     pub(super) fn insert(&mut self, owner: OwnerIndex, lane: Lane, key: QueuePosition, id: WaiterId) -> u64 {
         self.come(owner);
         let (found, v) = (self.at(owner), self.virtual_time());
@@ -298,7 +282,6 @@ impl Owners {
         self.grants(owner)
     }
 
-    /// Removes a waiter.
     pub(super) fn remove(&mut self, owner: OwnerIndex, lane: Lane, key: &QueuePosition) {
         if self.at_mut(owner).queue.remove(lane, key) {
             self.waiting -= 1;
@@ -307,7 +290,6 @@ impl Owners {
         }
     }
 
-    /// Moves a waiter to another lane.
     pub(super) fn relane(&mut self, owner: OwnerIndex, (from, to): (Lane, Lane), key: QueuePosition, id: WaiterId) {
         let queue = &mut self.at_mut(owner).queue;
         if queue.remove(from, &key) {
@@ -315,7 +297,7 @@ impl Owners {
         }
     }
 
-    /// Puts an owner into the order where its level and its first waiter say, or takes it out.
+    /// Puts an owner into the order by level and first waiter, or takes it out.
     fn list(&mut self, owner: OwnerIndex) {
         let first = self.at(owner).queue.next_after(None, Skip::default()).map(|(key, _)| key.priority());
         self.list_by(owner, first);
@@ -332,7 +314,6 @@ impl Owners {
         self.at_mut(owner).listed = priority;
     }
 
-    /// Changes the level of an owner.
     fn set_level(&mut self, owner: OwnerIndex, level: f64) {
         let (before, level) = (self.at(owner).level, Level(level.max(0.0)));
         self.highest = self.highest.max(level.0);
@@ -346,8 +327,7 @@ impl Owners {
         self.at_mut(owner).level = level;
     }
 
-    /// Charges the owner of a request that is granted room next to this many sequences, for
-    /// `computed` and `output` tokens.
+    /// Charges the owner of a request that is granted room next to this many sequences.
     pub(super) fn charge(
         &mut self,
         (pool, owner): (PoolId, OwnerIndex),
@@ -361,8 +341,8 @@ impl Owners {
         self.come(owner);
         let found = self.at_mut(owner);
         found.running += 1;
-        // Estimates reserve room for long outputs. Charged like that, an owner would get much back
-        // at each end, and with it turns.
+        // Estimates reserve room for long outputs. Charged in full, each end would return much to
+        // the owner, and with it turns.
         let (estimate, output) = (output, (output as f64 * found.output_ratio).ceil() as u64);
         let start = if found.queue.is_empty() { found.level.0.max(v) } else { found.level.0 };
         let work = price.of(computed, output);
@@ -375,7 +355,6 @@ impl Owners {
         Bill { pool, owner, id, start: start.to_bits(), computed, output, estimate, cached: 0, price }
     }
 
-    /// A charged request has ended.
     pub(super) fn end(&mut self, bill: &Bill) {
         self.ended = self.ended.max(bill.start());
         self.running = self.running.saturating_sub(1);
@@ -388,8 +367,8 @@ impl Owners {
         }
     }
 
-    /// A request has taken this many tokens. The correction outlives the request, and perhaps its
-    /// owner's place.
+    /// A request has taken this many tokens. The correction may outlive the owner's place in the
+    /// table.
     pub(super) fn settle(&mut self, bill: &mut Bill, computed: u64, output: u64) {
         let owner = bill.owner;
         let ratio = (bill.estimate > 0).then(|| (output as f64 / bill.estimate as f64).min(RATIO_MAX));
@@ -408,7 +387,7 @@ impl Owners {
         self.set_level(owner, level);
     }
 
-    /// An owner has attained this many seconds at other gateways since that was counted last.
+    /// An owner has attained this many further seconds at other gateways.
     pub(super) fn attained_elsewhere(&mut self, id: u64, seconds: f64) {
         if let Some(owner) = self.by_id.get(&id).copied().filter(|_| seconds.is_finite() && seconds > 0.0) {
             let level = self.at(owner).level.0 + seconds / self.weight(owner);
@@ -416,7 +395,6 @@ impl Owners {
         }
     }
 
-    /// Whether several owners have waiters.
     pub(super) fn is_contended(&self) -> bool {
         self.order.len() > 1
     }
@@ -429,12 +407,11 @@ impl Owners {
         }
     }
 
-    /// The owner after `turn`.
     pub(super) fn turn_after(&self, turn: Turn) -> Option<Turn> {
         self.order.range((Excluded(turn), Unbounded)).next().copied()
     }
 
-    /// How far a look has come with an owner.
+    /// How far a dispatch has come with an owner.
     pub(super) fn cursor(&self, owner: OwnerIndex, look: u64) -> Cursor {
         let cursor = self.at(owner).cursor;
         if cursor.look == look { cursor } else { Cursor { look, ..Cursor::default() } }
@@ -444,12 +421,11 @@ impl Owners {
         self.at_mut(owner).cursor = cursor;
     }
 
-    /// The waiters of an owner.
     pub(super) fn queue(&self, owner: OwnerIndex) -> &WaitQueue {
         &self.at(owner).queue
     }
 
-    /// Owners that wait behind others only for their priority.
+    /// Owners that wait behind others only because of their priority.
     pub(super) fn behind(&self) -> impl Iterator<Item = OwnerIndex> + '_ {
         let best = self.order.first().map(|turn| turn.priority);
         let from = best.and_then(|best| best.checked_add(1));
@@ -458,7 +434,7 @@ impl Owners {
         behind.into_iter().flatten().map(|turn| turn.owner)
     }
 
-    /// Serves an owner as if its first waiter had the best priority.
+    /// Serves an owner as if the first waiter had the best priority.
     pub(super) fn promote(&mut self, owner: OwnerIndex) {
         let best = self.order.first().map(|turn| turn.priority);
         if best.is_some() && self.at(owner).listed.is_some() {
@@ -476,7 +452,7 @@ impl Owners {
         self.at(owner).queue.grants() + self.grants_of_others
     }
 
-    /// A waiter of this pool and owner was granted room that the owner's other waiters may use.
+    /// A waiter of this owner was granted room that the owner's other waiters may use.
     pub(super) fn count_grant(&mut self, owner: OwnerIndex) {
         self.at_mut(owner).queue.count_grant();
     }
@@ -486,8 +462,8 @@ impl Owners {
         self.grants_of_others += 1;
     }
 
-    /// The last waiter of the owner that has most of the queue in relation to its weight, if that
-    /// is more than `owner` has.
+    /// The last waiter of the owner with most of the queue by weight, if that owner has more than
+    /// `owner`.
     pub(super) fn displaced_by(&self, owner: OwnerIndex) -> Option<WaiterId> {
         let places = |owner: OwnerIndex| Level(self.at(owner).queue.len() as f64 / self.weight(owner));
         let most = self.order.iter().map(|turn| turn.owner).max_by_key(|owner| places(*owner))?;

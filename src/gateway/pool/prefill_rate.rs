@@ -1,38 +1,35 @@
 //! How fast a backend computes prompts, learned from the time to first token of streams.
 //!
-//! Used where no first token is seen: a response that is not streamed returns its prefill share when its prefill should
-//! be over. Too slow a rate keeps a permit a little longer; too fast a rate lets more long prompts into prefill than the
-//! permits allow. A prompt that the engine has in its prefix cache looks a hundred times faster than it is, and a client
-//! can send one as often as it likes. So the rate follows slower prompts at once, but rises by at most [`RISE_MAX`] in
-//! [`RISE_EVERY`], however many fast ones are seen: a burst of cached prompts moves it by a tenth, and one honest prompt
-//! brings it back.
+//! A response that is not streamed returns the prefill share when the prefill should be over by
+//! this rate. Too slow a rate keeps a permit a little longer; too fast a rate lets more long
+//! prompts into prefill than permits allow. A cached prompt looks a hundred times faster than it
+//! is, and a client can send it at will. So the rate follows slower prompts at once but rises by at
+//! most [`RISE_MAX`] in [`RISE_EVERY`]: a burst of cached prompts moves it by a tenth, and one
+//! honest prompt brings it back.
 //!
-//! Not learned from: short prompts, whose time is mostly fixed cost, and requests with several prompts, whose first token
-//! says nothing about the others.
+//! Ignored are short prompts, whose time is mostly fixed cost, and requests with several prompts,
+//! whose first token says nothing about the others.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Prompt tokens per second assumed before the first measurement; an 8B model does 10k-50k on current GPUs.
+/// Prompt tokens per second before the first measurement; an 8B model does 10k-50k on current GPUs.
 const INITIAL: f64 = 10_000.0;
 /// Bounds of a plausible rate, in prompt tokens per second.
 const RANGE: (f64, f64) = (50.0, 1_000_000.0);
-/// Prompts below this many tokens say more about fixed costs than about the rate.
+/// Shorter prompts say more about fixed costs than about the rate.
 const TOKENS_MIN: u64 = 1_024;
-/// Weight of one slower observation.
 const SLOWER_WEIGHT: f64 = 0.2;
-/// The most by which the rate rises at once.
+/// The largest factor by which the rate rises at once.
 const RISE_MAX: f64 = 1.1;
 /// The shortest time between two rises.
 const RISE_EVERY: Duration = Duration::from_secs(10);
 
-/// The prefill rate of one backend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefillRate {
     tokens_per_second: f64,
     raised: Instant,
-    /// The last observation.
     seen: Option<Instant>,
 }
 
@@ -41,12 +38,11 @@ impl PrefillRate {
         Self { tokens_per_second: INITIAL, raised: now, seen: None }
     }
 
-    /// Prompt tokens per second.
     pub(super) fn tokens_per_second(&self) -> f64 {
         self.tokens_per_second
     }
 
-    /// When it was last observed; `None`: it is still the assumed one.
+    /// When the rate was last observed; `None`: it is still assumed.
     pub(super) fn seen(&self) -> Option<Instant> {
         self.seen
     }
@@ -66,7 +62,6 @@ impl PrefillRate {
         }
     }
 
-    /// How long the prefill of a prompt is expected to take.
     pub(super) fn time_for(&self, prompt_tokens: u64) -> Duration {
         Duration::from_secs_f64(prompt_tokens as f64 / self.tokens_per_second)
     }

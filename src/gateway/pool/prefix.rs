@@ -1,17 +1,14 @@
 //! Which engines are likely to have the beginning of a prompt in their prefix cache.
 //!
-//! A request that is granted a backend leaves its beginnings there ([`PromptPrefix`]). A later one that shares them is
-//! predicted to find as much in that engine's cache, until the engine has written as many tokens since as its KV cache
-//! holds: blocks are evicted least recently used, and this counts what came after. A beginning that more than [`HOLDERS`]
-//! engines have, or that goes on in more than that many ways, such as a system prompt, counts as known to all of the pool: each
-//! engine computes it once, and it draws no request to some of them. Conversations stay where they are by their own part.
+//! When a request is granted a backend, the beginnings of the prompt ([`PromptPrefix`]) are noted
+//! for that engine. A later request that shares them should find them cached, until the engine has
+//! written as many tokens as the KV cache holds (vLLM evicts the least recently used blocks). A
+//! beginning that more than [`HOLDERS`] engines have, or that continues in more than that many
+//! ways, such as a system prompt, counts as known to the whole pool. Conversations stay where they
+//! are by their own part. Wrong predictions are forgotten: see [`EngineCache::observe`].
 //!
-//! What does not come true is forgotten: an engine that reports fewer cached tokens than half of what was predicted loses the
-//! beginnings beyond them, and the share of predictions that come true scales those to come. (vLLM reports cached tokens with
-//! `--enable-prompt-tokens-details`, and leaves out a 0.) An engine that starts again has nothing.
-//!
-//! Bounds: two generations of [`GENERATION`] beginnings for each pool, 17 MB, allocated with the first request. A
-//! beginning that is not used while the younger one fills is forgotten.
+//! Bounds: two generations of [`GENERATION`] beginnings for each pool, 17 MB, allocated with the
+//! first request. A beginning that is not used while the younger generation fills is forgotten.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -23,20 +20,20 @@ use super::request::AdmissionRequest;
 use sluice_core::base::BackendId;
 use sluice_core::openai::PromptPrefix;
 
-/// Beginnings of one generation.
 const GENERATION: usize = 65_536;
-/// Engines that are remembered for a beginning; with more it counts as known to all.
+/// Engines that are remembered for a beginning. If more have it, it counts as known to all.
 const HOLDERS: usize = 4;
-/// Tokens that engines are assumed to keep until they have reported the size of their KV cache.
+/// Tokens that an engine is assumed to keep before it reports the size of its KV cache.
 const KV_TOKENS: u64 = 262_144;
-/// What an engine writes is counted in blocks of so many tokens.
+/// Tokens of a block, the unit in which an engine's writes are counted.
 const BLOCK: u64 = 16;
-/// The most blocks that an engine may have; a cache that was emptied has written this much at once.
+/// The most blocks that an engine may have. Emptying a cache counts as writing this many at once.
 const BLOCKS_MAX: u32 = 1 << 28;
-/// Weight of one prediction in the share of those that come true: about the last 20 count.
+/// Weight of one prediction in the share of predicted tokens that engines had: about the last 20
+/// count.
 const WEIGHT: f64 = 0.05;
 
-/// What is known of the prefix cache of one engine.
+/// The predicted state of one engine's prefix cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EngineCache {
     /// Blocks written so far; wraps around.
@@ -45,29 +42,30 @@ pub(super) struct EngineCache {
     blocks: u32,
     /// The share of predicted tokens that the engine had.
     trust: f64,
-    /// It has reported cached tokens, so a response without them means none.
+    /// The engine has reported cached tokens, so a response without them means none: vLLM leaves
+    /// out a 0 (`--enable-prompt-tokens-details`).
     reports: bool,
 }
 
 impl EngineCache {
-    /// That of a backend which appears with the layout of this number: ids of backends are used again.
+    /// `layout`: the number of the layout with which the backend appears. It keeps apart caches of
+    /// reused backend ids.
     pub(super) fn new(layout: u64) -> Self {
         let written = (layout as u32).wrapping_mul(BLOCKS_MAX);
         Self { written, blocks: (KV_TOKENS / BLOCK) as u32, trust: 1.0, reports: false }
     }
 
-    /// Its engine has a KV cache of so many tokens, 0 without prefix caching.
+    /// Sets the size of the KV cache in tokens; 0 without prefix caching.
     pub(super) fn set_size(&mut self, tokens: u64) {
         self.blocks = u32::try_from(tokens / BLOCK).unwrap_or(u32::MAX).min(BLOCKS_MAX - 1);
     }
 
-    /// It is empty, and what was learned of it is forgotten: another engine may cache less, or report nothing.
+    /// The cache is empty, and another engine may cache less, or report nothing.
     pub(super) fn clear(&mut self) {
         self.written = self.written.wrapping_add(BLOCKS_MAX);
         (self.trust, self.reports) = (1.0, false);
     }
 
-    /// The engine writes so many tokens.
     pub(super) fn write(&mut self, tokens: u64) {
         self.written = self.written.wrapping_add(u32::try_from(tokens.div_ceil(BLOCK)).unwrap_or(BLOCKS_MAX));
     }
@@ -76,18 +74,18 @@ impl EngineCache {
         self.written.wrapping_sub(written) < self.blocks
     }
 
-    /// The share of predicted tokens that the engine had.
     pub(super) fn trust(&self) -> f64 {
         self.trust
     }
 
-    /// The tokens of a prompt of `prompt_tokens` that the engine is predicted to have, if it has its first `bytes`.
+    /// The tokens of a prompt that the engine should have, if it has the first `bytes`.
     pub(super) fn expect(&self, prefix: &PromptPrefix, bytes: u32, prompt_tokens: u64) -> u64 {
         expected_tokens(prefix, bytes, prompt_tokens, self.trust)
     }
 
-    /// Learns from the cached tokens that the engine reported. Returns how many of the prompt it had, if fewer than half of
-    /// the `expected` ones.
+    /// Learns from reported cached tokens: scales later predictions by the share that came true.
+    /// Returns the tokens that the engine had, if fewer than half of `expected`: then
+    /// [`PrefixTable::forget`] drops the rest.
     pub(super) fn observe(&mut self, expected: u64, reported: Option<u64>) -> Option<u64> {
         self.reports |= reported.is_some();
         if expected == 0 || !self.reports {
@@ -101,14 +99,13 @@ impl EngineCache {
     }
 }
 
-/// The tokens of a prompt of `prompt_tokens` that an engine of this trust is predicted to have, if it has its first `bytes`.
+/// The tokens of a prompt that an engine of this trust should have, if it has the first `bytes`.
 pub(super) fn expected_tokens(prefix: &PromptPrefix, bytes: u32, prompt_tokens: u64, trust: f64) -> u64 {
     let tokens = (prompt_tokens as f64 * prefix.share(bytes) * trust) as u64;
     // The last token is always computed.
     tokens.min(prompt_tokens.saturating_sub(1))
 }
 
-/// Takes a hash as it is.
 #[derive(Clone, Copy, Debug, Default)]
 struct AsIs(u64);
 
@@ -126,20 +123,19 @@ impl Hasher for AsIs {
     }
 }
 
-/// The engines that have one beginning.
 #[derive(Clone, Debug, Default)]
 struct Holders {
-    /// Each with what it had written when it last took the beginning.
+    /// Each engine, with the count of written blocks when it last took the beginning.
     few: SmallVec<[(BackendId, u32); HOLDERS]>,
-    /// All have it, or soon will.
+    /// All engines have it, or soon will.
     everywhere: bool,
-    /// Different beginnings that were seen to go on from it.
+    /// Different beginnings that were seen to continue this one.
     continued: u8,
 }
 
 impl Holders {
-    /// Another beginning goes on from this one. One that many share is worth a copy on each engine, which one request pays
-    /// for: it must not draw all of them to the first.
+    /// Another beginning continues this one. A beginning that many prompts share is worth a copy on
+    /// each engine, which costs one request; otherwise it would draw all of them to one engine.
     fn continue_differently(&mut self) {
         self.continued = self.continued.saturating_add(1);
         if usize::from(self.continued) > HOLDERS {
@@ -168,18 +164,16 @@ pub(super) struct CachedBytes {
 }
 
 impl CachedBytes {
-    /// Those of one engine.
     pub(super) fn on(&self, backend: BackendId) -> u32 {
         let own = self.of.iter().find(|(id, _)| *id == backend);
         own.map_or(self.everywhere, |(_, bytes)| self.everywhere.max(*bytes))
     }
 
-    /// Whether no engine has any.
     pub(super) fn is_empty(&self) -> bool {
         self.of.is_empty() && self.everywhere == 0
     }
 
-    /// The tokens of that prompt that a backend is expected to have.
+    /// The tokens of that prompt that are expected in a backend's cache.
     pub(super) fn tokens_on(&self, candidate: &Candidate, request: &AdmissionRequest) -> u64 {
         if self.is_empty() {
             return 0;
@@ -187,7 +181,7 @@ impl CachedBytes {
         expected_tokens(&request.prefix, self.on(candidate.id), request.need.prompt_tokens, candidate.trust)
     }
 
-    /// The engines that have more than all have.
+    /// The engines that have more than every engine has.
     pub(super) fn owners(&self) -> impl Iterator<Item = BackendId> + '_ {
         self.of.iter().filter(|(_, bytes)| *bytes > self.everywhere).map(|(id, _)| *id)
     }
@@ -201,7 +195,7 @@ pub(super) struct PrefixTable {
 }
 
 impl PrefixTable {
-    /// How much of a prompt each engine is likely to have; `cache` finds that of a backend.
+    /// How much of a prompt each engine is likely to have. `cache` finds the cache of a backend.
     pub(super) fn find<'c>(
         &self,
         prefix: &PromptPrefix,
@@ -228,7 +222,8 @@ impl PrefixTable {
         found
     }
 
-    /// A prompt goes to `backend`; how many bytes of it the engine is likely to have already.
+    /// Notes that a prompt goes to `backend`. Returns how many bytes of it the engine is likely to
+    /// have already.
     pub(super) fn put<'c>(
         &mut self,
         prefix: &PromptPrefix,
@@ -248,7 +243,7 @@ impl PrefixTable {
             let old = &mut self.old;
             let mut is_new = false;
             let holders = self.young.entry(beginning.hash).or_insert_with(|| {
-                // One that moves is not in both.
+                // A beginning that moves is not in both generations.
                 let known = old.remove(&beginning.hash);
                 is_new = known.is_none();
                 known.unwrap_or_default()

@@ -1,23 +1,22 @@
-//! The waiters of one owner in one pool (`owners.rs`; without fair queues all have one owner), in
-//! two orders that never change.
+//! The waiters of one owner in one pool, in two orders that never change.
 //!
-//! The configured order: `fifo` by arrival, `shortest_first` by `arrival + aging x prompt tokens`, a virtual deadline.
-//! Both terms are fixed at arrival, so the order among waiters never changes and a sorted map is enough: no re-sorting as
-//! time passes. A key's priority comes first (lower is earlier, as in vLLM).
-//! The order of entry: for requests that have been overtaken often enough (see `dispatch.rs`), whatever their priority
-//! and length. The queue counts the grants that may have overtaken its waiters.
+//! - Configured order: `fifo` by arrival; `shortest_first` by `arrival + aging x prompt tokens`, a
+//!   virtual deadline. Both terms are fixed at arrival, so a sorted map suffices. The priority
+//!   comes first (lower is earlier, as in vLLM).
+//! - Order of entry: for requests that have been overtaken often enough (`dispatch.rs`), of any
+//!   priority and length.
 //!
-//! Three lanes: prompts that need a permit in this pool, large prompts of owners that share the
-//! pool with others, and the rest. When a backend has no permit left, or an owner has its share of
-//! prefill there, a lane is skipped as a whole instead of waiter by waiter.
+//! Three lanes: prompts that need a permit in this pool, large prompts of requests with an owner,
+//! and the rest. When a backend has no permit left, or an owner's prefill share there is used up, a
+//! whole lane is skipped. Without fair queues all requests have one owner (`owners.rs`).
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Duration;
 
-/// A waiter's identity: an index into the admission's table of tickets.
+/// The id of a waiter: an index into the admission's table of waiters.
 pub type WaiterId = u32;
-/// The place of an owner in the table of its pool (`owners.rs`).
+/// The place of an owner in the table of the pool (`owners.rs`).
 pub(super) type OwnerIndex = u32;
 
 /// The order of a queue.
@@ -44,7 +43,7 @@ impl QueueOrder {
 pub struct QueuePosition {
     priority: i32,
     due_us: u64,
-    /// Ties are broken by arrival order.
+    /// Breaks ties by the order of entry.
     serial: u64,
 }
 
@@ -63,9 +62,9 @@ impl QueuePosition {
 /// The lane of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Needs a prefill permit in its home pool.
+    /// The prompt needs a prefill permit in the home pool.
     Long,
-    /// Needs none, has an owner, and has a large prompt to compute.
+    /// The request needs no permit, has an owner, and has a large prompt to compute.
     Large,
     /// All others.
     Rest,
@@ -141,20 +140,20 @@ impl WaitQueue {
         debug_assert!(displaced.is_none(), "serial numbers make keys unique");
     }
 
-    /// Removes a waiter; whether it was there.
+    /// Removes a waiter. Returns whether it was there.
     pub fn remove(&mut self, lane: Lane, key: &QueuePosition) -> bool {
         let waiters = &mut self.lanes[lane as usize];
         waiters.by_entry.remove(&key.serial);
         waiters.in_order.remove(key).is_some()
     }
 
-    /// The first waiter strictly after `after` in queue order, without the lanes to skip.
+    /// The first waiter strictly after `after` in queue order, outside the skipped lanes.
     pub fn next_after(&self, after: Option<QueuePosition>, skip: Skip) -> Option<(QueuePosition, WaiterId)> {
         self.open_lanes(skip).filter_map(|lane| lane.next_in_order(after)).min()
     }
 
-    /// The first waiter that entered after the one of serial `after` (0: the very first), without
-    /// the lanes to skip.
+    /// The first waiter that entered after the serial `after` (0: the very first), outside the
+    /// skipped lanes.
     pub fn entered_after(&self, after: u64, skip: Skip) -> Option<(u64, WaiterId)> {
         self.open_lanes(skip).filter_map(|lane| lane.next_by_entry(after)).min()
     }

@@ -1,17 +1,17 @@
 //! How the latest request of each recent origin ended on one backend.
 //!
-//! Each origin has one vote: the outcome of its latest request. A client that fails a thousand
-//! times therefore weighs as much as one that was served once. Facts of the engine (refused
-//! connections, hangs) are no votes.
+//! Each origin has one vote: the outcome of the latest request. A client that fails a thousand
+//! times weighs as much as a client that was served once. Facts of the engine (refused connections,
+//! hangs) are not votes.
 //!
-//! | votes within [`RECENT`] | the failures are |
+//! | votes within [`RECENT`] | the failures are caused by |
 //! |---|---|
-//! | one origin | the engine's, as far as anyone can tell |
-//! | at least two origins failed, and at least half of all | the engine's |
-//! | otherwise | the failing clients' own: the engine serves the others |
+//! | one origin | the engine, as far as can be known |
+//! | at least two origins failed, and at least half of all | the engine |
+//! | otherwise | the failing clients: the engine serves the others |
 //!
-//! Bounds: [`ORIGINS_MAX`] origins; the one whose request ended first is forgotten. Time is a
-//! parameter.
+//! Bounds: [`ORIGINS_MAX`] origins; the one whose latest request ended first is forgotten. Time is
+//! a parameter.
 
 use std::time::Duration;
 
@@ -20,15 +20,13 @@ use tokio::time::Instant;
 
 use crate::origin::Origin;
 
-/// Origins that are remembered of each backend.
+/// Origins that are remembered for each backend.
 pub(super) const ORIGINS_MAX: usize = 8;
-/// How long the outcome of a request is a vote.
 pub(super) const RECENT: Duration = Duration::from_secs(10);
-/// How long an origin counts as a client of the pool: at least the longest default ejection, during
-/// which no request ends.
+/// How long an origin counts as a client of the backend: the longest default ejection, during which
+/// no request ends.
 pub(super) const PRESENT: Duration = Duration::from_secs(120);
 
-/// The latest request of one origin.
 #[derive(Clone, Copy, Debug)]
 struct Latest {
     origin: Origin,
@@ -36,17 +34,16 @@ struct Latest {
     failed: bool,
 }
 
-/// The votes of origins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Votes {
     /// Origins whose latest request failed.
     pub(super) failing: usize,
-    /// All of them.
+    /// All origins.
     pub(super) all: usize,
 }
 
 impl Votes {
-    /// Whether the requests of some clients fail while the requests of others are served.
+    /// Whether the requests of some clients fail while other clients are served.
     pub(super) fn serves_others(self) -> bool {
         self.all > 1 && (self.failing < 2 || self.failing * 2 < self.all)
     }
@@ -57,7 +54,6 @@ impl Votes {
 pub(super) struct RecentOrigins(SmallVec<[Latest; ORIGINS_MAX]>);
 
 impl RecentOrigins {
-    /// Notes how a request ended.
     pub(super) fn note(&mut self, origin: Origin, failed: bool, now: Instant) {
         let latest = Latest { origin, at: now, failed };
         if let Some(known) = self.0.iter_mut().find(|known| known.origin == origin) {
@@ -73,7 +69,6 @@ impl RecentOrigins {
         self.0.iter().filter(move |known| now.saturating_duration_since(known.at) <= time)
     }
 
-    /// The votes of now.
     pub(super) fn votes(&self, now: Instant) -> Votes {
         let failing = self.since(RECENT, now).filter(|known| known.failed).count();
         Votes { failing, all: self.since(RECENT, now).count() }
@@ -84,12 +79,12 @@ impl RecentOrigins {
         self.since(RECENT, now).any(|known| known.origin == origin && known.failed)
     }
 
-    /// Whether another origin than this one is served here.
+    /// Whether another origin is served here.
     pub(super) fn serves_another(&self, origin: Origin, now: Instant) -> bool {
         self.since(RECENT, now).any(|known| known.origin != origin && !known.failed)
     }
 
-    /// Whether another origin than this one was here within [`PRESENT`].
+    /// Whether another origin was here within [`PRESENT`].
     pub(super) fn knows_another(&self, origin: Origin, now: Instant) -> bool {
         self.since(PRESENT, now).any(|known| known.origin != origin)
     }

@@ -1,6 +1,7 @@
-//! What a request asks of admission: which pools may serve it and what it takes.
+//! A request for admission: which pools may serve it and how much capacity it takes.
 //!
-//! Made by the request path from the placement and the estimate; admission keeps it while the request waits.
+//! The request path makes it from the placement and the estimate. Admission keeps it while the
+//! request waits.
 
 use std::sync::Arc;
 
@@ -17,47 +18,51 @@ use sluice_core::openai::PromptPrefix;
 /// A request for a lease.
 #[derive(Clone, Debug)]
 pub struct AdmissionRequest {
-    /// Version of the pool layout that it was classified by. If no backend can take it and a reload has changed the
-    /// layout, it is classified again.
+    /// The pool layout by which the request was classified. If no backend can take it and a reload
+    /// has changed the layout, it is classified again.
     pub layout: u64,
-    /// The pool its prompt length belongs to.
+    /// The pool for the prompt length.
     pub home: PoolId,
-    /// Pools that it may spill to, in order of preference.
+    /// Pools to which the request may spill, in order of preference.
     pub spill: SmallVec<[PoolId; 2]>,
-    /// The capacity it takes.
+    /// The capacity that the request takes.
     pub need: Need,
     /// Lower goes first.
     pub priority: i32,
-    /// Whose share of the home pool it uses; `None` where the pool does not share itself out.
+    /// The owner whose share of the home pool the request uses; `None` where the pool is not fair.
     pub fair: Option<FairOwner>,
-    /// When the request was received; unchanged by retries and reloads. It decides the order of the queue.
+    /// When the request was received, unchanged by retries and reloads. Decides the order of the
+    /// queue.
     pub arrived: Instant,
-    /// When it began to wait for this lease: when it was received, or when it has to be repeated. `queue.timeout` counts from there.
+    /// When the request began to wait for this lease: when it was received, or when it had to be
+    /// repeated. `queue.timeout` counts from here.
     pub since: Instant,
-    /// The beginnings of its prompt, by which engines are found that have them.
+    /// The beginnings of the prompt, to find engines that have them.
     pub prefix: Arc<PromptPrefix>,
-    /// The LoRA adapter that it needs.
+    /// The LoRA adapter that the request needs.
     pub adapter: Option<ModelKey>,
-    /// What it asks of an engine.
+    /// The requirements of the request on an engine.
     pub asks: Asks,
-    /// What an engine must have to be chosen; set by admission from `asks` and what the engines say of themselves.
+    /// The facts that an engine must have to be chosen. Admission derives them from `asks` and the
+    /// facts of engines.
     pub wants: Wants,
     /// Backends that have failed this request.
     pub avoid: SmallVec<[BackendId; 2]>,
-    /// The only backend that can serve it, by name: it holds what the request continues.
+    /// The only backend that can serve the request, by name: it holds the state that the request
+    /// continues.
     pub only: Option<Arc<str>>,
-    /// It is in the arm of an experiment, and is served in another place if the arm cannot serve it. So it waits only while one of
-    /// its backends is in rotation.
+    /// The request is in the arm of an experiment, and is served elsewhere if the arm cannot serve
+    /// it. So it waits only while one of its backends is in rotation.
     pub pinned: bool,
 }
 
 impl AdmissionRequest {
-    /// Its owner in the home pool's table, once admission has looked it up.
+    /// The owner in the home pool's table, once admission has looked it up.
     pub(super) fn owner(&self) -> OwnerIndex {
         self.fair.map_or(EVERYONE, |fair| fair.index)
     }
 
-    /// The pools that may serve it, in order.
+    /// The pools that may serve the request, in order.
     pub(super) fn pools(&self) -> impl Iterator<Item = PoolId> + '_ {
         std::iter::once(self.home).chain(self.spill.iter().copied())
     }

@@ -1,20 +1,18 @@
-//! Room for wide requests: a backend that is reserved for a waiter which needs more than is free anywhere.
+//! Room for wide requests: a backend that is reserved for a waiter which needs more than is free
+//! anywhere.
 //!
-//! A request that does not fit holds up no others: they pass it wherever they fit. So that it is served nevertheless, one
-//! backend is reserved for it, the one that has least to finish first:
-//! - at once, others go to other backends as long as those have room;
-//! - once it has reached its *overtaking limit* (see `dispatch.rs`), requests that entered after it get no room on that backend at all, until it has
-//!   slots and tokens. Requests of another owner that has attained less still go first
-//!   (`owners.rs`). The requests that run there finish, and then it fits: a need that an empty
-//!   backend cannot grant was refused
-//!   when it entered.
+//! A request that does not fit delays no others: they pass it wherever they fit. So that it is
+//! still served, the backend with the least to finish is reserved for it:
 //!
-//! So a wide request is passed at most `overtakers_max` times on its backend, and then waits for the requests that run
-//! there, and before for the wide ones of its pool that were first. It takes any other backend that has room earlier.
+//! - At once, other requests go to other backends as long as these have room.
+//! - Once the wide request has reached the *overtaking limit* (`dispatch.rs`), later requests get
+//!   no room there until it has slots and tokens. Of different owners in one pool, requests of an
+//!   owner that has attained less still go first (`owners.rs`).
 //!
-//! Bounds: one reservation for a waiter, one reserved backend for a pool. A reservation holds no capacity and is judged
-//! anew at each use: it is void when its waiter no longer waits, and when its backend leaves rotation, the pool or the
-//! range of its limits. So nothing must be undone when a configuration or the health of a backend changes.
+//! So at most `overtakers_max` requests pass it, and then it waits for the requests that run there.
+//! It takes any backend that has room earlier. Bounds: one reservation per waiter, one reserved
+//! backend per pool. A reservation holds no capacity and is judged at each use, so reloads and
+//! health need no undo.
 
 use smallvec::SmallVec;
 
@@ -25,7 +23,8 @@ use super::state::{AdmissionState, Reservation, Waiter, WaiterState};
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
-    /// The reservation of a pool, if it is valid.
+    /// The reservation of a pool, if it is valid: the waiter still waits, and the backend is in
+    /// rotation and could take the waiter.
     pub(super) fn reservation(&self, pool: PoolId) -> Option<Reservation> {
         let reservation = self.pools.get(pool.index())?.reserved?;
         let waiter = self.waiting(reservation.waiter)?;
@@ -42,15 +41,15 @@ impl AdmissionState {
                 && self.waiting(reservation.waiter).is_some_and(|reserved| self.is_served_before(reserved, waiter))
         };
         let Some(reserved) = self.reservation(pool).filter(before) else { return false };
-        // One that lacks only a permit keeps no slots idle.
+        // A waiter that lacks only a permit keeps no slots idle.
         let lacks_room =
             |waiter: &Waiter| self.backend(backend).is_some_and(|b| b.fit(&waiter.request.need) == Fit::Full);
         self.has_reached_overtaking_limit(reserved.waiter) && self.waiting(reserved.waiter).is_some_and(lacks_room)
     }
 
-    /// Whether a wide waiter is served before another one: of one owner, the waiter that entered
-    /// first; of two owners of a pool, the waiter whose owner has attained no more. So an owner
-    /// with wide requests gets its share, and no more than that.
+    /// Whether a wide waiter is served before another one. Of one owner or of different pools, the
+    /// waiter that entered first. Of two owners of a pool, the waiter whose owner has attained no
+    /// more, so that wide requests get no more than a fair share.
     fn is_served_before(&self, wide: &Waiter, other: &Waiter) -> bool {
         let (one, two) = (&wide.request, &other.request);
         match one.home == two.home && one.owner() != two.owner() {
@@ -59,7 +58,8 @@ impl AdmissionState {
         }
     }
 
-    /// Reserves a backend for a waiter that others pass although it may use a backend with some room.
+    /// Reserves a backend for a waiter that others pass although it may use a backend with some
+    /// room.
     pub(super) fn reserve_if_passed(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiting(id) else { return };
         let pools: SmallVec<[PoolId; 4]> = waiter.request.pools().collect();
@@ -68,7 +68,7 @@ impl AdmissionState {
         }
     }
 
-    /// Whether a backend of this pool that the waiter may use has some room, and not enough.
+    /// Whether a backend of this pool that the waiter may use has some room, but not enough.
     fn is_passed(&mut self, id: WaiterId, pool: PoolId) -> bool {
         let open = self.open_positions(pool, 0);
         let Some(waiter) = self.waiting(id) else { return false };
@@ -78,8 +78,9 @@ impl AdmissionState {
         })
     }
 
-    /// Reserves the backend that has least to finish before it has room for a waiter, in the first of its pools that can
-    /// take it at all; nothing if that pool's reservation is for another.
+    /// Reserves the backend with the least to finish before a waiter fits, in the first of the
+    /// waiter's pools that can take it at all. Does nothing if another waiter that is served before
+    /// has that pool's reservation.
     pub(super) fn reserve(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiting(id) else { return };
         let serial = waiter.key.serial();
@@ -95,7 +96,7 @@ impl AdmissionState {
         let first = waiter.request.pools().find(|pool| self.members(*pool).iter().any(|backend| able(*pool, backend)));
         let is_free = |pool: &PoolId| match self.reservation(*pool).and_then(|other| self.waiting(other.waiter)) {
             None => true,
-            // Of another owner, which has had its share.
+            // The other waiter's owner has had its share.
             Some(other) => {
                 other.request.home == waiter.request.home
                     && other.request.owner() != waiter.request.owner()
@@ -108,7 +109,7 @@ impl AdmissionState {
             Some((pool, *able.min_by_key(shortage)?))
         });
         if let Some((pool, backend)) = best {
-            // One that it had may be void now and would be valid again later.
+            // An earlier reservation may be void now and would be valid again later.
             for other in waiter.request.pools().collect::<SmallVec<[PoolId; 4]>>() {
                 self.pools[other.index()].reserved.take_if(|reservation| reservation.serial == serial);
             }
@@ -116,7 +117,7 @@ impl AdmissionState {
         }
     }
 
-    /// Ends the reservation of a waiter that waits no longer; the backend it had.
+    /// Ends the reservation of a waiter that no longer waits. Returns the reserved backend.
     pub(super) fn drop_reservation(&mut self, waiter: &Waiter) -> Option<BackendId> {
         let ended = waiter.request.pools().find_map(|pool| {
             let reserved = &mut self.pools.get_mut(pool.index())?.reserved;
@@ -138,12 +139,12 @@ impl AdmissionState {
 }
 
 impl BackendState {
-    /// Whether it has no room for any request.
+    /// Whether the backend has no room for any request.
     pub(super) fn is_full(&self) -> bool {
         self.fit(&Need { slots: 1, prompt_tokens: 0, output_tokens: 0 }) == Fit::Full
     }
 
-    /// What must be given back here before `need` fits: slots, then tokens.
+    /// The capacity that must be given back here before `need` fits: slots, then tokens.
     fn shortage(&self, need: &Need) -> (u64, u64) {
         let occupied = self.occupied();
         let slots = u64::from(occupied.slots) + u64::from(need.slots);

@@ -1,18 +1,17 @@
-//! An index of the backends of one pool: which may have room, and the data by which a choice compares them. A choice takes
-//! about as long among 256 backends as among two.
+//! An index of the backends of one pool: which may have room, and the data by which a choice
+//! compares them.
 //!
-//! Backends have positions in their pool. A position is *open* unless its backend has no room for any request at all, and has a
-//! *permit* unless all permits of its backend are taken. Whether a given request fits, its [`Candidate`] decides. The index is
-//! updated before each use: `AdmissionState::backend_mut`, the only way to change a backend that is in use, notes which ones
-//! may have changed.
+//! With it, a choice takes about as long among 256 backends as among two. A position in the pool is
+//! *open* unless the backend has no room for any request, and has a *permit* unless all permits are
+//! taken. The [`Candidate`] decides whether a given request fits. `AdmissionState::backend_mut`,
+//! the only way to change a backend, notes each backend that may have changed; the index is updated
+//! before each use.
 //!
-//! With few open backends a choice compares all of them ([`policy::compared`](super::policy::compared)). With more it compares
-//! those that have most of the prompt in their prefix cache, the runner-up of the choice before, and the first few of a random
-//! walk: the best of a few is nearly as good as the best of all (Mitzenmacher, "The power of two choices in randomized load
-//! balancing", 2001), above all if a good one is remembered (Mitzenmacher, Prabhakar and Shah, "Load balancing with memory",
-//! 2002), and positions at a random distance from each other are as good as independent ones (Mitzenmacher, "Balanced
-//! allocations and double hashing", 2014). If none of those on the walk has room for the request, the walk continues until one
-//! has. Measured on 32 engines of two kinds: six with a runner-up are as good as sixteen, six without 30 % worse.
+//! With few open backends a choice compares all ([`policy::compared`](super::policy::compared)).
+//! With more it compares the engines that have most of the prompt cached, the last runner-up, and
+//! the first few of a random walk ([`Positions::walk`]); if none has room, the walk continues. On
+//! 32 engines of two kinds, six with a runner-up are as good as sixteen; six without are 30 %
+//! worse.
 
 use smallvec::SmallVec;
 
@@ -50,12 +49,10 @@ impl Positions {
         last.map_or(0, |index| index * 64 + (u64::BITS - self.0[index].leading_zeros()) as usize)
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// All of them, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().enumerate().flat_map(|(index, word)| {
             let mut left = *word;
@@ -67,7 +64,14 @@ impl Positions {
         })
     }
 
-    /// All of them once, in a random order: steps of a random odd width, modulo a power of two, reach every position.
+    /// All positions once, in a random order: steps of a random odd width, modulo a power of two,
+    /// reach every position.
+    ///
+    /// The best of a few random backends is nearly as good as the best of all (Mitzenmacher, "The
+    /// power of two choices in randomized load balancing", 2001), above all if a good one is
+    /// remembered (Mitzenmacher, Prabhakar and Shah, "Load balancing with memory", 2002). Positions
+    /// at one random distance are as good as independent ones (Mitzenmacher, "Balanced allocations
+    /// and double hashing", 2014).
     pub(super) fn walk(&self, rng: &mut Rng) -> impl Iterator<Item = usize> + '_ {
         let circle = self.end().next_power_of_two();
         let random = rng.next_u64() as usize;
@@ -88,7 +92,6 @@ impl Positions {
     }
 }
 
-/// The backends of one pool by position.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rooms {
     open: Positions,
@@ -98,15 +101,16 @@ pub(super) struct Rooms {
 }
 
 impl Rooms {
-    /// The index of a pool of so many backends, before any of them was noted.
+    /// The index of a pool with this many backends, none of which is noted yet.
     pub(super) fn new(backends: usize) -> Self {
         Self { candidates: Vec::with_capacity(backends), ..Self::default() }
     }
 
-    /// Notes the state of the backend at a position: its candidate, whether it is open, and whether it has a permit.
+    /// Notes the state of the backend at a position.
     pub(super) fn judge(&mut self, position: usize, candidate: Candidate, open: bool, permit: bool) {
         if self.candidates.len() <= position {
-            // Positions in between get a copy as a filler. They are not open until they are noted themselves.
+            // Positions in between get a copy as a filler, and are not open until they are noted
+            // themselves.
             self.candidates.resize(position + 1, candidate);
         }
         self.candidates[position] = candidate;
@@ -114,28 +118,26 @@ impl Rooms {
         self.permits.put(position, permit);
     }
 
-    /// Whether the index has exactly this state for a position (to check invariants in tests).
+    /// Whether the index has exactly this state for a position (for the invariants that tests
+    /// check).
     pub(super) fn agree(&self, position: usize, candidate: &Candidate, open: bool, permit: bool) -> bool {
         let known = self.candidates.get(position) == Some(candidate);
         known && self.open.contains(position) == open && self.permits.contains(position) == permit
     }
 
-    /// The positions at which a request may find room; `long`: it needs a permit.
+    /// The positions at which a request may find room. `long`: the request needs a permit.
     pub(super) fn open(&self, long: bool) -> Positions {
         if long { self.open.both(&self.permits) } else { self.open.clone() }
     }
 
-    /// The position of the runner-up of the last choice, if there was one.
     pub(super) fn runner_up(&self) -> Option<usize> {
         self.runner_up
     }
 
-    /// Notes the runner-up of a choice.
     pub(super) fn set_runner_up(&mut self, position: Option<usize>) {
         self.runner_up = position;
     }
 
-    /// The backend at a position that was noted before.
     pub(super) fn candidate(&self, position: usize) -> &Candidate {
         &self.candidates[position]
     }

@@ -1,15 +1,17 @@
-//! What an engine can serve, as far as it says so itself, and what a request asks of it.
+//! The facts of engines, and the facts that a request needs.
 //!
-//! Three facts of each engine: the names that it serves (models, aliases, LoRA adapters), its context limit, and the routes that it
-//! has. They are read from the engine; a refusal of the engine corrects them until the next reading. A fact that is not known
-//! excludes nothing.
+//! Facts are the names that an engine serves (models, aliases, LoRA adapters), the context limit,
+//! and the routes. They are read from the engine; a refusal corrects them until the next reading.
+//! An unknown fact excludes nothing.
 //!
-//! A request [wants](Wants) only what some engine of its pools has. A name that no engine lists may be new to the gateway, so every
-//! engine may be asked, and the client gets the engine's own answer. Estimates of lengths are never a reason to refuse: where no
-//! engine surely takes the prompt, the one with the highest limit is asked.
+//! A request [wants](Wants) only facts that some engine of its pools has. A name that no engine
+//! lists may be new, so any engine may be asked, and the client gets the engine's answer. Estimated
+//! lengths are no reason to refuse: if no engine surely takes the prompt, the one with the highest
+//! limit is asked.
 //!
-//! Where all engines of a pool and of those that it spills to have the same facts ([`Facts::same`]), nothing of this is looked at.
-//! Bounds: the prober bounds the names of an engine; [`DENIED_MAX`] denied names of an engine without a list.
+//! If all engines that a pool's requests may use have the same facts ([`Facts::same`]), none of
+//! this is looked at. Bounds: [`DENIED_MAX`] denied names of an engine without a list; the prober
+//! bounds lists.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -18,13 +20,13 @@ use smallvec::SmallVec;
 
 use sluice_core::openai::Route;
 
-/// Denied names that are remembered of an engine without a list, the latest ones.
+/// Denied names that are remembered for an engine without a list, the latest ones.
 const DENIED_MAX: usize = 64;
 
-/// Share of an engine's context limit up to which an estimated prompt surely fits.
+/// Percentage of an engine's context limit up to which an estimated prompt surely fits.
 const SURE_PERCENT: u64 = 90;
 
-/// A name of a model, hashed: comparisons need no text, and it is the same in every routing table.
+/// The hash of a model's name: comparisons need no text, and every routing table has the same hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ModelKey(NonZeroU32);
 
@@ -56,7 +58,7 @@ impl RouteSet {
         self.0 |= Self::bit(route);
     }
 
-    /// Whether it has a route.
+    /// Whether the set has a route.
     pub fn has(self, route: Route) -> bool {
         self.0 & Self::bit(route) != 0
     }
@@ -69,15 +71,15 @@ impl RouteSet {
 /// The names that an engine serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Served {
-    /// Its list was not read yet.
+    /// The list was not read yet.
     #[default]
     Unknown,
-    /// It has no list that can be read. It counts as serving every name but those that it denied since the last attempt.
+    /// The engine has no readable list. It counts as serving every name except the denied ones.
     Unreadable {
-        /// Those.
+        /// Names that it denied since the last attempt to read the list.
         denied: SmallVec<[ModelKey; 4]>,
     },
-    /// These, in order.
+    /// The hashes of the listed names, sorted.
     List(Arc<[ModelKey]>),
 }
 
@@ -95,7 +97,6 @@ impl Served {
         Self::Unreadable { denied: SmallVec::new() }
     }
 
-    /// Whether the engine lists the name.
     pub(super) fn lists(&self, key: ModelKey) -> bool {
         matches!(self, Self::List(keys) if keys.binary_search(&key).is_ok())
     }
@@ -109,7 +110,7 @@ impl Served {
         }
     }
 
-    /// The engine has said that it does not serve the name. Returns whether that is news.
+    /// The engine has denied the name. Returns whether that is news.
     fn deny(&mut self, key: ModelKey) -> bool {
         if !self.has(key) {
             return false;
@@ -128,14 +129,14 @@ impl Served {
     }
 }
 
-/// What is known of one engine.
+/// The facts that are known of one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The names that it serves.
     pub served: Served,
-    /// Its context limit, if it has said it.
+    /// The context limit in tokens, if the engine has reported it.
     pub max_model_len: Option<u64>,
-    /// The routes that it has, as far as is known.
+    /// The routes of the engine, as far as known.
     pub routes: RouteSet,
 }
 
@@ -146,13 +147,14 @@ impl Default for Facts {
 }
 
 impl Facts {
-    /// Whether engines with these facts serve the same requests. One that was not read yet differs from none.
+    /// Whether engines with these facts serve the same requests. An engine that was not read yet
+    /// differs from none.
     pub(super) fn same(&self, other: &Self) -> bool {
         let unread = |facts: &Self| facts.served == Served::Unknown;
         unread(self) || unread(other) || self == other
     }
 
-    /// Prompt tokens that it takes, at most.
+    /// The longest prompt in tokens.
     fn length(&self) -> u64 {
         self.max_model_len.unwrap_or(u64::MAX)
     }
@@ -164,8 +166,8 @@ impl Facts {
             && wants.route.is_none_or(|route| self.routes.has(route))
     }
 
-    /// Whether the engine would serve such a request, as far as it has said. Of an engine that was
-    /// never read, nothing is known.
+    /// Whether the engine would serve a request with these requirements, as far as it has said.
+    /// False for an engine that was never read.
     pub(super) fn would_serve(&self, asks: &Asks) -> bool {
         self.served != Served::Unknown
             && asks.model.is_none_or(|key| self.served.has(key))
@@ -173,7 +175,7 @@ impl Facts {
             && asks.longer_than.is_none_or(|limit| self.length() > limit && self.length() >= asks.prompt_tokens)
     }
 
-    /// Takes over what the engine refused. Returns whether that is news.
+    /// Notes a refusal of the engine. Returns whether that is news.
     pub(super) fn correct(&mut self, lack: Lack) -> bool {
         match lack {
             Lack::Model(key) => self.served.deny(key),
@@ -195,33 +197,35 @@ pub enum Lack {
     Model(ModelKey),
     /// It does not have the route.
     Route(Route),
-    /// The prompt is longer than its context limit, which it has named or not.
+    /// The prompt is longer than the context limit, which the engine has named or not.
     Length(Option<u64>),
 }
 
-/// What a request asks of an engine.
+/// The requirements of a request on an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asks {
     /// The model, by the name that is sent.
     pub model: Option<ModelKey>,
     /// The route; `None` where the path is another spelling of it than [`Route::path`]: an engine's
-    /// answer about one spelling says nothing about the other.
+    /// answer to one spelling says nothing about the other.
     pub route: Option<Route>,
-    /// Estimated tokens of its longest prompt.
+    /// Estimated tokens of the longest prompt.
     pub prompt_tokens: u64,
     /// Output tokens that the client permits.
     pub output_tokens: u64,
-    /// An engine with this context limit has refused it as too long: only one with a higher limit can serve it.
+    /// An engine with this context limit has refused the request as too long: only a higher limit
+    /// can serve it.
     pub longer_than: Option<u64>,
-    /// An engine has refused it because it does not have the route or the path: only one that has
-    /// it can serve it.
+    /// An engine without the route or path has refused the request: only an engine that has it can
+    /// serve it.
     pub needs_route: bool,
 }
 
 impl Asks {
-    /// The context limit that an engine should have, where the highest is `longest`: one that surely takes the prompt and does
-    /// not refuse `max_tokens`, or else the prompt alone, or else the highest. vLLM shortens an output that does not fit behind
-    /// the prompt, so that their sum is no reason to prefer an engine.
+    /// The context limit to want, given the highest limit `longest`: one that surely takes the
+    /// prompt and does not refuse `max_tokens`; otherwise one that takes the prompt; otherwise
+    /// `longest`. vLLM shortens an output that does not fit behind the prompt, so their sum does
+    /// not matter.
     fn length(&self, longest: u64) -> u64 {
         let prompt = self.prompt_tokens.saturating_mul(100) / SURE_PERCENT;
         [prompt.max(self.output_tokens), prompt].into_iter().find(|length| *length <= longest).unwrap_or(longest)
@@ -237,13 +241,13 @@ impl Asks {
         }
     }
 
-    /// Whether an engine has refused it for a reason that others may share.
+    /// Whether an engine has refused the request for a reason that other engines may share.
     pub(super) fn was_refused(&self) -> bool {
         self.longer_than.is_some() || self.needs_route
     }
 }
 
-/// What an engine must have to be chosen for a request; by default nothing.
+/// The facts that an engine must have to be chosen for a request; by default none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     model: Option<ModelKey>,
@@ -257,7 +261,8 @@ impl Wants {
         *self == Self::default()
     }
 
-    /// What to want of these engines, each with whether it may be chosen now: only what one of them has.
+    /// The wants of a request, given the facts of its engines and whether each may be chosen now:
+    /// only facts that one of them has.
     pub(super) fn of<'a, I>(asks: &Asks, engines: impl Fn() -> I) -> Self
     where
         I: Iterator<Item = (&'a Facts, bool)>,

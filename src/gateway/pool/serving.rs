@@ -1,15 +1,13 @@
-//! How what engines say of themselves takes part in admission; the facts and the rule are in `served.rs`.
+//! How the facts of engines take part in admission; `served.rs` has the facts and the rule.
 //!
-//! What a request wants is determined when it enters, and again for each that waits when the facts of an engine change: it then goes
-//! to an engine that serves it now. If the engine was the last one to list the model, and no other engine may serve it, the
-//! request is refused at once. An engine that starts, drains or is about to be read again may serve
-//! every model.
+//! The wants of a request are determined when it enters, and for every waiter when facts change: it
+//! then goes to an engine that serves it now. If the last engine that listed the model drops it,
+//! and no other engine may serve it, the request is refused at once. An engine that starts, drains
+//! or must be read again may serve every model.
 //!
-//! A reading is as old as its beginning: refusals since then still count.
-//!
-//! Bounds: a reading looks at every waiter of the pools that reach the engine, once; a refusal of a
-//! model or a route only at waiters with that model or route. Dispatch follows only where room may
-//! have become usable.
+//! A reading counts as of the beginning: later refusals still count. Bounds: a reading looks once
+//! at every waiter of the pools that reach the engine; a refusal of a model or a route only at
+//! waiters with it.
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -25,11 +23,11 @@ use super::state::{AdmissionState, WaiterState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 impl Admission {
-    /// Takes over the models that an engine says it serves, by a reading that began at `begun`. A
-    /// context limit that the engine does not say is kept.
+    /// Takes over the models that an engine lists, by a reading that began at `begun`. If the
+    /// engine reports no context limit, the known one is kept.
     ///
-    /// A reading while the engine starts or drains replaces nothing: its LoRA adapters may not be
-    /// loaded yet. The engine is read again until it serves.
+    /// While the engine starts or drains, a reading does not replace an earlier one: LoRA adapters
+    /// may not be loaded yet. The engine is read again until it serves.
     pub fn set_served(&self, backend: BackendId, served: Served, max_model_len: Option<u64>, begun: Instant) {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return };
@@ -39,8 +37,8 @@ impl Admission {
         });
     }
 
-    /// The routes that an engine says it has, by a reading that began at `begun`; `None`: it does
-    /// not say.
+    /// Takes over the routes that an engine lists, by a reading that began at `begun`; `None`: it
+    /// lists none.
     pub fn set_routes(&self, backend: BackendId, routes: Option<RouteSet>, begun: Instant) {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return };
@@ -51,7 +49,7 @@ impl Admission {
         });
     }
 
-    /// How many LoRA adapters one step of an engine may use (`--max-loras`).
+    /// Sets how many LoRA adapters one step of an engine may use (`--max-loras`).
     pub fn set_adapter_slots(&self, backend: BackendId, slots: usize) {
         self.shared.update(|state, _| {
             if let Some(found) = state.backend_mut(backend) {
@@ -60,7 +58,7 @@ impl Admission {
         });
     }
 
-    /// Whether every engine of these pools has a list of models, and none lists this one.
+    /// Whether every engine of these pools lists its models, and none lists this one.
     pub fn is_listed_nowhere(&self, pools: impl IntoIterator<Item = PoolId>, model: ModelKey) -> bool {
         let state = self.shared.lock();
         let members = pools.into_iter().flat_map(|pool| state.members(pool).to_vec());
@@ -68,9 +66,9 @@ impl Admission {
         engines.all(|engine| matches!(engine.facts.served, Served::List(_)) && !engine.facts.served.has(model))
     }
 
-    /// Whether an engine of these pools would serve a request as soon as it is there and has room,
-    /// as far as engines have said. An engine that is stopped for good, or that the request avoids,
-    /// does not count.
+    /// Whether an engine of these pools would serve a request once it is there and has room,
+    /// according to the engines. Engines that are stopped for good, and engines that the request
+    /// avoids, do not count.
     pub fn may_serve_later(
         &self,
         pools: impl IntoIterator<Item = PoolId>,
@@ -89,9 +87,8 @@ impl Admission {
 }
 
 impl Lease {
-    /// The engine has refused the request at `now`, for a reason that concerns a model, a route or
-    /// a length that it does not serve. The refusal counts until the engine is read again, which is
-    /// soon. The refusal of a route counts for some seconds.
+    /// The engine has refused the request because of a model, a route or a length. The refusal
+    /// counts until the next reading, which is soon; of a route, for some seconds.
     pub fn refused_by_engine(&self, lack: Lack, now: Instant) {
         self.shared().update(|state, wakers| state.correct(self.backend(), lack, now, wakers));
     }
@@ -112,8 +109,8 @@ impl AdmissionState {
         self.facts_changed(backend, &before, Some(lack), wakers);
     }
 
-    /// The facts of an engine may have changed; `before`: as they were. `lack`: because it has
-    /// refused a request.
+    /// The facts of an engine may have changed from `before`. `lack`: the refusal that changed
+    /// them.
     pub(super) fn facts_changed(
         &mut self,
         backend: BackendId,
@@ -129,8 +126,8 @@ impl AdmissionState {
         for home in homes.collect::<SmallVec<[PoolId; 4]>>() {
             changed |= self.reconsider_waiters(home, &before.served, lack, wakers);
         }
-        // Where no waiter wants less than before, an engine that serves less has no room that a
-        // waiter may use now.
+        // If no waiter's wants have changed, an engine that serves less has no new room for a
+        // waiter.
         if !changed && matches!(lack, Some(Lack::Model(_) | Lack::Route(_))) {
             return self.shed_pinned(pool, wakers);
         }
@@ -139,9 +136,9 @@ impl AdmissionState {
         }
     }
 
-    /// Determines the wants of the waiters of a pool anew; after a refusal of a model or a route,
-    /// only of the waiters with that model or route. `before`: the models that the engine served
-    /// before its facts changed. Returns whether a waiter has left, or wants something else.
+    /// Determines the wants of a pool's waiters again; after a refusal of a model or a route, only
+    /// of waiters with it. `before`: the models that the engine served before. Returns whether a
+    /// waiter has left, or wants have changed.
     pub(super) fn reconsider_waiters(
         &mut self,
         home: PoolId,
@@ -169,13 +166,13 @@ impl AdmissionState {
         changed
     }
 
-    /// Whether every engine that a request may use says that it does not serve the model.
+    /// Whether every engine that a request may use denies the model.
     fn is_unserved(&self, request: &AdmissionRequest) -> bool {
         let mut engines = request.pools().flat_map(|pool| self.members(pool)).filter_map(|id| self.backend(*id));
         request.asks.model.is_some_and(|key| !engines.any(|engine| engine.may_serve(key)))
     }
 
-    /// What a request wants of its backends as they are.
+    /// The wants of a request, given the current state of backends.
     pub(super) fn wants_of(&self, request: &AdmissionRequest) -> Wants {
         let differ = self.pools.get(request.home.index()).is_some_and(|pool| pool.differ);
         if request.only.is_some() || !(differ || request.asks.was_refused()) {
@@ -191,7 +188,8 @@ impl AdmissionState {
         })
     }
 
-    /// Notes for each pool whether the engines that its requests may use differ.
+    /// Notes for each pool whether the engines that the pool's requests may use have different
+    /// facts.
     pub(super) fn compare_facts(&mut self) {
         for home in 0..self.pools.len() {
             let reach = (0..self.pools.len())

@@ -1,38 +1,38 @@
-//! The requests that an engine has for sure, as far as this gateway knows: of how many no one else can be the cause.
+//! The requests that an engine has for sure: load that no other gateway can have caused.
 //!
-//! A request counts from some time after the first token of its stream was seen until its end is seen, and no longer once its
-//! client has kept it waiting, since its end may be seen late then. It counts as one sequence, however many it has: some may end
-//! before the others.
+//! A request counts from [`AFTER`] ticks after the first token of its stream was seen, until the
+//! end of the stream is seen, or until the client keeps it waiting, because then the end may be
+//! seen late. It counts as one sequence, because some of several may end early.
 //!
-//! Time comes as ticks ([`Settled::tick`]), at least [`TICK`] apart; without them nothing counts. The end of a request takes a few
-//! instructions under a lock that is held anyway. Bounds: [`TICKS`] counters.
+//! Time comes as ticks ([`Settled::tick`]), at least [`TICK`] apart; without them nothing counts.
+//! The end of a request takes a few instructions under a lock that is held anyway. Bound: [`TICKS`]
+//! counters.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// Between two ticks, at least.
+/// The shortest time between two ticks.
 pub const TICK: Duration = Duration::from_millis(100);
-/// A request counts so many ticks after its first token: at least 800 ms, since the first of them may come at once.
+/// Ticks after the first token from which a request counts: at least 800 ms, since the first tick
+/// may come at once.
 const AFTER: u32 = 9;
 const TICKS: usize = AFTER as usize + 1;
 
-/// When the first token of a request was seen: the tick, from 1.
+/// The tick in which the first token of a request was seen, counted from 1.
 pub(super) type Mark = NonZeroU32;
 
-/// The requests of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Settled {
     tick: u32,
     /// Requests whose first token was seen during one of the last ticks.
     young: [u32; TICKS],
-    /// Older ones.
+    /// Older requests.
     sure: u32,
-    /// The fewest that counted since the last look.
     least: u32,
 }
 
 impl Settled {
-    /// The first token of a request was seen. Returns its mark.
+    /// The first token of a request was seen. Returns the mark.
     pub(super) fn begin(&mut self) -> Mark {
         self.young[self.tick as usize % TICKS] += 1;
         Mark::MIN.saturating_add(self.tick)
@@ -49,7 +49,7 @@ impl Settled {
         }
     }
 
-    /// Time has passed; so many requests wait for their client now.
+    /// Time has passed. `at_client`: requests that wait for their client now.
     pub(super) fn tick(&mut self, at_client: u32) {
         self.tick += 1;
         if let Some(old) = self.tick.checked_sub(AFTER) {
@@ -58,7 +58,7 @@ impl Settled {
         self.least = self.least.min(self.sure.saturating_sub(at_client));
     }
 
-    /// The fewest since the last look.
+    /// The fewest that counted since the last look.
     pub(super) fn look(&mut self, at_client: u32) -> u32 {
         let now = self.sure.saturating_sub(at_client);
         let least = self.least.min(now);

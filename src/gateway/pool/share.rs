@@ -1,13 +1,15 @@
-//! An amount of the capacity of one backend, by which several gateways divide it; `foreign.rs` has the rules.
+//! An amount of the capacity of one backend, by which several gateways divide it; `foreign.rs` has
+//! the rules.
 //!
-//! The same four amounts as in `capacity.rs`. Where there is no limit, the amount is [`UNLIMITED`], so that sums do not overflow.
+//! It has the same four units as `capacity.rs`. Where there is no limit, the amount is
+//! [`UNLIMITED`], so that sums do not overflow.
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::capacity::{BackendLimits, CapacityUsage};
 
-/// The amount of what has no limit: above every limit, and sums of a few do not overflow.
+/// Stands for no limit: above every limit, and a sum of a few does not overflow.
 const UNLIMITED: u64 = u64::MAX / 8;
 const UNLIMITED_SLOTS: u32 = u32::MAX / 8;
 
@@ -24,17 +26,17 @@ pub struct Share {
     pub permits: u32,
 }
 
-/// When shares end that are not renewed, and the clock by which they do.
+/// When shares that are not renewed end, and by which clock.
 #[derive(Clone, Copy, Debug)]
 pub struct ShareEnd {
     /// From then on nothing is admitted.
     pub at: Instant,
-    /// The time.
+    /// Reads the time.
     pub clock: fn() -> Instant,
 }
 
 impl Share {
-    /// The amount of what has no limit.
+    /// The amount where there is no limit.
     pub const NO_LIMIT: u64 = UNLIMITED;
 
     /// More than any limit.
@@ -50,7 +52,7 @@ impl Share {
         }
     }
 
-    /// The limits as an amount; where there is no limit, all.
+    /// The limits as an amount; [`UNLIMITED`] where there is no limit.
     pub(super) fn of_limits(limits: &BackendLimits) -> Self {
         Self {
             slots: limits.slots,
@@ -77,7 +79,7 @@ impl Share {
         self.each(other, u32::saturating_sub, u64::saturating_sub)
     }
 
-    /// Of each unit an even part, rounded up.
+    /// An even part of each unit, rounded up.
     pub(super) fn divided_by(self, parts: u32) -> Self {
         self.each(self, |amount, _| amount.div_ceil(parts), |amount, _| amount.div_ceil(parts.into()))
     }

@@ -1,41 +1,36 @@
 //! An owner's share of the prefill of a pool, while it shares the pool with other owners.
 //!
-//! Fair order alone does not keep an engine responsive: it computes prompts in the order in which
-//! they reach it, so whatever one owner has sent there is before the next prompt of another. With
-//! the share `s` of an owner by weight, of `N` engines:
+//! An engine computes prompts in the order of arrival, so all that one owner has sent precedes the
+//! next prompt of another, even in fair order. For an owner with the share `s` by weight, in a pool
+//! of `N` engines:
 //!
-//! - on one engine it has at most `s x` [`AHEAD`] prompt tokens to compute, or a single prompt;
-//! - its large prompts are on at most `max(1, floor(s x N))` engines at a time.
+//! - On one engine it has at most `s x` [`AHEAD`] prompt tokens to compute, or a single prompt.
+//! - Large prompts are on at most `max(1, floor(s x N))` engines at a time.
 //!
-//! So with two owners and two engines, one engine is always free of the large prompts of either,
-//! and `least_work` places the small prompts of the other there. An engine with one prompt in
-//! prefill is busy, so this costs no throughput as long as the engines of the share have work; the
-//! rest of the prefill capacity is kept for owners that were there a moment ago, and only for them
-//! (`owners/presence.rs`). An owner that is alone has no bound. Owners with many small shares may
-//! together be on all engines.
-//!
-//! Bounds: one entry for each engine on which an owner has a prompt in prefill.
+//! With two owners and two engines, one engine is always free of the large prompts of either, and
+//! `least_work` places the other owner's small prompts there. One prompt keeps an engine busy, so
+//! this costs little throughput: the rest is kept only for owners that were there a moment ago
+//! (`owners/presence.rs`). An owner alone has no bound. Bound: one entry per engine with a prompt
+//! in prefill.
 
 use smallvec::SmallVec;
 
 use super::capacity::LARGE_PROMPT;
 use sluice_core::base::BackendId;
 
-/// Prompt tokens that all owners together may have before their first token on one engine: about as
+/// Prompt tokens without a first token that all owners together may have on one engine: about as
 /// many as vLLM computes in one step.
 const AHEAD: f64 = 8_192.0;
 
 /// The prompts that an owner may send to an engine now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Allowance {
-    /// Prompt tokens to compute.
     tokens: u64,
     /// Whether a large prompt may be among them.
     large: bool,
 }
 
 impl Allowance {
-    /// No bound.
     pub(super) const ALL: Self = Self { tokens: u64::MAX, large: true };
 
     /// Whether a prompt with this many tokens to compute may go there.
@@ -58,7 +53,7 @@ struct OnEngine {
     large: u32,
 }
 
-/// Where an owner has prompts in prefill.
+/// The engines on which an owner has prompts in prefill.
 #[derive(Debug, Default)]
 pub(super) struct PrefillUse(SmallVec<[OnEngine; 2]>);
 
@@ -88,12 +83,12 @@ impl PrefillUse {
         }
     }
 
-    /// The prompts that may go to `backend`, one of `engines`, by a share of the pool.
+    /// The prompts that may go to `backend`, given the owner's share of a pool of `engines`.
     pub(super) fn allowance(&self, backend: BackendId, share: f64, engines: usize) -> Allowance {
         let here = self.0.iter().find(|on| on.backend == backend);
         let tokens = here.map_or(u64::MAX, |on| ((share * AHEAD) as u64).saturating_sub(on.tokens));
         let with_large = self.0.iter().filter(|on| on.large > 0).count();
-        // A share of a third of three engines is one engine, whatever the last bit of the product.
+        // A share of a third of three engines is one engine, despite the last bit of the product.
         let most = ((share * engines as f64 + 1e-9) as usize).max(1);
         Allowance { tokens, large: here.is_some_and(|on| on.large > 0) || with_large < most }
     }

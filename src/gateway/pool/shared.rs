@@ -1,7 +1,7 @@
 //! The lock around the admission state, shared by [`super::Admission`] and every lease and ticket.
 //!
-//! Each method is one critical section. Wakers collected in it run after the lock is released, so that a woken task
-//! never waits for the lock of its waker.
+//! Each method is one critical section. Wakers that it collects run after the lock is released, so
+//! that a woken task never waits for the lock of the task that woke it.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -21,7 +21,6 @@ use super::state::{AdmissionState, Wakers};
 use crate::origin::Origin;
 use sluice_core::base::BackendId;
 
-/// The admission state behind its lock.
 #[derive(Debug)]
 pub(super) struct SharedState {
     state: Mutex<AdmissionState>,
@@ -41,7 +40,7 @@ impl SharedState {
         self.state.lock()
     }
 
-    /// Runs `change` under the lock and the wakers it collected after it.
+    /// Runs `change` under the lock, and the wakers that it collects afterwards.
     pub(super) fn update<T>(&self, change: impl FnOnce(&mut AdmissionState, &mut Wakers) -> T) -> T {
         let mut wakers = Wakers::new();
         let mut state = self.state.lock();
@@ -54,7 +53,7 @@ impl SharedState {
         result
     }
 
-    /// `seen`: the first token itself was seen, of a stream.
+    /// `seen`: the first token of a stream itself was seen.
     pub(super) fn end_prefill(
         &self,
         backend: BackendId,
@@ -76,21 +75,19 @@ impl SharedState {
         })
     }
 
-    /// Takes more for a prompt that was estimated as too short.
     pub(super) fn charge(&self, backend: BackendId, allocation: &mut Allocation, prompt_tokens: u64) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
             found.used.charge(&found.limits, allocation, prompt_tokens);
         }
     }
 
-    /// The owner of a request is charged for the tokens that it has taken.
     pub(super) fn settle(&self, bill: &mut Bill, computed: u64, output: u64) {
         if let Some(pool) = self.state.lock().pools.get_mut(bill.pool.index()) {
             pool.queue.settle(bill, computed, output);
         }
     }
 
-    /// The request has waited for its client: the end of its response may be seen late.
+    /// The request has waited for the client: the end of the response may be seen late.
     pub(super) fn fell_behind(&self, backend: BackendId, allocation: &mut Allocation) {
         if allocation.seen.is_some()
             && let Some(found) = self.state.lock().backend_mut(backend)
@@ -188,7 +185,6 @@ impl SharedState {
         })
     }
 
-    /// Requests that the backend has in flight.
     pub(super) fn in_flight(&self, backend: BackendId) -> u32 {
         self.state.lock().backend(backend).map_or(0, |found| found.used.requests)
     }

@@ -1,14 +1,16 @@
-//! Requests that only a starting engine could serve: when they wait, for how long, and what a refusal says.
+//! Requests that only a starting engine could serve: whether and how long they wait, and how they
+//! are refused.
 //!
-//! They wait in the pool's queue like any other, because most starts that a request meets are nearly over. When it is known
-//! that no engine will be ready before the request's deadline, waiting would only keep the client from going elsewhere: it
-//! is refused at once, as proxies do that have no server up. Either way the reason is `engine_starting`, and `Retry-After`
-//! says when the first engine is expected to be ready, where that is known. The owner of the engines sets that time; here
-//! is no clock.
+//! They wait in the pool's queue, because most starts that a request meets are nearly over. If no
+//! engine is expected to be ready before the deadline, a request is refused at once, so that the
+//! client can go elsewhere. In both cases the reason is `engine_starting`, and `Retry-After` says
+//! when the first engine is expected. The owner of the engines sets that time; there is no clock
+//! here.
 //!
-//! A pool that may have no engine (`PoolRules::hold`) holds requests: while none of its backends is in rotation, they wait for
-//! the first one, for minutes. The queue is what asks for it. They are shed when its start fails and no other engine is on its
-//! way. Not held is a request that another backend has failed, or that only one backend can serve.
+//! A pool that may have no engine (`PoolRules::hold`) holds requests: while no backend is in
+//! rotation, they wait minutes for the first one. Their queue asks for the start. They are shed
+//! when the start fails and no other engine is coming. A request that another backend has failed,
+//! or that only one backend can serve, is not held.
 
 use std::time::Duration;
 
@@ -23,17 +25,18 @@ use super::state::{AdmissionState, Waiter, WaiterState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
-/// The engines that requests depend on are starting.
+/// No engine that requests depend on is in rotation, and some start or are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EnginesStarting {
-    /// When the first is expected to be ready; `None`: not known for each of them.
+    /// When the first engine is expected to be ready; `None`: not known for each of them.
     pub(super) ready_at: Option<Instant>,
-    /// None has begun to start, and one takes so long; `None`: that is not known.
+    /// How long a start takes if none has begun; `None`: not known.
     pub(super) takes: Option<Duration>,
 }
 
 impl AdmissionState {
-    /// Whether no backend of these pools is in rotation and at least one is starting.
+    /// `None` if a backend of these pools is in rotation, or none is starting or stopped for lack
+    /// of demand.
     pub(super) fn engines_starting(&self, pools: &[PoolId]) -> Option<EnginesStarting> {
         let (mut starting, mut idle) = (None, None);
         for id in pools.iter().flat_map(|pool| self.members(*pool)) {
@@ -47,7 +50,7 @@ impl AdmissionState {
             let ready_at = match backend.cordon() {
                 Cordon::Starting => backend.ready_at,
                 Cordon::Draining => None,
-                // One that is not on its way says nothing about those that are.
+                // A stopped engine says nothing about starting ones.
                 Cordon::Idle => {
                     let takes = backend.start_takes;
                     idle = Some(EnginesStarting { ready_at: None, takes });
@@ -66,7 +69,7 @@ impl AdmissionState {
         starting.or(idle)
     }
 
-    /// Whether no engine of these pools will be ready by `deadline`, as far as that is known.
+    /// Whether no engine of these pools will be ready by `deadline`, as far as known.
     pub(super) fn starts_too_late(&self, pools: &[PoolId], deadline: Instant) -> bool {
         let starting = self.engines_starting(pools);
         starting.and_then(|starting| starting.ready_at).is_some_and(|ready_at| ready_at > deadline)
@@ -79,19 +82,20 @@ impl AdmissionState {
         (is_plain && self.may_get_an_engine(pools)).then(|| request.arrived + hold)
     }
 
-    /// Whether requests for this pool are held now.
     pub(super) fn holds(&self, pool: PoolId) -> bool {
         self.pools.get(pool.index()).is_some_and(|found| found.rules.hold.is_some()) && self.may_get_an_engine(&[pool])
     }
 
-    /// Whether no backend of these pools is in rotation, and one may come to be. A pool of pods without one has no backend.
+    /// Whether no backend of these pools is in rotation, but one may come. A pool of pods that has
+    /// no pod has no backend.
     fn may_get_an_engine(&self, pools: &[PoolId]) -> bool {
         let members = || pools.iter().flat_map(|pool| self.members(*pool)).filter_map(|id| self.backend(*id));
         let comes = |backend: &BackendState| !backend.draining && !backend.removed && backend.cordon() != Cordon::Down;
         !members().any(BackendState::in_rotation) && (members().next().is_none() || members().any(comes))
     }
 
-    /// The engine of a backend did not start: sheds the requests that its pool holds, unless another engine is on its way.
+    /// The engine of a backend failed to start: sheds the requests that the backend's pool holds,
+    /// unless another engine is coming.
     pub(super) fn start_failed(&mut self, backend: BackendId, wakers: &mut Wakers) {
         let Some(pool) = self.backend(backend).map(|found| found.pool) else { return };
         let comes = |id: &BackendId| {
@@ -117,9 +121,10 @@ impl AdmissionState {
         }
     }
 
-    /// A backend of this pool has left the rotation, or may serve less, or is no longer configured: sheds the requests that are pinned
-    /// to backends none of which is left. Otherwise they would wait for an engine that drains and starts again, which takes minutes.
-    /// Looks at each waiter of the pools that use the backend, if any is pinned.
+    /// Sheds the pinned requests that no backend in rotation can serve any more, because they would
+    /// wait minutes for an engine to drain and start again. Called when a backend of this pool
+    /// leaves the rotation, serves less, or is no longer configured. If any request is pinned,
+    /// looks at each waiter of the pools that use the backend.
     pub(super) fn shed_pinned(&mut self, pool: PoolId, wakers: &mut Wakers) {
         if self.pinned == 0 {
             return;

@@ -1,7 +1,8 @@
-//! The state behind the admission's lock: pools, backends and waiters, and how requests move between them.
+//! The state behind the admission's lock: pools, backends and waiters, and how requests move
+//! between them.
 //!
-//! See [`super::admission`] for the rules. Everything here runs under the lock and returns at once. Wakers are collected
-//! for the caller, which runs them after it has released the lock.
+//! See [`super::admission`] for the rules. Everything here returns at once. The caller runs the
+//! collected wakers after it has released the lock.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -29,7 +30,7 @@ use sluice_core::openai::{ShedReason, TooLarge};
 /// Wakers to run once the lock is released.
 pub(super) type Wakers = SmallVec<[Waker; 4]>;
 
-/// One pool's members and its queue.
+/// The members and the queue of one pool.
 #[derive(Debug)]
 pub(super) struct PoolState {
     pub(super) name: Arc<str>,
@@ -38,29 +39,29 @@ pub(super) struct PoolState {
     /// Pools whose requests may spill into this one, in configuration order.
     pub(super) fed_by: Vec<PoolId>,
     pub(super) queue: Owners,
-    /// Its backend that is reserved for a waiter.
+    /// The backend that is reserved for a waiter.
     pub(super) reserved: Option<Reservation>,
     pub(super) drain: DrainRate,
     pub(super) removed: bool,
-    /// Which of its members may have room.
+    /// Which members may have room.
     pub(super) rooms: Rooms,
-    /// The engines that its requests may use differ in what they serve.
+    /// The engines that the pool's requests may use have different facts.
     pub(super) differ: bool,
-    /// What its members are likely to have in their prefix caches.
+    /// The prompts that members are likely to have in their prefix caches.
     pub(super) prefixes: PrefixTable,
 }
 
-/// A backend that is kept for one waiter. Valid only while [`AdmissionState::reservation`] says so.
+/// A backend that is kept for one waiter. Valid only while [`AdmissionState::reservation`] returns
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reservation {
     pub(super) backend: BackendId,
     pub(super) waiter: WaiterId,
-    /// Waiter ids are reused; this is not.
+    /// Unlike waiter ids, never reused.
     pub(super) serial: u64,
 }
 
 impl PoolState {
-    /// Where a request waits.
     pub(super) fn lane_of(&self, request: &AdmissionRequest) -> Lane {
         let is_large = || request.fair.is_some_and(|fair| fair.computed >= LARGE_PROMPT);
         match self.rules.limits.is_long(request.need.prompt_tokens) {
@@ -71,7 +72,6 @@ impl PoolState {
     }
 }
 
-/// One request in a queue.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) request: AdmissionRequest,
@@ -79,55 +79,51 @@ pub(super) struct Waiter {
     pub(super) key: QueuePosition,
     pub(super) state: WaiterState,
     pub(super) waker: Option<Waker>,
-    /// The count of grants that may overtake it, when it entered.
+    /// The count of grants that may overtake the waiter, at the entry.
     pub(super) grants_before: u64,
-    /// No request that arrives after this overtakes it.
+    /// No request that arrives later than this overtakes the waiter.
     pub(super) not_overtaken_after: Instant,
 }
 
 #[derive(Debug)]
 pub(super) enum WaiterState {
     Waiting,
-    /// Holds capacity on a backend until the ticket takes it; with the seconds of prefill before it.
+    /// Holds capacity on a backend until the ticket takes it. The number is the seconds of prefill
+    /// ahead.
     Granted(BackendId, Allocation, f64),
     Reclassify,
-    /// The engine that it waited for does not come.
+    /// The engine that the request waited for does not come.
     Shed(ShedReason),
-    /// No engine serves its model any more.
+    /// No engine serves the model any more.
     Unserved,
 }
 
-/// Everything behind the lock.
 #[derive(Debug)]
 pub(super) struct AdmissionState {
-    /// From which the choice counts its seconds.
+    /// The origin of the times in candidates and queue positions.
     pub(super) epoch: Instant,
     /// When the latest request or retry asked for a lease: the clock of the overtaking limit.
     pub(super) latest: Instant,
     pub(super) rules: HealthRules,
-    /// The number of the layout in force.
     pub(super) layout: u64,
     pub(super) pools: Vec<PoolState>,
     pub(super) backends: Vec<Option<BackendState>>,
     pub(super) waiters: Vec<Option<Waiter>>,
     pub(super) free: Vec<WaiterId>,
     serial: u64,
-    /// Looks for waiters so far; see `dispatch.rs`.
+    /// Number of looks for waiters so far; see `dispatch.rs`.
     pub(super) looks: u64,
-    /// Pinned requests that wait.
     pub(super) pinned: usize,
-    /// Requests that were granted a backend, ever.
     pub(super) grants: u64,
     pub(super) rng: Rng,
-    /// Backends that may have changed since the rooms of the pools were last judged, each once.
+    /// Backends that may have changed since the index of rooms was updated, each once.
     pub(super) changed: Vec<BackendId>,
-    /// Backends that may have copies of requests, each once: so that a request that waits need not look at all backends.
+    /// Backends that may have copies, each once, so that a new waiter need not look at all
+    /// backends.
     pub(super) with_copies: SmallVec<[BackendId; 4]>,
-    /// No copies are admitted any more.
     pub(super) closed_to_copies: bool,
-    /// The limits are divided by a ledger: a backend without a share in it gets no requests.
+    /// A ledger divides the limits: a backend without a share gets no requests.
     pub(super) is_divided: bool,
-    /// When the shares of the ledger end.
     pub(super) shares_end: Option<ShareEnd>,
 }
 
@@ -167,7 +163,6 @@ impl AdmissionState {
         Some(backend)
     }
 
-    /// Whether a pool is no longer configured.
     pub(super) fn is_removed(&self, pool: PoolId) -> bool {
         self.pools.get(pool.index()).is_none_or(|pool| pool.removed)
     }
@@ -205,7 +200,8 @@ impl AdmissionState {
         }
     }
 
-    /// The limit that keeps a request from every pool it may use, however empty: the largest one.
+    /// The limit that keeps a request from every pool it may use, even from empty backends; of
+    /// several, the largest.
     pub(super) fn too_large(&self, request: &AdmissionRequest) -> Option<TooLarge> {
         let pools = request.pools().filter(|pool| !self.is_removed(*pool));
         let mut exceeded: SmallVec<[Option<TooLarge>; 4]> =
@@ -217,7 +213,7 @@ impl AdmissionState {
         }
     }
 
-    /// Capacity in the first pool that has room and for which no request waits.
+    /// Takes capacity in the first pool that has room and for which no request waits.
     fn grant_at_once(&mut self, pools: &[PoolId], request: &AdmissionRequest) -> Option<Grant> {
         for pool in pools {
             if self.has_no_waiters(*pool)
@@ -229,8 +225,8 @@ impl AdmissionState {
         None
     }
 
-    /// Queues the request. Other waiters may compete for the same room, so the queue decides, backend by backend in the
-    /// order in which the policy picks them.
+    /// Queues the request. Other waiters may compete for the room, so the queue decides, backend by
+    /// backend in the order of the policy.
     fn wait_in_queue(
         &mut self,
         pools: &[PoolId],
@@ -335,7 +331,8 @@ impl AdmissionState {
         id
     }
 
-    /// The outcome of a wait; `None` while the waiter waits, and then `waker` runs when that changes.
+    /// The outcome of a wait; `None` while the waiter waits: then `waker` is called when that
+    /// changes.
     pub(super) fn poll_waiter(&mut self, id: WaiterId, waker: &Waker) -> Option<WaiterOutcome> {
         let outcome = self.take_outcome(id);
         if outcome.is_none()
@@ -363,7 +360,7 @@ impl AdmissionState {
         Some(outcome)
     }
 
-    /// A ticket was dropped: removes its waiter and returns what it was granted.
+    /// A ticket was dropped: removes the waiter, and returns capacity that it was granted.
     pub(super) fn leave(&mut self, id: WaiterId, wakers: &mut Wakers) {
         let Some(waiter) = self.waiters[id as usize].take() else { return };
         self.free.push(id);
@@ -373,7 +370,7 @@ impl AdmissionState {
             WaiterState::Waiting => {
                 self.pinned -= usize::from(waiter.request.pinned);
                 self.pools[waiter.request.home.index()].queue.remove(waiter.request.owner(), waiter.lane, &waiter.key);
-                // Its backend is free for the waiters that it was reserved against.
+                // The backend that was reserved for it is free for other waiters.
                 if let Some(backend) = self.drop_reservation(&waiter) {
                     self.dispatch(backend, wakers);
                 }
@@ -452,12 +449,11 @@ impl AdmissionState {
         silent.collect()
     }
 
-    /// Cancels the exchanges of every backend, for good.
     pub(super) fn abort_all(&self) {
         self.backends.iter().flatten().for_each(|backend| backend.abort.cancel());
     }
 
-    /// Takes a waiter out of its queue, without room for it.
+    /// Takes a waiter out of the queue without granting room.
     pub(super) fn end_wait(&mut self, id: WaiterId, state: WaiterState, wakers: &mut Wakers) {
         let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
         self.pools[waiter.request.home.index()].queue.remove(waiter.request.owner(), waiter.lane, &waiter.key);

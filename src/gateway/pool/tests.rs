@@ -1,4 +1,6 @@
-//! Admission as a whole: rules by example, conservation by property.
+//! Admission as a whole.
+//!
+//! Rules are tested by example, conservation by property.
 
 mod conservation;
 mod copies;
@@ -64,7 +66,7 @@ fn limits(slots: u32, permits: u32) -> BackendLimits {
     BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix }
 }
 
-/// The short and the long pool of the product's own example.
+/// The short and the long pool of the documented example.
 fn two_pools() -> Vec<PoolSpec> {
     vec![spec("short", 1, limits(4, 1), vec![]), spec("long", 1, limits(4, 2), vec![0])]
 }
@@ -396,8 +398,8 @@ fn ids_of_pools_are_positions_until_a_reload() {
     assert_eq!(Fixture::new(&two_pools()).layout.pools, [PoolId::new(0), PoolId::new(1)]);
 }
 
-/// Few of many backends are compared, and one of them is the runner-up of the choice before: with it, six are as good as
-/// sixteen where engines differ.
+/// Of many backends a few are compared, including the runner-up of the last choice: with it, six
+/// are as good as sixteen where engines differ.
 #[test]
 fn a_choice_among_many_backends_compares_the_runner_up_of_the_one_before() {
     let fixture = Fixture::new(&[spec("one", 64, limits(4, 1), vec![])]);
@@ -413,7 +415,7 @@ fn a_choice_among_many_backends_compares_the_runner_up_of_the_one_before() {
     }
 }
 
-/// Turns are exact among more backends than a policy compares that looks at their load.
+/// Turns stay exact among more backends than other policies compare.
 #[test]
 fn round_robin_takes_turns_among_many() {
     let mut many = spec("one", 40, limits(4, 1), vec![]);

@@ -1,18 +1,17 @@
-//! A bound on what requests may use of a backend whose engine is on trial, because its flags were just changed.
+//! A bound on requests for a backend whose engine is on trial, because the flags were just changed.
 //!
-//! Such an engine gets copies of requests first. What they have shown that it sustains bounds the requests that follow, so that
-//! an engine which fails above some load fails with copies and not with requests. The bound is below the limits of the backend
-//! and is one for requests only. While it is closed (no slot), requests neither use the backend nor displace copies there, and
-//! copies may use all of the limits, once the requests that run there have ended.
-//!
-//! A request that exceeds the bound by itself is served by other backends.
+//! Such an engine gets copies of requests first. The load that it sustained with copies bounds the
+//! requests that follow, so an engine that fails above some load fails with copies. The bound is
+//! below the limits of the backend, and binds only requests. While it is closed (no slot), requests
+//! neither use the backend nor displace copies, which may use the full limits once the requests
+//! there have ended. A request that exceeds the bound by itself goes elsewhere.
 
 use super::capacity::{BackendLimits, Need};
 
-/// What requests may use at most.
+/// The most that requests may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrialBound {
-    /// Sequences in flight. 0: no request.
+    /// Sequences in flight; 0: no request.
     pub slots: u32,
     /// Outstanding prompt + output tokens.
     pub tokens: u64,

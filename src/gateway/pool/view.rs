@@ -1,7 +1,7 @@
 //! A snapshot of all pools, for metrics, the admin API and the live page.
 //!
-//! Copies: no lock is held while a snapshot is read. Gauges are read from snapshots at scrape time and stored nowhere
-//! else, so they cannot drift.
+//! Snapshots are copies, so no lock is held while one is read. Gauges are read from snapshots at
+//! scrape time and stored nowhere else, so they cannot drift.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub const OWNERS_SHOWN: usize = 64;
 /// A request that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingRequest {
-    /// For how long.
+    /// How long it has waited.
     pub waited: Duration,
     /// Estimated prompt tokens.
     pub prompt_tokens: u64,
@@ -33,78 +33,78 @@ pub struct WaitingRequest {
 /// One pool.
 #[derive(Clone, Debug)]
 pub struct PoolView {
-    /// Its id.
+    /// The id.
     pub id: PoolId,
-    /// Its name.
+    /// The name.
     pub name: Arc<str>,
     /// Requests that wait.
     pub queue_length: usize,
-    /// How many may wait.
+    /// The most requests that may wait.
     pub queue_limit: usize,
-    /// It has no backend in rotation, and requests wait until it has one.
+    /// No backend is in rotation, and requests wait until one is.
     pub holds: bool,
-    /// Owners of requests, owners with waiters and most work first, at most [`OWNERS_SHOWN`]; none
-    /// where the pool is not fair.
+    /// Owners of requests, at most [`OWNERS_SHOWN`]: owners with waiters first, then the most work
+    /// first. None in a pool that is not fair.
     pub owners: Vec<OwnerView>,
-    /// Its backends, including removed ones that still have requests.
+    /// The backends, including removed ones that still have requests.
     pub backends: Vec<BackendView>,
 }
 
 /// One backend.
 #[derive(Clone, Debug)]
 pub struct BackendView {
-    /// Its id.
+    /// The id.
     pub id: BackendId,
-    /// Its name.
+    /// The name.
     pub name: Arc<str>,
-    /// Where it is reached.
+    /// The address.
     pub address: Arc<Address>,
-    /// Share of new work.
+    /// Share of new work relative to the other backends of the pool.
     pub weight: f64,
-    /// Its health.
+    /// Phase of health.
     pub phase: Phase,
-    /// How its last requests ended.
+    /// How the latest requests ended.
     pub recent: RecentAnswers,
-    /// Its engine refuses the gateway's credentials.
+    /// Set while the engine refuses the gateway's credentials.
     pub refused: Option<RefusedGateway>,
     /// Taken out of rotation by the operator.
     pub draining: bool,
-    /// Set by the process that runs its engine.
+    /// The decision of the process that runs the engine.
     pub cordon: Cordon,
-    /// Another gateway, which runs its engine, drains or restarts it.
+    /// The gateway that runs the engine is another one, and drains or restarts it.
     pub closed: bool,
     /// No longer configured.
     pub removed: bool,
-    /// How often it was found hung since it was configured.
+    /// How often the backend was found hung since it was configured.
     pub hangs: u64,
-    /// Its limits.
+    /// The limits in force.
     pub limits: BackendLimits,
-    /// What is in use.
+    /// Capacity in use.
     pub used: CapacityUsage,
-    /// What other gateways use, or may begin to use.
+    /// Capacity that other gateways use, or may begin to use.
     pub foreign: Share,
-    /// What copies use beside that: sequences, and prompt and output tokens.
+    /// Additional use by copies: sequences, and prompt and output tokens.
     pub copies: (u32, u64),
-    /// What may be used by the ledger of several gateways; `None`: there is none.
+    /// This gateway's share by the ledger of several gateways; `None`: there is no ledger.
     pub share: Option<Share>,
     /// Seconds per output token, as observed.
     pub seconds_per_token: Option<f64>,
     /// Prompt tokens per second, as observed.
     pub prefill_rate: f64,
-    /// When that was last observed; `None`: it is a guess.
+    /// When the prefill rate was last observed; `None`: it is a guess.
     pub prefill_seen: Option<Instant>,
-    /// Since when it has had requests in flight and sent no byte.
+    /// Since when the backend has had requests in flight and sent no byte.
     pub silent_since: Option<Instant>,
     /// The engine's context limit, if it reported one.
     pub max_model_len: Option<u64>,
-    /// What the engine serves is to be read again.
+    /// The facts of the engine must be read again.
     pub facts_due: bool,
-    /// The routes of the engine must be read: it, or another engine of the pool, has refused one.
+    /// The routes must be read: an engine of the pool has refused a route.
     pub routes_due: bool,
 }
 
 impl BackendView {
-    /// The label of its state in metrics and the admin API.
+    /// The label of the state in metrics and the admin API.
     pub fn state(&self) -> &'static str {
         match self.cordon {
             _ if self.removed => "removed",
@@ -118,13 +118,13 @@ impl BackendView {
         }
     }
 
-    /// Whether it gets new work if it has room.
+    /// Whether the backend gets new work when it has room.
     pub fn in_rotation(&self) -> bool {
         let healthy = matches!(self.phase, Phase::Ready | Phase::Probation);
         healthy && self.cordon == Cordon::Open && !self.closed && !self.draining && !self.removed
     }
 
-    /// What may be used by the ledger of several gateways, by the name of the unit, as far as units are limited. Empty without one.
+    /// This gateway's share by the ledger, for each limited unit by name. Empty without a ledger.
     pub fn share_of_limits(&self) -> Vec<(&'static str, u64)> {
         let Some(share) = self.share else { return Vec::new() };
         let limits = &self.limits;

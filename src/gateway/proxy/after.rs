@@ -1,7 +1,8 @@
-//! What becomes of a connection after a request, and who was at its other end.
+//! Ends or keeps a connection after a request, and finds the address at the other end.
 //!
-//! A refused client may still be sending its body. Closing the socket, or resetting the HTTP/2 stream, would make it lose the
-//! response, so that the rest of the body is read and dropped first, for a time that [`LINGER`] bounds.
+//! A refused client may still be sending its body. Closing the socket, or resetting the HTTP/2
+//! stream, would make the client lose the response. So the rest of the body is read and dropped
+//! first, for at most [`LINGER`].
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,29 +14,29 @@ use super::http2;
 use super::socket::ClientHandle;
 use crate::config::Config;
 
-/// How long the end of a request may take before its connection is closed.
+/// How long the end of a request may take before the connection is closed.
 pub(super) const SETTLE: Duration = Duration::from_secs(5);
-/// How long a refused client may keep sending.
 pub(super) const LINGER: Duration = Duration::from_secs(5);
-/// The same while the gateway shuts down.
+/// [`LINGER`] while the gateway shuts down.
 pub(super) const LINGER_CLOSING: Duration = Duration::from_secs(1);
 
-/// What happens to a connection after a request.
 pub(super) enum Next {
-    /// It is kept for another request.
     Request,
-    /// It is closed, after the client had this long to finish sending and to read the response.
-    Close { linger: Duration },
+    /// Closed, after the client had this long to finish sending and to read the response.
+    Close {
+        linger: Duration,
+    },
 }
 
 impl Next {
     pub(super) const CLOSE: Self = Self::Close { linger: Duration::ZERO };
 }
 
-/// Shuts down the sending side, gives the client up to `linger` to finish, and closes the connection.
+/// Shuts down the sending side, gives the client up to `linger` to finish, and closes the
+/// connection.
 pub(super) async fn end(session: &mut ServerSession, linger: Duration) {
     if ClientHandle::of(session).is_none() {
-        // An HTTP/2 stream ends with its session.
+        // An HTTP/2 stream ends with the session.
         http2::linger(session, linger).await;
         return;
     }
@@ -48,21 +49,22 @@ pub(super) async fn end(session: &mut ServerSession, linger: Duration) {
     }
 }
 
-/// Lets a client end its HTTP/2 stream after a complete response to a request whose body was not read.
+/// Lets a client end an HTTP/2 stream after a complete response to a request whose body was not
+/// read.
 pub(super) async fn end_stream(session: &mut ServerSession) {
     if !session.is_body_done() && ClientHandle::of(session).is_none() {
         http2::linger(session, LINGER).await;
     }
 }
 
-/// The address of a client for logs and records, where the configuration wants it.
+/// The address of a client for logs and records, if the configuration wants it.
 pub(super) fn shown(client: Option<IpAddr>, config: &Config) -> Option<IpAddr> {
     let wanted = config.access_log.as_ref().is_some_and(|log| log.client_address)
         || config.records.as_ref().is_some_and(|records| records.client_address);
     client.filter(|_| wanted)
 }
 
-/// The address at the other end of a connection, as a PROXY header has named it.
+/// The address at the other end of a connection, or the one that a PROXY header has named.
 pub(super) fn peer(session: &ServerSession) -> Option<IpAddr> {
     Some(session.client_addr()?.as_inet()?.ip())
 }

@@ -1,12 +1,13 @@
 //! The requests of one client connection: refusals before the body, and the request path.
 //!
-//! Order of checks, cheapest first: framing and host (400, 501; see `head.rs`), the size of the headers (431), the route (404,
-//! 405), the key (401), the coding (415) and declared size of the body (413), the body (413, 408, 400). If a request is refused before its body
-//! is read, the connection is closed after the client had time to read the response. A request whose body is still arriving
-//! when the gateway stops is refused at once (503); when complete it would be refused, too.
+//! Order of checks, cheapest first: framing and host (400, 501; see `head.rs`), size of the headers
+//! (431), route (404, 405), key (401), coding (415) and declared size of the body (413), the body
+//! (413, 408, 400). If a request is refused before the body is read, the connection is closed after
+//! the client had time to read the response. A request whose body is still arriving when the
+//! gateway stops is refused at once (503), since it would be refused when complete.
 //!
-//! Only the routes of the API reach an engine. Its control routes (sleep, LoRA loading, profiling, metrics) cannot be reached
-//! from the client port.
+//! Only the routes of the API reach an engine. An engine's control routes (sleep, LoRA loading,
+//! profiling, metrics) cannot be reached from the client port.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
@@ -48,7 +49,7 @@ use crate::telemetry::Telemetry;
 use sluice_core::openai::route::canonical;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
 
-/// The request path between sockets. Not generic here, so that it is compiled once, with this crate.
+/// The request path between sockets. Not generic, so that it is compiled once, with this crate.
 pub type ProxyFlow = Flow<UpstreamConnector, Arc<Telemetry>>;
 
 /// The client side of the gateway.
@@ -59,24 +60,24 @@ pub struct Gateway {
     pub(super) clients: Arc<ClientLimits>,
     origins: Arc<EngineOrigins>,
     seed: u64,
-    /// Number of requests so far. Request ids are generated from it and the seed.
+    /// Number of requests so far. With the seed, it gives request ids.
     served: AtomicU64,
 }
 
 /// A request whose head was checked and whose body was read.
 struct AcceptedRequest {
     route: Route,
-    /// `None` where no key is required.
+    /// `None` if no key is required.
     key: Option<ApiKey>,
     body: Bytes,
     /// The configuration in force when the body was complete.
     table: Arc<RoutingTable>,
 }
 
-/// Why a request was not accepted.
 enum Rejected {
     Refused(Refusal),
-    /// Refused, and the connection is closed: the end of the request is not known, or there are too many connections.
+    /// Refused, and the connection is closed: the end of the request is unknown, or there are too
+    /// many connections.
     Unreadable(Refusal),
     /// The client left; no response can reach it.
     ClientGone,
@@ -100,21 +101,19 @@ impl Gateway {
         Some(trust::client(headers, from, &table.config.server, &self.clients.proxies))
     }
 
-    /// Waits for a request and reads its head.
     async fn read_head(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Result<(), NoHead> {
         let times = {
             let server = &self.flow.routing_table().config.server;
             HeadTimes { idle: server.keepalive, head: server.header_timeout }
         };
-        // `head::read` has its own deadlines: those of pingora restart with each read.
+        // `head::read` has deadlines for the whole head: pingora's restart with each read.
         session.set_keepalive(Some(0));
         session.set_read_timeout(None);
-        // Keep pipelined requests. Bytes after a body do not mean that the client disconnected.
+        // Keeps pipelined requests. Bytes after a body do not mean that the client disconnected.
         session.set_pipelining_enabled(true);
         head::read(session, times, shutdown).await
     }
 
-    /// Serves one request.
     async fn serve(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Next {
         let table = self.flow.routing_table();
         let number = self.served.fetch_add(1, Ordering::Relaxed);
@@ -182,7 +181,7 @@ impl Gateway {
         }
     }
 
-    /// How the policy about other origins applies to a request.
+    /// The effect of the policy on cross-origin requests for this request.
     fn origin(&self, table: &RoutingTable, headers: &HeaderMap) -> CrossOrigin {
         match &table.config.server.cors {
             Some(policy) => CrossOrigin::of(policy, headers),
@@ -190,7 +189,7 @@ impl Gateway {
         }
     }
 
-    /// Refuses a request, whose body may not have been read.
+    /// Refuses a request whose body may not have been read.
     async fn reject(
         &self,
         session: &mut ServerSession,
@@ -219,7 +218,8 @@ impl Gateway {
         }
     }
 
-    /// Sends a response of the gateway itself. If the request has a body, it is not read, and the connection ends.
+    /// Sends a response of the gateway itself. A body of the request is not read; then the
+    /// connection ends.
     async fn send_local(
         &self,
         session: &mut ServerSession,
@@ -238,18 +238,18 @@ impl Gateway {
         }
     }
 
-    /// How long a client may accept no byte.
+    /// The longest time for which a client may accept no byte.
     fn pause(&self) -> Duration {
         self.flow.routing_table().timeouts().send
     }
 
-    /// What happens after a response to a request whose body was not read.
+    /// The end of a connection after a response to a request whose body was not read.
     fn after_refusal(&self) -> Next {
         // A shutdown does not wait for clients that keep sending.
         Next::Close { linger: if self.flow.is_closing() { LINGER_CLOSING } else { LINGER } }
     }
 
-    /// Checks the head of a request and reads its body.
+    /// Checks the head of a request and reads the body.
     async fn accept(
         &self,
         session: &mut ServerSession,
@@ -278,7 +278,8 @@ impl Gateway {
         let read = tokio::select! {
             biased;
             read = body::read(session, limit, min_rate, self.clients.body(owner.clone())) => read,
-            // It would be refused anyway when complete, and a client that never completes it would delay the shutdown.
+            // The request would be refused anyway when complete, and a client that never completes
+            // it would delay the shutdown.
             _ = stop.wait_for(|stopping| *stopping) => Err(BodyError::Stopping),
         };
         match read {
@@ -301,7 +302,8 @@ impl Gateway {
         }
     }
 
-    /// Checks the key again, and takes the configuration in force, when the body is complete: receiving it may take long.
+    /// Checks the key again, and takes the configuration in force. Called when the body is
+    /// complete, because receiving it may take long.
     fn admit(
         &self,
         session: &ServerSession,
@@ -320,7 +322,8 @@ impl Gateway {
         Ok(AcceptedRequest { route, key, body, table: current })
     }
 
-    /// Checks request line and headers, except framing and host, cheapest check first. `route`: or the path that is none.
+    /// Checks request line and headers, except framing and host, cheapest check first. The error of
+    /// `route` is a path that is no route.
     fn check_head(
         &self,
         session: &ServerSession,
@@ -350,7 +353,7 @@ fn incoming(
     client: Option<IpAddr>,
 ) -> Box<IncomingRequest> {
     let method = session.req_header().method.clone();
-    // pingora no longer needs the headers, so they are moved and not copied.
+    // pingora no longer needs the headers, so they are moved, not copied.
     let sent = take_headers(session);
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let AcceptedRequest { route, key, body, table: routing } = accepted;
@@ -380,8 +383,8 @@ fn incoming(
     })
 }
 
-/// The origin by which the outcome of a request counts: its key, or without keys the network that
-/// it came from.
+/// The origin under which the outcome of a request counts: the key, or without keys the client's
+/// network.
 fn request_origin(client: Option<IpAddr>, key: Option<&ApiKey>) -> Origin {
     match key {
         Some(key) => Origin::of_key(key.name()),
@@ -389,7 +392,8 @@ fn request_origin(client: Option<IpAddr>, key: Option<&ApiKey>) -> Origin {
     }
 }
 
-/// Takes the headers out of a session. The request line stays, which is all that pingora still reads.
+/// Takes the headers out of a session. pingora reads only the request line from now on, which
+/// stays.
 fn take_headers(session: &mut ServerSession) -> HeaderMap {
     let version = session.req_header().version;
     let Ok(mut bare) = RequestHeader::build(Method::POST, b"/", Some(0)) else {
@@ -400,7 +404,8 @@ fn take_headers(session: &mut ServerSession) -> HeaderMap {
 }
 
 impl HttpServerApp for Gateway {
-    /// Written without `async_trait`, which would store the session (680 bytes) twice for every open stream.
+    /// Written without `async_trait`, which would store the session (680 bytes) twice for every
+    /// open stream.
     fn process_new_http<'a, 'b, 'c>(
         self: &'a Arc<Self>,
         mut session: ServerSession,
@@ -452,22 +457,22 @@ fn shed(reason: ShedReason) -> Rejected {
     Rejected::Refused(Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() })
 }
 
-/// Whether a request may use its connection: there are not too many. A stream of HTTP/2 was counted
-/// before.
+/// Whether a request may use its connection, that is, whether there are not too many. Streams of
+/// HTTP/2 were counted before.
 fn has_place(session: &ServerSession, client: Option<IpAddr>) -> bool {
     let Some(socket) = ClientHandle::of(session) else { return true };
     let connection = socket.state.connection();
     connection.begin(client.unwrap_or(connection.address()))
 }
 
-/// Whether the client waits for `100 Continue`. `Some(false)`: another expectation. HTTP/1.0 has none (RFC 9110, 10.1.1).
+/// Whether the client waits for `100 Continue`. `Some(false)`: for something else. `None` with
+/// HTTP/1.0 (RFC 9110, 10.1.1).
 fn expectation(session: &ServerSession) -> Option<bool> {
     let request = session.req_header();
     let expected = request.headers.get(EXPECT).filter(|_| request.version > Version::HTTP_10)?;
     Some(expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Refuses a request whose head could not be read.
 async fn refuse_head(session: &mut ServerSession, refusal: &Refusal, flow: &ProxyFlow) {
     session.set_keepalive(None);
     let mut record = RecordGuard::new(flow.recorder(), None, "-".into(), Instant::now());

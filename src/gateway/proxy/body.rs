@@ -1,8 +1,9 @@
-//! Reads a request body. Its size and time are bounded, and so is the memory of all bodies together.
+//! Reads a request body, within bounds on size and time, and on the memory of all bodies together.
 //!
-//! A body whose declared size is over the limit, or over the memory that is free now, is refused before a byte of it is read.
-//! A body without a declared size is refused when it exceeds either. Memory is allocated as bytes arrive, not for the
-//! declared size. A body must arrive at a minimum rate, which is checked in each period ([`MinRate`]).
+//! A body whose declared size is over the limit, or over the memory that is free now, is refused
+//! before a byte is read. A body without a declared size is refused when it exceeds either. Memory
+//! is allocated as bytes arrive, not for the declared size. A body must arrive at a minimum rate,
+//! which is checked in each period ([`MinRate`]).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -15,47 +16,40 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::clients::CountedBytes;
 
-/// The most that is allocated for a declared size before its bytes arrive. Beyond it a buffer is at most twice as large as
-/// what it has received: an allocator hands out memory that was used before, so what a client declares and never sends
-/// would be resident, and would not count.
+/// The most bytes that are allocated for a declared size before they arrive. Above that, a buffer
+/// is at most twice as large as the bytes received. Allocators hand out memory that was used
+/// before, so the part of a declared size that is never sent would be resident without being
+/// counted.
 const INITIAL_CAPACITY: usize = 128 << 10;
 
-/// Bytes that each piece must have on average to be kept as it is, because what its allocation takes beside its bytes does not
-/// count.
+/// Average size, in bytes, from which pieces are kept as they are: the overhead of their
+/// allocations is not counted.
 const PIECE_MIN: usize = 4 << 10;
-/// Pieces that may be smaller. The first one is: it was read together with the head.
+/// Number of pieces that may be smaller. The first one is, because it was read together with the
+/// head.
 const SMALL_PIECES: usize = 8;
 
-/// Bytes of a body that are read before the task yields to others, if the client sends faster than they are read.
+/// Bytes of a body after which the task yields, if the client sends faster than the body is read.
 const YIELD_AFTER: usize = 512 << 10;
 
-/// Why there is no body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyError {
-    /// Larger than the limit.
     TooLarge,
-    /// It arrives below the minimum rate.
     TooSlow,
-    /// The bodies of all requests together would exceed `max_body_memory`, or this one gave way to
+    /// The bodies of all requests together would exceed `max_body_memory`, or this body gave way to
     /// another client's.
     NoMemory,
-    /// The chunks are malformed.
     Malformed,
-    /// The gateway is shutting down.
     Stopping,
-    /// The client disconnected.
     ClientGone,
 }
 
-/// The declared size of the body (`Content-Length`), if any.
 pub(super) fn declared_size(session: &ServerSession) -> Option<u64> {
     session.get_header(CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// The minimum rate of a body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MinRate {
-    /// Length of a period.
     pub(super) period: Duration,
     /// Bytes that must arrive in each period, unless the body ends.
     pub(super) bytes: usize,
@@ -68,27 +62,25 @@ impl MinRate {
     }
 }
 
-/// A body that is being read.
 struct Reading<'a> {
     session: &'a mut ServerSession,
     limit: u64,
-    /// The declared size.
     size: Option<u64>,
     min_rate: MinRate,
     counted: CountedBytes,
     received: usize,
-    /// End of the current period, by which `wanted` bytes in all must have arrived.
+    /// End of the current period, until which `wanted` bytes in all must have arrived.
     deadline: Instant,
     wanted: usize,
-    /// The task yields when this many bytes in all have arrived.
+    /// Number of received bytes at which the task yields.
     yield_at: usize,
 }
 
 impl Reading<'_> {
     /// The next piece; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
-        // The counted bytes are asked only when there is nothing to read: each piece that has
-        // arrived costs nothing.
+        // Polled only when there is nothing to read, so that a piece that has arrived costs
+        // nothing.
         let read = tokio::select! {
             biased;
             read = timeout_at(self.deadline, self.session.read_request_body()) => read,
@@ -111,7 +103,8 @@ impl Reading<'_> {
         if !counted {
             return Err(BodyError::NoMemory);
         }
-        // Bytes that arrive early do not extend the time. Otherwise a client could send most of a body fast and then pause.
+        // Bytes that arrive early do not extend the time. Otherwise a client could send most of a
+        // body fast and then pause.
         if self.received >= self.wanted {
             self.deadline = Instant::now() + self.min_rate.period;
             self.wanted = self.received + self.min_rate.bytes;
@@ -124,7 +117,7 @@ impl Reading<'_> {
     }
 }
 
-/// Reads the whole body. Its bytes count in `counted` until the body is dropped.
+/// Reads the whole body. The bytes count in `counted` until the body is dropped.
 pub(super) async fn read(
     session: &mut ServerSession,
     limit: u64,
@@ -138,7 +131,7 @@ pub(super) async fn read(
     if let Some(size) = size {
         counted.expect(size);
     }
-    // Otherwise it would be refused half-way.
+    // Without this check, the body would be refused half-way.
     if size.is_some_and(|size| !counted.has_room(size)) {
         return Err(BodyError::NoMemory);
     }
@@ -170,8 +163,8 @@ pub(super) async fn read(
     Ok(reading.counted.keep_buffer(body.buffer))
 }
 
-/// Reads the rest of a body and drops it, at most `most` bytes. Returns when the client has ended or reset it, too, or sends
-/// nothing for `pause`.
+/// Reads and drops the rest of a body, at most `most` bytes. Returns early if the client ends or
+/// resets the body, or sends nothing for `pause`.
 pub(super) async fn discard(session: &mut ServerSession, most: usize, pause: Duration) {
     let (mut received, mut yield_at) = (0, YIELD_AFTER);
     while received < most
@@ -186,23 +179,22 @@ pub(super) async fn discard(session: &mut ServerSession, most: usize, pause: Dur
     }
 }
 
-/// A body as far as it was received.
+/// The received part of a body.
 ///
-/// The first half of a long body is kept in pieces, so that each byte is copied once: a buffer of the declared size may be
-/// allocated when half of it is there.
+/// The first half of a long body is kept in pieces, and then moves into a buffer of the declared
+/// size. So each byte is copied once.
 #[derive(Default)]
 struct BodyBuffer {
-    /// Bytes that are expected in all.
+    /// Expected number of bytes in all.
     expected: usize,
-    /// The pieces so far; empty when there is a buffer.
+    /// The pieces so far; empty once there is a buffer.
     pieces: Vec<Bytes>,
-    /// Bytes of the pieces.
     held: usize,
     buffer: BytesMut,
 }
 
 impl BodyBuffer {
-    /// `spare`: a buffer for a body of that size that is left over from another one.
+    /// `spare`: returns a left-over buffer for a body of the given size.
     fn append(&mut self, piece: Bytes, spare: impl FnOnce(usize) -> Option<BytesMut>) {
         let received = self.held + self.buffer.len() + piece.len();
         let pieces_max = SMALL_PIECES + received / PIECE_MIN;
@@ -223,19 +215,17 @@ impl BodyBuffer {
         self.buffer.extend_from_slice(&piece);
     }
 
-    /// Bytes that are allocated.
     #[cfg(test)]
     fn allocated(&self) -> usize {
         self.held + self.buffer.capacity()
     }
 }
 
-/// Whether the client disconnected or sent a malformed body.
 fn cause(error: &pingora::Error) -> BodyError {
     use pingora::ErrorType::{ConnectionClosed, ReadError};
     match error.etype() {
         ConnectionClosed | ReadError => BodyError::ClientGone,
-        // The body ended before its declared length; pingora does not export this constant.
+        // The body ended before the declared length; pingora does not export this constant.
         other if other.as_str() == "PrematureBodyEnd" => BodyError::ClientGone,
         _ => BodyError::Malformed,
     }
@@ -265,7 +255,7 @@ mod tests {
     #[test]
     fn a_long_body_gets_one_buffer_of_its_size() {
         let mut body = BodyBuffer { expected: 400_000, ..BodyBuffer::default() };
-        // As they arrive: the first piece came with the head.
+        // The first piece came with the head.
         let capacities = [1_800, 65_536, 65_536, 65_536, 65_536, 65_536, 65_536].map(|length| {
             body.append(Bytes::from(vec![1; length]), |_| None);
             body.buffer.capacity()
@@ -284,7 +274,7 @@ mod tests {
             });
         }
         assert_eq!((asked, body.buffer.capacity()), (vec![400_000], 450_000));
-        // One that grows beyond what was expected moves to a larger one, which is new.
+        // A body that grows beyond the expected size moves to a larger buffer, which is new.
         body.append(Bytes::from(vec![1; 66_667]), |_| panic!("bytes are there already"));
         assert_eq!(body.buffer.len(), 7 * 66_667);
     }

@@ -3,24 +3,22 @@
 //!
 //! | resource | size | owner | gives way | without room |
 //! |---|---|---|---|---|
-//! | connections | `server.max_connections` | network | the oldest without a request | 503 |
+//! | connections | `server.max_connections` | network | oldest without a request | 503 |
 //! | refused connections | [`REFUSED_MAX`] | network | the oldest | it is closed, and counted |
 //! | TLS handshakes | [`HANDSHAKES_MAX`] | network | the oldest | the oldest is closed |
-//! | bytes of bodies | `server.max_body_memory` | key, or network | the newest incomplete | 503 |
+//! | bytes of bodies | `server.max_body_memory` | key, or network | newest incomplete | 503 |
 //!
-//! A request with HTTP/2 counts as a connection. Without room, a connection gets 503 to its first
+//! A request with HTTP/2 counts as a connection. Without room, a connection gets 503 to the first
 //! request and is closed; a request with HTTP/2 is refused in a way that is safe to retry.
 //!
-//! Each resource is shared by the rule in `shares`: one owner may have all of it while it is alone,
+//! Each resource is shared by the rule in `shares`: an owner may have all of it while it is alone,
 //! and a fair share when others want theirs. `server.max_connections_per_address` is a hard bound
-//! on top of that. Without it, one network may have requests on three quarters of the connections
-//! only: a connection with a request does not give way.
+//! on top. Without it, one network may have requests on three quarters of the connections, because
+//! a connection with a request does not give way.
 //!
-//! The bytes of a body count from their arrival until they are freed: while the request is read,
-//! queued, sent, and may still be retried. A declared size reserves nothing, but a request that
-//! declares more than it could get is refused. While a body grows, it may be copied to a larger
-//! buffer; that copy is not counted. There is at most one per thread at a time. Nor are buffers
-//! counted that are kept for later bodies (`spare_buffers.rs`).
+//! Bytes of a body count from arrival until they are freed. A declared size reserves nothing, but a
+//! request that declares more than it could get is refused. Not counted: one copy per thread while
+//! a body moves to a larger buffer, and spare buffers (`spare_buffers.rs`).
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -36,18 +34,19 @@ use crate::config::Server;
 use crate::shares::{Demand, GivesWay, Holding, Owner, Shares, network};
 use crate::telemetry::ClientView;
 
-/// Connections over the limit that may wait for their 503 at the same time.
+/// Connections over the limit that may wait for a 503 at the same time.
 pub(super) const REFUSED_MAX: u64 = 1_024;
 /// TLS handshakes at once. Each takes up to about 40 KB, and an RSA signature of 2,048 bits takes a
 /// millisecond of CPU.
 const HANDSHAKES_MAX: u64 = 2_048;
-/// Bodies up to this size may use all of the memory, larger ones all but one of [`BODY_PARTS`].
+/// Bodies up to this size, in bytes, may use all of the memory; larger ones all but one of
+/// [`BODY_PARTS`].
 const SMALL_BODY: u64 = 1 << 20;
-/// One of this many parts of the body memory is kept free for small bodies, and for newcomers.
+/// One part in this many of the body memory is kept free for small bodies and newcomers.
 const BODY_PARTS: u64 = 8;
-/// Bodies that declare at most this size, nearly all of them, are counted in one sum without
-/// owners, as long as the sum is within one of [`BRIEF_PARTS`] parts of the memory. Beyond that sum
-/// they have owners, too.
+/// Bodies that declare at most this size, in bytes, are counted in one sum without owners, while
+/// the sum is within one of [`BRIEF_PARTS`] parts of the memory. Beyond that sum they have owners,
+/// too. Nearly all bodies are this small.
 const BRIEF_BODY: u64 = 64 << 10;
 const BRIEF_PARTS: u64 = 16;
 
@@ -59,24 +58,22 @@ pub struct ClientLimits {
     handshakes: Arc<Shares>,
     bodies: Arc<Shares>,
     brief: BriefBodies,
-    /// The most connections of one network.
     per_address_max: AtomicU64,
     dropped: AtomicU64,
     spare: SpareBuffers,
     pub(super) proxies: ProxyReports,
 }
 
-/// The memory of small bodies.
 #[derive(Debug, Default)]
 struct BriefBodies {
     used: AtomicU64,
-    /// That of all bodies.
+    /// The memory of all bodies.
     total: AtomicU64,
 }
 
 impl BriefBodies {
-    /// Counts more bytes next to `others`. Bodies that arrive at one moment may exceed the memory
-    /// by their size.
+    /// Counts more bytes next to `others`. Bodies that arrive at the same moment may together
+    /// exceed the memory.
     fn take(&self, bytes: u64, others: u64) -> bool {
         let used = self.used.fetch_add(bytes, Relaxed);
         let fits = self.fits(used + bytes, others);
@@ -121,7 +118,6 @@ impl ClientLimits {
         Arc::new(limits)
     }
 
-    /// Limits that allow bodies of so many bytes together, and no connection.
     #[cfg(test)]
     pub(super) fn of_bodies(bytes: u64) -> Arc<Self> {
         let limits = Self::default();
@@ -174,25 +170,23 @@ impl ClientLimits {
         Some(CountedConnection { limits: Arc::clone(self), place, owner, address, refused, is_offered })
     }
 
-    /// Closes a connection without a request, the oldest of the largest owner, because there are no
-    /// descriptors left. False: there is none.
+    /// Closes the oldest connection without a request of the largest owner, because there are no
+    /// descriptors left. Returns whether there was one.
     pub(super) fn close_one(&self) -> bool {
         self.connections.yield_one()
     }
 
-    /// Ends the oldest handshake.
     #[cfg(test)]
     pub(super) fn end_one_handshake(&self) -> bool {
         self.handshakes.yield_one()
     }
 
-    /// The body of a request of `owner`.
     pub(super) fn body(self: &Arc<Self>, owner: Owner) -> CountedBytes {
         CountedBytes { limits: Arc::clone(self), owner, place: None, bytes: 0, is_brief: false, brief: 0 }
     }
 }
 
-/// A counted connection; dropping it reduces the count.
+/// A counted connection. Dropping it reduces the count.
 #[derive(Debug)]
 pub(super) struct CountedConnection {
     limits: Arc<ClientLimits>,
@@ -200,39 +194,37 @@ pub(super) struct CountedConnection {
     owner: Owner,
     /// The client, or a trusted proxy that has named none.
     address: IpAddr,
-    /// The connection is over the limit: its first request is refused.
+    /// Whether the connection is over the limit, so that the first request is refused.
     pub(super) refused: bool,
-    /// It has no request, so that it may give way.
+    /// Whether the connection has no request and may give way.
     is_offered: AtomicBool,
 }
 
 impl CountedConnection {
-    /// The limits that count it.
     pub(super) fn limits(&self) -> &Arc<ClientLimits> {
         &self.limits
     }
 
-    /// The address at the other end, as a PROXY header has named it.
+    /// The address at the other end, or the one that a PROXY header has named.
     pub(super) fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The same connection, counted for the client that a proxy has named. `None`: close it at
-    /// once.
+    /// Counts the connection for the client that a proxy has named. `None`: close it at once.
     pub(super) fn named(self, client: IpAddr, server: &Server) -> Option<Self> {
         let limits = Arc::clone(&self.limits);
         drop(self);
         limits.connected(client, server)
     }
 
-    /// Returns when the connection, which has no request now, has to be closed for others.
+    /// Returns when the connection, which has no request now, must be closed for others.
     pub(super) async fn gave_way(&self) {
         self.is_offered.store(true, Relaxed);
         poll_fn(|cx| self.place.poll_offered(&self.owner, cx)).await;
     }
 
-    /// Begins a request of `client` on this connection. Until [`Self::gave_way`] is polled again,
-    /// the connection does not give way. False: there are too many connections with requests.
+    /// Begins a request of `client` on this connection, which does not give way until
+    /// [`Self::gave_way`] is polled again. Returns `false` if too many connections have requests.
     pub(super) fn begin(&self, client: IpAddr) -> bool {
         if self.refused {
             return false;
@@ -249,8 +241,8 @@ impl CountedConnection {
         begun
     }
 
-    /// Counts a request of `client` on this connection, where it is one of several. `None`: there
-    /// are too many.
+    /// Counts a request of `client` on a connection that carries several. `None`: there are too
+    /// many.
     pub(super) fn request(&self, client: IpAddr) -> Option<Holding> {
         let was_offered = self.is_offered.load(Relaxed);
         if self.refused || was_offered && !self.place.keep() {
@@ -260,7 +252,7 @@ impl CountedConnection {
         let place = self.limits.connections.enter_kept(Owner::network(client), Demand { most, ..Demand::of(1) });
         match &place {
             Some(_) => self.is_offered.store(false, Relaxed),
-            // Without a request it gives way as before.
+            // Without a request, the connection gives way as before.
             None if was_offered => self.place.offer(&self.owner),
             None => {}
         }
@@ -273,14 +265,13 @@ impl CountedConnection {
     }
 }
 
-/// The counted bytes of one body; dropping it reduces the count.
+/// The counted bytes of one body. Dropping it reduces the count.
 #[derive(Debug)]
 pub(super) struct CountedBytes {
     limits: Arc<ClientLimits>,
     owner: Owner,
     place: Option<Holding>,
     bytes: u64,
-    /// Its declared size is small.
     is_brief: bool,
     /// Bytes that are counted without an owner.
     brief: u64,
@@ -302,26 +293,25 @@ impl CountedBytes {
         is_brief || self.limits.bodies.could(&self.owner, self.demand(bytes, bytes))
     }
 
-    /// The demand for `by` bytes of a body that has `size` then.
+    /// The demand for `by` bytes of a body that then has `size` bytes.
     fn demand(&self, by: u64, size: u64) -> Demand {
         let max = if size > SMALL_BODY { self.limits.bodies.view().total } else { 0 };
         let brief = self.limits.brief.used.load(Relaxed);
         Demand { spare: brief + max / BODY_PARTS, ..Demand::of(by) }
     }
 
-    /// Counts more bytes of an incomplete body. False: there is no room for them, or the body gave
-    /// way.
+    /// Counts more bytes of an incomplete body. Returns `false` if there is no room, or if the body
+    /// gave way.
     pub(super) fn grow(&mut self, by: usize) -> bool {
         self.count(by, false)
     }
 
-    /// Counts the bytes of a body that is complete with them.
+    /// Counts the last bytes of a body.
     pub(super) fn grow_to_end(&mut self, by: usize) -> bool {
         let is_first = self.place.is_none();
         self.count(by, is_first) && (is_first || self.complete())
     }
 
-    /// The client has declared a body of `size` bytes.
     pub(super) fn expect(&mut self, size: u64) {
         self.is_brief = size <= BRIEF_BODY;
     }
@@ -345,13 +335,12 @@ impl CountedBytes {
         grown
     }
 
-    /// The body is complete, and does not give way any more. False: it gave way, or its owner has
-    /// too much already.
+    /// Notes that the body is complete and does not give way any more. Returns `false` if it gave
+    /// way, or if its owner has too much already.
     pub(super) fn complete(&self) -> bool {
         self.place.as_ref().is_none_or(Holding::keep)
     }
 
-    /// Ready when the body gave way.
     pub(super) fn poll_gave_way(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.place.as_ref().map_or(Poll::Pending, |place| place.poll_gave_way(cx))
     }
@@ -361,12 +350,12 @@ impl CountedBytes {
         self.limits.spare.take(size)
     }
 
-    /// Returns the body, which counts until its last slice is dropped.
+    /// Returns the body. It counts until the last slice is dropped.
     pub(super) fn keep(self, body: Bytes) -> Bytes {
         Bytes::from_owner(CountedBody { body, _counted: self })
     }
 
-    /// The same for a body in a buffer, which is used again afterwards.
+    /// Like `keep`, for a body in a buffer that is used again afterwards.
     pub(super) fn keep_buffer(self, buffer: BytesMut) -> Bytes {
         Bytes::from_owner(CountedBuffer { buffer, counted: self })
     }
@@ -374,7 +363,7 @@ impl CountedBytes {
 
 struct CountedBody {
     body: Bytes,
-    /// Dropped after the bytes.
+    /// The count, dropped after the bytes.
     _counted: CountedBytes,
 }
 

@@ -1,13 +1,15 @@
-//! Requests of web pages of other origins (CORS, in the Fetch standard): who may read responses, and preflights.
+//! Cross-origin requests of web pages (CORS, in the Fetch standard): who may read responses, and
+//! preflights.
 //!
-//! Browsers send `Origin` with each such request, and first a preflight (OPTIONS) for one with a key or a JSON body. The
-//! gateway answers preflights itself, for every path and without a key, which browsers do not send. Its policy is that of
-//! `server.cors`, or else of the engines (`engine_origins.rs`). It is applied to every response, also to refusals, so that
-//! a page can read the error, and replaces the headers of engines about it.
+//! Browsers send `Origin` with each such request, and a preflight (OPTIONS) before one with a key
+//! or a JSON body. The gateway answers preflights itself, for every path and without a key, which
+//! browsers do not send. The policy is `server.cors`, or else the engines' (`engine_origins.rs`).
+//! It applies to every response, also to refusals, so that a page can read the error, and replaces
+//! the headers of engines about it.
 //!
-//! A page of an origin that is not allowed gets a response without the headers, as with other servers: its browser does
-//! not show it. Responses to requests without `Origin` are not changed, except for `Vary` where the response would depend
-//! on it.
+//! A page of an origin that is not allowed gets a response without the headers, and the browser
+//! does not show it. Responses to requests without `Origin` stay unchanged, except for `Vary` if
+//! the response would depend on it.
 
 use std::sync::Arc;
 
@@ -28,32 +30,32 @@ const EXPOSED: &str = "x-request-id, retry-after, x-sluice-error, x-sluice-backe
                        server-timing";
 /// Methods that are served on some path.
 const METHODS: &str = "GET, HEAD, POST, DELETE";
-/// How long a browser may use the answer to a preflight, in seconds; a changed policy takes effect after that.
+/// How long a browser may use the answer to a preflight, in seconds. A changed policy takes effect
+/// after that.
 const MAX_AGE: &str = "600";
-/// What the names of all headers about other origins begin with.
+/// Prefix of all header names about other origins.
 const PREFIX: &str = "access-control-";
 
-/// What the policy says of one request.
+/// The decision of the policy about one request.
 #[derive(Debug, Default)]
 pub(super) struct CrossOrigin {
     allow: Allow,
     /// Whether another `Origin` would get another answer.
     varies: bool,
-    /// Headers of engines stay where nothing is allowed here: they say the same.
+    /// Whether headers of engines stay if nothing is allowed here, because they say the same.
     is_of_engines: bool,
-    /// The response is the answer to a preflight, whose own headers stay.
+    /// Whether the response is the answer to a preflight, which has the headers already.
     is_preflight: bool,
 }
 
-/// Whether the page may read the response.
 #[derive(Debug, Default)]
 enum Allow {
     /// It may not, or no page asks.
     #[default]
     No,
-    /// It may; the value of `Access-Control-Allow-Origin`.
+    /// It may. Value of `Access-Control-Allow-Origin`.
     Yes(HeaderValue),
-    /// The answer of engines about this origin at the time of the response.
+    /// Decided by the engines' answer about this origin at the time of the response.
     ByEngines(Arc<EngineOrigins>, HeaderValue),
 }
 
@@ -66,12 +68,12 @@ impl From<Option<HeaderValue>> for Allow {
 /// The origin of the page that sent a request with these headers.
 fn origin(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut origins = headers.get_all(ORIGIN).iter();
-    // A browser sends one. Of several, none is certain.
+    // A browser sends one. Among several, none is certain.
     origins.next().filter(|_| origins.next().is_none())
 }
 
 impl CrossOrigin {
-    /// What `policy` says of a request with these headers.
+    /// The decision of `policy` about a request with these headers.
     pub(super) fn of(policy: &Cors, headers: &HeaderMap) -> Self {
         let origin = origin(headers);
         let (allow, varies) = match policy {
@@ -84,7 +86,7 @@ impl CrossOrigin {
         Self { allow: allow.into(), varies, is_of_engines: false, is_preflight: false }
     }
 
-    /// The same where the engines decide: by their answer at the time of the response.
+    /// Leaves the decision to the engines' answer at the time of the response.
     pub(super) fn of_engines(origins: &Arc<EngineOrigins>, headers: &HeaderMap) -> Self {
         let allow = origin(headers).map_or(Allow::No, |page| Allow::ByEngines(Arc::clone(origins), page.clone()));
         Self { allow, varies: false, is_of_engines: true, is_preflight: false }
@@ -98,7 +100,7 @@ impl CrossOrigin {
         }
     }
 
-    /// Takes over the answer of engines so far.
+    /// Takes over the engines' answer so far.
     fn settle(&mut self) {
         if let Allow::ByEngines(origins, page) = &self.allow {
             let allow = origins.known(page);
@@ -124,7 +126,8 @@ impl CrossOrigin {
         }
     }
 
-    /// The headers of the answer to a preflight, besides those of every response; `None` where the request is none.
+    /// The headers of the answer to a preflight, besides the headers of every response. `None` if
+    /// the request is no preflight.
     pub(super) fn preflight(&mut self, method: &Method, sent: &HeaderMap) -> Option<Result<HeaderMap, Refusal>> {
         let origin = sent.get(ORIGIN).filter(|_| is_preflight(method, sent))?;
         self.settle();
@@ -136,7 +139,8 @@ impl CrossOrigin {
         let mut headers = HeaderMap::with_capacity(6);
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
         headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE));
-        // A page may send any header: the gateway forwards what it does not know, and "*" would not include Authorization.
+        // A page may send any header: the gateway forwards unknown ones, and "*" would not include
+        // Authorization.
         if let Some(wanted) = sent.get(ACCESS_CONTROL_REQUEST_HEADERS) {
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
         }
@@ -144,7 +148,6 @@ impl CrossOrigin {
     }
 }
 
-/// Whether a request with these headers is a preflight.
 pub(super) fn is_preflight(method: &Method, sent: &HeaderMap) -> bool {
     method == Method::OPTIONS && sent.contains_key(ORIGIN) && sent.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }

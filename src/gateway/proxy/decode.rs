@@ -1,12 +1,14 @@
-//! Decodes request bodies that clients send compressed (`Content-Encoding`), so that the gateway can read the prompt and
-//! every engine gets plain JSON: vLLM does not decode bodies.
+//! Decodes compressed request bodies (`Content-Encoding`): the gateway must read the prompt, and
+//! vLLM does not decode bodies.
 //!
-//! Read are gzip (also of several members), deflate (in zlib's format, or raw as some clients send it) and zstd. brotli is
-//! not: no client library compresses requests with it. Anything else gets 415 with `Accept-Encoding`, before the body is read.
+//! It reads gzip (also of several members), deflate (in zlib's format, or raw as some clients send
+//! it) and zstd. No client library compresses requests with brotli. Any other coding gets 415 with
+//! `Accept-Encoding`, before the body is read.
 //!
-//! Bounds: a decoded body is at most `server.max_body`, and above [`EXPANDS_FREE`] at most [`EXPANDS_MAX`] times as large as
-//! what was sent. It counts towards `max_body_memory`, together with the compressed one and the memory of the decoder, while
-//! it is decoded. Other requests of the thread are served in between.
+//! Bounds: a decoded body is at most `server.max_body`, and above [`EXPANDS_FREE`] at most
+//! [`EXPANDS_MAX`] times as large as the body that was sent. Together with the compressed body and
+//! the decoder's memory it counts towards `max_body_memory`. The task yields to other requests in
+//! between.
 
 use std::sync::Arc;
 
@@ -22,22 +24,21 @@ use crate::config::limits::RETRY_AFTER_MIN;
 use crate::shares::Owner;
 use sluice_core::openai::{Refusal, ShedReason};
 
-/// How many times larger a body may become, as in Envoy (`max_inflate_ratio`). JSON becomes 3 to 10 times as large.
+/// The factor by which a body may grow, as in Envoy (`max_inflate_ratio`). JSON grows by 3 to 10.
 const EXPANDS_MAX: u64 = 100;
-/// A body may become this large whatever it was before, because repeated text compresses well.
+/// A body may grow to this many bytes by any factor, because repeated text compresses well.
 const EXPANDS_FREE: u64 = 1 << 20;
-/// Members of a gzip body, or frames of a zstd body. Each costs time, and may contain nothing.
+/// The most members of a gzip body, or frames of a zstd body. Each costs time, and may contain
+/// nothing.
 const MEMBERS_MAX: usize = 4_096;
-/// Bytes that are decoded in one step.
 const STEP: usize = 32 << 10;
 /// Decoded bytes after which the task yields to others.
 const YIELD_AFTER: usize = 512 << 10;
 /// The base-two logarithm of gzip's largest window.
 const GZIP_WINDOW: u8 = 15;
-/// The base-two logarithm of the largest window of zstd that the content coding allows (RFC 9659).
+/// The base-two logarithm of zstd's largest window that the content coding allows (RFC 9659).
 const ZSTD_WINDOW: u32 = 23;
 
-/// How a body is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coding {
     Gzip,
@@ -46,7 +47,7 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// The coding of a body with these headers; `None`: it is sent as it is.
+    /// The coding of a body with these headers; `None`: not encoded.
     pub(super) fn of(headers: &HeaderMap) -> Result<Option<Self>, Refusal> {
         let values = headers.get_all(CONTENT_ENCODING).iter();
         let codings = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
@@ -55,7 +56,8 @@ impl Coding {
             let known =
                 [("gzip", Self::Gzip), ("x-gzip", Self::Gzip), ("deflate", Self::Deflate), ("zstd", Self::Zstd)];
             let known = known.into_iter().find(|(name, _)| coding.eq_ignore_ascii_case(name.as_bytes()));
-            // One after another is never sent, and would multiply what a few bytes become.
+            // No client applies two codings, and together they would multiply the growth of a few
+            // bytes.
             if found.replace(known.ok_or(Refusal::EncodingNotSupported)?.1).is_some() {
                 return Err(Refusal::EncodingNotSupported);
             }
@@ -71,7 +73,7 @@ impl Coding {
         }
     }
 
-    /// Memory of its decoder, for bodies of up to `limit` bytes.
+    /// Bytes of memory that the decoder takes, for bodies of up to `limit` bytes.
     fn memory(self, limit: u64) -> usize {
         match self {
             Self::Gzip | Self::Deflate => 1 << (GZIP_WINDOW + 1),
@@ -97,7 +99,6 @@ enum Decoder {
     Zstd(Box<Zstd<'static>>),
 }
 
-/// What one step did.
 struct Progress {
     taken: usize,
     made: usize,
@@ -106,7 +107,7 @@ struct Progress {
 }
 
 impl Decoder {
-    /// A decoder for a body that begins like this.
+    /// A decoder for a body that begins with `body`.
     fn new(coding: Coding, body: &[u8]) -> std::io::Result<Self> {
         Ok(match coding {
             Coding::Gzip => Self::Inflate(Decompress::new_gzip(GZIP_WINDOW)),
@@ -143,7 +144,7 @@ impl Decoder {
     }
 }
 
-/// Decodes a whole body. `limit`: the largest that it may become.
+/// Decodes a whole body. `limit`: the largest size that it may have afterwards, in bytes.
 pub(super) async fn decode(
     coding: Coding,
     body: Bytes,

@@ -1,10 +1,10 @@
 //! The client, as the request path sees it: a pingora session behind the [`Downstream`] trait.
 //!
-//! Framing is decided here: the engine's `Content-Length` is kept. Without one, an HTTP/1.1 client gets chunks, and an HTTP/1.0
-//! client gets the body until the connection closes.
+//! Framing is decided here: the engine's `Content-Length` is kept. Without one, an HTTP/1.1 client
+//! gets chunks, and an HTTP/1.0 client gets the body until the connection closes.
 //!
-//! A client that accepts no byte for `timeouts.send` is treated as disconnected. Until then the
-//! request path keeps its bytes.
+//! A client that accepts no byte for `timeouts.send` counts as disconnected. Until then the request
+//! path keeps its bytes.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -23,22 +23,20 @@ use super::headers;
 use super::socket::ClientHandle;
 use crate::flow::{ClientGone, Downstream, ResponseHead};
 
-/// One client, during one request.
 pub(super) struct DownstreamConnection<'a> {
     session: &'a mut ServerSession,
-    /// Which pages may read the response.
+    /// Decides which pages may read the response.
     origin: CrossOrigin,
-    /// The response has a `Content-Length`.
     sized: bool,
     finished: bool,
     aborted: bool,
-    /// `timeouts.send`; with HTTP/2 the session has it.
+    /// `timeouts.send`; `None` with HTTP/2, where the session has it.
     pause: Option<Duration>,
 }
 
 impl<'a> DownstreamConnection<'a> {
     pub(super) fn new(session: &'a mut ServerSession, origin: CrossOrigin, pause: Duration) -> Self {
-        // With HTTP/2 a write is progress with each byte that the client's window admits.
+        // With HTTP/2, each byte that the client's window admits is progress of a write.
         let is_http2 = ClientHandle::of(session).is_none();
         if is_http2 {
             session.set_write_timeout(Some(pause));
@@ -75,7 +73,7 @@ impl Downstream for DownstreamConnection<'_> {
         let (mut parts, ()) = http::Response::new(()).into_parts();
         parts.status = head.status;
         parts.headers = headers;
-        // The first bytes of the body follow at once; head and body are sent together.
+        // The first bytes of the body follow at once: head and body are sent together.
         self.cork(true);
         let pause = self.pause;
         send(self.session.write_response_header(Box::new(ResponseHeader::from(parts))), pause).await
@@ -100,13 +98,14 @@ impl Downstream for DownstreamConnection<'_> {
     async fn gone(&mut self) {
         match ClientHandle::of(self.session) {
             Some(client) => client.left().await,
-            // HTTP/2: only this stream is read, so other requests of the connection are not affected.
+            // HTTP/2: only this stream is read, so other requests of the connection are not
+            // affected.
             None => while self.session.read_body_or_idle(true).await.is_ok() {},
         }
     }
 }
 
-/// Sends within `pause`. Nearly every write is accepted at once, and needs no timer.
+/// Sends within `pause`. Nearly every write is accepted at once and needs no timer.
 async fn send<T, E>(sending: impl Future<Output = Result<T, E>>, pause: Option<Duration>) -> Result<(), ClientGone> {
     let mut sending = pin!(sending);
     let sent = match poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await {

@@ -1,6 +1,7 @@
-//! How the service of a port ends: it stops, or another process goes on with its socket.
+//! Ends the service of a port: it stops, or another process goes on with the socket.
 //!
-//! For the port of clients and the admin port. Each connection watches it; what it does then, its owner decides.
+//! Used by the client port and the admin port. Each connection watches the signals; the owner of a
+//! connection decides how to react.
 
 use tokio::sync::watch;
 
@@ -13,30 +14,30 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Accepts no more connections, and closes those without a request at once.
+    /// Accepts no more connections, and closes connections without a request at once.
     pub fn stop(&self) {
         self.stop.send_replace(true);
     }
 
-    /// Accepts no more connections: another process does. Those that are open are served on, see `listener.rs`. Returns when no more
-    /// are accepted.
+    /// Stops accepting connections, because another process accepts them. Open connections are
+    /// served on, see `listener.rs`. Returns when no more are accepted.
     pub async fn hand_over(&self) {
         self.hand_over.send_replace(true);
         turned(&mut self.closed.subscribe()).await;
     }
 
-    /// To be called when no more connections are accepted.
+    /// Notes that no more connections are accepted.
     pub fn has_closed(&self) {
         self.closed.send_replace(true);
     }
 
-    /// What a connection watches.
+    /// The signals that a connection watches.
     pub fn watch(&self) -> Ends {
         Ends { stop: self.stop.subscribe(), hand_over: self.hand_over.subscribe() }
     }
 }
 
-/// Whether the service of a port ends.
+/// The signals for the end of a port's service.
 #[derive(Clone, Debug)]
 pub struct Ends {
     pub(super) stop: watch::Receiver<bool>,
@@ -68,7 +69,7 @@ impl Ends {
     }
 }
 
-/// A function of its own, because the guard that `wait_for` returns is not `Send`.
+/// A separate function, because the guard that `wait_for` returns is not `Send`.
 async fn turned(signal: &mut watch::Receiver<bool>) {
     let _ = signal.wait_for(|set| *set).await;
 }

@@ -1,22 +1,18 @@
-//! What engines say of the origins of web pages, where `server.cors` is not set.
+//! The engines' policy about origins of web pages, used if `server.cors` is not set.
 //!
-//! A page that may use an engine may then use the gateway, too, as with nginx in between: vLLM up
-//! to 0.30 allows every origin, later versions allow the origins of `--allowed-origins`. Its own
-//! answers (errors, `/v1/models`) need the same policy, so the gateway asks an engine in rotation
-//! with a preflight of its own, and applies the answer to all responses.
+//! A page that may use an engine may use the gateway, too, as with nginx in between: vLLM up to
+//! 0.30 allows every origin, later versions those of `--allowed-origins`. The gateway asks an
+//! engine in rotation with a preflight, and applies the answer to all responses, also its own.
 //!
-//! An answer is used at once, however old. One older than [`FRESH`] is asked for again, in a
-//! separate task. A request waits only where nothing is known and its response would come before
-//! the answer: a preflight, and a response of the gateway itself. Engines are asked for requests
-//! whose key was accepted, and for preflights, which have no key. Where no engine answers, none is
-//! asked again for [`FAILED_FOR`].
+//! Answers are used however old. One older than [`FRESH`] is renewed in a separate task. Only a
+//! preflight or a response of the gateway itself waits, and only if nothing is known. Engines are
+//! asked for requests with an accepted key, and for preflights. If none answers, none is asked for
+//! [`FAILED_FOR`].
 //!
-//! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`] are kept. Where there are more, the
-//! first to leave are origins that no request with an accepted key has used; of these, the ones
-//! that the engine does not allow; and of these, the oldest. So origins that a client makes up
-//! replace none that is in use. An engine that allows every origin has one answer for all.
-//! [`ASKS_MAX`] origins are asked about at once, [`ASKS_OF_ANYONE_MAX`] of them without a key, and
-//! each once at a time.
+//! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`]. Beyond that, unused origins leave
+//! first, then those not allowed, then the oldest: origins that a client makes up replace none in
+//! use. An engine that allows every origin has one answer for all. [`ASKS_MAX`] questions at once,
+//! [`ASKS_OF_ANYONE_MAX`] of them without a key.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -34,54 +30,51 @@ use tokio::time::{Instant, timeout};
 use crate::flow::{Connection, Exchange, Flow, Recorder, Upstream, UpstreamRequest};
 use crate::pool::{Address, BackendView};
 
-/// How long an answer is used before it is asked for again.
+/// Age up to which an answer is not asked for again.
 const FRESH: Duration = Duration::from_secs(60);
 /// How long no engine is asked after none has answered.
 const FAILED_FOR: Duration = Duration::from_secs(5);
-/// Origins whose answers are kept.
 const ORIGINS_MAX: usize = 256;
-/// The longest origin that is asked about; names of hosts have 253 bytes at most.
+/// Bytes of the longest origin that is asked about; host names have at most 253.
 const ORIGIN_BYTES: usize = 280;
 /// Origins that are asked about at once.
 const ASKS_MAX: usize = 8;
-/// Of these, for requests whose key is not known.
+/// The part of [`ASKS_MAX`] for requests without an accepted key.
 const ASKS_OF_ANYONE_MAX: usize = 6;
 /// How long one engine may take to answer.
 const ENGINE_TIME: Duration = Duration::from_secs(1);
 /// How long all engines together may take.
 const ASK_TIME: Duration = Duration::from_secs(2);
-/// Engines that are asked, one after the other, until one answers.
+/// The most engines that are asked, one after the other, until one answers.
 const ENGINES_MAX: usize = 4;
 
-/// The answer of an engine: the value of `Access-Control-Allow-Origin`, or `None` where it does not
-/// allow the origin.
+/// The answer of an engine: the value of `Access-Control-Allow-Origin`, or `None` if the origin is
+/// not allowed.
 type Allow = Option<HeaderValue>;
 
-/// For whom an engine is asked.
+/// The kind of request for which an engine is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asker {
     /// A request without a key, as preflights are.
     Anyone,
-    /// A request whose key was accepted, or where none is required.
+    /// A request whose key was accepted, or that needs none.
     Accepted,
 }
 
-/// The answers so far.
 #[derive(Debug, Default)]
 pub(super) struct EngineOrigins {
     table: Mutex<Table>,
-    /// Notified whenever a question is over.
+    /// Notified whenever a question has ended.
     answered: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    /// The answer for every origin, where the engine allows all.
+    /// The answer for every origin, if the engine allows all.
     any: Option<Answer>,
     by_origin: HashMap<Box<[u8]>, Answer>,
-    /// Origins that are asked about now.
     asking: HashSet<Box<[u8]>>,
-    /// When no engine has answered.
+    /// The last time at which no engine answered.
     failed_at: Option<Instant>,
 }
 
@@ -89,7 +82,7 @@ struct Table {
 struct Answer {
     allow: Allow,
     at: Instant,
-    /// A request with an accepted key has come from this origin.
+    /// Whether a request with an accepted key has come from this origin.
     in_use: bool,
 }
 
@@ -98,7 +91,8 @@ impl Table {
         self.any.as_ref().or_else(|| self.by_origin.get(origin.as_bytes()))
     }
 
-    /// Takes a place for a question about an origin. False where none is needed or free.
+    /// Takes a place for a question about an origin. Returns `false` if no question is needed, or
+    /// no place is free.
     fn begin(&mut self, origin: &HeaderValue, asker: Asker, now: Instant) -> bool {
         if asker == Asker::Accepted
             && let Some(answer) = self.by_origin.get_mut(origin.as_bytes())
@@ -114,7 +108,7 @@ impl Table {
         is_due && self.asking.insert(origin.as_bytes().into())
     }
 
-    /// A question is over. `said`: the answer of an engine; `None`: no engine answered.
+    /// Ends a question. `said`: the answer of an engine; `None`: no engine answered.
     fn note(&mut self, origin: &HeaderValue, said: Option<Allow>, now: Instant) {
         let Some(allow) = said else {
             self.failed_at = Some(now);
@@ -139,7 +133,7 @@ impl Table {
     }
 }
 
-/// A question that is being asked; over when it is dropped.
+/// An open question, which ends when it is dropped.
 struct Question {
     origins: Arc<EngineOrigins>,
     origin: HeaderValue,
@@ -164,7 +158,7 @@ impl Drop for Question {
 }
 
 impl EngineOrigins {
-    /// The answer of an engine about an origin, however old; `None` also where no answer is known.
+    /// The answer about an origin, however old. `None` also if no answer is known.
     pub(super) fn known(&self, origin: &HeaderValue) -> Allow {
         self.table.lock().answer(origin)?.allow.clone()
     }
@@ -178,7 +172,8 @@ impl EngineOrigins {
         self.ask(origin, asker, |origin| ask(Arc::clone(flow), origin));
     }
 
-    /// The same, and waits until something is known, or no engine answers in time.
+    /// Like [`Self::refresh`], and waits until an answer is known, or until no engine answers in
+    /// time.
     pub(super) async fn wait<U, R>(self: &Arc<Self>, flow: &Arc<Flow<U, R>>, origin: &HeaderValue, asker: Asker)
     where
         U: Upstream + 'static,
@@ -200,7 +195,7 @@ impl EngineOrigins {
         tokio::spawn(async move { question.end(asked.await) });
     }
 
-    /// Waits until an origin is known, or is not asked about.
+    /// Waits until an answer about `origin` is known, or no question about it is open.
     async fn answered(&self, origin: &HeaderValue) {
         let is_over = || {
             let table = self.table.lock();
@@ -220,7 +215,7 @@ impl EngineOrigins {
     }
 }
 
-/// Sends engines a preflight, until one answers. `None`: none did.
+/// Sends engines a preflight, until one answers. `None`: no engine answered.
 async fn ask<U: Upstream, R: Recorder>(flow: Arc<Flow<U, R>>, origin: HeaderValue) -> Option<Allow> {
     let pools = flow.admission().view();
     let engines = pools.iter().flat_map(|pool| &pool.backends).filter(|backend| BackendView::in_rotation(backend));

@@ -1,13 +1,13 @@
 //! Limits the rate of costly HTTP/2 frames on a connection.
 //!
-//! Some frames cost the server far more than the client, and honest clients rarely send them: resets of requests just sent
-//! (CVE-2023-44487), pings, settings, priorities, empty data, endless continuations (CVE-2019-9512 to 9518, CVE-2024-27316).
-//! The h2 library limits several of these one by one. Here all of them are counted together as they arrive, so the limit does
-//! not depend on the library: a token bucket of [`BURST`] frames, refilled with [`PER_SECOND`]. A client that cancels a
-//! hundred streams at once stays far below it.
+//! Some frames cost the server far more than the client, and honest clients rarely send them:
+//! resets of requests just sent (CVE-2023-44487), pings, settings, priorities, empty data, endless
+//! continuations (CVE-2019-9512 to 9518, CVE-2024-27316). The h2 library limits several of these
+//! one by one. Here all of them count together, in a token bucket of [`BURST`] frames, refilled
+//! with [`PER_SECOND`]. A client that cancels a hundred streams at once stays far below it.
 //!
-//! Not counted: headers (each opens a request, which has its own limits), data with content, and window updates, which every
-//! reader sends.
+//! Not counted: headers (each opens a request, which has other limits), data with content, and
+//! window updates, which every reader sends.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const PER_SECOND: u32 = 100;
 
 /// Bytes of a frame header (RFC 9113, 4.1).
 const HEAD: usize = 9;
-/// Bytes that a client sends before its first frame.
+/// Bytes that a client sends before the first frame.
 const PREFACE: usize = 24;
 const DATA: u8 = 0x0;
 const PRIORITY: u8 = 0x2;
@@ -29,7 +29,6 @@ const SETTINGS: u8 = 0x4;
 const PING: u8 = 0x6;
 const CONTINUATION: u8 = 0x9;
 
-/// Counts the costly frames of one connection.
 #[derive(Debug)]
 pub(super) struct FrameMeter {
     /// Bytes left of the preface or of the frame being read.
@@ -37,7 +36,6 @@ pub(super) struct FrameMeter {
     /// The received part of the next frame header.
     head: [u8; HEAD],
     have: usize,
-    /// Tokens left in the bucket.
     left: u32,
     filled: Instant,
 }
@@ -47,7 +45,7 @@ impl FrameMeter {
         Self { skip: PREFACE, head: [0; HEAD], have: 0, left: BURST, filled: now }
     }
 
-    /// Parses received bytes. False: there were too many costly frames.
+    /// Parses received bytes. Returns `false` after too many costly frames.
     pub(super) fn pass(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> bool {
         while !bytes.is_empty() {
             let skipped = self.skip.min(bytes.len());

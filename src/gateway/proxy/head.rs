@@ -1,10 +1,12 @@
-//! Reads the head of a request with a deadline and a size limit, and makes the checks that pingora does not make.
+//! Reads the head of a request with a deadline and a size limit, and makes the checks that pingora
+//! does not make.
 //!
-//! A connection may be idle for `server.keepalive`. From its first byte on, a head must arrive within
-//! `server.header_timeout` and have at most [`HEAD_BYTES_MAX`]. pingora only limits the pause between reads, and allows 1 MiB.
+//! A connection may be idle for `server.keepalive`. From the first byte on, a head must arrive
+//! within `server.header_timeout` and have at most [`HEAD_BYTES_MAX`]. pingora only limits the
+//! pause between reads, and allows 1 MiB.
 //!
-//! The checks concern framing and host. A request that fails one is refused and its connection closed, because the start of
-//! the next request is not known:
+//! A request that fails a check of framing or host is refused and the connection closed, because
+//! the start of the next request is unknown:
 //!
 //! | request | response | as |
 //! |---|---|---|
@@ -15,8 +17,8 @@
 //! | CONNECT | 501 | RFC 9110 9.1 (nginx: 400 or 405) |
 //! | upgrade to a WebSocket | 501 | a WebSocket client cannot continue without it |
 //!
-//! Every other `Upgrade` is ignored, as RFC 9110 (7.8) allows and nginx and HAProxy do: some clients offer HTTP/2 in every
-//! request.
+//! Every other `Upgrade` is ignored, as RFC 9110 (7.8) allows and nginx and HAProxy do: some
+//! clients offer HTTP/2 in every request.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -35,7 +37,8 @@ use super::socket::ClientHandle;
 use crate::config::limits::{MAX_HEADER_BYTES, RETRY_AFTER_MIN};
 use sluice_core::openai::{Refusal, ShedReason};
 
-/// The most bytes of a head, including the request line and separators. Header fields have a limit of their own.
+/// The most bytes of a head, including the request line and separators. Header fields have a
+/// smaller limit.
 const HEAD_BYTES_MAX: usize = MAX_HEADER_BYTES + (16 << 10);
 
 /// How long a connection over the limit may take to send the request that will be refused.
@@ -54,20 +57,18 @@ impl HeadTimes {
     }
 }
 
-/// Why there is no request to serve.
 #[derive(Debug)]
 pub(super) enum NoHead {
-    /// The client closed the connection or was idle for too long, others need its place, or the
-    /// gateway is shutting down.
+    /// The client closed the connection or was idle for too long, others need the place, or the
+    /// gateway shuts down.
     Closed,
-    /// The request is refused.
     Refused(Refusal),
 }
 
-/// Reads the head of the next request.
 pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &ShutdownWatch) -> Result<(), NoHead> {
     let Some(state) = ClientHandle::of(session).map(|client| Arc::clone(client.state)) else {
-        // An HTTP/2 stream starts with a complete head, and `http2.rs` has the deadlines of the connection.
+        // An HTTP/2 stream starts with a complete head, and `http2.rs` has the deadlines of the
+        // connection.
         return if matches!(session.read_request().await, Ok(true)) { Ok(()) } else { Err(NoHead::Closed) };
     };
     let times = if state.is_refused() { times.at_most(REFUSED_TIME) } else { times };
@@ -78,7 +79,8 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
     let read = {
         let mut reading = pin!(session.read_request());
         loop {
-            // Polling `reading` reads bytes and sets the flag, so the flag is checked in the same poll.
+            // Polling `reading` reads bytes and sets the flag, so the flag is checked in the same
+            // poll.
             let first = poll_fn(|_| if state.has_begun() { Poll::Ready(()) } else { Poll::Pending });
             tokio::select! {
                 biased;
@@ -90,7 +92,7 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
                 () = timer.as_mut() => {
                     return Err(if begun { NoHead::Refused(Refusal::HeaderTimeout) } else { NoHead::Closed });
                 }
-                // Others need the place.
+                // Another client needs the place.
                 () = state.connection().gave_way() => {
                     return Err(if begun { NoHead::Refused(too_many()) } else { NoHead::Closed });
                 }
@@ -125,7 +127,6 @@ fn refused(error: &pingora::Error) -> NoHead {
     NoHead::Refused(if large { Refusal::HeadersTooLarge } else { invalid("the request line or a header is malformed") })
 }
 
-/// Checks framing and host.
 pub(super) fn check(session: &ServerSession) -> Result<(), Refusal> {
     let request = session.req_header();
     if request.method == Method::CONNECT {
@@ -150,7 +151,8 @@ pub(super) fn check(session: &ServerSession) -> Result<(), Refusal> {
 }
 
 fn check_host(request: &RequestHeader) -> Result<(), Refusal> {
-    // pingora has already refused several Host headers, and one that differs from an absolute request target.
+    // pingora has already refused several Host headers, and one that differs from an absolute
+    // request target.
     match request.headers.get(HOST) {
         None if request.version == Version::HTTP_11 => Err(invalid("an HTTP/1.1 request must have a Host header")),
         Some(host) if host.is_empty() || !host.as_bytes().iter().all(|&byte| is_host(byte)) => {
@@ -179,9 +181,9 @@ fn check_coding(headers: &HeaderMap) -> Result<(), Refusal> {
 
 /// Whether a request has both a length and a transfer coding, which may contradict each other.
 ///
-/// RFC 9112 (6.3) allows a server to refuse it or to use the chunks. The gateway refuses, as nginx does, because a proxy in
-/// front of it may have used the length (request smuggling). pingora removes the length from the parsed headers, so the raw
-/// bytes are searched.
+/// RFC 9112 (6.3) allows a server to refuse such a request or to use the chunks. The gateway
+/// refuses, as nginx does, because a proxy in front of it may have used the length (request
+/// smuggling). pingora removes the length from the parsed headers, so the raw bytes are searched.
 fn is_framed_twice(session: &ServerSession) -> bool {
     let Some(session) = session.as_http1() else { return false };
     let name = CONTENT_LENGTH.as_str().as_bytes();

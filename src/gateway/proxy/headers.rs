@@ -1,19 +1,18 @@
-//! Which headers are forwarded.
+//! Decides which headers are forwarded, and reads ids, keys and priority from headers.
 //!
-//! Hop-by-hop headers belong to one connection (RFC 9110, 7.6.1): `Connection` and what it names, and
-//! the fixed list below. `Host` and framing (`Content-Length`, `Transfer-Encoding`) are set anew on each side. `Expect` is
-//! handled by the gateway, which decodes bodies, too (`Content-Encoding`). `Accept-Encoding` is not forwarded, because a compressed stream can neither be metered nor have its
-//! usage event removed. `X-Data-Parallel-Rank` chooses an engine core inside a backend. It is not forwarded, because a client
-//! could put all its requests on one core. `X-Vllm-Priority` is read and not forwarded: a client
-//! could go before all others.
+//! Hop-by-hop headers belong to one connection (RFC 9110, 7.6.1): `Connection`, the headers that it
+//! names, and the list below. Also not forwarded: `Host` and framing, set anew on each side;
+//! `Expect` and `Content-Encoding`, handled by the gateway; `Accept-Encoding`, because a compressed
+//! stream can be neither metered nor edited; `X-Data-Parallel-Rank` and `X-Vllm-Priority`, with
+//! which a client could overload one engine core or go before all others.
 //!
-//! Request ids: the client gets its own id back, and the engine gets a unique id that begins with it. vLLM before 0.14 mixes
-//! up two running requests with the same id, and a client may send an id twice.
+//! The client gets the request id back; the engine gets a unique id that begins with it, because
+//! vLLM before 0.14 mixes up two running requests with the same id.
 //!
-//! Credentials: a client may send several, such as the token of its own session beside a key. The gateway takes the first that
-//! is a key of its own, in this order: bearer tokens in `Authorization`, then `x-api-key` (Anthropic), then `api-key` (Azure).
-//! If keys are configured, no credential is forwarded. Otherwise they are for the engine; if there is no
-//! `Authorization`, the other two are translated to the bearer token that vLLM reads.
+//! A client may send several credentials. The first that is a key of the gateway counts, in this
+//! order: bearer tokens in `Authorization`, `x-api-key` (Anthropic), `api-key` (Azure). With
+//! configured keys, no credential is forwarded. Otherwise, without `Authorization`, the other two
+//! become the bearer token that vLLM reads.
 
 use std::sync::Arc;
 
@@ -38,12 +37,10 @@ const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-paralle
 const X_VLLM_PRIORITY: HeaderName = HeaderName::from_static(PRIORITY);
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 
-/// Headers with a client's credentials.
 pub(super) const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, X_API_KEY, API_KEY];
-/// Credentials of a request that are looked up. Each is hashed once.
+/// The most credentials of a request that are looked up. Each is hashed once.
 const CREDENTIALS_MAX: usize = 8;
 
-/// Headers of one connection only.
 static HOP_BY_HOP: [HeaderName; 10] = [
     CONNECTION,
     KEEP_ALIVE,
@@ -57,7 +54,6 @@ static HOP_BY_HOP: [HeaderName; 10] = [
     HeaderName::from_static("http2-settings"),
 ];
 
-/// Removes hop-by-hop headers.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> = headers
@@ -77,13 +73,14 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a request has more or longer headers than allowed. pingora's own limits are higher.
+/// Whether a request has more or longer headers than allowed. pingora's limits are higher.
 pub(super) fn too_large(headers: &HeaderMap) -> bool {
     let bytes = || headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
     headers.len() > limits::MAX_HEADERS || bytes() > limits::MAX_HEADER_BYTES
 }
 
-/// The headers of a request that are forwarded to an engine. With `keys_configured`, credentials are not forwarded.
+/// The headers of a request that are forwarded to an engine. With `keys_configured`, credentials
+/// are not forwarded.
 pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> HeaderMap {
     remove_hop_by_hop(&mut headers);
     let not_forwarded =
@@ -104,8 +101,8 @@ pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> Heade
     headers
 }
 
-/// The priority that `X-Vllm-Priority` asks for, as vLLM reads it: the first value counts, one that
-/// is not an integer does not. Numbers beyond 64 bits are clamped.
+/// The priority that `X-Vllm-Priority` asks for, as vLLM reads it: the first value counts, unless
+/// it is not an integer. Numbers beyond 64 bits are clamped.
 pub(super) fn priority(headers: &HeaderMap) -> Option<i64> {
     let text = headers.get(X_VLLM_PRIORITY)?.to_str().ok()?.trim();
     let (is_negative, digits) = match text.strip_prefix('-') {
@@ -124,7 +121,7 @@ pub(super) fn priority(headers: &HeaderMap) -> Option<i64> {
     }))
 }
 
-/// The token of a value of `Authorization`.
+/// The token in a value of `Authorization`.
 fn bearer(value: &str) -> Option<&str> {
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then_some(token)
@@ -138,7 +135,7 @@ pub(super) fn client_keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     keys.filter(|key| !key.is_empty()).take(CREDENTIALS_MAX)
 }
 
-/// The client's key; `None` where none is required.
+/// The client's key; `None` if none is required.
 pub(super) fn authenticate(headers: &HeaderMap, table: &RoutingTable) -> Result<Option<ApiKey>, Refusal> {
     if !table.keys.is_required() {
         return Ok(None);
@@ -149,7 +146,7 @@ pub(super) fn authenticate(headers: &HeaderMap, table: &RoutingTable) -> Result<
     })
 }
 
-/// Refuses headers with which an engine would replace the model that the gateway has checked.
+/// Refuses headers by which an engine would replace the model that the gateway has checked.
 pub(super) fn check_invocation(headers: &HeaderMap) -> Result<(), Refusal> {
     match invocation::ADAPTER_HEADERS.into_iter().find(|name| headers.contains_key(*name)) {
         None => Ok(()),
@@ -160,8 +157,8 @@ pub(super) fn check_invocation(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// The format of errors for a client that sent these headers to this path. Anthropic's clients send `anthropic-version` with
-/// every request, whatever the path.
+/// The format of errors for a client that sent these headers to this path. Anthropic's clients send
+/// `anthropic-version` with every request, whatever the path.
 pub(super) fn error_format(headers: &HeaderMap, path: &str) -> ErrorFormat {
     let is_anthropic = headers.contains_key(ANTHROPIC_VERSION) || path.starts_with("/v1/messages");
     if is_anthropic { ErrorFormat::Anthropic } else { ErrorFormat::OpenAi }
@@ -173,20 +170,19 @@ pub(super) fn trace(headers: &HeaderMap, config: &Config, seed: u64, number: u64
     RequestTrace::of(headers, share, || Rng::new(hash_two(seed, number)))
 }
 
-/// The ids of one request.
 #[derive(Clone, Debug)]
 pub(super) struct RequestIds {
-    /// Returned to the client.
     pub(super) client: Arc<str>,
-    /// Sent upstream; no other request has it.
+    /// Sent upstream, and unique.
     pub(super) upstream: Arc<str>,
 }
 
-/// The ids of a request. The client's own id is used if it is valid; otherwise a new one is generated, 32 hex digits from the
-/// seed of this process and the number of the request. The upstream id of a valid client id has 16 such digits appended.
+/// The ids of a request. The client's id is used if it is valid; otherwise a new one is generated,
+/// 32 hex digits from the seed of this process and the number of the request. The upstream id is a
+/// valid client id with 16 more digits.
 ///
-/// Valid: up to [`limits::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes, so that it needs no escaping in
-/// headers and log lines.
+/// Valid: up to [`limits::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes and
+/// backslashes, so that it needs no escaping in headers and log lines.
 pub(super) fn request_ids(headers: &HeaderMap, seed: u64, number: u64) -> RequestIds {
     let valid = |id: &&str| {
         let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';

@@ -1,24 +1,16 @@
 //! A client connection with HTTP/2, on which each stream is a request.
 //!
-//! Each stream is served in its own task, by the same code as an HTTP/1.1 request. This file drives the connection. A reset of
-//! a stream cancels one request; the end of the connection cancels all of them.
+//! Each stream is served in a separate task, by the same code as an HTTP/1.1 request. This file
+//! drives the connection. A reset of a stream cancels one request; the end of the connection
+//! cancels all. On shutdown and hand-over, GOAWAY is sent, and open streams finish. A connection
+//! without streams for `server.keepalive` gets GOAWAY, too, and has [`CLOSE_MAX`] to close.
 //!
-//! Shutdown, and hand-over of the port to another process: GOAWAY is sent, and open streams finish. A connection without streams for `server.keepalive` gets GOAWAY, too, and
-//! has [`CLOSE_MAX`] to close.
-//!
-//! Limits per connection:
-//! - [`STREAMS_MAX`] requests at once, including reset ones that have not ended yet. Further ones are refused, which is safe to
-//!   retry. So are those above `server.max_connections` or its share for one address: each request counts like a connection
-//!   with HTTP/1.1, because it takes as much memory.
-//! - Header lists as for HTTP/1.1.
-//! - [`WINDOW`] bytes of request bodies that were not read yet, and [`SEND_BUFFER`] bytes of a response that were not sent yet.
-//! - The body of a refused request is read and dropped for a bounded time ([`linger`]).
-//! - Costly frames as in `frames.rs`, and [`REFUSED_MAX`] refused or malformed streams. Beyond that the client gets GOAWAY
-//!   with ENHANCE_YOUR_CALM.
-//! - A client that accepts no byte for `timeouts.send` is disconnected.
-//!
-//! h2 itself (from 0.4.5 on) limits resets of streams that were not accepted yet, the size and number of continuations, and
-//! errors that a client provokes.
+//! Limits per connection: [`STREAMS_MAX`] requests at once, further ones are refused, which is safe
+//! to retry, as are those above `server.max_connections`; header lists as for HTTP/1.1; [`WINDOW`]
+//! unread bytes of request bodies; [`SEND_BUFFER`] unsent bytes of a response; costly frames
+//! (`frames.rs`). After [`REFUSED_MAX`] refused streams the client gets ENHANCE_YOUR_CALM. A client
+//! that accepts no byte for `timeouts.send` is disconnected. h2 itself limits resets of streams not
+//! accepted yet, continuations and provoked errors.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -45,25 +37,27 @@ use crate::config::limits;
 
 /// Requests at once on one connection (nginx: 128, Envoy: 100).
 const STREAMS_MAX: u32 = 128;
-/// Refused or malformed streams on one connection.
+/// Refused or malformed streams on one connection before GOAWAY.
 const REFUSED_MAX: u32 = 1_000;
-/// Bytes of request bodies that a client may send before they are read. It is large so that a long prompt needs few round trips.
+/// Bytes of request bodies that a client may send before they are read. Large, so that a long
+/// prompt needs few round trips.
 const WINDOW: u32 = 1 << 20;
-/// Bytes of one response that are buffered; less than the initial flow-control window of HTTP/2 (64 KiB).
+/// Bytes of one response that are buffered; less than the initial flow-control window of HTTP/2 (64
+/// KiB).
 const SEND_BUFFER: usize = 32 << 10;
-/// How long the last bytes of an aborted response may take to be sent.
+/// The longest time for the last bytes of an aborted response.
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
-/// Bytes of a refused body that a client may go on sending: more than `server.max_body` usually is. None of them is kept.
+/// Bytes of a refused body that a client may go on sending: more than the usual `server.max_body`.
+/// None is kept.
 const LINGER_BYTES: usize = 64 << 20;
-/// How long a client that goes on sending may take to end a refused body, in pauses that it may make.
+/// Longest time for a refused body, as a multiple of the pause that the client may make.
 const LINGER_PAUSES: u32 = 4;
 /// How long a connection without requests may take to close after GOAWAY.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// How long a connection may be silent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pauses {
-    /// From its first byte to the end of the client's settings.
+    /// From the first byte to the end of the client's settings.
     pub(super) preface: Duration,
     /// Without an open request.
     pub(super) idle: Duration,
@@ -71,7 +65,7 @@ pub(super) struct Pauses {
     pub(super) send: Duration,
 }
 
-/// The client of a request with these headers.
+/// Names the client of a request with these headers.
 pub(super) type Naming<'a> = &'a (dyn Fn(&HeaderMap) -> IpAddr + Sync);
 
 fn options() -> H2Options {
@@ -85,10 +79,11 @@ fn options() -> H2Options {
     options
 }
 
-/// Bytes of a header list: those of HTTP/1.1 and the 32 per field that HTTP/2 adds (RFC 9113, 10.5.1).
+/// Bytes of a header list: the limit of HTTP/1.1, and the 32 per field that HTTP/2 adds (RFC 9113,
+/// 10.5.1).
 const HEADER_LIST_MAX: u32 = (limits::MAX_HEADER_BYTES + 32 * limits::MAX_HEADERS) as u32;
 
-/// Serves a connection until it ends, and its requests have.
+/// Serves a connection until it and all of its requests have ended.
 pub(super) async fn serve<A: HttpServerApp + Send + Sync + 'static>(
     app: &Arc<A>,
     socket: ClientSocket,
@@ -101,7 +96,7 @@ pub(super) async fn serve<A: HttpServerApp + Send + Sync + 'static>(
     // `TaskTracker::wait` returns only on a closed tracker; tasks can still be added.
     streams.close();
     drive(app, socket, counted, naming, pauses, ends, &streams).await;
-    // The connection has ended, so each request notices that its client has disconnected.
+    // The connection has ended, so each request notices that the client has disconnected.
     streams.wait().await;
 }
 
@@ -145,7 +140,8 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
                 continue;
             }
             accepted = next_stream(&mut connection, &digest, pauses.send / 4) => accepted,
-            // Others need its place. Its client opens another one with the next request.
+            // Another client needs the place. This client opens a new connection with the next
+            // request.
             () = without_place(streams, counted), if !leaving => {
                 connection.graceful_shutdown();
                 leaving = true;
@@ -182,8 +178,8 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     }
 }
 
-/// The next stream. Polls the connection again from time to time, which detects a client that reads nothing. It does so by
-/// itself, because in the loop above that would start the time without requests again.
+/// The next stream. Polls the connection from time to time, which detects a client that reads
+/// nothing. Not in the loop above, because that would restart the time without requests.
 async fn next_stream(
     connection: &mut Connection<Stream, Bytes>,
     digest: &Arc<Digest>,
@@ -197,23 +193,25 @@ async fn next_stream(
     }
 }
 
-/// Ends a stream whose response is complete. While the client still sends its body, the rest is read and dropped: until the
-/// client pauses for `pause`, for at most [`LINGER_PAUSES`] times as long, and [`LINGER_BYTES`]. A stream that ends with its
-/// body unread is reset. Many clients drop the response that arrives with the reset, and some read no response before they
-/// have sent the whole body.
+/// Ends a stream whose response is complete. While the client still sends the body, it is read and
+/// dropped: until the client pauses for `pause`, for at most [`LINGER_PAUSES`] times as long, and
+/// [`LINGER_BYTES`]. An unread body would reset the stream, and many clients drop a response that
+/// arrives with a reset, or read none before they have sent the whole body.
 pub(super) async fn linger(session: &mut ServerSession, pause: Duration) {
     let _ = timeout(pause * LINGER_PAUSES, body::discard(session, LINGER_BYTES, pause)).await;
     deliver(session).await;
 }
 
-/// Waits until the buffered bytes of a response are sent, at most [`LAST_BYTES_MAX`]. When a stream is reset, h2 drops its
-/// buffer. Without this wait the client would not get the error event that says why its stream was aborted.
+/// Waits until the buffered bytes of a response are sent, at most [`LAST_BYTES_MAX`]. h2 drops the
+/// buffer when a stream is reset, so the client would not get the error event about an aborted
+/// stream.
 pub(super) async fn deliver(session: &mut ServerSession) {
     let ServerSession::H2(stream) = session else { return };
     let Some(mut body) = stream.take_response_body_writer() else { return };
     body.reserve_capacity(SEND_BUFFER);
     let left = poll_fn(|cx| {
-        // The buffer is empty when its whole capacity is free. `poll_capacity` ends when the client has disconnected.
+        // The buffer is empty when the whole capacity is free. `poll_capacity` ends when the client
+        // has disconnected.
         while body.capacity() < SEND_BUFFER {
             if !matches!(ready!(body.poll_capacity(cx)), Some(Ok(_))) {
                 break;
@@ -224,7 +222,7 @@ pub(super) async fn deliver(session: &mut ServerSession) {
     let _ = timeout(LAST_BYTES_MAX, left).await;
 }
 
-/// Waits until the connection, which has no request, has to be closed for others.
+/// Waits until the connection, which has no request, must be closed for others.
 async fn without_place(streams: &TaskTracker, counted: &CountedConnection) {
     streams.wait().await;
     counted.gave_way().await;
@@ -248,7 +246,6 @@ mod tests {
     use super::super::transport::Transport;
     use super::*;
 
-    /// Serves nothing.
     struct NoApp;
 
     impl HttpServerApp for NoApp {

@@ -1,16 +1,16 @@
 //! The client port: accepts connections, and closes them on shutdown.
 //!
-//! A port that is handed over to another process is left ([`Ending::hand_over`]): its socket stays open there, so no connection is
-//! refused. Here, requests go on, the next response of each connection closes it (HTTP/1.1) or GOAWAY does (HTTP/2), and
-//! a connection without requests is closed after `server.keepalive` as ever: if it were closed at once, the client could be
-//! sending its next request.
+//! When the port is handed over to another process ([`Ending::hand_over`]), the socket stays open
+//! there, so no connection is refused. Here, requests go on, and each connection ends with the next
+//! response (HTTP/1.1) or with GOAWAY (HTTP/2). A connection without requests is closed only after
+//! `server.keepalive`, because the client could be sending a request.
 //!
-//! Why not pingora's `Server`: there a port in use is a panic (here an error message and exit code 1), shutdown takes a fixed
-//! grace period (here it ends with the last request), and a process can have only one (tests and the demo run several).
+//! Why not pingora's `Server`: a port in use is a panic there, shutdown takes a fixed grace period,
+//! and a process can have only one (tests and the demo run several).
 //!
-//! Bounds: `clients.rs` limits the number of connections. Connections over the limit are accepted, get 503 and are closed,
-//! because without a response a client cannot tell a busy gateway from a dead one. When the process is out of file
-//! descriptors, a connection without a request is closed, and accepting pauses for
+//! Bounds: `clients.rs` limits connections. Those over the limit are accepted, get 503 and are
+//! closed, because without a response a client cannot tell a busy gateway from a dead one. Without
+//! file descriptors, a connection without a request is closed, and accepting pauses for
 //! [`ACCEPT_PAUSE`].
 
 use std::net::SocketAddr;
@@ -39,15 +39,15 @@ use super::transport::{Protocol, Transport};
 use super::trust;
 use crate::config::Config;
 
-/// Pause after a failed accept, whose usual cause is that no file descriptor is left.
+/// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long requests that are aborted on shutdown may take to send their clients an error.
+/// How long requests that are aborted on shutdown may take to send an error to their clients.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// Backlog of the socket; the kernel uses the smaller of this and `net.core.somaxconn`. When it is full, the kernel drops the
-/// SYN of a client, which retries after a second: that second adds to TTFT. An ordinary burst overflows the 128 of the
-/// standard library.
+/// Backlog of the socket; the kernel uses the smaller of this and `net.core.somaxconn`. When it is
+/// full, the kernel drops a client's SYN, and the retry a second later adds to TTFT. An ordinary
+/// burst overflows the 128 of the standard library.
 const BACKLOG: u32 = 4_096;
 
 /// Seconds of silence after which a connection is probed (TCP keep-alive).
@@ -57,14 +57,16 @@ const PROBE_INTERVAL: u32 = 10;
 /// Unanswered probes after which the connection is broken: 60 s after the client's last packet.
 const PROBES: u32 = 3;
 
-/// Opens a listening socket with a backlog for bursts and with TCP keep-alive (HAProxy: `option clitcpka`). Probes detect a
-/// client whose host has vanished; a request may wait for minutes without a byte in either direction.
+/// Opens a listening socket with a backlog for bursts and with TCP keep-alive (HAProxy:
+/// `option clitcpka`). Probes detect a client whose host has vanished; a request may wait for
+/// minutes without a byte in either direction.
 ///
 /// # Errors
-/// Those of `socket`, `bind` and `listen`: the port is in use, or the user may not bind it.
+/// The errors of `socket`, `bind` and `listen`: the port is in use, or the user may not bind it.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Allows to bind the port while old connections are in TIME_WAIT. A port with a listener is still an error.
+    // Allows binding while old connections are in TIME_WAIT. A port with a listener is still an
+    // error.
     socket.set_reuseaddr(true)?;
     probe_clients(&socket)?;
     socket.bind(address)?;
@@ -90,7 +92,6 @@ pub struct ListenError {
     pub source: std::io::Error,
 }
 
-/// A future of any type.
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A bound client socket.
@@ -109,7 +110,7 @@ impl Listener {
         Ok(Self { socket, address })
     }
 
-    /// A socket that listens already: another process has opened it.
+    /// A listener on a socket that another process has opened.
     pub fn inherited(socket: std::net::TcpListener) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;
         probe_clients(&socket)?;
@@ -123,16 +124,18 @@ impl Listener {
         self.address
     }
 
-    /// Another descriptor of the socket, for another process. While it is open, the kernel completes connections.
+    /// Another descriptor of the socket, for another process. While it is open, the kernel
+    /// completes connections.
     pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
         self.socket.as_fd().try_clone_to_owned()
     }
 
-    /// Accepts and serves connections until `ending` says so. Then waits for running requests, at most `server.drain_timeout`
-    /// and until `fast_shutdown` completes. Requests that are still running are then aborted and get [`ABORT_GRACE`] to end. Returns
-    /// their number.
+    /// Accepts and serves connections until `ending` signals an end. Then waits for running
+    /// requests, at most `server.drain_timeout` and until `fast_shutdown` completes. Requests that
+    /// still run are aborted and get [`ABORT_GRACE`] to end. Returns their number.
     ///
-    /// The future is boxed, so that the request path is compiled with this crate and not again with its caller.
+    /// The future is boxed, so that the request path is compiled with this crate and not again with
+    /// the caller.
     pub fn serve(self, gateway: Arc<Gateway>, ending: Ending, fast_shutdown: BoxFuture<()>) -> BoxFuture<usize> {
         Box::pin(self.accept(gateway, ending, fast_shutdown))
     }
@@ -182,7 +185,7 @@ impl Listener {
     }
 }
 
-/// Serves a connection: TLS where it is configured, then the protocol that the client speaks.
+/// Serves a connection: TLS if it is configured, then the client's protocol.
 async fn serve_connection(
     gateway: &Arc<Gateway>,
     connection: TcpStream,
@@ -193,7 +196,7 @@ async fn serve_connection(
     // Tokens are small and must be sent without delay.
     let _ = connection.set_nodelay(true);
     let opened = tokio::select! {
-        // Boxed, so that its state is freed when it ends and not with the connection.
+        // Boxed, so that the state of opening is freed when it ends and not with the connection.
         opened = Box::pin(open(connection, counted, &config)) => opened,
         // There is no request yet that could be lost.
         () = ends.stopped() => return,
@@ -203,9 +206,10 @@ async fn serve_connection(
     let counted = Arc::new(counted);
     match protocol {
         Protocol::Http1 => serve_http1(gateway, transport, counted, &ends.stop).await,
-        // Over the limit. With HTTP/2 each request would have to be refused, so the connection is just closed.
+        // Over the limit. With HTTP/2 each request would have to be refused, so the connection is
+        // closed.
         Protocol::Http2 if counted.refused => {}
-        // Boxed, because its state is larger than that of an HTTP/1.1 connection.
+        // Boxed, because the state is larger than that of an HTTP/1.1 connection.
         Protocol::Http2 => {
             let socket = ClientSocket::new(transport, Arc::clone(&counted));
             let naming = |headers: &HeaderMap| {
@@ -217,7 +221,6 @@ async fn serve_connection(
     }
 }
 
-/// A connection whose protocol is known.
 struct Opened {
     transport: Transport,
     protocol: Protocol,
@@ -225,8 +228,8 @@ struct Opened {
     pauses: Pauses,
 }
 
-/// Finds out who the client is, and the protocol that it speaks. `None`: the connection ended, took
-/// too long, or must be closed for others.
+/// Finds out the client and the protocol. `None`: the connection ended, took too long, or must be
+/// closed for others.
 async fn open(mut connection: TcpStream, mut counted: CountedConnection, config: &Config) -> Option<Opened> {
     let server = &config.server;
     let times = |counted: &CountedConnection| {
@@ -237,7 +240,7 @@ async fn open(mut connection: TcpStream, mut counted: CountedConnection, config:
         let (idle, pause) = times(&counted);
         let named = tokio::select! {
             biased;
-            // Boxed: it has a buffer, and most gateways do not need it.
+            // Boxed, because it has a buffer that most gateways do not need.
             named = Box::pin(proxy_protocol::read(&mut connection, &counted, server, idle, pause)) => named.ok()?,
             () = counted.gave_way() => return None,
         };
@@ -254,8 +257,8 @@ async fn open(mut connection: TcpStream, mut counted: CountedConnection, config:
     Some(Opened { transport, protocol, counted, pauses: Pauses { preface: pause, idle, send: config.timeouts.send } })
 }
 
-/// Serves the requests of a connection one after the other. It replaces pingora's loop, whose HTTP/2 part would add almost
-/// 4 KB for each open stream.
+/// Serves the requests of a connection one after the other. Replaces pingora's loop, whose HTTP/2
+/// part would add almost 4 KB for each open stream.
 async fn serve_http1(
     gateway: &Arc<Gateway>,
     transport: Transport,

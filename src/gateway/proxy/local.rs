@@ -4,9 +4,12 @@
 //! |---|---|---|
 //! | `/health` | GET, HEAD | 200 while the gateway runs |
 //! | `/ready` | GET, HEAD | 200 while a pool has a backend that could take a request |
-//! | `/ping` | GET, HEAD, POST | the same: SageMaker sends requests while it is 200 |
+//! | `/ping` | GET, HEAD, POST | as `/ready`: SageMaker sends requests while it is 200 |
 //! | `/v1/models` | GET, HEAD | the models that the client's key may use |
-//! | `/v1/models/{id}` | GET, HEAD | one of them; names may contain slashes, plain or percent-encoded |
+//! | `/v1/models/{id}` | GET, HEAD | one model; names may contain slashes, plain or encoded |
+//!
+//! The first three need no key. A gateway that is leaving (see `Flow::leave`) is not ready,
+//! whatever its backends are. Every other path is a route of the API, or refused ([`refusal`]).
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -25,7 +28,7 @@ use crate::flow::keys::ApiKey;
 use crate::flow::{ClientGone, Downstream, ResponseHead, RoutingTable};
 use sluice_core::openai::{Refusal, RouteHint};
 
-/// What precedes the name of a model in a path.
+/// Precedes the name of a model in a path.
 const MODELS: &str = "/v1/models/";
 
 /// Responses that the gateway generates itself, besides refusals.
@@ -33,25 +36,23 @@ pub trait LocalRoutes: std::fmt::Debug + Send + Sync {
     /// Whether a pool has a backend that could take a request.
     fn ready(&self) -> bool;
 
-    /// The body of `/v1/models` for the client with this key; `None` where no key is required.
+    /// The body of `/v1/models` for the client with this key; `None` if no key is required.
     fn models(&self, table: &RoutingTable, key: Option<&ApiKey>) -> Bytes;
 
     /// The card of the model or alias `name`, if the client with this key may use it.
     fn model(&self, table: &RoutingTable, key: Option<&ApiKey>, name: &str) -> Option<Bytes>;
 }
 
-/// A path that the gateway serves itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LocalPath<'a> {
     Health,
     Ready,
     Ping,
     Models,
-    /// With the rest of the path as the client sent it.
+    /// Has the rest of the path as the client sent it.
     Model(&'a str),
 }
 
-/// A response of the gateway itself.
 pub(super) struct LocalResponse {
     status: StatusCode,
     headers: HeaderMap,
@@ -63,21 +64,20 @@ impl LocalResponse {
         Self { status, headers: HeaderMap::with_capacity(4), body }
     }
 
-    /// The answer to a preflight.
     pub(super) fn to_preflight(headers: HeaderMap) -> Self {
         Self { status: StatusCode::NO_CONTENT, headers, body: Bytes::new() }
     }
 }
 
 impl<'a> LocalPath<'a> {
-    /// `path` is in its canonical form, `sent` as the client wrote it; both are without the query.
+    /// `path` is in canonical form, `sent` as the client wrote it; both are without the query.
     fn of(path: &str, sent: &'a str) -> Option<Self> {
         Some(match path {
             "/health" => Self::Health,
             "/ready" => Self::Ready,
             "/ping" => Self::Ping,
             "/v1/models" => Self::Models,
-            // The name of a model may begin with a slash, which the canonical form does not keep.
+            // A model's name may begin with a slash, which the canonical form does not keep.
             _ if path.starts_with(MODELS) => Self::Model(&sent[sent.find("models/")? + "models/".len()..]),
             _ => return None,
         })
@@ -92,13 +92,14 @@ impl<'a> LocalPath<'a> {
     }
 }
 
-/// The names that the rest of a path may mean: exactly as sent, and without the slashes around it.
+/// The model names that the rest of a path may mean: exactly as sent, or without slashes at both
+/// ends.
 fn names(rest: &str) -> [Cow<'_, str>; 2] {
     [rest, rest.trim_matches('/')].map(|rest| percent_decode_str(rest).decode_utf8_lossy())
 }
 
-/// The response to a request for a path that the gateway serves itself. `None`: the path is none of them, or the request is
-/// refused ([`refusal`]). `is_ready`: whether the gateway takes requests, besides its backends.
+/// The response for a path that the gateway serves itself. `None`: it is another path, or the
+/// request is refused ([`refusal`]). `is_ready`: whether the gateway itself takes requests.
 pub(super) fn response(
     local: &dyn LocalRoutes,
     is_ready: bool,
@@ -123,7 +124,8 @@ pub(super) fn response(
     Some(LocalResponse::of(StatusCode::OK, body))
 }
 
-/// The refusal of a request that is neither for a route of the API nor served by the gateway itself.
+/// The refusal of a request that is neither for a route of the API nor served by the gateway
+/// itself.
 pub(super) fn refusal(request: &RequestHeader, path: &str, table: &RoutingTable) -> Refusal {
     let Some(of) = LocalPath::of(path, request.uri.path()) else {
         return Refusal::UnknownRoute { hint: RouteHint::of(path) };
@@ -143,7 +145,6 @@ pub(super) fn refusal(request: &RequestHeader, path: &str, table: &RoutingTable)
 }
 
 impl LocalResponse {
-    /// Sends it.
     pub(super) async fn send(
         self,
         session: &mut ServerSession,

@@ -1,27 +1,28 @@
 //! The pingora adapter: the client side is an `HttpServerApp`, the engine side a `Connector`.
 //!
-//! Why not pingora's `ProxyHttp`: the gateway must read the body before it can choose an upstream. `ProxyHttp` forwards a body
-//! that was read in advance from a buffer of 64 KiB and silently drops the rest. 64 KiB are about 16k tokens, so it would
-//! break exactly the long prompts. Therefore hop-by-hop headers, `100 Continue`, retries and error bodies are implemented
-//! here. No other module of the crate uses pingora.
+//! Why not pingora's `ProxyHttp`: the gateway must read the body before it can choose an upstream.
+//! `ProxyHttp` forwards a body that was read in advance from a buffer of 64 KiB and silently drops
+//! the rest. 64 KiB are about 16k tokens, so it would break the long prompts. Therefore hop-by-hop
+//! headers, `100 Continue`, retries and error bodies are implemented here. No other module of the
+//! crate uses pingora.
 //!
 //! | file | content |
 //! |---|---|
 //! | `app.rs` | the requests of a connection: refusals before the body, and the request path |
 //! | `local.rs` | paths that the gateway serves itself |
-//! | `cors.rs`, `engine_origins.rs` | requests of web pages of other origins |
+//! | `cors.rs`, `engine_origins.rs` | cross-origin requests of web pages |
 //! | `head.rs` | reading a request head: deadline, size, framing checks |
-//! | `body.rs`, `spare_buffers.rs` | reading a request body: size, rate, memory; buffers that are used again |
+//! | `body.rs`, `spare_buffers.rs` | reading a request body: size, rate, memory; reused buffers |
 //! | `decode.rs` | compressed request bodies |
 //! | `clients.rs` | shares of connections, handshakes and body memory |
-//! | `trust.rs`, `proxy_protocol.rs` | who the client is behind proxies |
+//! | `trust.rs`, `proxy_protocol.rs` | the client's address behind proxies |
 //! | `downstream.rs` | the client as the request path sees it |
-//! | `upstream/` | the engine as the request path sees it: connections, exchanges, HTTP/1.1 responses |
+//! | `upstream/` | the engine as the request path sees it: connections, exchanges, responses |
 //! | `transport.rs` | a client's connection: TLS or plain, HTTP/1.1 or HTTP/2 |
 //! | `socket.rs` | a client's socket: gathered writes, detection of disconnects |
 //! | `http2.rs`, `frames.rs` | an HTTP/2 connection and its limits |
-//! | `after.rs` | what becomes of a connection after a request |
-//! | `headers.rs` | which headers are forwarded |
+//! | `after.rs` | the end of a connection after a request |
+//! | `headers.rs` | forwarded headers |
 //! | `listener.rs`, `ending.rs` | accepting connections, shutdown, hand-over to another process |
 
 mod after;

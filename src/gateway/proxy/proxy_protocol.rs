@@ -1,21 +1,20 @@
-//! The PROXY header, with which a proxy says which client it has connected for
-//! (`server.proxy_protocol`).
+//! The PROXY header, with which a proxy names the client of a connection (`server.proxy_protocol`).
 //!
-//! It stands before TLS and HTTP. Both versions of the specification (haproxy.org,
+//! It comes before TLS and HTTP. Both versions of the specification (haproxy.org,
 //! proxy-protocol.txt) are read:
 //!
 //! | header | client |
 //! |---|---|
-//! | version 2, PROXY, IPv4 or IPv6 over TCP | its source address |
+//! | version 2, PROXY, IPv4 or IPv6 over TCP | the source address |
 //! | version 2, LOCAL (a health check of the proxy), or another family | the peer |
-//! | version 1, `TCP4` or `TCP6` | its source address |
+//! | version 1, `TCP4` or `TCP6` | the source address |
 //! | version 1, `UNKNOWN` | the peer |
 //!
 //! As in HAProxy (`expect-proxy`), a trusted proxy must send one. A connection of any other client
-//! that begins with a header is refused; without one it is served as usual.
+//! is refused if it begins with a header.
 //!
-//! Bounds: [`V2_MAX`] bytes, of which the fields after the addresses are not kept; 107 bytes in
-//! version 1. A header must arrive within `server.header_timeout`.
+//! Bounds: [`V2_MAX`] bytes, of which only the addresses are kept; 107 bytes in version 1. A header
+//! must arrive within `server.header_timeout`.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -29,14 +28,12 @@ use super::clients::CountedConnection;
 use crate::config::Server;
 use crate::telemetry::ProxyFault;
 
-/// The start of version 2.
 const V2_SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
-/// The start of version 1.
 const V1_START: &[u8] = b"PROXY ";
 /// Bytes of the longest line of version 1 (specification, 2.1).
 const V1_MAX: usize = 107;
-/// Bytes after the start of version 2 that are read. Addresses take up to 216; fields for a
-/// certificate of the client take the rest.
+/// The most bytes after the start of version 2. Addresses take up to 216, fields for a client's
+/// certificate the rest.
 const V2_MAX: usize = 4 << 10;
 
 /// Reads the PROXY header of a connection. `Ok`: the client that it names, if any. Errors are
@@ -74,7 +71,7 @@ fn malformed() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
 
-/// Reads a header, and no byte after it. `Unsupported`: the bytes are none. `InvalidData`: it is
+/// Reads a header, and no byte after it. `Unsupported`: there is no header. `InvalidData`: it is
 /// malformed.
 async fn header(stream: &mut TcpStream) -> io::Result<Option<IpAddr>> {
     // No header of either version is shorter.
@@ -110,7 +107,7 @@ async fn version_2(stream: &mut TcpStream) -> io::Result<Option<IpAddr>> {
     }
 }
 
-/// The first `N` bytes of at least `length`.
+/// The first `N` bytes, if there are at least `length`.
 fn first<const N: usize>(bytes: &[u8], length: usize) -> io::Result<[u8; N]> {
     let source = bytes.first_chunk().filter(|_| bytes.len() >= length);
     source.copied().ok_or_else(malformed)
@@ -120,7 +117,7 @@ async fn version_1(stream: &mut TcpStream, start: &[u8]) -> io::Result<Option<Ip
     let mut line = [0; V1_MAX];
     let mut length = start.len();
     line[..length].copy_from_slice(start);
-    // One byte at a time: the bytes behind the line belong to TLS or HTTP.
+    // One byte at a time, because the bytes after the line belong to TLS or HTTP.
     while !line[..length].ends_with(b"\r\n") {
         if length == V1_MAX {
             return Err(malformed());
@@ -132,7 +129,7 @@ async fn version_1(stream: &mut TcpStream, start: &[u8]) -> io::Result<Option<Ip
     line_1(text).ok_or_else(malformed)
 }
 
-/// The client of a line of version 1.
+/// The client in a line of version 1.
 fn line_1(text: &str) -> Option<Option<IpAddr>> {
     let mut words = text.split(' ').skip(1);
     let family = words.next()?;
@@ -156,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// The result of a read from these bytes, and how many are left.
+    /// The result of a read from these bytes, and the number of bytes left.
     async fn read_from(bytes: &[u8]) -> (Result<Option<String>, io::ErrorKind>, usize) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

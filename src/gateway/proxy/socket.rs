@@ -1,18 +1,18 @@
-//! A client's socket: gathers small writes into one packet, and detects that the client has disconnected.
+//! A client's socket: gathers small writes into one packet, and detects that the client has
+//! disconnected.
 //!
-//! pingora writes the head of a response, each chunk and the last chunk separately and flushes after each. That is three system
-//! calls where nginx needs one. Here writes are gathered, up to [`GATHER_MAX`], and sent at a flush. While the socket is
-//! corked, a flush does nothing. The caller corks only if more bytes follow at once (the first bytes after the head, the next
-//! piece of what has arrived, the end after the last bytes), so bytes never wait for others that have not arrived yet.
+//! pingora writes and flushes head, chunks and last chunk separately: three system calls where
+//! nginx needs one. Here writes are gathered, up to [`GATHER_MAX`], and sent at a flush. While the
+//! socket is corked, a flush does nothing. The caller corks only if more bytes follow at once.
 //!
-//! pingora owns the socket while a request is served, so the request path reaches it through a [`ClientHandle`]. A disconnect
-//! cannot be detected by reading: bytes after the request (a stray line break, the next request) would come first. Instead
-//! the kernel reports it (`EPOLLRDHUP`), and unread bytes stay in its buffer. A client that only shuts down its sending side
-//! counts as disconnected, as with nginx, HAProxy (`abortonclose`) and vLLM's own server. HTTP clients do not do that while
-//! they wait for a response, and HTTP/1.1 has no other way to cancel a request.
+//! pingora owns the socket while a request is served; the request path reaches it through a
+//! [`ClientHandle`]. Reading cannot detect a disconnect, because bytes after the request would come
+//! first. The kernel reports it (`EPOLLRDHUP`). A client that only shuts down its sending side
+//! counts as disconnected, as with nginx, HAProxy (`abortonclose`) and vLLM: HTTP/1.1 has no other
+//! way to cancel.
 //!
-//! Limits: a disconnect is not seen while the kernel's receive buffer is full (64 KiB and more of unread bytes), nor if the
-//! client's host has vanished. TCP keep-alive probes find both (see `listener.rs`).
+//! A disconnect is not seen while the receive buffer is full, nor if the host has vanished. TCP
+//! keep-alive finds both.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -43,14 +43,14 @@ use super::transport::Transport;
 
 /// The most bytes that are gathered. A larger write is sent directly, after the gathered bytes.
 const GATHER_MAX: usize = 16 << 10;
-/// Bytes that are discarded in one system call.
+/// Bytes that one system call discards.
 const LINGER_PIECE: usize = 16 << 10;
-/// System calls in a row. With [`LINGER_PAUSE`], a refused client can make the gateway discard 25 MiB/s.
+/// System calls in a row. With [`LINGER_PAUSE`], a refused client can make the gateway discard 25
+/// MiB/s.
 const LINGER_PIECES: usize = 16;
-/// Pause after them, so that a client that sends without end does not keep a thread busy.
+/// Pause after these calls, so that a client that sends without end does not keep a thread busy.
 const LINGER_PAUSE: Duration = Duration::from_millis(10);
 
-/// A client's connection.
 #[derive(Debug)]
 pub(super) struct ClientSocket {
     stream: Transport,
@@ -59,18 +59,17 @@ pub(super) struct ClientSocket {
     established: SystemTime,
     socket: Arc<SocketDigest>,
     proxy: Option<Arc<ProxyDigest>>,
-    /// Only with HTTP/2.
     frames: Option<Box<FrameWatch>>,
 }
 
-/// What is monitored on an HTTP/2 connection, which no single request can monitor.
+/// Checks of an HTTP/2 connection that no single request can make.
 #[derive(Debug)]
 struct FrameWatch {
     meter: FrameMeter,
     flood: Arc<Notify>,
     /// Since when the client has accepted none of the pending bytes.
     blocked: Option<Instant>,
-    /// How long it may accept none.
+    /// The longest time without an accepted byte.
     pause: Duration,
 }
 
@@ -79,7 +78,7 @@ struct FrameWatch {
 pub(super) struct SocketState {
     corked: AtomicBool,
     unbuffered: AtomicBool,
-    /// Bytes of the next request have been read.
+    /// Whether bytes of the next request have been read.
     begun: AtomicBool,
     /// Bytes that may still be read for the head.
     head_room: AtomicUsize,
@@ -92,22 +91,22 @@ impl SocketState {
         Self { corked, unbuffered, begun, head_room: AtomicUsize::new(usize::MAX), connection }
     }
 
-    /// The connection as it is counted.
     pub(super) fn connection(&self) -> &CountedConnection {
         &self.connection
     }
 
-    /// Whether the connection is over the limit, so that its request is refused.
+    /// Whether the connection is over the limit, so that requests are refused.
     pub(super) fn is_refused(&self) -> bool {
         self.connection.refused
     }
 
-    /// Starts the next request. `ahead`: bytes of it that were already read with the previous one.
+    /// Starts the next request. `ahead`: bytes that were read together with the previous one.
     pub(super) fn next_request(&self, ahead: &[u8]) {
         self.begun.store(holds_request(ahead), Ordering::Relaxed);
     }
 
-    /// Whether bytes of the next request have been read, not counting line breaks in front of it (RFC 9112, 2.2).
+    /// Whether bytes of the next request have been read, apart from leading line breaks (RFC 9112,
+    /// 2.2).
     pub(super) fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }
@@ -117,7 +116,6 @@ impl SocketState {
         self.head_room.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether the head has exceeded that limit.
     pub(super) fn is_head_full(&self) -> bool {
         self.head_room.load(Ordering::Relaxed) == 0
     }
@@ -139,17 +137,14 @@ fn holds_request(bytes: &[u8]) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientHandle<'a> {
     tcp: &'a TcpStream,
-    /// The shared state.
     pub(super) state: &'a Arc<SocketState>,
 }
 
 impl<'a> ClientHandle<'a> {
-    /// The socket of an HTTP/1.1 session.
     pub(super) fn of(session: &'a ServerSession) -> Option<Self> {
         Self::below(session.stream()?)
     }
 
-    /// The socket of one of pingora's streams.
     pub(super) fn below(stream: &'a pingora::protocols::Stream) -> Option<Self> {
         let socket: &ClientSocket = (**stream).as_any().downcast_ref()?;
         Some(Self { tcp: socket.stream.tcp(), state: &socket.state })
@@ -160,26 +155,30 @@ impl<'a> ClientHandle<'a> {
         self.state.corked.store(corked, Ordering::Relaxed);
     }
 
-    /// While unbuffered, each write is sent at once. It is for bodies with a known length, which pingora flushes only after
-    /// the last byte.
+    /// While unbuffered, each write is sent at once. For bodies with a known length, which pingora
+    /// flushes only after the last byte.
     pub(super) fn unbuffered(&self, unbuffered: bool) {
         self.state.unbuffered.store(unbuffered, Ordering::Relaxed);
     }
 
-    /// Returns when the client has closed its side or the connection is broken, even if there are unread bytes.
+    /// Returns when the client has closed its side or the connection is broken, even if there are
+    /// unread bytes.
     pub(super) async fn left(&self) {
-        // The end makes a socket readable, too. To wait for that costs less, and most clients send nothing while they wait.
+        // The end makes a socket readable, too. Waiting for that costs less, and most clients send
+        // nothing while they wait.
         let _ = poll_fn(|cx| self.tcp.poll_read_ready(cx)).await;
-        // Readiness to read also means bytes. "Priority" means the end (or urgent data, which is not enabled).
+        // Readiness to read also means bytes. "Priority" means the end (or urgent data, which is
+        // not enabled).
         let _ = self.tcp.ready(Interest::PRIORITY | Interest::ERROR).await;
     }
 
-    /// Discards what the client still sends until it closes the connection, at most for this time (lingering close). Closing a
-    /// socket with unread bytes would reset the connection, and the client would lose the response. Call it after the response
-    /// was sent.
+    /// Discards bytes that the client still sends until it closes the connection, for at most
+    /// `time` (lingering close). Called after the response was sent: closing a socket with unread
+    /// bytes would reset the connection, and the client would lose the response.
     pub(super) async fn linger(&self, time: Duration) {
         let until = Instant::now() + time;
-        // A socket that always has bytes is readable even after the deadline, so the loop checks it, too.
+        // A socket that always has bytes is readable even after the deadline, so the loop checks
+        // it, too.
         while Instant::now() < until && timeout_at(until, self.tcp.readable()).await.is_ok() {
             for _ in 0..LINGER_PIECES {
                 match drop_piece(self.tcp) {
@@ -194,7 +193,7 @@ impl<'a> ClientHandle<'a> {
     }
 }
 
-/// A function of its own, so that the buffer is not part of the future.
+/// A separate function, so that the buffer is not part of the future.
 fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
     // The kernel drops the bytes without copying them (tcp(7), MSG_TRUNC).
     tcp.try_io(Interest::READABLE, || {
@@ -203,10 +202,9 @@ fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
 }
 
 impl ClientSocket {
-    /// The socket of a connection.
     pub(super) fn new(stream: Transport, connection: Arc<CountedConnection>) -> Self {
         let socket = SocketDigest::from_raw_fd(stream.descriptor());
-        // The address that a PROXY header has named; no one needs the port. It cannot be set
+        // The address that a PROXY header has named; the port is not needed. It cannot be set
         // already.
         let _ = socket.peer_addr.set(Some(SocketAddr::Inet((connection.address(), 0).into())));
         let socket = Arc::new(socket);
@@ -221,8 +219,8 @@ impl ClientSocket {
         }
     }
 
-    /// Starts to monitor an HTTP/2 connection: its frames, and whether the client accepts bytes. The result is notified when
-    /// there were too many costly frames; after that nothing more is read.
+    /// Starts to monitor the frames of an HTTP/2 connection, and whether the client accepts bytes.
+    /// The result is notified after too many costly frames; then nothing more is read.
     pub(super) fn watch_frames(&mut self, pause: Duration) -> Arc<Notify> {
         let flood = Arc::new(Notify::new());
         let meter = FrameMeter::new(Instant::now());
@@ -230,7 +228,7 @@ impl ClientSocket {
         flood
     }
 
-    /// With HTTP/2: records whether the client accepted bytes. Error: it has accepted none for
+    /// With HTTP/2: notes whether the client accepted bytes. An error if it accepted none for
     /// `timeouts.send`.
     fn has_taken(&mut self, some: bool) -> io::Result<()> {
         let Some(watch) = &mut self.frames else { return Ok(()) };
@@ -242,7 +240,6 @@ impl ClientSocket {
         if since.elapsed() < watch.pause { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
-    /// Sends the gathered bytes.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.gathered.is_empty() {
             let writing = Pin::new(&mut self.stream).poll_write(cx, &self.gathered);
@@ -476,7 +473,7 @@ mod tests {
         tokio::select! { biased; ended = linger => ended.expect("it ends in time"), () = others => {} }
         assert!(turns > 1, "others had no turn");
         drop(socket);
-        // 20 pauses, and what the two buffers of the connection hold.
+        // 20 pauses, and the bytes in the two buffers of the connection.
         let most = 21 * LINGER_PIECES * LINGER_PIECE + (16 << 20);
         let sent = flood.join().unwrap();
         assert!(sent < most, "{sent} bytes were taken");

@@ -1,11 +1,12 @@
 //! Buffers of long bodies that are used again.
 //!
-//! A body of 400 KB fills a hundred pages. The allocator returns the pages of a freed buffer to the system within milliseconds, and
-//! the next body pays for each of them with a page fault: together more than reading the prompt costs.
+//! A body of 400 KB fills a hundred pages. The allocator returns a freed buffer to the system
+//! within milliseconds, and the next body pays a page fault for each page: together more than
+//! reading the prompt costs.
 //!
-//! Bounds: buffers of [`SIZES`], together at most [`KEPT_MAX`] bytes beside those in use, which do not return to the system once that
-//! much was in use. A body gets one where it would get a new buffer, and one that is at most a quarter larger, so what a client
-//! declares and does not send takes hardly more memory than without them.
+//! Bounds: buffers of [`SIZES`], at most [`KEPT_MAX`] bytes in addition to buffers in use. A body
+//! gets one only where it would get a new buffer, and one at most a quarter larger, so a declared
+//! size that is never sent takes hardly more memory than without spare buffers.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -13,19 +14,18 @@ use std::ops::RangeInclusive;
 use bytes::BytesMut;
 use parking_lot::Mutex;
 
-/// Shorter bodies fit into memory that the allocator keeps, longer ones are rare.
+/// Sizes of kept buffers, in bytes. Shorter bodies fit into memory that the allocator keeps; longer
+/// ones are rare.
 const SIZES: RangeInclusive<usize> = 64 << 10..=1 << 20;
-/// All kept buffers together.
+/// Bytes of all kept buffers together.
 const KEPT_MAX: usize = 8 << 20;
 
-/// See the header of this file.
 #[derive(Debug, Default)]
 pub(super) struct SpareBuffers(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
     buffers: VecDeque<BytesMut>,
-    /// Their capacities.
     bytes: usize,
 }
 
@@ -43,7 +43,8 @@ impl SpareBuffers {
         Some(buffer)
     }
 
-    /// Keeps the buffer of a body that is over. If there are too many, the oldest is freed.
+    /// Keeps the buffer of a body that has ended. The oldest buffers are freed if there are too
+    /// many.
     pub(super) fn keep(&self, mut buffer: BytesMut) {
         buffer.clear();
         let capacity = buffer.capacity();

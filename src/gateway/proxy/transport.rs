@@ -1,14 +1,14 @@
 //! The transport of a client's connection: TCP, or TLS over TCP.
 //!
-//! It also detects the version of HTTP. With TLS, ALPN decides. Without TLS, a client with prior knowledge of HTTP/2 starts with
-//! the connection preface (RFC 9113, 3.4), which is not a valid HTTP/1.1 request. The bytes that are read to detect it are
-//! passed on to the reader.
+//! It also detects the version of HTTP. With TLS, ALPN decides. Without TLS, a client with prior
+//! knowledge of HTTP/2 starts with the connection preface (RFC 9113, 3.4), which is not a valid
+//! HTTP/1.1 request. The bytes read for this are passed on to the reader.
 //!
-//! Bounds: a handshake, and a preface after its first byte, may take `server.header_timeout`; the first byte may take as long
-//! as a connection may be idle. A handshake takes a place that `clients.rs` counts. When there are
-//! too many, the oldest handshake ends: of the address with the most, or of all. So clients that
-//! stop inside a handshake keep out no other client, and clients that send nothing hold no place at
-//! all.
+//! Bounds: a handshake, and a preface after its first byte, may take `server.header_timeout`; the
+//! first byte may take as long as a connection may be idle. A handshake takes a place that
+//! `clients.rs` counts. If there are too many, the oldest handshake ends, of the address with the
+//! most or of all. So clients that stop inside a handshake keep out no other client. Clients that
+//! send nothing hold no place.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -28,19 +28,16 @@ use super::clients::CountedConnection;
 use crate::config::Config;
 use crate::tls::H2;
 
-/// The connection preface of HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Size of the first read, while the protocol is not known; the head of most requests fits.
+/// Bytes of the first read, while the protocol is unknown; the head of most requests fits.
 const FIRST_READ: usize = 2 << 10;
 
-/// The versions of HTTP that a connection can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http1,
     Http2,
 }
 
-/// A client's connection, with or without TLS.
 #[derive(Debug)]
 pub(super) struct Transport {
     stream: Encryption,
@@ -51,18 +48,17 @@ pub(super) struct Transport {
 #[derive(Debug)]
 enum Encryption {
     None(TcpStream),
-    /// Boxed, because its state is over 1 KB.
+    /// Boxed, because the state is over 1 KB.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Transport {
-    /// A connection without TLS.
     pub(super) fn plain(stream: TcpStream) -> Self {
         Self { stream: Encryption::None(stream), first: BytesMut::new() }
     }
 
-    /// Performs the TLS handshake, if TLS is configured, and detects the protocol. `None`: the connection ended or timed out,
-    /// after `idle` without a first byte or `pause` from then on.
+    /// Performs the TLS handshake if TLS is configured, and detects the protocol. `None`: the
+    /// connection ended or timed out, after `idle` without a first byte or `pause` from then on.
     pub(super) async fn establish(
         stream: TcpStream,
         counted: &CountedConnection,
@@ -83,13 +79,13 @@ impl Transport {
         Some((Self { stream: Encryption::Tls(Box::new(stream)), first: BytesMut::new() }, protocol))
     }
 
-    /// Reads until the protocol is known: one byte is enough unless it is a `P`.
+    /// Reads until the protocol is known. One byte is enough unless it is a `P`.
     async fn detect(&mut self, idle: Duration, pause: Duration) -> io::Result<Protocol> {
         let Encryption::None(stream) = &mut self.stream else { return Ok(Protocol::Http1) };
         let mut deadline = Instant::now() + idle;
         loop {
-            // Waits without a buffer, because thousands of connections may be silent. A spurious wake-up is possible; it
-            // must not leave a buffer behind.
+            // Waits without a buffer, because thousands of connections may be silent. A spurious
+            // wake-up must not leave a buffer behind.
             timeout_at(deadline, stream.readable()).await??;
             self.first.reserve(FIRST_READ);
             match stream.try_read_buf(&mut self.first) {
@@ -114,7 +110,6 @@ impl Transport {
         }
     }
 
-    /// The TCP connection.
     pub(super) fn tcp(&self) -> &TcpStream {
         match &self.stream {
             Encryption::None(stream) => stream,
@@ -122,19 +117,18 @@ impl Transport {
         }
     }
 
-    /// The descriptor of the socket.
     pub(super) fn descriptor(&self) -> RawFd {
         self.tcp().as_raw_fd()
     }
 }
 
-/// Performs a TLS handshake as its server.
 async fn handshake(
     stream: TcpStream,
     counted: &CountedConnection,
     acceptor: TlsAcceptor,
 ) -> Option<TlsStream<TcpStream>> {
-    // A client that sends nothing holds no place. Not `readable`, which a new socket may be without a byte.
+    // A client that sends nothing holds no place. `readable` would not do: a new socket may be
+    // readable without a byte.
     stream.peek(&mut [0]).await.ok()?;
     let place = counted.handshake()?;
     let accepted = tokio::select! {
@@ -209,7 +203,7 @@ mod tests {
     use crate::tls::testing::Issued;
     use crate::tls::{Certificates, ClientSettings, PrivateKey, Roots, ServerTls};
 
-    /// How long a test waits for what must not happen.
+    /// How long a test waits for an event that must not happen.
     const PAUSE: Duration = Duration::from_millis(20);
 
     async fn tcp_pair() -> (TcpStream, TcpStream) {
@@ -281,7 +275,7 @@ mod tests {
     async fn a_wake_without_bytes_leaves_no_buffer_with_a_silent_connection() {
         let (mut transport, mut client) = pair().await;
         client.write_all(b"x").await.unwrap();
-        // Takes the only byte: the runtime still believes that there may be more.
+        // Takes the only byte; the runtime still believes that there may be more.
         transport.tcp().readable().await.unwrap();
         assert_eq!(transport.tcp().try_read(&mut [0]).unwrap(), 1);
         assert!(transport.detect(PAUSE, PAUSE).await.is_err(), "silent");

@@ -1,4 +1,4 @@
-//! Who the client of a connection or request is, where proxies stand in front of the gateway.
+//! Finds the client of a connection or request behind proxies.
 //!
 //! | source | believed from |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | `X-Forwarded-For` | `server.trusted_proxies` |
 //!
 //! Each proxy appends the address from which it got the request. So the last address that is not a
-//! trusted proxy is the client: everything before it was written by the client itself. An entry
-//! that is no address ends the search at the hop before. At most [`HOPS_MAX`] entries are read.
+//! trusted proxy is the client: the client itself wrote everything before it. An entry that is no
+//! address ends the search at the hop before. At most [`HOPS_MAX`] entries are read.
 //!
 //! Headers that are not believed are counted, and logged at most once in [`LOG_PAUSE`] for each
 //! fault.
@@ -25,12 +25,12 @@ use crate::config::Server;
 use crate::telemetry::{PROXY_FAULTS, ProxyFault};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// Proxies in a row. More than four are rare.
+/// The most proxies in a row. More than four are rare.
 const HOPS_MAX: usize = 16;
-/// Between two lines about the same fault.
+/// Pause between two log lines about the same fault.
 const LOG_PAUSE: Duration = Duration::from_secs(60);
 
-/// Headers about clients that were not believed.
+/// Counts headers about clients that were not believed.
 #[derive(Debug, Default)]
 pub(super) struct ProxyReports {
     counts: [AtomicU64; PROXY_FAULTS],
@@ -38,7 +38,6 @@ pub(super) struct ProxyReports {
 }
 
 impl ProxyReports {
-    /// Counts a fault of the peer `from`.
     pub(super) fn report(&self, fault: ProxyFault, from: IpAddr) {
         self.counts[fault as usize].fetch_add(1, Relaxed);
         let now = Instant::now();
@@ -55,7 +54,6 @@ impl ProxyReports {
         }
     }
 
-    /// The number of each fault.
     pub(super) fn refused(&self) -> [u64; PROXY_FAULTS] {
         self.counts.each_ref().map(|count| count.load(Relaxed))
     }

@@ -1,21 +1,19 @@
-//! Owners by their units, largest first; the place of each is known, so that a change moves one
-//! owner only.
+//! A binary heap of owners by units, largest first.
 //!
-//! Bounds: one entry for each owner.
+//! It knows the index of each owner, so a change of one owner takes O(log n). Bound: one entry for
+//! each owner.
 
 const NONE: u32 = u32::MAX;
 
-/// A binary heap of owners.
 #[derive(Debug, Default)]
 pub(super) struct Heap {
-    /// Key and owner; no element has a larger key than its parent.
+    /// Key and owner; no element has a larger key than the parent.
     tree: Vec<(u64, u32)>,
-    /// By owner: its index in the tree.
+    /// The index in the tree, by owner.
     places: Vec<u32>,
 }
 
 impl Heap {
-    /// The owner with the largest key.
     pub(super) fn first(&self) -> Option<u32> {
         self.tree.first().map(|(_, owner)| *owner)
     }
@@ -51,7 +49,7 @@ impl Heap {
         }
     }
 
-    /// Moves an element with a changed key to its place.
+    /// Restores the order after the key at `at` has changed.
     fn settle(&mut self, at: usize) {
         let at = self.rise(at);
         self.sink(at);

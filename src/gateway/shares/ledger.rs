@@ -1,28 +1,17 @@
-//! The rule of shares, without locks, clocks and tasks: who may take how much of a bounded
-//! resource, and who gives way.
+//! The rule of shares: who may take how much of a bounded resource, and who gives way.
 //!
-//! A resource has `total` units. Each *holding* belongs to an *owner* (an API key, or the network
-//! of a client). With `owners` the number of owners that hold units, including the one that asks:
+//! A resource has `total` units. Each *holding* belongs to an *owner*. `owners` counts the owners
+//! that hold units, and the one that asks.
 //!
 //! 1. The fair share is `total / owners`, at least one unit.
-//! 2. Free room goes to who asks: an owner that is alone may have all of it.
-//! 3. Without free room, an owner that stays within its fair share gets room. The largest owner
-//!    above the fair share gives it up: of its holdings that may give way the newest or the oldest,
-//!    see [`GivesWay`].
-//! 4. An owner above its fair share takes nothing from others. With [`GivesWay::Oldest`] it may
-//!    replace its own oldest holding.
-//! 5. With [`GivesWay::Oldest`], when no owner is above the fair share (there are as many owners as
-//!    units), the oldest holding of all gives way.
-//! 6. A holding that is *kept* no longer gives way. The last `reserve` units are kept only for
-//!    owners within their fair share, counted as if one more owner were there. So who comes
-//!    next finds room.
-//!
-//! The units of a holding that gives way are free at once, although its holder returns them a
-//! moment later. Until then they count as `leaving`, which is bounded by an eighth of `total` or
-//! one holding.
-//!
-//! Bounds: the table of owners contains only owners with a holding. Every operation takes constant
-//! time, or the logarithm of the number of owners.
+//! 2. Free room goes to any owner that asks: an owner that is alone may have everything.
+//! 3. Otherwise an owner within its fair share takes room from the largest owner above the fair
+//!    share: the newest or oldest holding that may give way ([`GivesWay`]).
+//! 4. An owner above its fair share takes nothing from others. With `Oldest` it may replace its own
+//!    oldest.
+//! 5. With `Oldest`, if no owner is above the fair share, the oldest holding of all gives way.
+//! 6. A *kept* holding does not give way. The last `reserve` units are kept only for owners within
+//!    the share of `owners + 1`, so that a newcomer finds room.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -31,19 +20,20 @@ use super::demand::Demand;
 use super::heap::Heap;
 use super::links::{ALL, Ends, Linked, Links, OWN};
 
-/// Units that may be leaving at once are one of this many parts of the total.
+/// The units of a holding that gave way are free at once, but the holder returns them later. Until
+/// then they count as `leaving`: at most this fraction (1/8) of `total`, or one holding.
 const LEAVING_PART: u64 = 8;
 
 /// Which holding of the largest owner gives way first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivesWay {
-    /// The newest: older ones have cost their owner more, and will end sooner (uploads).
+    /// The newest: older ones have cost their owners more and will end sooner (uploads).
     Newest,
-    /// The oldest: the newest is the one that is served (handshakes, idle connections, refusals).
+    /// The oldest: the newest is being served (handshakes, idle connections, refusals).
     Oldest,
 }
 
-/// A holding. Its number is used again after [`Ledger::leave`].
+/// A holding. The number is reused after [`Ledger::leave`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HoldingId(u32);
 
@@ -52,7 +42,7 @@ pub struct HoldingId(u32);
 enum State {
     MayGiveWay,
     Kept,
-    /// Its units are free, and its owner is no longer known.
+    /// The units are free, and the owner is no longer known.
     GaveWay,
 }
 
@@ -77,11 +67,12 @@ struct Owner<O> {
     units: u64,
     kept: u64,
     holdings: usize,
-    /// Its holdings that may give way, oldest first.
+    /// The owner's holdings that may give way, oldest first.
     list: Ends,
 }
 
-/// The holdings of one resource. `T`: the value that is returned when a holding gives way.
+/// The holdings of one resource. `T`: the value that is returned when a holding gives way. Only
+/// owners with a holding are in the table. Operations take constant time, or O(log owners).
 #[derive(Debug)]
 pub struct Ledger<O, T> {
     gives_way: GivesWay,
@@ -91,7 +82,7 @@ pub struct Ledger<O, T> {
     kept: u64,
     leaving: u64,
     gave_way: u64,
-    /// Keyed with a secret of the process (`RandomState`), so that no one can choose colliding
+    /// Hashed with a secret of the process (`RandomState`), so that no client can choose colliding
     /// names.
     by_name: HashMap<O, u32>,
     owners: Vec<Owner<O>>,
@@ -125,7 +116,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         }
     }
 
-    /// Changes the size. Holdings stay, also when they are more than the new total.
+    /// Changes the size. Holdings stay, even if they exceed the new total.
     pub fn resize(&mut self, total: u64, reserve: u64) {
         (self.total, self.reserve) = (total, reserve);
     }
@@ -150,17 +141,15 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.gave_way
     }
 
-    /// The fair share of `owners` owners.
     fn fair(&self, owners: usize) -> u64 {
         (self.total / (owners as u64).max(1)).max(1)
     }
 
-    /// Begins a holding, which may give way. The tags of the holdings that gave way for it are
-    /// appended to
-    /// `out`. `None`: there is no room for it.
+    /// Begins a holding, which may give way. Appends the tags of the holdings that gave way for it
+    /// to `out`. `None`: there is no room.
     pub fn enter(&mut self, name: O, demand: Demand, tag: T, out: &mut Vec<T>) -> Option<HoldingId> {
         let owner = self.owner(name)?;
-        // Counted first, so that the owner stays when its only holding gives way.
+        // Counted first, so that the owner stays if the only holding gives way.
         self.owners[owner as usize].holdings += 1;
         let has_room = self.make_room(owner, demand, out);
         let Some(id) = has_room.then(|| self.vacant(owner, tag)).flatten() else {
@@ -173,7 +162,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         Some(HoldingId(id))
     }
 
-    /// Gives a holding more units. False: there is no room for them, or it gave way.
+    /// Gives a holding more units. False: there is no room, or the holding gave way.
     pub fn grow(&mut self, id: HoldingId, demand: Demand, out: &mut Vec<T>) -> bool {
         let Entry { owner, state, .. } = self.entries[id.0 as usize];
         let refused = match state {
@@ -202,7 +191,8 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         wanted <= free || after <= self.fair(owners) && wanted <= free.saturating_add(of_others)
     }
 
-    /// From now on the holding does not give way. False: it may not be kept, or it gave way.
+    /// Keeps the holding: from now on it does not give way. False: it may not be kept, or it gave
+    /// way.
     pub fn keep(&mut self, id: HoldingId) -> bool {
         let Entry { owner, units, state, .. } = self.entries[id.0 as usize];
         match state {
@@ -212,8 +202,8 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         }
     }
 
-    /// The same, and the holding belongs to another owner from now on, which may hold at most
-    /// `most`.
+    /// Like [`Ledger::keep`], and moves the holding to the owner `name`, which may hold at most
+    /// `most` units.
     pub fn keep_as(&mut self, id: HoldingId, name: O, most: u64) -> bool {
         let Entry { owner: from, units, state, .. } = self.entries[id.0 as usize];
         if state == State::GaveWay {
@@ -235,7 +225,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.set_kept(id.0)
     }
 
-    /// The holding of `name` may give way, as the newest that may.
+    /// Lets a kept holding give way again, as the newest holding of `name`.
     pub fn offer(&mut self, id: HoldingId, name: &O) {
         if self.entries[id.0 as usize].state != State::Kept {
             return;
@@ -264,7 +254,8 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.all.first().map(|id| &self.entries[id as usize].tag)
     }
 
-    /// Lets one holding give way, as if a newcomer wanted a unit; for a resource behind this one.
+    /// Lets one holding of the largest owner give way, because a resource behind this one is
+    /// exhausted. Returns the tag.
     pub fn yield_one(&mut self) -> Option<T> {
         let id = match self.largest.first() {
             Some(owner) => self.of_owner(owner),
@@ -273,7 +264,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.has_room_to_leave(id).then(|| self.revoke(id))
     }
 
-    /// Ends a holding and returns its tag.
+    /// Ends a holding and returns the tag.
     pub fn leave(&mut self, id: HoldingId) -> T {
         let Entry { owner, units, state, .. } = self.entries[id.0 as usize];
         match state {
@@ -287,7 +278,8 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         std::mem::take(&mut self.entries[id.0 as usize].tag)
     }
 
-    /// Makes room for a demand of `owner`. Holdings give way only if there will be enough.
+    /// Makes room for a demand of `owner`. With `Newest`, holdings give way only if there will be
+    /// enough.
     fn make_room(&mut self, owner: u32, demand: Demand, out: &mut Vec<T>) -> bool {
         let wanted = demand.units.saturating_add(demand.spare);
         if self.owners[owner as usize].units.saturating_add(demand.units) > demand.most || wanted > self.total {
@@ -386,7 +378,6 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.add(id, units);
     }
 
-    /// Counts more units of a holding.
     fn add(&mut self, id: u32, units: u64) {
         let entry = &mut self.entries[id as usize];
         entry.units += units;
@@ -400,7 +391,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.rank(owner);
     }
 
-    /// Takes a holding out of its owner's books, and out of the lists.
+    /// Takes a holding out of its owner's sums and out of the lists.
     fn detach(&mut self, id: u32) {
         let Entry { owner, units, state, .. } = self.entries[id as usize];
         if state == State::MayGiveWay {
@@ -429,13 +420,13 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.all.remove::<ALL, _>(&mut self.entries, id);
     }
 
-    /// Puts an owner in its place among the owners with a holding that may give way.
+    /// Updates the position of an owner among the owners with a holding that may give way.
     fn rank(&mut self, owner: u32) {
         let Owner { units, list, .. } = &self.owners[owner as usize];
         self.largest.set(owner, list.first().map(|_| *units));
     }
 
-    /// The index of an owner, which has no holding if it is new. `None`: there are too many.
+    /// The index of an owner; a new one has no holding yet. `None`: there are too many.
     fn owner(&mut self, name: O) -> Option<u32> {
         if let Some(index) = self.by_name.get(&name) {
             return Some(*index);
@@ -466,7 +457,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         }
     }
 
-    /// A place for a holding without units.
+    /// Makes an entry for a holding without units.
     fn vacant(&mut self, owner: u32, tag: T) -> Option<u32> {
         let entry = Entry { owner, units: 0, state: State::MayGiveWay, links: [Links::NONE; 2], tag };
         if let Some(index) = self.free_entries.pop() {

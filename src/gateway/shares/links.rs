@@ -1,7 +1,7 @@
-//! Lists whose links stand in the entries themselves, so that an entry can be removed from the
-//! middle at once.
+//! Doubly linked lists with links in the entries, so that an entry can be removed from the middle
+//! at once.
 //!
-//! Bounds: two links for each holding.
+//! Each entry is in two lists. Bound: two links for each holding and list.
 
 const NONE: u32 = u32::MAX;
 
@@ -10,7 +10,6 @@ pub(super) const OWN: usize = 0;
 /// The list of all entries.
 pub(super) const ALL: usize = 1;
 
-/// The neighbours of an entry in one list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Links {
     before: u32,
@@ -21,9 +20,8 @@ impl Links {
     pub(super) const NONE: Self = Self { before: NONE, after: NONE };
 }
 
-/// An entry of two lists.
 pub(super) trait Linked {
-    /// Its neighbours in each list.
+    /// The neighbours of the entry in each list.
     fn links_mut(&mut self) -> &mut [Links; 2];
 }
 
@@ -45,7 +43,6 @@ impl Ends {
         (self.last != NONE).then_some(self.last)
     }
 
-    /// Adds an entry as the newest.
     pub(super) fn push<const LIST: usize, E: Linked>(&mut self, entries: &mut [E], id: u32) {
         entries[id as usize].links_mut()[LIST] = Links { before: self.last, after: NONE };
         match self.last {
@@ -55,7 +52,6 @@ impl Ends {
         self.last = id;
     }
 
-    /// Removes an entry.
     pub(super) fn remove<const LIST: usize, E: Linked>(&mut self, entries: &mut [E], id: u32) {
         let own = &mut entries[id as usize].links_mut()[LIST];
         let Links { before, after } = std::mem::replace(own, Links::NONE);

@@ -1,9 +1,8 @@
-//! Bounded resources that several clients share: body memory, the memory of responses that wait for
-//! slow clients, connections, handshakes, stored responses.
+//! Bounded resources that clients share: body memory, responses that wait for slow clients,
+//! connections, handshakes.
 //!
-//! One owner may have all of a resource while it is alone, and a fair share when others want
-//! theirs. The rule stands in [`ledger`]. This file adds the lock, and wakes the task whose holding
-//! gave way.
+//! An owner may have all of a resource while it is alone, and a fair share when others want theirs.
+//! The rule is in [`ledger`]. This file adds the lock, and wakes the task whose holding gave way.
 //!
 //! ```text
 //!   enter -> (may give way) -- keep -->  (kept) -- drop --> returned
@@ -32,17 +31,17 @@ pub use demand::Demand;
 pub use ledger::GivesWay;
 use ledger::{HoldingId, Ledger};
 
-/// To whom a holding is charged.
+/// The client to whom a holding is charged.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
     /// The API key with this name.
     Key(Arc<str>),
-    /// The client's address; with IPv6 its /64 network, because one host can use all addresses of
+    /// The client's address; with IPv6 the /64 network, because one host can use all addresses in
     /// it.
     Network(IpAddr),
-    /// The origin of a request, where only that is known.
+    /// The origin of a request, if only that is known.
     Origin(Origin),
-    /// A trusted proxy, for connections on which no client is named yet.
+    /// A trusted proxy, for connections whose client is not known yet.
     Proxy(IpAddr),
 }
 
@@ -78,7 +77,7 @@ pub struct SharesView {
 #[derive(Debug)]
 pub struct Shares {
     ledger: Mutex<Ledger<Owner, Option<Waker>>>,
-    /// Units that were held after the last change, to be read without the lock.
+    /// Units held after the last change, for reads without the lock.
     used: AtomicU64,
 }
 
@@ -90,7 +89,7 @@ impl Shares {
         Arc::new(Self { ledger, used: AtomicU64::new(0) })
     }
 
-    /// Changes the size. Holdings stay, also when they are more than the new total.
+    /// Changes the size. Holdings stay, even if they exceed the new total.
     pub fn resize(&self, total: u64, reserve: u64) {
         self.ledger.lock().resize(total, reserve);
     }
@@ -101,7 +100,7 @@ impl Shares {
         SharesView { used: ledger.used(), total: ledger.total(), owners: ledger.owners(), gave_way: ledger.gave_way() }
     }
 
-    /// Takes units for `owner`, which may have to give way. `None`: there is no room for them.
+    /// Takes units for `owner`, which may have to give way. `None`: there is no room.
     pub fn enter(self: &Arc<Self>, owner: Owner, demand: Demand) -> Option<Holding> {
         self.take(owner, demand, false)
     }
@@ -129,7 +128,7 @@ impl Shares {
         Some(Holding { shares: Arc::clone(self), id: id? })
     }
 
-    /// Units that are held. Without the lock, so it may be a moment old.
+    /// Units that are held. Read without the lock, so it may be a moment old.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -149,7 +148,7 @@ impl Shares {
     }
 }
 
-/// Wakes tasks whose holdings gave way; without the lock, because a task that ends returns its
+/// Wakes tasks whose holdings gave way. Called without the lock, because a task that ends returns a
 /// holding.
 fn wake(gave_way: impl IntoIterator<Item = Option<Waker>>) {
     gave_way.into_iter().flatten().for_each(Waker::wake);
@@ -163,7 +162,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Takes more units. False: there is no room for them, or the holding gave way.
+    /// Takes more units. False: there is no room, or the holding gave way.
     pub fn grow(&self, demand: Demand) -> bool {
         let mut gave_way = Vec::new();
         let grown = {
@@ -181,12 +180,13 @@ impl Holding {
         self.shares.ledger.lock().keep(self.id)
     }
 
-    /// The same, and `owner` holds it from now on, at most `most` units in all.
+    /// Like [`Holding::keep`], and moves the holding to `owner`, which may hold at most `most`
+    /// units.
     pub fn keep_as(&self, owner: Owner, most: u64) -> bool {
         self.shares.ledger.lock().keep_as(self.id, owner, most)
     }
 
-    /// Lets the holding give way again, as one of `owner`.
+    /// Lets the holding give way again, as a holding of `owner`.
     pub fn offer(&self, owner: &Owner) {
         self.shares.ledger.lock().offer(self.id, owner);
     }
@@ -196,13 +196,13 @@ impl Holding {
         self.poll(cx, None)
     }
 
-    /// Lets the holding give way, as one of `owner`. Ready when it did.
+    /// Lets the holding give way, as a holding of `owner`. Ready when it did.
     pub fn poll_offered(&self, owner: &Owner, cx: &mut Context<'_>) -> Poll<()> {
         self.poll(cx, Some(owner))
     }
 
     fn poll(&self, cx: &Context<'_>, offer: Option<&Owner>) -> Poll<()> {
-        // Dropped without the lock, as a task could be with it.
+        // Dropped outside the lock, because dropping a waker may drop a task with a holding.
         let _replaced = {
             let mut ledger = self.shares.ledger.lock();
             if let Some(owner) = offer {

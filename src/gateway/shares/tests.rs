@@ -1,4 +1,6 @@
-//! The rule of shares: by example, and for every order of random operations.
+//! The rule of shares.
+//!
+//! Tested by example, and for random operations in any order.
 
 use sluice_core::base::Rng;
 
@@ -7,7 +9,7 @@ use super::*;
 
 type Names = Ledger<u32, u32>;
 
-/// Enters one holding, and returns it with the tags of the holdings that gave way.
+/// Enters one holding. Returns it with the tags of the holdings that gave way.
 fn enter(ledger: &mut Names, owner: u32, units: u64, tag: u32) -> (Option<HoldingId>, Vec<u32>) {
     let mut gave_way = Vec::new();
     let id = ledger.enter(owner, Demand::of(units), tag, &mut gave_way);
@@ -100,8 +102,8 @@ fn a_demand_is_foreseen_as_it_is_met() {
     assert!(ledger.could(&1, Demand::of(10)) && !ledger.could(&1, Demand::of(11)));
 }
 
-/// Any order of operations keeps the sums right, stays within the bounds, lets no one take from an
-/// owner within its share while another is above it, and returns every unit.
+/// Any order of operations keeps the sums right and stays within the bounds. It lets no owner take
+/// from an owner within the fair share while another is above it, and returns every unit.
 #[test]
 fn any_order_of_operations_keeps_the_rule_and_returns_everything() {
     for seed in 0..150 {
@@ -156,7 +158,7 @@ fn admitted(ledger: &mut Names, owner: u32, demand: Demand) -> Option<HoldingId>
     }
     let owners = before.iter().filter(|units| **units > 0).count() + usize::from(is_new);
     let fair = (ledger.total() / owners.max(1) as u64).max(1);
-    // With `Oldest`, an owner may give up so much of its own that it is within its share again.
+    // With `Oldest`, an owner may give up enough to be within the fair share again.
     if ledger.of(&owner) > fair {
         let others = (0..64).filter(|other| *other != owner);
         let taken = others.filter(|other| ledger.of(other) != before[*other as usize]).count();

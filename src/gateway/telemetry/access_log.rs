@@ -1,19 +1,18 @@
-//! The access log: sampled lines from the path of a request to a file, without the path ever waiting.
+//! The access log: sampled lines from the path of a request to a file, without the path ever
+//! waiting.
 //!
-//! A line is appended to a buffer in memory; one thread takes the buffer and writes it. It is woken when the first
-//! line arrives and waits [`LINGER`] for more, so that busy traffic costs no system call per request and a
-//! quiet log is at most that late. When the buffer is full, because the disk is slow or gone, lines are
-//! dropped and counted; nothing else happens to requests.
+//! A line is appended to a buffer in memory, and one thread writes the buffer. The first line wakes
+//! the thread, which waits [`LINGER`] for more: busy traffic costs no system call per request, and
+//! a quiet log is at most that late. When the buffer is full, lines are dropped and counted. A hash
+//! of the request id against the configured share selects requests, so all gateways decide alike.
 //!
-//! Which requests: a hash of the request id against the configured share. So every gateway that sees an id
-//! decides alike, and no generator is shared between threads.
+//! Rotation: before writing, at most once a second, the thread checks that the path still names the
+//! open file, and if not opens the path again. So both "rename" and "remove" work without a signal;
+//! [`AccessLogWriter::reopen`] does it at once. If the path cannot be opened, the old file is
+//! written on.
 //!
-//! Rotation: before writing, at most once a second, the thread checks that the path still names the file it has
-//! open, and opens the path anew if not; so both "rename" and "remove" work without a signal, and
-//! [`AccessLogWriter::reopen`] does it at once. If it cannot be opened, the old file is written on.
-//!
-//! Bounds: [`BUFFER_BYTES`] waiting and as much being written. A clone is the same log; the last one dropped
-//! writes what is left.
+//! Bounds: [`BUFFER_BYTES`] waiting and as much being written. Dropping the last clone writes the
+//! rest.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -32,43 +31,43 @@ use super::line::{Shown, line};
 use crate::config::{AccessLog, LogTarget};
 use crate::flow::Record;
 
-/// Bytes of lines that wait to be written: about 7,000 lines, half a second at 14,000 requests per second.
+/// Bytes of lines that wait to be written: about 7,000 lines, half a second at 14,000 requests per
+/// second.
 const BUFFER_BYTES: usize = 4 << 20;
 /// Bytes at which the writer stops waiting for more.
 const BATCH_BYTES: usize = 512 << 10;
 /// How long the writer waits for more lines after the first.
 const LINGER: Duration = Duration::from_millis(100);
-/// Between two checks that the path still names the open file.
+/// Pause between two checks that the path still names the open file.
 const ROTATION_CHECK: Duration = Duration::from_secs(1);
-/// The longest that [`AccessLogWriter::flush`] waits for the disk.
+/// The longest time that [`AccessLogWriter::flush`] waits for the disk.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Readable by the operator and their group only: lines name keys and models.
+/// Readable only by the operator and their group, because lines name keys and models.
 const FILE_MODE: u32 = 0o640;
 
-/// Why there is no access log.
+/// An error that leaves the gateway without an access log.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessLogError {
     /// The file cannot be opened for appending.
     #[error("cannot open the {what} {}: {source}; check its path in the configuration and who may write there", path.display())]
     Open {
-        /// The access log or the records.
+        /// "access log" or "file of records".
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The thread cannot be started.
     #[error("cannot start the thread that writes the {what}: {source}; check the limit on processes (ulimit -u)")]
     Thread {
-        /// The access log or the records.
+        /// "access log" or "file of records".
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// The name of the access log in messages.
 const ACCESS_LOG: &str = "access log";
 
 /// The access log, or the records. A clone is the same log.
@@ -92,9 +91,9 @@ struct Running {
 
 struct Shared {
     state: Mutex<State>,
-    /// The writer has something to do.
+    /// Notified when the writer has something to do.
     wake: Condvar,
-    /// The writer has done it.
+    /// Notified when the writer has written a batch.
     idle: Condvar,
     dropped: AtomicU64,
 }
@@ -109,14 +108,15 @@ struct State {
     closing: bool,
 }
 
-/// Where batches of lines go.
+/// Receiver of batches of lines.
 pub(super) trait Output: Send + 'static {
-    /// Writes whole lines, or none. `reopen`: the file was asked to be opened anew.
+    /// Writes whole lines. `reopen`: the file must be opened again. After an error, some of the
+    /// lines may have been written.
     fn write(&mut self, lines: &[u8], reopen: bool) -> io::Result<()>;
 }
 
 impl AccessLogWriter {
-    /// Opens the log that the configuration asks for.
+    /// Opens the configured log.
     pub fn open(config: &AccessLog) -> Result<Self, AccessLogError> {
         let output: Box<dyn Output> = match &config.path {
             LogTarget::Stderr => Box::new(Stderr),
@@ -130,7 +130,7 @@ impl AccessLogWriter {
         Self::with(output, ACCESS_LOG, config.sample, shown)
     }
 
-    /// Writes lines to `output`. `what` it is, for messages.
+    /// Writes lines to `output`. `what`: the log's name in messages.
     pub(super) fn with(
         output: Box<dyn Output>,
         what: &'static str,
@@ -147,19 +147,19 @@ impl AccessLogWriter {
         Ok(Self { running: Arc::new(Running { shared, sample: Sample::new(sample), shown, thread: Some(thread) }) })
     }
 
-    /// Takes the line of a request that is over now, if it is in the sample.
+    /// Takes the line of a request that has ended, if it is in the sample.
     pub(super) fn write(&self, record: &Record) {
         if self.running.sample.takes(&record.request_id) {
             self.running.shared.append(&line(record, Timestamp::now(), &self.running.shown));
         }
     }
 
-    /// Lines lost so far: the buffer was full, or writing failed.
+    /// Lines lost so far, because the buffer was full or writing failed.
     pub fn dropped(&self) -> u64 {
         self.running.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// Opens the file anew, if its path names another one by now; soon, whether lines come or not.
+    /// Opens the file again soon if the path names another one by now, even without new lines.
     pub fn reopen(&self) {
         self.running.shared.state.lock().reopen = true;
         self.running.shared.wake.notify_one();
@@ -236,7 +236,8 @@ impl Shared {
         }
     }
 
-    /// A batch that failed counts whole, though some of it may have been written. Said once until it works again.
+    /// Counts a failed batch as lost, although some of it may have been written. Warns once until
+    /// writing works again.
     fn account(&self, written: io::Result<()>, lines: u64, failing: &mut bool, what: &str) {
         match written {
             Ok(()) => *failing = false,
@@ -250,14 +251,14 @@ impl Shared {
     }
 }
 
-/// Which request ids are in the sample: those whose hash is below the share of all hashes.
+/// The sample: request ids whose hash is below the share of all hashes.
 struct Sample {
     below: Option<u64>,
 }
 
 impl Sample {
     fn new(share: f64) -> Self {
-        // The conversion saturates; a share of 1 takes every hash, the largest included.
+        // The conversion saturates. A share of 1 takes every hash, the largest included.
         Self { below: (share < 1.0).then_some((share * u64::MAX as f64) as u64) }
     }
 
@@ -274,11 +275,10 @@ impl Output for Stderr {
     }
 }
 
-/// A file that is appended to and found again after rotation.
+/// A file to append to, found again after rotation.
 pub(super) struct Appended {
     path: PathBuf,
     pub(super) file: File,
-    /// Device and inode.
     identity: (u64, u64),
     checked: Instant,
 }
@@ -296,7 +296,7 @@ impl Appended {
         std::fs::metadata(&self.path).map_or(true, |now| (now.dev(), now.ino()) != self.identity)
     }
 
-    /// Opens the path anew if it names another file by now. If it cannot be opened, the old file stays.
+    /// Opens the path again if it names another file by now. If that fails, the old file stays.
     pub(super) fn follow(&mut self) -> io::Result<()> {
         self.checked = Instant::now();
         if self.moved() {
@@ -305,7 +305,6 @@ impl Appended {
         Ok(())
     }
 
-    /// Whether it is time to look at the path again.
     pub(super) fn is_due(&self) -> bool {
         self.checked.elapsed() >= ROTATION_CHECK
     }

@@ -1,10 +1,11 @@
 //! A histogram that adds many counts at once: the inter-token gaps of a whole stream.
 //!
-//! A stream counts its own gaps; at its end its counts are added here, with one atomic addition per bucket that is not
-//! empty instead of one observation per token. A scrape may see a stream half added; the rest appears in the next one.
+//! Each stream counts gaps. At the end the counts are added here, with one atomic addition per
+//! non-empty bucket instead of one observation per token. A scrape may see a stream half added; the
+//! next one has the rest.
 //!
-//! There is one set of counts per combination of labels; the caller bounds those. The sum is kept in nanoseconds, which
-//! overflow after 584 years of gaps.
+//! There is one set of counts per combination of labels; the caller bounds the combinations. The
+//! sum is in nanoseconds, which overflow after 584 years of gaps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,6 @@ use sluice_core::meter::{ITL_BUCKETS_SECONDS, ItlHistogram};
 
 const BUCKETS: usize = ITL_BUCKETS_SECONDS.len() + 1;
 
-/// Shared counts of gaps by length.
 #[derive(Debug)]
 pub(super) struct GapCounts {
     counts: [AtomicU64; BUCKETS],
@@ -32,7 +32,7 @@ impl GapCounts {
         Self { counts: [const { AtomicU64::new(0) }; BUCKETS], nanos: AtomicU64::new(0) }
     }
 
-    /// Adds what one stream has counted.
+    /// Adds the counts of one stream.
     pub(super) fn merge(&self, gaps: &ItlHistogram) {
         for (shared, own) in self.counts.iter().zip(gaps.counts()) {
             if *own > 0 {
@@ -60,7 +60,7 @@ impl GapCounts {
     }
 }
 
-/// Counts and the labels they are shown with.
+/// Labels, and the counts that are shown with them.
 type Labelled = (Vec<LabelPair>, Arc<GapCounts>);
 
 /// All counts of a family. A clone is the same family.
@@ -76,7 +76,7 @@ impl GapHistograms {
         Self { family, desc: describe(&family), rows: Arc::default() }
     }
 
-    /// New counts. The caller creates one per combination of labels.
+    /// Creates counts. The caller does so once per combination of labels.
     pub(super) fn row(&self, labels: Vec<LabelPair>) -> Arc<GapCounts> {
         let row = Arc::new(GapCounts::new());
         self.rows.write().push((labels, Arc::clone(&row)));

@@ -1,7 +1,7 @@
 //! Metrics of client connections and request bodies, with their limits.
 //!
-//! The values are read from `proxy::ClientLimits` at scrape time. The limits are metrics, too, so that an alert does not depend
-//! on the configuration.
+//! The values are read from `proxy::ClientLimits` at scrape time. The limits are metrics, too, so
+//! that an alert does not depend on the configuration.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
@@ -13,19 +13,20 @@ use super::gauges::{counter, counter_of, gauge};
 /// Connections and bodies of all clients, and their limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientView {
-    /// Open connections, including those over the limit that get a 503.
+    /// Open connections, including connections over the limit that get a 503.
     pub connections: usize,
     /// Limit on connections that are served.
     pub connections_max: usize,
-    /// Connections that were closed without a response, because too many were already waiting for a 503.
+    /// Connections that were closed without a response, because too many were already waiting for a
+    /// 503.
     pub dropped: u64,
     /// Bytes of request bodies in memory.
     pub body_bytes: u64,
-    /// Limit on these bytes.
+    /// Limit on `body_bytes`.
     pub body_bytes_max: u64,
     /// Bytes of responses that wait for slow clients.
     pub response_bytes: u64,
-    /// The most they may be.
+    /// Limit on `response_bytes`.
     pub response_bytes_max: u64,
     /// TLS handshakes in progress.
     pub handshakes: usize,
@@ -41,16 +42,16 @@ pub struct ClientView {
     pub proxy_headers_refused: [u64; PROXY_FAULTS],
 }
 
-/// Why a header that names a client is not believed.
+/// The reason why a header that names a client is not believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyFault {
     /// A PROXY header from an address that is no trusted proxy.
     Untrusted,
-    /// A trusted proxy sent none.
+    /// A trusted proxy sent no header.
     Missing,
-    /// It is malformed.
+    /// The header is malformed.
     Malformed,
-    /// It did not arrive in time.
+    /// The header did not arrive in time.
     Timeout,
     /// `X-Forwarded-For` from an address that is no trusted proxy.
     Forwarded,
@@ -58,11 +59,11 @@ pub enum ProxyFault {
 
 /// The number of faults.
 pub const PROXY_FAULTS: usize = 5;
-/// Label values of [`ProxyFault`], in its order.
+/// Label values, in the order of [`ProxyFault`].
 const FAULTS: [&str; PROXY_FAULTS] = ["untrusted", "missing", "malformed", "timeout", "forwarded_untrusted"];
 
 type Count = fn(&ClientView) -> u64;
-/// Shared resources, with how the count of holdings that gave way is read.
+/// Shared resources, each with a function that reads the count of holdings that gave way.
 const GAVE_WAY: [(&str, Count); 4] = [
     ("connections", |view| view.connections_gave_way),
     ("handshakes", |view| view.handshakes_gave_way),
@@ -81,7 +82,6 @@ const GAUGES: [(Family, Value); 7] = [
     (families::HANDSHAKES, |view| view.handshakes as f64),
 ];
 
-/// The collector of these metrics.
 pub(super) struct Clients<F> {
     view: F,
     descs: Vec<Desc>,

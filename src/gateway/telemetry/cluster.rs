@@ -1,6 +1,7 @@
-//! Metrics of this gateway's part in a ledger of several gateways, read at scrape time from what its composition passes in.
+//! Metrics of this gateway's part in a ledger of several gateways.
 //!
-//! Without a ledger there are none. What it may use of each backend is with the other gauges of backends.
+//! They are read at scrape time from a view that `serve` passes in. Without a ledger there are
+//! none. The gateway's share of each backend is among the gauges of backends.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
@@ -12,9 +13,9 @@ use super::gauges::{counter_of, gauge};
 /// This gateway's part.
 #[derive(Clone, Debug)]
 pub struct ClusterMetrics {
-    /// How it stands, one of `standings`.
+    /// The gateway's standing, one of `standings`.
     pub standing: &'static str,
-    /// All that it can be.
+    /// All possible standings.
     pub standings: Vec<&'static str>,
     /// Gateways in the ledger.
     pub gateways: usize,
@@ -22,11 +23,11 @@ pub struct ClusterMetrics {
     pub renewed_seconds: Option<f64>,
     /// Writes by their outcome.
     pub writes: [(&'static str, u64); 3],
-    /// Where one gateway is elected: whether this one leads, and how often another one was seen to than before.
+    /// If one gateway is elected: whether this gateway leads, and how often it saw another one lead
+    /// than before.
     pub leader: Option<(bool, u64)>,
 }
 
-/// The collector of these metrics.
 pub(super) struct Cluster<F> {
     view: F,
     descs: Vec<Desc>,

@@ -1,20 +1,19 @@
 //! From records to metrics, and from metrics to a page.
 //!
-//! [`Telemetry`] takes each finished record exactly once: one request counter by outcome, histograms of what was
-//! measured, the window of the last five minutes, the access log, traces. Which requests each metric covers:
+//! [`Telemetry`] takes each finished record exactly once, for a request counter by outcome,
+//! histograms, the window of the last five minutes, the access log and traces. Each metric covers
+//! these requests:
 //!
 //! | metric | requests |
 //! |---|---|
-//! | TTFT, ITL | streams, however they ended: a client that left after the first token did see it |
+//! | TTFT, ITL | streams, however they ended: a client that left may have seen the token |
 //! | TPOT, duration | completed ones; a cut-off request is shorter for the wrong reason |
-//! | the same, and attainment | only those that generate; others have a family of durations of their own |
-//! | tokens | all; counted by the gateway where the engine reported no usage |
-//! | estimate ratio | those whose engine reported usage |
-//! | queue wait | those that asked for a backend |
+//! | the same, and attainment | only requests that generate; others have their own durations |
+//! | tokens | all; counted by the gateway if the engine reported no usage |
+//! | estimate ratio | requests whose engine reported usage |
+//! | queue wait | requests that asked for a backend |
 //!
-//! Gauges are read at scrape time from a closure given at construction (admission's view), so nothing here
-//! counts what admission counts already.
-//!
+//! Gauges are read at scrape time from a closure (admission's view), so nothing is counted twice.
 //! Recording takes about a microsecond and never waits for I/O.
 
 use std::path::Path;
@@ -54,7 +53,7 @@ use crate::flow::owner::KeyWork;
 use crate::flow::{Outcome, Record, Recorder};
 use sluice_core::meter::StreamStats;
 
-/// Where records go and pages come from.
+/// Takes records and renders pages.
 pub struct Telemetry {
     registry: Registry,
     table: Arc<SeriesTable>,
@@ -85,7 +84,6 @@ pub enum TelemetryError {
     Traces(std::io::Error),
 }
 
-/// Another consumer of records.
 type Observer = Box<dyn Fn(&Record) + Send + Sync>;
 
 impl std::fmt::Debug for Telemetry {
@@ -95,7 +93,8 @@ impl std::fmt::Debug for Telemetry {
 }
 
 impl Telemetry {
-    /// Telemetry of a configuration, whose gauges are read from `pools`. Opens the access log and the records.
+    /// Telemetry of a configuration; gauges are read from `pools`. Opens the access log and the
+    /// records.
     pub fn new(config: &Config, pools: PoolViews) -> Result<Self, TelemetryError> {
         let access_log = config.access_log.as_ref().map(AccessLogWriter::open).transpose()?;
         let mut telemetry = Self::with(pools, access_log);
@@ -115,7 +114,7 @@ impl Telemetry {
         Ok(telemetry)
     }
 
-    /// Telemetry without objectives so far. `access_log`: where lines go, if anywhere.
+    /// Telemetry without objectives so far. `access_log`: the log for lines, if any.
     pub fn with(pools: PoolViews, access_log: Option<AccessLogWriter>) -> Self {
         let registry = Registry::new();
         let table = Arc::new(SeriesTable::new(&registry));
@@ -149,24 +148,25 @@ impl Telemetry {
         }
     }
 
-    /// Shows what clients hold, which `view` reads, on the metrics page. Called once.
+    /// Adds the connections and bodies of clients, which `view` reads, to the metrics page. Called
+    /// once.
     pub fn show_clients(&self, view: impl Fn() -> ClientView + Send + Sync + 'static) {
         series::register(&self.registry, Clients::new(view));
     }
 
-    /// Shows the engine time and the waiting requests of keys in fair pools, which `view` reads, on
+    /// Adds the engine time and the waiting requests of keys in fair pools, which `view` reads, to
     /// the metrics page. Called once.
     pub fn show_key_work(&self, view: impl Fn() -> Vec<KeyWork> + Send + Sync + 'static) {
         series::register(&self.registry, KeysWork::new(view));
     }
 
-    /// Shows the experiments, which `view` reads, on the metrics page. Called once.
+    /// Adds the experiments, which `view` reads, to the metrics page. Called once.
     pub fn show_experiments(&self, view: impl Fn() -> Vec<ExperimentReport> + Send + Sync + 'static) {
         series::register(&self.registry, Experiments::new(view));
     }
 
-    /// Shows the engines that the gateway runs, which `view` reads, on the metrics page; `phases` are all that one can be in.
-    /// Called once.
+    /// Adds the engines that the gateway runs, which `view` reads, to the metrics page. `phases`:
+    /// all phases of an engine. Called once.
     pub fn show_engines(
         &self,
         phases: Vec<&'static str>,
@@ -175,24 +175,26 @@ impl Telemetry {
         series::register(&self.registry, Engines::new(phases, view));
     }
 
-    /// Shows this gateway's part in the ledger of several gateways, which `view` reads, on the metrics page. Called at most once.
+    /// Adds this gateway's part in the ledger of several gateways, which `view` reads, to the
+    /// metrics page. Called at most once.
     pub fn show_cluster(&self, view: impl Fn() -> ClusterMetrics + Send + Sync + 'static) {
         series::register(&self.registry, Cluster::new(view));
     }
 
-    /// Shows the tokens that API keys have used of their limits, which `view` reads, on the metrics
+    /// Adds the tokens that API keys have used of their limits, which `view` reads, to the metrics
     /// page. Called once.
     pub fn show_keys(&self, view: impl Fn() -> Vec<KeyTokens> + Send + Sync + 'static) {
         series::register(&self.registry, Keys::new(view));
     }
 
-    /// Shows how many engines pools should have, which `view` reads, on the metrics page. Called once.
+    /// Adds the number of engines that pools should have, which `view` reads, to the metrics page.
+    /// Called once.
     pub fn show_pool_engines(&self, view: impl Fn() -> Vec<PoolEngines> + Send + Sync + 'static) {
         series::register(&self.registry, Wanted::new(view));
     }
 
-    /// Shows what the online tuner does, which `view` reads, on the metrics page, and gives it every record, also those of
-    /// copies. Called once.
+    /// Adds the online tuner, which `view` reads, to the metrics page, and gives it every record,
+    /// also records of copies. Called once.
     pub fn show_tuner(
         &self,
         view: impl Fn() -> TunerView + Send + Sync + 'static,
@@ -203,8 +205,8 @@ impl Telemetry {
         let _ = self.observer.set(Box::new(observe));
     }
 
-    /// Takes over which pools of a configuration have objectives, and the dates of its certificates. The counters of its
-    /// pools exist from here on, at zero, so that a rate sees their first step.
+    /// Applies the objectives of a configuration's pools and the dates of the certificates. Creates
+    /// the counters of the pools at zero, so that a rate sees their first step.
     pub fn configured(&self, config: &Config) {
         self.slo_targets.reset();
         for pool in &config.pools {
@@ -222,12 +224,12 @@ impl Telemetry {
         }
     }
 
-    /// A certificate that the gateway shows, and its last second since 1970.
+    /// Sets the last second, since 1970, of a certificate that the gateway shows.
     pub(super) fn certificate(&self, path: &Path, until: i64) {
         self.certificates.with_label_values(&[&path.display().to_string()]).set(until);
     }
 
-    /// The metrics page in the format OpenMetrics, which has exemplars.
+    /// The metrics page in the OpenMetrics format, which has exemplars.
     pub fn open_metrics(&self) -> String {
         openmetrics::page(&shown(&self.registry), &self.table.exemplars.found())
     }
@@ -242,12 +244,12 @@ impl Telemetry {
         page
     }
 
-    /// The last five minutes of a pool's own traffic; empty for a pool that has seen none.
+    /// The last five minutes of a pool's home traffic; empty for a pool without any.
     pub fn five_minutes(&self, pool: &str) -> WindowStats {
         self.table.pool(Some(&pool.into())).recent.five_minutes(Instant::now())
     }
 
-    /// The same of the last minute.
+    /// The last minute of a pool's home traffic.
     pub fn minute(&self, pool: &str) -> WindowStats {
         self.table.pool(Some(&pool.into())).recent.minute(Instant::now())
     }
@@ -257,12 +259,14 @@ impl Telemetry {
         history_report::report(&self.table.histories(), resolution, self.started.elapsed())
     }
 
-    /// The last finished requests with this id, the client's or the one sent upstream; the latest first.
+    /// The last finished requests with this id (the client's or the one sent upstream), latest
+    /// first.
     pub fn requests(&self, id: &str) -> Vec<RequestView> {
         self.finished.with_id(id)
     }
 
-    /// The last requests that were shed or failed, the latest first, at most [`FAILURES_MAX`](super::FAILURES_MAX).
+    /// The last requests that were shed or failed, latest first, at most
+    /// [`FAILURES_MAX`](super::FAILURES_MAX).
     pub fn failures(&self, most: usize) -> Vec<RequestView> {
         self.finished.failures(most)
     }
@@ -272,7 +276,8 @@ impl Telemetry {
         self.finished.slowest(most)
     }
 
-    /// How many finished requests can be looked up, at most [`FINISHED_MAX`](super::FINISHED_MAX), and when the oldest was over.
+    /// The number of finished requests that can be looked up, at most
+    /// [`FINISHED_MAX`](super::FINISHED_MAX), and when the oldest ended.
     pub fn finished(&self) -> (usize, Option<Timestamp>) {
         self.finished.kept()
     }
@@ -282,15 +287,16 @@ impl Telemetry {
         self.reloads.with_label_values(&[if ok { "ok" } else { "failed" }]).inc();
     }
 
-    /// Reopens the files of the access log and of the records, as after a rotation. Does nothing without them.
+    /// Reopens the files of the access log and of the records, as after a rotation. Does nothing
+    /// without them.
     pub fn reopen(&self) {
         for lines in self.lines() {
             lines.reopen();
         }
     }
 
-    /// Writes what the access log and the records still hold, sends the traces that are queued, and waits for all of it. Blocks
-    /// for as long as the disk and the collector do, at most 5 s each.
+    /// Writes the lines that the access log and the records still hold, sends the queued traces,
+    /// and waits for both. Blocks as long as disk and collector do, at most 5 s each.
     pub fn flush(&self) {
         for lines in self.lines() {
             lines.flush();
@@ -302,7 +308,7 @@ impl Telemetry {
     }
 }
 
-/// Room for the page of a small configuration; larger ones grow it.
+/// Initial capacity of a page, in bytes; enough for a small configuration.
 const PAGE_BYTES: usize = 64 << 10;
 
 fn attainments(table: &SeriesTable) -> Vec<(String, f64)> {
@@ -318,7 +324,8 @@ impl Recorder for Arc<Telemetry> {
 }
 
 impl Telemetry {
-    /// Counts a finished request. Once per request; never waits. A copy for a shadow arm is counted with its experiment.
+    /// Counts a finished request, once per request, without waiting. A copy for a shadow arm is
+    /// counted with the experiment.
     pub fn record(&self, record: &Record) {
         if record.copy.is_none() {
             self.count(record);
@@ -335,7 +342,7 @@ impl Telemetry {
         }
     }
 
-    /// The access log and the records, as far as there are any.
+    /// The access log and the records, if configured.
     fn lines(&self) -> impl Iterator<Item = &AccessLogWriter> {
         self.access_log.iter().chain(&self.records)
     }
@@ -376,7 +383,6 @@ impl Telemetry {
     }
 }
 
-/// Counts a request whose home is known.
 fn placed(record: &Record, series: &Series) {
     let asked = record.backend.is_some() || record.outcome != Outcome::Refused;
     if asked {
@@ -393,7 +399,6 @@ fn retried(record: &Record, pool: &PoolSeries) {
     }
 }
 
-/// Counts a request whose response was metered.
 fn measured(record: &Record, stats: &StreamStats, series: &Series) {
     if record.stream && record.generates() {
         if let Some(ttft) = stats.ttft {

@@ -1,6 +1,7 @@
-//! Metrics of the engines that the gateway runs, read at scrape time from what the gateway's composition passes in.
+//! Metrics of the engines that the gateway runs.
 //!
-//! Engines that another program runs have none. An engine that is no longer configured is absent from the next page.
+//! They are read at scrape time from a view that `serve` passes in. Engines that another program
+//! runs have none. An engine that is no longer configured is absent from the next page.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
@@ -12,21 +13,20 @@ use super::gauges::{counter_of, gauge};
 /// One engine that the gateway runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineMetrics {
-    /// The pool of its backend.
+    /// The pool of the engine's backend.
     pub pool: String,
-    /// Its backend.
+    /// The engine's backend.
     pub backend: String,
-    /// The phase of its life, one of those that the collector was given.
+    /// The engine's phase, one of the phases given to the collector.
     pub phase: String,
     /// Starts after the first, since the gateway started.
     pub restarts: u64,
-    /// How often it died, hung or did not come up since then.
+    /// How often the engine died, hung or did not come up, since the gateway started.
     pub crashes: u64,
-    /// When it was started, seconds since 1970; `None` while none runs.
+    /// Start time, seconds since 1970; `None` while no engine runs.
     pub started: Option<f64>,
 }
 
-/// The collector of these metrics.
 pub(super) struct Engines<F> {
     phases: Vec<&'static str>,
     view: F,

@@ -1,8 +1,10 @@
-//! The last traced request in each bucket of a histogram: from a slow bucket of a panel to the trace of a request in it.
+//! The last traced request in each bucket of a histogram: leads from a slow bucket of a panel to
+//! the trace of a request in it.
 //!
-//! Exemplars are shown where a format has a place for them: OpenMetrics ([`super::openmetrics`]) and OTLP. Only a request whose
-//! trace is sampled becomes one, so without `[tracing]` this costs nothing but an empty row for each histogram. Bounds: one for each
-//! bucket; rows exist only for combinations of labels that have series, which are bounded ([`super::series`]).
+//! Exemplars are shown in the formats that have a place for them: OpenMetrics
+//! ([`super::openmetrics`]) and OTLP. Only a request with a sampled trace becomes one, so without
+//! `[tracing]` they cost only an empty row for each histogram. Bounds: one per bucket; rows exist
+//! only for combinations of labels that have series, which [`super::series`] bounds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,21 +21,19 @@ use crate::flow::Record;
 /// One request in a bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Exemplar {
-    /// What was measured, in the unit of the family.
+    /// The measured value, in the unit of the family.
     pub(super) value: f64,
-    /// Its trace.
     pub(super) trace: u128,
-    /// The request's own span in it.
+    /// The request's span in that trace.
     pub(super) span: u64,
-    /// When it was over.
     pub(super) at: SystemTime,
 }
 
-/// The exemplars of one histogram, by bucket; the last is that without a bound. Empty until there is one.
+/// The exemplars of one histogram, by bucket; the last bucket has no upper bound. Empty until there
+/// is one.
 type Row = Arc<Mutex<Vec<Option<Exemplar>>>>;
-/// By the name of the histogram and by its labels, as [`labels_key`] has them.
+/// By the name of the histogram, and by the labels as in [`labels_key`].
 type ByHistogram<V> = BTreeMap<&'static str, BTreeMap<String, V>>;
-/// The exemplars of all histograms.
 pub(super) type Found = ByHistogram<Vec<Option<Exemplar>>>;
 
 /// Labels and their values in one text.
@@ -50,7 +50,7 @@ pub(super) struct TracedHistogram {
 }
 
 impl TracedHistogram {
-    /// Counts what was measured of a request.
+    /// Counts a value measured of a request.
     pub(super) fn observe(&self, value: f64, record: &Record) {
         self.counts.observe(value);
         let Some(trace) = record.trace.as_ref().filter(|trace| trace.is_sampled()) else { return };
@@ -64,12 +64,12 @@ impl TracedHistogram {
     }
 }
 
-/// All rows. A clone is the same.
+/// All rows. A clone has the same rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Exemplars(Arc<RwLock<ByHistogram<Row>>>);
 
 impl Exemplars {
-    /// The histogram of a vector with these values of labels, with exemplars.
+    /// The histogram of `vec` with these label values, with exemplars.
     pub(super) fn histogram(&self, family: &Family, vec: &HistogramVec, values: &[&str]) -> TracedHistogram {
         let bounds = match family.kind {
             MetricKind::Histogram(bounds) => bounds,
@@ -80,7 +80,6 @@ impl Exemplars {
         TracedHistogram { counts: vec.with_label_values(values), bounds, row }
     }
 
-    /// Those that exist now.
     pub(super) fn found(&self) -> Found {
         let rows = |rows: &BTreeMap<String, Row>| {
             let each = rows.iter().map(|(labels, row)| (labels, row.lock().clone()));

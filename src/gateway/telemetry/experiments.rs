@@ -1,8 +1,9 @@
-//! Metrics of experiments: what they do, what was measured of each arm, and what follows from it.
+//! Metrics of experiments: state, measurements of each arm, and conclusions.
 //!
-//! Latencies and tokens of an arm are in the families of requests, by their label `arm`. What is here is read at scrape time from
-//! the reports of the experiments: numbers that survive a restart of the gateway, and intervals that hold at all times. An
-//! experiment that is removed is absent from the next page.
+//! Latencies and tokens of an arm are in the families of requests, by their label `arm`. The
+//! metrics here are read at scrape time from the reports of the experiments: numbers that survive a
+//! restart of the gateway, and intervals that hold at all times. A removed experiment is absent
+//! from the next page.
 //!
 //! Bounds: at most 16 experiments of 8 arms each.
 
@@ -15,7 +16,7 @@ use super::gauges::{counter_of, gauge};
 use crate::experiment::report::{ArmReport, ChangeReport};
 use crate::experiment::{Conclusion, ExperimentReport, Phase};
 
-/// Families per arm, with how each is read.
+/// Families per arm, each with a function that reads the value.
 type ArmValue = fn(&ArmReport) -> f64;
 const ARMS: [(Family, ArmValue); 7] = [
     (families::ARM_REQUESTS, |arm| arm.requests as f64),
@@ -27,7 +28,6 @@ const ARMS: [(Family, ArmValue); 7] = [
     (families::COPIES_IN_FLIGHT, |arm| arm.copies.as_ref().map_or(0.0, |copies| copies.in_flight.into())),
 ];
 
-/// The collector of these metrics.
 pub(super) struct Experiments<F> {
     view: F,
     descs: Vec<Desc>,
@@ -108,7 +108,7 @@ fn ratings(label: &str, arm: &ArmReport) -> Vec<Metric> {
     rated.map(|(rating, count)| gauge(&families::ARM_RATINGS, &[label, rating], count as f64)).to_vec()
 }
 
-/// The changes that the verdict is about, as far as they are bounded.
+/// The changes on which the verdict rests, if they are bounded.
 fn changes(report: &ExperimentReport) -> Vec<Metric> {
     let of_change = |label: &str, change: &ChangeReport| -> Vec<Metric> {
         let Some((range, (low, high))) = change

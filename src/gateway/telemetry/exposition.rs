@@ -1,7 +1,9 @@
-//! Building blocks for metric families that the gateway collects itself instead of through the prometheus types.
+//! Building blocks for metric families that the gateway collects itself instead of through the
+//! prometheus types.
 //!
-//! The types in `prometheus` count in place; these families are read at scrape time or filled in one step, so their
-//! descriptors and pages are made here, from the same table ([`super::families`]).
+//! The types in `prometheus` count in place. These families are read at scrape time or filled in
+//! one step, so their descriptors and pages are made here, from the same table
+//! ([`super::families`]).
 
 use std::collections::HashMap;
 
@@ -15,10 +17,9 @@ use crate::pool::PoolView;
 /// Returns a snapshot of all pools: `Admission::view`.
 pub type PoolViews = Box<dyn Fn() -> Vec<PoolView> + Send + Sync>;
 
-/// The descriptor of a family.
 pub(super) fn describe(family: &Family) -> Desc {
     let labels = family.labels.iter().map(|label| (*label).to_owned()).collect();
-    // Invariant: the table of families holds valid names only; its tests register every one.
+    // Invariant: the table of families has valid names only; tests register every one.
     Desc::new(family.name.to_owned(), family.help.to_owned(), labels, HashMap::new()).expect("a valid family")
 }
 
@@ -39,7 +40,7 @@ pub(super) fn pairs(family: &Family, values: &[&str]) -> Vec<LabelPair> {
     pairs
 }
 
-/// A family with its metrics; none when there are no metrics, since an empty family is not valid text.
+/// A family with metrics. `None` without metrics, since an empty family is not valid text.
 pub(super) fn family_of(family: &Family, kind: MetricType, metrics: Vec<Metric>) -> Option<MetricFamily> {
     if metrics.is_empty() {
         return None;
@@ -52,7 +53,7 @@ pub(super) fn family_of(family: &Family, kind: MetricType, metrics: Vec<Metric>)
     Some(page)
 }
 
-/// What there is to show of all families.
+/// All families that have something to show.
 pub(super) fn shown(registry: &Registry) -> Vec<MetricFamily> {
     let mut families = registry.gather();
     for family in &mut families {
@@ -62,8 +63,9 @@ pub(super) fn shown(registry: &Registry) -> Vec<MetricFamily> {
     families
 }
 
-/// Requests without a pool (refused before they were placed) have few of the metrics that are resolved for every
-/// combination of labels; the others would only be noise.
+/// Whether a metric is a zero of requests without a pool. Such requests, refused before they were
+/// placed, have few of the metrics that are resolved for every combination of labels; the others
+/// would be noise.
 fn is_unplaced_zero(metric: &Metric) -> bool {
     let empty = |pair: &LabelPair| matches!(pair.name(), "pool" | "model") && pair.value().is_empty();
     let nothing = metric.get_counter().get_value() == 0.0 && metric.get_histogram().get_sample_count() == 0;

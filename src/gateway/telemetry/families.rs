@@ -1,19 +1,22 @@
 //! Every metric of the gateway, in one table: name, kind, labels, buckets, help.
 //!
-//! Names and labels are a contract with dashboards and alerts of operators: they are only ever added.
-//! Values of labels come from the configuration, from closed sets in the code, or from what backends report;
-//! never from clients, so the number of series is bounded by the configuration. Words:
+//! Names and labels are a contract with dashboards and alerts of operators: they are only ever
+//! added. Values of labels come from the configuration, from closed sets in the code, or from
+//! reports of backends, never from clients. So the configuration bounds the number of series.
+//! Labels:
 //!
-//! - `pool`: the pool a request ran in, or its home if it never ran; `class`: its home pool, that is, the
-//!   length class of its prompt. They differ for a request that spilled.
-//! - `arm`: the arm of an experiment as `EXPERIMENT/ARM`, empty without one. `model`: empty if none was recognised.
+//! - `pool`: the pool in which a request ran, or the home pool if it never ran. `class`: the home
+//!   pool, that is, the length class of the prompt. They differ for a request that spilled.
+//! - `arm`: the arm of an experiment as `EXPERIMENT/ARM`, empty without one. `model`: empty if none
+//!   was recognised.
 //!
-//! Units are seconds and tokens. Bounds of buckets are upper and inclusive. They resolve an 8B model on a fast GPU
-//! (TTFT 10-100 ms, ITL 4-20 ms, P99 under mixed load up to seconds) and reach to what a queue makes of it.
+//! Units are seconds and tokens. Bounds of buckets are upper and inclusive. They resolve an 8B
+//! model on a fast GPU (TTFT 10-100 ms, ITL 4-20 ms, P99 under mixed load up to seconds), and
+//! longer times in a queue.
 
 use sluice_core::meter::ITL_BUCKETS_SECONDS;
 
-/// What a family is to Prometheus.
+/// The Prometheus type of a family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MetricKind {
     /// Only grows.
@@ -27,13 +30,13 @@ pub enum MetricKind {
 /// One metric family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Family {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What it is to Prometheus.
+    /// The Prometheus type.
     pub kind: MetricKind,
-    /// Its labels.
+    /// The names of the labels.
     pub labels: &'static [&'static str],
-    /// What it says, in one sentence.
+    /// The help text, one sentence.
     pub help: &'static str,
 }
 
@@ -42,7 +45,7 @@ const TTFT: &[f64] = &[
     0.001, 0.002, 0.005, 0.010, 0.015, 0.020, 0.030, 0.040, 0.060, 0.080, 0.100, 0.150, 0.200, 0.300, 0.400, 0.600,
     0.800, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0,
 ];
-/// Time per output token: a mean over a request, so narrower than the gaps it is made of.
+/// Time per output token: a mean over a request, so narrower than the distribution of gaps.
 const TPOT: &[f64] = &[
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.010, 0.012, 0.014, 0.016, 0.018, 0.020, 0.025,
     0.030, 0.040, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500, 1.0, 2.5,
@@ -58,12 +61,12 @@ const OTHER_DURATION: &[f64] =
 /// Waiting for a backend: mostly microseconds, at most the queue's timeout.
 const QUEUE_WAIT: &[f64] =
     &[0.0001, 0.001, 0.005, 0.010, 0.025, 0.050, 0.100, 0.250, 0.500, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0];
-/// What the gateway adds: microseconds when all is well.
+/// Time that the gateway adds: microseconds when all is well.
 const OVERHEAD: &[f64] = &[
     0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.010, 0.025, 0.100,
     0.500, 1.0,
 ];
-/// Estimated over actual tokens: 1 is exact, symmetric around it in proportion.
+/// Estimated over actual tokens: 1 is exact; symmetric around 1 in proportion.
 const RATIO: &[f64] = &[0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0];
 
 const REQUEST: &[&str] = &["pool", "model", "arm", "class"];

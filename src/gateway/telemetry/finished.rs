@@ -1,11 +1,12 @@
-//! The last finished requests, each with its times, for an operator who asks where the time of one request went.
+//! The last finished requests, each with all times, for an operator who asks where the time of one
+//! request went.
 //!
-//! An entry has what the access log has of a request, without the client's texts: no path, no model that is not configured. The
-//! prompt, the answer and the API key are never in a record.
+//! An entry has the access log's data of a request, without texts of the client: no path, no model
+//! that is not configured. The prompt, the answer and the API key are never in a record.
 //!
-//! Bounds: [`FINISHED_MAX`] requests of about 400 bytes and two ids of up to 145 bytes each, under 3 MiB, and the last
-//! [`FAILURES_MAX`] of those that were shed or failed, which would otherwise be overwritten within seconds on a busy gateway. Adding
-//! takes a lock for well under a microsecond.
+//! Bounds: [`FINISHED_MAX`] requests of about 400 bytes and two ids of up to 145 bytes each, under
+//! 3 MiB, and the last [`FAILURES_MAX`] requests that were shed or failed, which would otherwise be
+//! overwritten within seconds on a busy gateway. Adding takes a lock for well under a microsecond.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,22 +22,22 @@ use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
 use sluice_core::openai::Route;
 
-/// Requests that are kept.
+/// The most requests that are kept.
 pub const FINISHED_MAX: usize = 4_096;
-/// Requests that were shed or failed and are kept besides.
+/// The most requests that were shed or failed and are kept separately.
 pub const FAILURES_MAX: usize = 64;
-/// Requests with the same id that are shown: clients choose ids, and may use one again.
+/// The most requests with the same id that are shown; clients choose ids, and may use one again.
 const SAME_ID_MAX: usize = 8;
 
-/// One finished request. Durations are in milliseconds; what does not apply is absent.
+/// One finished request. Durations are in milliseconds; values that do not apply are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestView {
-    /// When it was over, RFC 3339.
+    /// When the request ended, RFC 3339.
     pub time: String,
     /// The id given to the client.
     pub request_id: Arc<str>,
-    /// The id sent upstream, where it is another one.
+    /// The id sent upstream, if it is another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream_id: Option<Arc<str>>,
     /// The API route.
@@ -48,24 +49,24 @@ pub struct RequestView {
     /// The model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<Arc<str>>,
-    /// Its class, the name of its home pool.
+    /// The class, which is the name of the home pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<Arc<str>>,
-    /// The pool it ran in.
+    /// The pool in which the request ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<Arc<str>>,
-    /// The backend, the last one tried.
+    /// The backend, or the last one tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<Arc<str>>,
     /// The arm of an experiment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arm: Option<Arc<str>>,
-    /// A stream was requested.
+    /// Whether a stream was requested.
     pub stream: bool,
-    /// The status the client saw.
+    /// The status that the client got.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// How it ended.
+    /// The outcome.
     pub outcome: String,
     /// The cause.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -73,19 +74,19 @@ pub struct RequestView {
     /// Why attempts were repeated.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub retries: Vec<String>,
-    /// Length of the prompt as estimated.
+    /// Estimated length of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub estimate_tokens: Option<u64>,
-    /// How it was estimated.
+    /// Method of the estimate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub estimate_how: Option<String>,
     /// Length of the prompt as the engine counted it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens: Option<u64>,
-    /// Those of it that were in the engine's cache.
+    /// Prompt tokens that were in the engine's cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// Tokens generated: counted by the engine, or else by events.
+    /// Generated tokens: counted by the engine, otherwise by events.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens: Option<u64>,
     /// Time to estimate.
@@ -99,7 +100,7 @@ pub struct RequestView {
     /// Time to first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<f64>,
-    /// The same from when the request was sent upstream.
+    /// Time to first token from the time at which the request was sent upstream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend_ttft_ms: Option<f64>,
     /// Time per output token.
@@ -111,14 +112,13 @@ pub struct RequestView {
     /// End-to-end latency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub e2el_ms: Option<f64>,
-    /// Until everything was over.
+    /// Time until the request had ended.
     pub total_ms: f64,
     /// Whether all objectives were met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_met: Option<bool>,
 }
 
-/// What is kept of a request.
 #[derive(Clone, Debug)]
 struct Finished {
     at: Timestamp,
@@ -134,14 +134,13 @@ struct Finished {
     estimate: Option<PromptEstimate>,
     /// Prompt, cached and generated tokens.
     tokens: [Option<u64>; 3],
-    /// Estimate, queue, connect, total.
+    /// Estimate, queue, connect, client wait, total.
     spent: [Duration; 5],
     /// TTFT, backend TTFT, TPOT, E2EL, longest gap.
     measured: [Option<Duration>; 5],
     slo_met: Option<bool>,
 }
 
-/// The last requests.
 #[derive(Debug, Default)]
 pub(super) struct LastRequests(Mutex<Rings>);
 
@@ -163,7 +162,7 @@ impl LastRequests {
         push(&mut rings.all, entry, FINISHED_MAX);
     }
 
-    /// Those with this id, the client's or the one sent upstream; the latest first.
+    /// The requests with this id (the client's or the one sent upstream), latest first.
     pub(super) fn with_id(&self, id: &str) -> Vec<RequestView> {
         let rings = self.0.lock();
         let has_id = |entry: &&Finished| *entry.request_id == *id || *entry.upstream_id == *id;
@@ -176,12 +175,12 @@ impl LastRequests {
         found.into_iter().map(Finished::view).collect()
     }
 
-    /// The last that were shed or failed, the latest first.
+    /// The last requests that were shed or failed, latest first.
     pub(super) fn failures(&self, most: usize) -> Vec<RequestView> {
         self.0.lock().failures.iter().rev().take(most).map(Finished::view).collect()
     }
 
-    /// Those of the kept requests that generate and took longest until they were over, the longest first.
+    /// The slowest generating requests in the buffer by total time, slowest first.
     pub(super) fn slowest(&self, most: usize) -> Vec<RequestView> {
         let rings = self.0.lock();
         let generates = |entry: &&Finished| entry.route.is_some_and(Route::generates);
@@ -195,7 +194,7 @@ impl LastRequests {
         all.into_iter().map(Finished::view).collect()
     }
 
-    /// How many are kept, and when the oldest of them was over.
+    /// The number of kept requests, and when the oldest of them ended.
     pub(super) fn kept(&self) -> (usize, Option<Timestamp>) {
         let rings = self.0.lock();
         (rings.all.len(), rings.all.front().map(|entry| entry.at))

@@ -1,7 +1,8 @@
-//! What is read at scrape time: the pools as admission sees them, the attainment of objectives, the process.
+//! Values that are read at scrape time: the pools as admission sees them, the attainment of
+//! objectives, the process.
 //!
-//! Nothing here is counted: each scrape takes a snapshot and prints it. A backend that was removed is therefore absent
-//! from the next page, and no gauge can drift.
+//! Nothing is counted here: each scrape prints a snapshot. So a removed backend is absent from the
+//! next page, and no gauge can drift.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, Metric, MetricFamily, MetricType};
@@ -32,7 +33,7 @@ pub(super) fn counter_of(family: &Family, values: &[&str], value: f64) -> Metric
     metric
 }
 
-/// Families per backend, with how each is read.
+/// Families per backend, each with a function that reads the value.
 type BackendValue = fn(&BackendView) -> f64;
 const BACKEND_GAUGES: [(Family, BackendValue); 5] = [
     (families::IN_FLIGHT, |backend| f64::from(backend.used.requests)),
@@ -42,7 +43,7 @@ const BACKEND_GAUGES: [(Family, BackendValue); 5] = [
     (families::LONG_PREFILLS, |backend| f64::from(backend.used.long_prefills)),
 ];
 
-/// The collector of everything that is read at scrape time.
+/// The collector of all values that are read at scrape time.
 pub(super) struct Scrape {
     pools: PoolViews,
     attainment: Box<dyn Fn() -> Vec<(String, f64)> + Send + Sync>,
@@ -135,7 +136,7 @@ fn permits(pools: &[PoolView]) -> Vec<Metric> {
     limited.collect()
 }
 
-/// What may be used by a ledger, of what is limited.
+/// The gateway's share in a ledger, for each unit that is limited.
 fn shares(pools: &[PoolView]) -> Vec<Metric> {
     let each = backends(pools).flat_map(|(pool, backend)| {
         let units = backend.share_of_limits();
@@ -180,7 +181,6 @@ impl Collector for Scrape {
     }
 }
 
-/// How many lines a log has dropped.
 pub(super) struct Dropped {
     family: Family,
     log: AccessLogWriter,

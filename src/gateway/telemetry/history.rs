@@ -1,10 +1,13 @@
-//! The last hour of requests by class and pool: counts, latency, and where the time before the first token went.
+//! The last hour of requests by class and pool: counts, latency, and the parts of the time before
+//! the first token.
 //!
-//! Two resolutions: intervals of [`FINE_SECONDS`] for the last five minutes and of [`COARSE_SECONDS`] for the last hour. A request is
-//! counted in the interval in which it ended; [`span`](super::span) says what is counted.
+//! Two resolutions: intervals of [`FINE_SECONDS`] for the last five minutes and of
+//! [`COARSE_SECONDS`] for the last hour. A request counts in the interval in which it ended, as
+//! [`span`](super::span) defines.
 //!
-//! Bounds: one pair of class and pool keeps at most 120 intervals. With every bin in use one takes 9 KiB, so a pair 1.1 MiB; usually a
-//! pair has under 200 KiB. [`super::series`] bounds the pairs. Time is a parameter: seconds since any moment.
+//! Bounds: one pair of class and pool keeps at most 120 intervals. With every bin in use an
+//! interval takes 9 KiB, so a pair 1.1 MiB; usually a pair has under 200 KiB. [`super::series`]
+//! bounds the pairs. Time is a parameter: seconds since any moment.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,20 +17,19 @@ use crate::flow::Record;
 
 /// Length of a fine interval, seconds.
 pub(super) const FINE_SECONDS: u64 = 5;
-/// Length of a coarse one.
+/// Length of a coarse interval, seconds.
 pub(super) const COARSE_SECONDS: u64 = 60;
-/// Intervals of each length that are shown, the one in progress included.
+/// Number of intervals of each length that are shown, the current one included.
 pub(super) const INTERVALS: u64 = 60;
 
-/// An interval, by its number since the beginning.
+/// An interval, with the number since the beginning.
 type Numbered = (u64, Span);
 
-/// One pair of class and pool.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// The oldest first, the one in progress last. Intervals without a request are absent.
+    /// Oldest first; the last one is in progress. Intervals without a request are absent.
     fine: VecDeque<Numbered>,
-    /// Has what `fine` has, except what is in its last interval.
+    /// Has the requests of `fine`, except those in the last fine interval.
     coarse: VecDeque<Numbered>,
 }
 
@@ -48,14 +50,14 @@ impl Resolution {
         }
     }
 
-    /// The number of the interval that `at` is in.
     pub(super) fn number(self, at: Duration) -> u64 {
         at.as_secs() / self.seconds()
     }
 }
 
 impl History {
-    /// Counts a request that ended at `at`. A time before the last one counts as that one.
+    /// Counts a request that ended at `at`. An earlier time than the last one counts as the last
+    /// one.
     pub(super) fn add(&mut self, record: &Record, at: Duration) {
         let number = Resolution::Fine.number(at);
         if self.fine.back().is_none_or(|(last, _)| *last < number) {
@@ -68,7 +70,7 @@ impl History {
         }
     }
 
-    /// Adds the last fine interval, which has ended, to its coarse one.
+    /// Adds the last fine interval, which has ended, to the coarse interval.
     fn close(&mut self) {
         let Some((number, span)) = self.fine.back_mut() else { return };
         span.shrink();
@@ -85,7 +87,8 @@ impl History {
         }
     }
 
-    /// Adds the intervals at `at` to `sums`, which has [`INTERVALS`] places; the last one is in progress.
+    /// Adds the intervals as of `at` to `sums`, which has [`INTERVALS`] places; the last place is
+    /// the interval in progress.
     pub(super) fn add_to(&self, sums: &mut [Span], resolution: Resolution, at: Duration) {
         let now = resolution.number(at);
         let mut put = |number: u64, span: &Span| {
@@ -187,7 +190,7 @@ mod tests {
             let near = |want: f64, got: f64| (got / want - 1.0).abs() < 0.05;
             assert!(near(500.0, found[0]) && near(990.0, found[1]), "{name}: {found:?}");
         }
-        // 49 gaps each; buckets are 250 ms to 500 ms to 1 s there.
+        // 49 gaps each; the bucket bounds there are 250 ms, 500 ms and 1 s.
         let itl = all.itl(&[0.25, 0.5]).unwrap();
         assert!((itl[0] / 250.0 - 1.0).abs() < 0.01 && (itl[1] / 500.0 - 1.0).abs() < 0.01, "{itl:?}");
         assert_eq!(Span::default().ttft(&[0.5]), None);
@@ -230,7 +233,7 @@ mod tests {
         assert_eq!(all.reasons, [(Outcome::Shed(ShedReason::QueueFull), 1)]);
         assert_eq!(all.retries, [(RetryReason::Connect, 2)]);
         assert_eq!((all.judged, all.met, all.refused, all.ended()), (3, 1, 1, 4));
-        // The estimates of 110 for 100 tokens: the ratio is a little over 1.1.
+        // The estimates are 110 for 100 tokens: the ratio is a little over 1.1.
         assert_eq!((all.estimated, all.near), (2, 0));
         assert!((all.ratio(&[0.5]).unwrap()[0] / 1.1 - 1.0).abs() < 0.05);
     }

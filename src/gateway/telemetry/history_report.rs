@@ -1,10 +1,12 @@
-//! The history as it is shown: a row of numbers for each class, for each pool, and for each pair of them where a class ran in
-//! several pools.
+//! The history as it is shown: a row of numbers for each class, for each pool, and for each pair of
+//! a class and a pool if the class ran in several pools.
 //!
-//! Latencies are in milliseconds, rounded to four digits, since bins are right within 5 %. What was not measured is absent.
-//! `points` has one entry for each interval, the oldest first; the last interval is in progress.
+//! Latencies are in milliseconds, rounded to four digits, since bins are right within 5 %. Values
+//! that were not measured are absent. `points` has one entry for each interval, oldest first; the
+//! last interval is in progress.
 //!
-//! Bounds: as many rows as [`super::series`] keeps pairs, classes and pools of them; about 5 KiB of JSON each.
+//! Bounds: as many rows as [`super::series`] keeps pairs, and their classes and pools; about 5 KiB
+//! of JSON each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +24,9 @@ const TAILS: [f64; 3] = [0.5, 0.9, 0.99];
 const POINT: [f64; 2] = [0.5, 0.99];
 /// The quantiles of the estimate's ratio.
 const RATIOS: [f64; 3] = [0.05, 0.5, 0.95];
-/// From this quantile of TTFT on, a request is slow.
+/// A request from this quantile of TTFT on is slow.
 const SLOW: f64 = 0.95;
 
-/// The history of one pair of class and pool.
 #[derive(Debug)]
 pub(super) struct PairHistory {
     pub(super) class: Arc<str>,
@@ -33,20 +34,21 @@ pub(super) struct PairHistory {
     pub(super) history: Mutex<History>,
 }
 
-/// The history.
+/// The history by class and pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HistoryReport {
-    /// Length of an interval.
+    /// Length of an interval, seconds.
     pub interval_seconds: u64,
-    /// How many there are.
+    /// Number of intervals.
     pub intervals: u64,
-    /// The time that is covered: less than all intervals just after a start.
+    /// The time that is covered, seconds: less than all intervals just after a start.
     pub covered_seconds: f64,
-    /// Requests by class, wherever they ran. The class "" has those that were refused before they had one.
+    /// Requests by class, wherever they ran. Class "" has requests that were refused before they
+    /// had one.
     pub classes: Vec<HistoryRow>,
-    /// Requests by the pool that they ran in, or would have run in.
+    /// Requests by the pool in which they ran, or would have run.
     pub pools: Vec<HistoryRow>,
-    /// Classes that ran in several pools, by both.
+    /// Requests by class and pool, for classes that ran in several pools.
     pub pairs: Vec<HistoryRow>,
 }
 
@@ -81,17 +83,18 @@ pub struct HistoryRow {
     pub tpot_ms: Option<Tails>,
     /// End-to-end latency of completed requests.
     pub e2el_ms: Option<Tails>,
-    /// Where the time before the first token went.
+    /// Parts of the time before the first token.
     pub ttft_parts: Option<TtftParts>,
-    /// Share of the requests with objectives that met all of them. One that failed or was shed met none.
+    /// Share of the requests with objectives that met all of them. A request that failed or was
+    /// shed met none.
     pub attainment: Option<f64>,
     /// Estimated over actual length of prompts.
     pub estimate: Option<EstimateAccuracy>,
-    /// Why requests were shed or failed: outcome, detail, how many.
+    /// Reasons why requests were shed or failed: outcome, detail, count.
     pub reasons: Vec<(String, String, u64)>,
-    /// Why attempts were repeated, and how often.
+    /// Reasons why attempts were repeated, with counts.
     pub retries: Vec<(String, u64)>,
-    /// The intervals.
+    /// Values by interval.
     pub points: Points,
 }
 
@@ -111,35 +114,35 @@ pub struct Tails {
 pub struct TtftParts {
     /// All streams.
     pub all: PartsOfGroup,
-    /// Those up to the median.
+    /// The streams up to the median.
     pub typical: PartsOfGroup,
-    /// The slowest 5 % (with all of their bin, so sometimes a few more).
+    /// The slowest 5 % (with their whole bin, so sometimes a few more).
     pub slowest: PartsOfGroup,
 }
 
 /// Means, milliseconds. The four parts add up to `ttft`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PartsOfGroup {
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
     /// Time to first token.
     pub ttft: f64,
-    /// In the queues of pools.
+    /// Time in the queues of pools.
     pub queue: f64,
-    /// Getting a connection.
+    /// Time to get a connection.
     pub connect: f64,
-    /// From the request sent to the first token: the engine's queue and the prefill.
+    /// Time from the request sent to the first token: the engine's queue and the prefill.
     pub backend: f64,
-    /// The rest: reading and estimating, sending, attempts that failed.
+    /// The rest: reading and estimating, sending, failed attempts.
     pub other: f64,
 }
 
-/// How good estimates of prompts' lengths were.
+/// Accuracy of the estimates of prompt lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EstimateAccuracy {
     /// Requests whose engine reported the actual length.
     pub count: u64,
-    /// Share within 10 % of it.
+    /// Share of the requests whose estimate was within 10 %.
     pub near: f64,
     /// Estimated over actual length: the 5th percentile.
     pub p5: f64,
@@ -154,7 +157,7 @@ pub struct EstimateAccuracy {
 pub struct Points {
     /// Requests that ended.
     pub requests: Vec<u64>,
-    /// Those that were shed or failed.
+    /// Requests that were shed or failed.
     pub lost: Vec<u64>,
     /// TTFT: P50 and P99.
     pub ttft_ms: Vec<Option<[f64; 2]>>,
@@ -166,7 +169,7 @@ pub struct Points {
     pub e2el_ms: Vec<Option<[f64; 2]>>,
 }
 
-/// The history of these pairs at `at`.
+/// The history of these pairs as of `at`.
 pub(super) fn report(pairs: &[Arc<PairHistory>], resolution: Resolution, at: Duration) -> HistoryReport {
     let (mut classes, mut pools) = (BTreeMap::new(), BTreeMap::new());
     let mut each = Vec::new();
@@ -283,7 +286,6 @@ impl Points {
     }
 }
 
-/// A value rounded to four digits.
 fn short(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return 0.0;

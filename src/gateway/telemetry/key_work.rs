@@ -1,7 +1,9 @@
-//! Metrics of the engine time and the waiting requests of API keys in fair pools, read at scrape
-//! time.
+//! Metrics of the engine time and the waiting requests of API keys in fair pools.
 //!
-//! Read at scrape time, so that a request costs nothing. Bounds: the keys of the configuration.
+//! They are read at scrape time from a view that `serve` passes in, so that a request costs
+//! nothing.
+//!
+//! Bounds: the keys of the configuration.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
@@ -11,7 +13,6 @@ use super::families;
 use super::gauges::{counter_of, gauge};
 use crate::flow::owner::KeyWork;
 
-/// The collector of these metrics.
 pub(super) struct KeysWork<F> {
     view: F,
     descs: Vec<Desc>,

@@ -1,8 +1,7 @@
-//! Metrics of the tokens that API keys have used of their limits, read at scrape time from the view
-//! that the composition passes in.
+//! Metrics of the tokens that API keys have used of their limits.
 //!
-//! Keys without such a limit have none. Bounds: [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys,
-//! the ones nearest to a limit.
+//! They are read at scrape time from a view that `serve` passes in. Keys without such a limit have
+//! none. Bounds: [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys, the nearest to a limit.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
@@ -12,7 +11,6 @@ use super::families;
 use super::gauges::gauge;
 use crate::flow::keys::KeyTokens;
 
-/// The collector of these metrics.
 pub(super) struct Keys<F> {
     view: F,
     descs: Vec<Desc>,

@@ -1,12 +1,13 @@
 //! One line of the access log: a JSON object about one finished request.
 //!
-//! Keys that do not apply are left out (no backend, no first token), so a line says only what was seen. The line of a copy for
-//! a shadow arm has the key `copy` and the `request_id` of its original. Times are
-//! milliseconds with three decimals, `time` is when the request was over, RFC 3339 in UTC. The prompt, the
-//! answer and the API key are never in it; `key` is the key's name.
+//! Keys that do not apply are left out (no backend, no first token). The line of a copy for a
+//! shadow arm has the key `copy` and the `request_id` of the original. Times are milliseconds with
+//! three decimals; `time` is when the request ended, RFC 3339 in UTC. The prompt, the answer and
+//! the API key are never in a line; `key` is the key's name.
 //!
-//! Keys are never renamed or removed, because users have queries on them. A line of `[records]` is the same without some keys and
-//! with others (`Line::into_record`); `version` says how to read its hashes.
+//! Keys are never renamed or removed, because users have queries on them. A line of `[records]`
+//! lacks some of the keys and has others (`Line::into_record`); `version` says how to read its
+//! hashes.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -100,8 +101,9 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// As a record: with hashes of the prompt, without what the client wrote (ids, paths and names of models that do not exist)
-    /// and what says which client it was (its key; ids by which its access log and traces are found).
+    /// Converts the line to a record: adds hashes of the prompt; removes texts of the client (ids,
+    /// paths, names of unknown models) and data that identifies the client (the key; ids that lead
+    /// to the access log and traces).
     fn into_record(self, record: &Record, salt: &Salt) -> Self {
         let prefix = record.prefix.as_ref();
         Self {
@@ -119,16 +121,14 @@ impl Line<'_> {
     }
 }
 
-/// What a line has beside the fields that every line has.
 #[derive(Default)]
 pub(super) struct Shown {
-    /// The client's address.
     pub(super) client: bool,
-    /// Hashes of the prompt: the line is a record.
+    /// Key of the prompt's hashes; set if the line is a record.
     pub(super) salt: Option<Salt>,
 }
 
-/// The line of a request that was over at `time`, with its line feed.
+/// The line, with line feed, of a request that ended at `time`.
 pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
     let stats = record.stats.as_ref();
     let usage = stats.map(|stats| stats.usage).unwrap_or_default();

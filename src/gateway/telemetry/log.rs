@@ -1,15 +1,15 @@
-//! The gateway's own log, on stderr: for people with colours on a terminal, or one JSON object per line.
+//! The gateway's own log, on stderr: for people with colours on a terminal, or one JSON object per
+//! line.
 //!
-//! The gateway's own lines are written from the configured level on, those of libraries from `warn` on or the configured
-//! level, whichever is higher: pingora logs every step of its start at `info`. Its errors remain: on the request path
-//! they are failed accepts, which an operator must see. A client that disconnects is an outcome in metrics and the
-//! access log, not a log line. The client of Kubernetes logs each call that fails as an error, several a second while the API server
-//! is away; the gateway has each error in words and says it once, so those lines are left out above `debug`.
+//! Lines of the gateway are written from the configured level on. Lines of libraries are written
+//! from `warn` on, or from the configured level if that is higher, because pingora logs every step
+//! of its start at `info`. pingora's errors remain: on the request path they are failed accepts.
+//! The Kubernetes client logs each failed call as an error, several a second while the API server
+//! is away. The gateway reports each such error once, so these lines are left out above `debug`.
 //!
-//! `RUST_LOG` replaces all of this, in its usual syntax. Lines of libraries that use the `log` facade (pingora,
-//! tokenizers) come through the same filter.
-//!
-//! Not here: one line per request (that is the access log) and rotation (stderr belongs to the parent process).
+//! `RUST_LOG` replaces all of this, in the usual syntax. Lines of libraries that use the `log`
+//! facade (pingora, tokenizers) pass the same filter. Not here: one line per request (the access
+//! log), and rotation (stderr belongs to the parent process).
 
 use std::io::IsTerminal;
 
@@ -24,18 +24,18 @@ use crate::config::{Log, LogFormat, LogLevel};
 /// The variable that overrides the configured level.
 pub const VARIABLE: &str = "RUST_LOG";
 
-/// Why the log could not be set up.
+/// The reason why the log could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// `RUST_LOG` is not in its syntax.
+    /// The value of `RUST_LOG` is malformed.
     #[error("RUST_LOG is not understood: {0}; write for example RUST_LOG=info,sluice_gateway::flow=debug")]
     Filter(#[from] ParseError),
-    /// Something in this process has set up a log already.
+    /// A log was set up before in this process.
     #[error("the log is set up already: {0}; call this once, at start")]
     Twice(#[from] TryInitError),
 }
 
-/// Sets up the process's log. Once per process.
+/// Sets up the log. Once per process.
 pub fn init(log: &Log) -> Result<(), LogError> {
     let filter = filter(log.level, std::env::var(VARIABLE).ok().as_deref())?;
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -48,8 +48,8 @@ pub fn init(log: &Log) -> Result<(), LogError> {
     Ok(())
 }
 
-/// Sets up warnings of the modules `of` as lines on stderr, for a command that prints its own
-/// progress there. Once per process.
+/// Sets up warnings of the modules `of` as lines on stderr, for a command that prints progress
+/// there. Once per process.
 pub fn init_warnings(of: &str) -> Result<(), LogError> {
     let filter = match std::env::var(VARIABLE) {
         Ok(directives) if !directives.trim().is_empty() => EnvFilter::try_new(directives)?,
@@ -60,7 +60,7 @@ pub fn init_warnings(of: &str) -> Result<(), LogError> {
     Ok(())
 }
 
-/// The filter in force: `RUST_LOG` where it says something, else ours.
+/// The filter in force: `RUST_LOG` if it is not empty, otherwise the filter for `level`.
 fn filter(level: LogLevel, variable: Option<&str>) -> Result<EnvFilter, ParseError> {
     match variable {
         Some(directives) if !directives.trim().is_empty() => EnvFilter::try_new(directives),

@@ -1,7 +1,9 @@
-//! The metrics page in the format OpenMetrics 1.0, which has a place for exemplars. Prometheus asks for it by itself.
+//! The metrics page in the format OpenMetrics 1.0, which has a place for exemplars. Prometheus asks
+//! for it by default.
 //!
-//! The same families, labels and values as in Prometheus' text format, so the same series. Two things differ: a counter is described
-//! without its suffix `_total`, and the page ends with `# EOF`, by which a page that was cut is known.
+//! It has the same families, labels and values as Prometheus' text format, so the same series. Two
+//! things differ: a counter is described without the suffix `_total`, and the page ends with
+//! `# EOF`, which shows that it was not cut.
 
 use std::fmt::{Display, Formatter, Result, Write};
 use std::time::UNIX_EPOCH;
@@ -10,7 +12,6 @@ use prometheus::proto::{LabelPair, Metric, MetricFamily, MetricType};
 
 use super::exemplars::{Exemplar, Found, labels_key};
 
-/// What the name of every sample of a counter ends in.
 const TOTAL: &str = "_total";
 
 /// The page of these families. `found`: the exemplars of histograms.
@@ -71,7 +72,7 @@ fn write_exemplar(page: &mut String, Exemplar { value, trace, span, at }: &Exemp
     write!(page, " # {{trace_id=\"{trace:032x}\",span_id=\"{span:016x}\"}} {} {at:.3}", Number(*value))
 }
 
-/// Labels in braces; none at all without labels. The second: the bound of a bucket.
+/// Labels in braces; nothing without labels. The second field is the bound of a bucket.
 struct Labels<'a>(&'a [LabelPair], Option<f64>);
 
 impl Display for Labels<'_> {

@@ -1,26 +1,26 @@
-//! Metrics of the gateway's own process: CPU, memory, file descriptors, start time.
+//! Metrics of the gateway's process: CPU, memory, file descriptors, start time.
 //!
-//! Read from `/proc` at scrape time (four small files). A system without `/proc` has no such metrics; nothing else
-//! depends on them. Ticks of `/proc/self/stat` are 1/100 s on every Linux (USER_HZ is part of its ABI).
+//! Read from `/proc` at scrape time (three small files and one folder). A system without `/proc`
+//! has no such metrics; nothing else depends on them. Ticks of `/proc/self/stat` are 1/100 s on
+//! every Linux (USER_HZ is part of its ABI).
 
 use nix::sys::resource::{Resource, getrlimit};
 
 /// Ticks per second in `/proc`.
 const USER_HZ: f64 = 100.0;
-/// Fields of `/proc/self/stat`, counted after the command's closing parenthesis.
+/// Fields of `/proc/self/stat`, counted from the command's closing parenthesis.
 const UTIME: usize = 11;
 const STIME: usize = 12;
 const START: usize = 19;
 
-/// The state of the gateway's process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Process {
-    /// User and system.
+    /// User and system time.
     pub(super) cpu_seconds: f64,
     pub(super) resident_bytes: u64,
     pub(super) open_fds: u64,
     pub(super) max_fds: u64,
-    /// Since 1970.
+    /// Seconds since 1970.
     pub(super) start_seconds: f64,
 }
 

@@ -1,15 +1,15 @@
-//! The last five minutes of one pool's own traffic: rates, tails and attainment for the live page, `sluice status` and
-//! `sluice top`, and the last minute of it for the API. Every number of a window covers that window.
+//! The last five minutes of one pool's home traffic: rates, tails and attainment for the live page,
+//! `sluice status` and `sluice top`, and the last minute for the API.
 //!
-//! Counted by home pool, because that is the promise a client sees: a long prompt that spilled to the short pool
-//! says nothing about how short prompts fare. Sixty slots of five seconds; a slot is cleared when its time comes
-//! round. Rates divide by the time that is covered: the window, or up to 5 s less, or less just after the start.
+//! Requests are counted by home pool, because that is the promise that a client sees: a long prompt
+//! that spilled to the short pool says nothing about short prompts. Sixty slots of five seconds; a
+//! slot is cleared when it is used again. Rates divide by the time that is covered: the window, or
+//! up to 5 s less, or less just after the start.
 //!
-//! Quantiles come from bins that grow by 2^(1/8), so they are right within 5 % (within a bin its geometric
-//! middle is shown). TTFT of streams, TPOT of completed ones.
-//!
-//! Attainment is the share of generating requests that met their objectives. A request that was refused, or whose client left,
-//! does not count: clients that cancel would otherwise look like a slow engine.
+//! Quantiles (TTFT of streams, TPOT of completed requests) come from bins that grow by 2^(1/8),
+//! shown by their geometric middle, so they are right within 5 %. Attainment is the share of
+//! generating requests that met their objectives. Refused requests and clients that left do not
+//! count: clients that cancel would otherwise look like a slow engine.
 //!
 //! Bounds: about 97 KiB per pool, whatever the traffic. Time is a parameter.
 
@@ -21,25 +21,25 @@ use tokio::time::Instant;
 
 use crate::flow::{Outcome, Record};
 
-/// Slots of five minutes, which is all that is kept.
+/// Number of slots, which cover five minutes.
 const SLOTS: usize = 60;
-/// Slots of the last minute.
+/// Number of slots of the last minute.
 const MINUTE_SLOTS: usize = 12;
-/// Length of one, seconds.
+/// Length of a slot, seconds.
 const SLOT_SECONDS: u64 = 5;
 /// Lower end of the first bin, seconds.
 const BIN_FLOOR: f64 = 1e-4;
 /// Bins per doubling.
 const BINS_PER_OCTAVE: f64 = 8.0;
-/// 0.1 ms to about 1,600 s; beyond it the last bin.
+/// Number of bins: 0.1 ms to about 1,600 s. Longer times are in the last bin.
 pub(super) const BINS: usize = 192;
 
-/// A window in numbers.
+/// The numbers of a window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WindowStats {
     /// Requests that ended, per second.
     pub requests_per_second: f64,
-    /// Requests that ended, by how.
+    /// Requests that completed.
     pub completed: u64,
     /// Refused early for want of capacity.
     pub shed: u64,
@@ -49,17 +49,17 @@ pub struct WindowStats {
     pub client_gone: u64,
     /// Refused: the client's fault.
     pub refused: u64,
-    /// Ran in another pool than their home.
+    /// Requests that ran in another pool than their home.
     pub spilled: u64,
-    /// Prompt tokens per second, as engines counted them, or estimated where they did not.
+    /// Prompt tokens per second, as engines counted them, or estimated.
     pub prompt_tokens_per_second: f64,
-    /// Output tokens per second, as engines counted them, or by events where they did not.
+    /// Output tokens per second, as engines counted them, or counted by events.
     pub generation_tokens_per_second: f64,
     /// Time to first token of streams.
     pub ttft_ms: Option<Quantiles>,
     /// Time per output token.
     pub tpot_ms: Option<Quantiles>,
-    /// Share of the window's requests that met their objectives; absent without any that has objectives.
+    /// Share of the window's requests that met their objectives; absent if none has objectives.
     pub attainment: Option<f64>,
 }
 
@@ -70,11 +70,10 @@ pub struct Quantiles {
     pub p50: f64,
     /// 99 of 100 are at or below this.
     pub p99: f64,
-    /// How many there were.
+    /// Number of values.
     pub count: u64,
 }
 
-/// The window of one pool.
 #[derive(Debug)]
 pub(super) struct Recent {
     window: Mutex<Window>,
@@ -88,7 +87,7 @@ struct Window {
 
 #[derive(Clone, Debug)]
 struct Slot {
-    /// Which slot since the epoch this holds; others' counts are cleared when it comes round.
+    /// The slot's number since the epoch. Older counts are cleared when the slot is used again.
     number: u64,
     counts: Counts,
     ttft: [u32; BINS],
@@ -105,7 +104,7 @@ struct Counts {
     spilled: u64,
     prompt: u64,
     generation: u64,
-    /// Requests that were judged by objectives, and those that met all.
+    /// Requests that were judged by objectives, and requests that met all.
     judged: u64,
     met: u64,
 }
@@ -116,12 +115,10 @@ impl Recent {
         Self { window: Mutex::new(Window { epoch: now, slots }) }
     }
 
-    /// Counts a request.
     pub(super) fn add(&self, record: &Record, now: Instant) {
         self.window.lock().slot(now).add(record);
     }
 
-    /// The attainment of the last five minutes.
     pub(super) fn attainment(&self, now: Instant) -> Option<f64> {
         self.window.lock().attainment(now, SLOTS)
     }
@@ -149,7 +146,6 @@ impl Window {
         slot
     }
 
-    /// The last `slots` slots.
     fn live(&self, now: Instant, slots: usize) -> impl Iterator<Item = &Slot> {
         let number = self.number(now);
         self.slots.iter().filter(move |slot| slot.number <= number && slot.number + slots as u64 > number)
@@ -219,7 +215,6 @@ impl Slot {
     }
 }
 
-/// The bin of a time.
 pub(super) fn bin(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() / BIN_FLOOR).log2();
     // A time below the floor has a negative number of octaves and saturates to the first bin.

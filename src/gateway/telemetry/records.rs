@@ -1,11 +1,13 @@
-//! Records of requests: lines that hold nothing a client wrote, in files that are rotated and bounded.
+//! Records of requests: lines without any text of a client, in files that are rotated and bounded.
 //!
-//! Writing is that of the access log: the path of a request never waits, and records that cannot be written are dropped,
-//! counted and said once. A line is written whole or not at all, and is in one file: batches are of whole lines, a batch of which
-//! only a part fits on the disk is cut off again, and a file that ends in the middle of a line (the machine stopped) is
-//! closed before more is written. Several gateways may write to one path; each notices when another has renamed the file.
+//! Records are written like the access log: the path of a request never waits, and records that
+//! cannot be written are dropped, counted and reported once. Lines are never torn: a batch of which
+//! only a part fits on the disk is cut off again, and a file that ends in the middle of a line (the
+//! machine stopped) is closed before more is written. Several gateways may write to one path; each
+//! notices when another has renamed the file.
 //!
-//! Bounds: `records.files` full files and one more, of `records.max_size`. If a full file cannot be renamed, records are dropped.
+//! Bounds: `records.files` full files and one more, of `records.max_size`. If a full file cannot be
+//! renamed, records are dropped.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,10 +19,8 @@ use super::line::Shown;
 use super::salt::Salt;
 use crate::config::Records;
 
-/// The name of records in messages.
 const RECORDS: &str = "file of records";
 
-/// Opens the records that the configuration asks for.
 pub(super) fn open(config: &Records) -> Result<AccessLogWriter, AccessLogError> {
     let failed = |source| AccessLogError::Open { what: RECORDS, path: config.path.clone(), source };
     let salt = Salt::new(config).map_err(failed)?;
@@ -37,10 +37,8 @@ pub(super) fn open(config: &Records) -> Result<AccessLogWriter, AccessLogError> 
 struct RotatedFile {
     path: PathBuf,
     max_size: u64,
-    /// Full files that are kept.
     kept: u32,
     current: Appended,
-    /// The file ends in the middle of a line.
     is_torn: bool,
 }
 
@@ -53,7 +51,7 @@ impl RotatedFile {
         Ok(Self { path: path.clone(), max_size: max_size.0, kept: *files, current, is_torn })
     }
 
-    /// The name of a full file; 1 is the youngest, 0 the one that is written.
+    /// The name of a file: 0 is the file that is written, 1 the youngest full file.
     fn name(&self, number: u32) -> PathBuf {
         if number == 0 {
             return self.path.clone();
@@ -63,8 +61,9 @@ impl RotatedFile {
         name.into()
     }
 
-    /// Makes room for a new file. Files move up to the first name that is free, so that a rotation that failed half-way is
-    /// continued and removes nothing twice; those beyond the last name are of a configuration that kept more.
+    /// Makes room for a new file. Files move up to the first free name, so that a rotation that
+    /// failed half-way is continued and removes nothing twice. Files beyond the last name come from
+    /// a configuration that kept more, and are removed.
     fn rotate(&self) -> io::Result<()> {
         for number in self.kept + 1.. {
             if !remove(self.name(number))? {
@@ -92,7 +91,8 @@ impl Output for RotatedFile {
         }
         let mut size = self.current.file.metadata()?.len();
         if self.is_torn || (size > 0 && size + lines.len() as u64 > self.max_size) {
-            // Unless it was renamed already: by another gateway, or before it could not be opened anew.
+            // Not if it was renamed already: by another gateway, or by a rotation after which the
+            // path could not be opened.
             if !self.current.moved() {
                 self.rotate()?;
             }
@@ -104,7 +104,7 @@ impl Output for RotatedFile {
     }
 }
 
-/// Removes a file; whether there was one.
+/// Removes a file. Returns whether there was one.
 fn remove(path: PathBuf) -> io::Result<bool> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

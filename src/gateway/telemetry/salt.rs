@@ -1,9 +1,9 @@
 //! The key of the hashes by which records recognise prompts.
 //!
-//! Prompts are recognised by hashes of their beginnings ([`PromptPrefix`]), so that a replay shares prefixes as the requests
-//! did. Those hashes are of the text and could be guessed by trying texts, so a record has the first 64 bits of
-//! SHA-256 of each behind a secret key: without the key, or with another one, they say nothing. About 0.2 us each, and 20 of them
-//! for a prompt of 16 kB.
+//! Prompts are recognised by hashes of their beginnings ([`PromptPrefix`]), so that a replay shares
+//! prefixes as the requests did. These hashes could be guessed by trying texts. So a record has the
+//! first 64 bits of SHA-256 of each hash behind a secret key: without the key, or with another one,
+//! they say nothing. Each costs about 0.2 us; a prompt of 16 kB has 20.
 
 use std::fmt::Write as _;
 use std::io;
@@ -13,10 +13,8 @@ use sha2::{Digest, Sha256};
 use crate::config::Records;
 use sluice_core::openai::PromptPrefix;
 
-/// Bytes of a hash that a record has.
 const HASH_BYTES: usize = 8;
 
-/// The key of the hashes.
 #[derive(Clone)]
 pub(super) struct Salt(Sha256);
 
@@ -32,7 +30,7 @@ impl Salt {
         Self(Sha256::new_with_prefix(key))
     }
 
-    /// The beginnings of a prompt as they stand in a record: 16 hex digits each.
+    /// The hashes of a prompt's beginnings for a record, 16 hex digits each.
     pub(super) fn hashes(&self, prefix: &PromptPrefix) -> Vec<String> {
         let hash = |hash: u64| {
             let digest = self.0.clone().chain_update(hash.to_le_bytes()).finalize();

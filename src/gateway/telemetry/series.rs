@@ -1,12 +1,12 @@
 //! The series of each combination of label values, resolved once.
 //!
-//! Looking up a child of a Prometheus vector hashes every label value under a lock; a request touches about ten. So the
-//! children of one combination (pool, model, arm, class) are resolved when it is first seen and kept together, and a
-//! request needs one look-up for all of them.
+//! Looking up a child of a Prometheus vector hashes every label value under a lock, and a request
+//! touches about ten. So the children of one combination (pool, model, arm, class) are resolved
+//! when it is first seen and kept together; a request needs one look-up for all.
 //!
-//! Bounds: [`MAX_SERIES`] combinations, [`MAX_HISTORIES`] histories and [`MAX_POOLS_SEEN`] pools, names of earlier configurations included; beyond
-//! that requests are counted under the label "other" in every place, so totals stay right. One combination
-//! takes about 6 KiB.
+//! Bounds: [`MAX_SERIES`] combinations, [`MAX_HISTORIES`] histories and [`MAX_POOLS_SEEN`] pools,
+//! names of earlier configurations included. Beyond that, requests count under the label "other"
+//! everywhere, so totals stay right. One combination takes about 6 KiB.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -29,22 +29,23 @@ use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
 use sluice_core::openai::{Route, ShedReason};
 
-/// Distinct combinations of pool, model, arm and class: enough for a large configuration, and a bound of 12 MiB if many
-/// reloads bring new names.
+/// The most combinations of pool, model, arm and class: enough for a large configuration, and a
+/// bound of 12 MiB if many reloads bring new names.
 const MAX_SERIES: usize = 2_048;
-/// Distinct pools, four times what one configuration may have, for the same reason.
+/// The most pools: four times as many as one configuration may have, because of reloads.
 const MAX_POOLS_SEEN: usize = 256;
-/// Distinct pairs of class and pool with a history of an hour, usually of 200 KiB and never of more than 1.1 MiB each.
+/// The most pairs of class and pool with a history of an hour, of usually 200 KiB and at most 1.1
+/// MiB each.
 const MAX_HISTORIES: usize = 64;
-/// The label of what is beyond those.
+/// The label beyond the bounds.
 const OTHER: &str = "other";
-/// The route of a request to a path that is not served.
+/// The label of the route for a path that is not served.
 const NO_ROUTE: &str = "unknown";
-/// How requests end: the values of `outcome`.
+/// Number of outcomes: the values of `outcome`.
 const OUTCOMES: usize = 6;
 const ROUTES: usize = Route::ALL.len() + 1;
 
-/// What a combination is found by; `None` is an empty label.
+/// The key of a combination; `None` is an empty label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SeriesLabels {
     pool: Option<Arc<str>>,
@@ -73,10 +74,10 @@ fn text(label: &Option<Arc<str>>) -> &str {
     label.as_deref().unwrap_or_default()
 }
 
-/// A history with the class that it was looked up by.
+/// A history, and the class by which it was looked up.
 type KnownHistory = (Arc<str>, Arc<PairHistory>);
 
-/// The series that requests of one combination update.
+/// The series that the requests of one combination update.
 pub(super) struct Series {
     pub(super) ttft: TracedHistogram,
     pub(super) tpot: TracedHistogram,
@@ -88,33 +89,33 @@ pub(super) struct Series {
     pub(super) expected_cached: IntCounter,
     pub(super) generation: IntCounter,
     pub(super) estimate_ratio: Histogram,
-    /// Only where the pool is not the home.
+    /// Set only if the pool is not the home.
     pub(super) spill: Option<IntCounter>,
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
     history: Arc<PairHistory>,
-    /// The histories of short and long requests, with the class by which they were looked up.
+    /// The histories of short and long requests, with the class by which each was looked up.
     by_length: [parking_lot::Mutex<Option<KnownHistory>>; 2],
     labels: SeriesLabels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
 }
 
-/// The series of one pool.
 pub(super) struct PoolSeries {
     pub(super) name: Arc<str>,
     pub(super) queue_wait: TracedHistogram,
     pub(super) shed: [IntCounter; ShedReason::ALL.len()],
     pub(super) retries: [IntCounter; RetryReason::ALL.len()],
     pub(super) recent: Recent,
-    /// Requests that met their objectives, and those that did not.
+    /// Requests that met their objectives, and requests that did not.
     pub(super) slo: [IntCounter; 2],
-    /// Whether it has objectives, in the configuration in force.
+    /// Whether the pool has objectives in the configuration in force.
     pub(super) has_objectives: AtomicBool,
-    /// How its own requests are divided in the history; empty where they are not.
+    /// The division of the pool's requests in the history; empty if they are not divided.
     pub(super) lengths: ArcSwapOption<Lengths>,
 }
 
-/// The classes of a pool whose prompts are both shorter and longer than the length from which they need a permit.
+/// The classes of a pool that takes prompts on both sides of the length above which a prompt needs
+/// a permit.
 pub(super) struct Lengths {
     threshold: u64,
     short: Arc<str>,
@@ -122,11 +123,12 @@ pub(super) struct Lengths {
 }
 
 impl Lengths {
-    /// Those of `pool`, if it has both kinds. In a configuration of one pool they are called "short" and "long".
+    /// The classes of `pool`, if it has both kinds. In a configuration with one pool they are
+    /// "short" and "long".
     pub(super) fn of(pool: &Pool, is_only: bool) -> Option<Self> {
         let threshold = pool.long_prefix?.threshold.0;
         let range = &pool.prompt_tokens;
-        // A prompt of the threshold itself is short; `max` is the first length that is no longer of the pool.
+        // A prompt of the threshold itself is short. `max` is the first length outside the pool.
         let both = range.min.0 < threshold && range.max.is_none_or(|max| max.0 > threshold);
         let name = |kind: &str| if is_only { kind.into() } else { format!("{} {kind}", pool.name).into() };
         both.then(|| Self { threshold, short: name("short"), long: name("long") })
@@ -142,7 +144,6 @@ impl PoolSeries {
         &self.shed[ShedReason::ALL.iter().position(|one| *one == reason).unwrap_or(0)]
     }
 
-    /// The counter of requests with this verdict.
     pub(super) fn judged(&self, met: bool) -> &IntCounter {
         &self.slo[usize::from(!met)]
     }
@@ -152,7 +153,6 @@ impl PoolSeries {
     }
 }
 
-/// The metric vectors and the series resolved from them.
 pub(super) struct SeriesTable {
     requests: IntCounterVec,
     ttft: HistogramVec,
@@ -173,7 +173,6 @@ pub(super) struct SeriesTable {
     pub(super) exemplars: Exemplars,
     series: Bounded<SeriesLabels, Series>,
     pools: Bounded<Option<Arc<str>>, PoolSeries>,
-    /// By class and pool.
     histories: Bounded<[Option<Arc<str>>; 2], PairHistory>,
 }
 
@@ -210,7 +209,6 @@ impl SeriesTable {
         self.series.get(SeriesLabels::of(record), SeriesLabels::other, |labels| self.resolve(labels))
     }
 
-    /// The series of a pool.
     pub(super) fn pool(&self, name: Option<&Arc<str>>) -> Arc<PoolSeries> {
         self.pools.get(name.cloned(), || Some(OTHER.into()), |name| self.resolve_pool(text(name)))
     }
@@ -225,7 +223,8 @@ impl SeriesTable {
         self.histories.all()
     }
 
-    /// The history to which a request belongs: of its home pool, or of its kind of length there.
+    /// The history to which a request belongs: the history of its home pool, or of the request's
+    /// length class there.
     pub(super) fn history_of(&self, series: &Series, record: &Record) -> Arc<PairHistory> {
         match (&*series.home.lengths.load(), record.estimate) {
             (Some(lengths), Some(estimate)) => {
@@ -253,7 +252,7 @@ impl SeriesTable {
         })
     }
 
-    /// The counter of requests that ended like this one.
+    /// The counter of requests with the route and the outcome of this one.
     pub(super) fn requests<'a>(&self, series: &'a Series, record: &Record) -> &'a IntCounter {
         let (route, position) = route(record);
         let index = position * OUTCOMES + outcome_index(record.outcome);
@@ -264,7 +263,7 @@ impl SeriesTable {
         })
     }
 
-    /// The histogram of how long a request like this one took.
+    /// The histogram of the durations of requests like this one.
     pub(super) fn duration<'a>(&self, series: &'a Series, record: &Record) -> &'a TracedHistogram {
         if record.generates() {
             return &series.duration;
@@ -334,7 +333,7 @@ fn outcome_index(outcome: Outcome) -> usize {
     }
 }
 
-/// A map that stops growing: beyond the bound everything new shares one entry.
+/// A map that stops growing: beyond the bound all new keys share one entry.
 struct Bounded<K, V> {
     map: DashMap<K, Arc<V>>,
     len: AtomicUsize,
@@ -351,7 +350,8 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
             return Arc::clone(&found);
         }
         let key = if self.len.load(Ordering::Relaxed) < self.max { key } else { other() };
-        // `make` may use another such map, never this one: the entry's shard is locked meanwhile.
+        // `make` may use another map of this type, never this one, because the entry's shard is
+        // locked meanwhile.
         let entry = self.map.entry(key);
         if let dashmap::Entry::Occupied(found) = &entry {
             return Arc::clone(found.get());
@@ -366,8 +366,8 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
     }
 }
 
-// Invariant of the functions below: the table of families holds valid names without repetition, which the tests
-// establish by building a table. So the library's errors cannot happen.
+// Invariant of the functions below: the table of families has valid names without repetition, which
+// the tests establish by building a table. So the library's errors cannot happen.
 
 pub(super) fn register(registry: &Registry, collector: impl prometheus::core::Collector + 'static) {
     registry.register(Box::new(collector)).expect("families are registered once");
@@ -379,7 +379,7 @@ pub(super) fn counters(registry: &Registry, family: &Family) -> IntCounterVec {
     vec
 }
 
-/// Gauges of whole numbers (`AtomicI64`) or of any (`AtomicF64`).
+/// Gauges of whole numbers (`AtomicI64`) or of any numbers (`AtomicF64`).
 pub(super) fn gauges<N: Atomic + 'static>(registry: &Registry, family: &Family) -> GenericGaugeVec<N> {
     let vec = GenericGaugeVec::new(Opts::new(family.name, family.help), family.labels).expect("a valid family");
     register(registry, vec.clone());

@@ -1,11 +1,12 @@
-//! What is counted of requests that ended in one span of time.
+//! Counts of the requests that ended in one span of time.
 //!
-//! Bins that are not empty are kept (see [`recent`](super::recent): right within 5 %), so a quiet span costs nothing. Gaps between
-//! tokens keep the buckets that each stream has counted them in.
+//! Only non-empty bins are kept (see [`recent`](super::recent): right within 5 %), so a quiet span
+//! costs nothing. Gaps between tokens stay in the buckets in which each stream has counted them.
 //!
-//! A bin of TTFT also has the sums of its parts, so the parts of the slowest requests are known, not only those of the average:
-//! time in queues, time to connect, the wait for the backend (its queue and the prefill), and the rest (estimate, sending,
-//! attempts that failed). The four add up to TTFT.
+//! A bin of TTFT also has the sums of the parts of TTFT, so the parts of the slowest requests are
+//! known, not only of the average: time in queues, time to connect, the wait for the backend (its
+//! queue and the prefill), and the rest (estimate, sending, failed attempts). The four add up to
+//! TTFT.
 //!
 //! Bounds: the kinds of bins, 9 KiB with every one in use.
 
@@ -22,7 +23,8 @@ const RATIOS_PER_OCTAVE: f64 = 16.0;
 /// An estimate within this share of the actual length counts as near.
 const NEAR: f64 = 0.1;
 
-/// Values by bin, in ascending order, without empty bins. As many bins as the caller's function has.
+/// Values by bin, in ascending order, without empty bins. The caller's bin function bounds their
+/// number.
 #[derive(Clone, Debug)]
 struct Sparse<T>(Vec<(u8, T)>);
 
@@ -75,7 +77,6 @@ impl FirstTokens {
     }
 }
 
-/// Requests that ended in one span of time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Span {
     pub(super) completed: u32,
@@ -85,15 +86,15 @@ pub(super) struct Span {
     pub(super) refused: u32,
     pub(super) prompt: u64,
     pub(super) generation: u64,
-    /// Requests that were judged by objectives, and those of them that met all.
+    /// Requests that were judged by objectives, and requests that met all.
     pub(super) judged: u32,
     pub(super) met: u32,
-    /// Estimates that could be compared, and those that were near.
+    /// Estimates that could be compared, and estimates that were near.
     pub(super) estimated: u32,
     pub(super) near: u32,
-    /// Why requests were shed or failed; a closed set.
+    /// Reasons why requests were shed or failed; a closed set.
     pub(super) reasons: Vec<(Outcome, u32)>,
-    /// Why attempts were repeated; a closed set.
+    /// Reasons why attempts were repeated; a closed set.
     pub(super) retries: Vec<(RetryReason, u32)>,
     ttft: Sparse<FirstTokens>,
     tpot: Sparse<u32>,
@@ -103,7 +104,6 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Counts a request.
     pub(super) fn count(&mut self, record: &Record) {
         match record.outcome {
             Outcome::Completed => self.completed += 1,
@@ -159,7 +159,6 @@ impl Span {
         }
     }
 
-    /// Adds what another span has.
     pub(super) fn add(&mut self, other: &Self) {
         self.completed += other.completed;
         self.shed += other.shed;
@@ -182,13 +181,12 @@ impl Span {
         self.ratio.add_all(&other.ratio, sum);
     }
 
-    /// Gives back room for bins that did not come.
+    /// Frees the spare capacity of all bins.
     pub(super) fn shrink(&mut self) {
         self.ttft.shrink();
         [&mut self.tpot, &mut self.e2el, &mut self.itl, &mut self.ratio].into_iter().for_each(Sparse::shrink);
     }
 
-    /// All requests that ended.
     pub(super) fn ended(&self) -> u64 {
         [self.completed, self.shed, self.failed, self.client_gone, self.refused].into_iter().map(u64::from).sum()
     }
@@ -208,7 +206,7 @@ impl Span {
         quantiles(self.e2el.0.iter().copied(), shares, middle)
     }
 
-    /// Quantiles of ITL, milliseconds, interpolated within their bucket.
+    /// Quantiles of ITL, milliseconds, interpolated within a bucket.
     pub(super) fn itl(&self, shares: &[f64]) -> Option<Vec<f64>> {
         quantiles(self.itl.0.iter().copied(), shares, |bucket, inside| {
             let bucket = usize::from(bucket);
@@ -225,7 +223,8 @@ impl Span {
         quantiles(self.ratio.0.iter().copied(), shares, middle)
     }
 
-    /// First tokens: all of them, those up to the bin of the median, and those from the bin of this quantile on.
+    /// First tokens of all requests, of those up to the bin of the median, and of those from the
+    /// bin of quantile `slow` on.
     pub(super) fn first_tokens(&self, slow: f64) -> [FirstTokens; 3] {
         let all = self.ttft.0.iter().fold(FirstTokens::default(), |mut sum, (_, bin)| {
             sum.add(bin);
@@ -262,7 +261,8 @@ fn add_to_list<T: PartialEq>(list: &mut Vec<(T, u32)>, what: T, count: u32) {
     }
 }
 
-/// The values below which these shares lie, ascending. `value` has a bin and how far into its counts the quantile is, 0 to 1.
+/// The values below which these shares lie, ascending. `value` gets a bin and the position of the
+/// quantile within its counts, 0 to 1.
 fn quantiles(
     bins: impl Iterator<Item = (u8, u32)> + Clone,
     shares: &[f64],
@@ -289,7 +289,7 @@ fn quantiles(
 
 #[cfg(test)]
 impl Span {
-    /// Most bins of one quantity.
+    /// The largest number of bins of one quantity.
     pub(super) fn bins(&self) -> usize {
         let lengths = [self.ttft.0.len(), self.e2el.0.len(), self.tpot.0.len(), self.itl.0.len(), self.ratio.0.len()];
         lengths.into_iter().max().unwrap_or(0)

@@ -1,4 +1,7 @@
-//! Records and pools for tests, of telemetry and of those who show what it knows.
+//! Records and pools for tests of telemetry and of the code that shows telemetry.
+//!
+//! The small fixture has two pools, "short" and "long", with one backend each. The large one has
+//! the size of a big deployment, for benchmarks of the page.
 
 #![allow(missing_docs, unreachable_pub, reason = "used by tests alone")]
 
@@ -19,7 +22,7 @@ use sluice_core::meter::{ItlHistogram, StreamStats};
 use sluice_core::openai::Route;
 use sluice_core::openai::response::TokenUsage;
 
-/// A request at home in the short pool that ended like this and of which nothing was measured.
+/// A request at home in the short pool with this outcome and without measurements.
 pub fn record(outcome: Outcome) -> Record {
     Record {
         upstream_id: "req-1".into(),
@@ -121,13 +124,14 @@ pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
     }
 }
 
-/// Backends and models of a large deployment: pairs of pools, one for short and one for long prompts, with these many backends
-/// each; every pair serves these many models. 200 backends and 50 models.
+/// A large deployment of 200 backends and 50 models: pairs of a pool for short and a pool for long
+/// prompts. The constants are the number of pairs, of backends in each pool, and of models that
+/// each pair serves.
 pub const PAIRS: usize = 25;
 pub const BACKENDS_OF_A_POOL: usize = 4;
 pub const MODELS_OF_A_PAIR: usize = 2;
 
-/// Its pools.
+/// The pools of the large deployment.
 pub fn large_admission(now: Instant) -> Arc<Admission> {
     let rules = HealthRules {
         probe_failures: 1,
@@ -153,7 +157,8 @@ pub fn large_admission(now: Instant) -> Arc<Admission> {
     admission
 }
 
-/// A request of each kind there: short, long, and long in the short pool, of every model.
+/// A request of each kind in the large deployment: short, long, and long in the short pool, of
+/// every model.
 pub fn large_traffic() -> Vec<Record> {
     let of_model = |model: usize| {
         let pool = |kind: &str| -> Arc<str> { format!("{kind}-{}", model / MODELS_OF_A_PAIR).into() };

@@ -1,4 +1,8 @@
-//! The metrics page and the access log line, golden; and that a request counts exactly once.
+//! The metrics page and the access log line, compared with snapshots; and that a request counts
+//! exactly once.
+//!
+//! Records are made by hand (`testing.rs`). Most tests render the page and read single series from
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -33,7 +37,8 @@ fn telemetry_of(admission: Arc<crate::pool::Admission>) -> Telemetry {
     telemetry
 }
 
-/// One of each outcome, a spilled and a retried one, one without a route and one of an experiment.
+/// One request of each outcome, a spilled and a retried one, one without a route and one of an
+/// experiment.
 fn mixed() -> Vec<Record> {
     let ms = Duration::from_millis;
     let failed = |outcome| Record { pool: Some("short".into()), backend: Some("gpu0".into()), ..record(outcome) };
@@ -52,7 +57,7 @@ fn mixed() -> Vec<Record> {
     ]
 }
 
-/// The same stream from an engine that was not asked for usage.
+/// The record of a stream whose engine was not asked for usage.
 fn without_usage(mut record: Record) -> Record {
     if let Some(stats) = &mut record.stats {
         (stats.usage, stats.tpot, stats.token_events) = (TokenUsage::default(), None, 49);
@@ -60,7 +65,8 @@ fn without_usage(mut record: Record) -> Record {
     record
 }
 
-/// The page without what differs from run to run: the process's own metrics, and shares that fade with time.
+/// The page without values that differ from run to run: metrics of the process, and shares that
+/// fade with time.
 fn stable(page: &str) -> String {
     let varies = |name: &str| name.starts_with("process_") || name.starts_with("sluice_slo_attainment");
     let line = |line: &str| match line.rsplit_once(' ') {
@@ -70,7 +76,7 @@ fn stable(page: &str) -> String {
     page.lines().map(line).collect()
 }
 
-/// The value of one series, 0 when it is not there.
+/// The value of one series; 0 if it is not there.
 fn value(page: &str, series: &str) -> f64 {
     let found = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     found.map_or(0.0, |text| text.parse().unwrap())
@@ -81,7 +87,7 @@ fn the_page_after_a_mixed_handful_of_requests() {
     let telemetry = telemetry();
     mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.reloaded(true);
-    // Histograms have hundreds of lines; counts and sums say that they were fed.
+    // Histograms have hundreds of lines; counts and sums show that values came.
     let page: String =
         stable(&telemetry.page()).lines().filter(|line| !line.contains("_bucket{")).map(|l| format!("{l}\n")).collect();
     insta::assert_snapshot!(page);
@@ -159,7 +165,7 @@ fn the_tuner_gets_every_record_that_is_counted_and_is_on_the_page() {
     let record = completed(Duration::from_millis(30), Duration::from_millis(6));
     telemetry.record(&record);
     telemetry.record(&Record { copy: Some(CopyOutcome::Completed), ..record });
-    // The tuner judges an engine that it has changed by copies, before clients use it.
+    // The tuner judges a changed engine by copies, before clients use it.
     assert_eq!((seen.load(Ordering::Relaxed), copies.load(Ordering::Relaxed)), (1, 1));
     let page = telemetry.page();
     for (series, wanted) in [
@@ -232,7 +238,7 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     telemetry.show_tuner(|| TunerView { events: vec![("kept", 3)], ..TunerView::default() }, |_| ());
     telemetry.show_engines(vec!["serve"], || vec![EngineMetrics { started: Some(1.0), ..engine() }]);
     let page = telemetry.page();
-    // What is absent without a collector, in `otlp/tests.rs`; and without records.
+    // Absent without a collector (see `otlp/tests.rs`), and without records.
     let absent = ["sluice_trace", "sluice_metrics_exports", "sluice_records"];
     let is_absent = |name: &str| absent.iter().any(|prefix| name.starts_with(prefix));
     for family in families::ALL.iter().filter(|family| !is_absent(family.name)) {
@@ -381,8 +387,8 @@ fn requests_are_counted_by_whether_they_met_their_objectives() {
         telemetry.record(&record);
     }
     let page = telemetry.page();
-    // Missed: one judged so, one shed, two failed. The client that left, the refused one and the call to tokenize do not count;
-    // nor does the long one, whose home is another pool.
+    // Missed: one judged so, one shed, two failed. The client that left, the refused request and
+    // the call to tokenize do not count, nor does the long one, whose home is another pool.
     assert_eq!([value(&page, met), value(&page, missed)], [3.0, 4.0]);
     assert_eq!(value(&page, "sluice_slo_attainment_target{pool=\"short\"}"), 0.95);
     assert!(!page.contains("sluice_slo_requests_total{pool=\"\""));

@@ -1,7 +1,7 @@
-//! Metrics of the online tuner, read at scrape time from what the gateway's composition passes in.
+//! Metrics of the online tuner, read at scrape time from a view that `serve` passes in.
 //!
-//! The limits that it moves are in the families of backends, as any limit in force. Here is what it did, and whether it may do
-//! anything.
+//! The limits that the tuner moves are in the families of backends, as any limit in force. The
+//! metrics here show its changes, and whether it may make any.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
@@ -10,23 +10,22 @@ use super::exposition::{describe, family_of};
 use super::families;
 use super::gauges::{counter_of, gauge};
 
-/// What the tuner does.
+/// The state of the tuner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TunerView {
     /// `off`, `advise`, `approve` or `apply`.
     pub mode: String,
-    /// Whether it makes no changes whatever its mode.
+    /// Whether the tuner makes no changes whatever its mode.
     pub frozen: bool,
-    /// Changes that it proposes now.
+    /// Changes that the tuner proposes now.
     pub proposals: usize,
-    /// How often what happened.
+    /// Events by kind, with counts.
     pub events: Vec<(&'static str, u64)>,
 }
 
-/// Modes, one of which is in force.
+/// All modes, one of which is in force.
 const MODES: [&str; 4] = ["off", "advise", "approve", "apply"];
 
-/// The collector of these metrics.
 pub(super) struct Tuner<F> {
     view: F,
     descs: Vec<Desc>,

@@ -1,7 +1,8 @@
-//! Metrics of how many engines pools should have, read at scrape time from what the gateway's composition passes in.
+//! Metrics of the number of engines that pools should have, read at scrape time from a view that
+//! `serve` passes in.
 //!
-//! For KEDA or an HPA. Several gateways of one pool each say so by what they see: the largest counts. Pools without an `autoscale`
-//! table have none.
+//! For KEDA or an HPA. Each gateway of a pool reports by the load that it sees: the largest number
+//! counts. Pools without an `autoscale` table have none.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
@@ -10,18 +11,17 @@ use super::exposition::{describe, family_of};
 use super::families;
 use super::gauges::gauge;
 
-/// One pool.
+/// The engines that one pool should have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolEngines {
-    /// The pool.
+    /// The name of the pool.
     pub pool: String,
-    /// Engines that it should have.
+    /// Engines that the pool should have.
     pub wanted: u32,
-    /// How long an engine is expected to take from its order to its first request, seconds.
+    /// Expected time from the order of an engine to the engine's first request, seconds.
     pub start_seconds: f64,
 }
 
-/// The collector of these metrics.
 pub(super) struct Wanted<F> {
     view: F,
     descs: Vec<Desc>,

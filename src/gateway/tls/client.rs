@@ -1,7 +1,8 @@
-//! TLS to engines: which certificates are trusted, the name they must have, and the gateway's client certificate.
+//! TLS to engines: trusted certificates, the required name, and the gateway's client certificate.
 //!
-//! A certificate that is itself in the CA file is trusted without a chain, because `vllm serve --ssl-certfile` is most often
-//! given a self-signed certificate. Its dates and its name are still checked.
+//! A certificate that is itself in the CA file is trusted without a chain, because
+//! `vllm serve --ssl-certfile` usually gets a self-signed certificate. Its dates and name are still
+//! checked.
 
 use std::fmt;
 use std::hash::Hasher as _;
@@ -26,9 +27,9 @@ use super::{TlsError, provider};
 /// Which certificates are trusted.
 #[derive(Clone, Copy, Debug)]
 pub enum Roots<'a> {
-    /// Those signed by the machine's CAs.
+    /// Certificates signed by the machine's CAs.
     System,
-    /// Those in a file, or signed by a CA in it.
+    /// Certificates in a file, or signed by a CA in it.
     File(&'a Certificates),
     /// All. The connection is encrypted, but any server can answer it.
     Unverified,
@@ -38,15 +39,16 @@ pub enum Roots<'a> {
 #[derive(Clone)]
 pub struct ClientSettings {
     config: Arc<ClientConfig>,
-    /// Digest of the settings.
     digest: u64,
 }
 
 impl ClientSettings {
-    /// Settings that trust `trusted`, and send `own` to an engine that requests a client certificate.
+    /// Settings that trust `trusted`, and send `own` to an engine that requests a client
+    /// certificate.
     ///
     /// # Errors
-    /// The key of `own` does not match, a certificate cannot be used, or the machine has no CA certificates.
+    /// The key of `own` does not match, a certificate cannot be used, or the machine has no CA
+    /// certificates.
     pub fn new(trusted: Roots<'_>, own: Option<(&Certificates, &PrivateKey)>) -> Result<Self, TlsError> {
         let mut digest = XxHash3_64::new();
         let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
@@ -63,7 +65,8 @@ impl ClientSettings {
         Ok(Self { config: Arc::new(config), digest: digest.finish() })
     }
 
-    /// Settings for an engine whose certificate must be for `name`, a DNS name or an IP address. `None`: `name` is neither.
+    /// Settings for an engine whose certificate must be for `name`, a DNS name or an IP address.
+    /// `None`: `name` is neither.
     pub fn to(&self, name: &str) -> Option<ClientTls> {
         let server = ServerName::try_from(name.to_owned()).ok()?;
         let mut digest = XxHash3_64::with_seed(self.digest);
@@ -88,12 +91,13 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// Digest of CA, name, certificate and key; never 0. A connection is reused only for the same digest.
+    /// Digest of CA, name, certificate and key; never 0. A connection is reused only for the same
+    /// digest.
     pub fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// Performs the handshake on a connection. The caller limits its time.
+    /// Performs the handshake on a connection. The caller limits the time.
     ///
     /// # Errors
     /// The connection broke, or one side rejected the other's certificate.
@@ -133,7 +137,7 @@ fn verifier(trusted: Roots<'_>, digest: &mut XxHash3_64) -> Result<Arc<Verifier>
     Ok(Arc::new(Verifier { chains: Some(chains), pinned }))
 }
 
-/// The CA certificates of this machine, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+/// The CA certificates of this machine, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 fn system() -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs().certs;
@@ -141,7 +145,6 @@ fn system() -> Result<RootCertStore, TlsError> {
     if usable == 0 { Err(TlsError::NoRoots) } else { Ok(roots) }
 }
 
-/// Verifies the certificate of an engine.
 #[derive(Debug)]
 struct Verifier {
     /// Verifies chains to a CA. `None`: every certificate is accepted.

@@ -1,15 +1,15 @@
 //! TLS settings for both sides (clients and engines), and the validity of certificates.
 //!
-//! TLS is rustls with ring, on byte streams that this crate owns; pingora does not know of it. Why not pingora's own TLS: its
-//! `rustls` feature is marked experimental, has no client certificates per backend and cannot replace the certificate of a
-//! running listener. Its `openssl` feature would make the wheel and the Debian package depend on the libssl of each machine.
-//! Why ring and not aws-lc: aws-lc takes most of a minute of a cold build.
+//! TLS is rustls with ring, on byte streams that this crate owns. pingora's own TLS is not used:
+//! the `rustls` feature is marked experimental, has no client certificates per backend and cannot
+//! replace the certificate of a running listener; the `openssl` feature would make the wheel and
+//! the Debian package depend on each machine's libssl. ring instead of aws-lc, because aws-lc takes
+//! most of a minute of a cold build.
 //!
-//! TLS 1.2 and 1.3, with rustls' defaults for ciphers and groups, which no configuration key can weaken. Early data is off,
-//! because a request in it could be replayed. Names are checked against the certificate's subject alternative names; the
-//! common name is ignored, as in all current clients.
-//!
-//! Pure, except that `client::system` reads the CA certificates of the machine. `config` reads all other files.
+//! TLS 1.2 and 1.3, with rustls' defaults for ciphers and groups, which no configuration key can
+//! weaken. Early data is off, because a request in it could be replayed. Names are checked against
+//! subject alternative names, as in all current clients. Pure, except that `client::system` reads
+//! the CA certificates of the machine; `config` reads all other files.
 
 mod pem;
 mod validity;
@@ -66,7 +66,7 @@ fn provider() -> Arc<CryptoProvider> {
 /// Random bytes that cannot be guessed.
 ///
 /// # Errors
-/// The system gives none.
+/// The system has none.
 pub(crate) fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     let filled = provider().secure_random.fill(&mut bytes);

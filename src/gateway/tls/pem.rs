@@ -1,8 +1,8 @@
 //! Reads certificates and private keys from PEM.
 //!
-//! A certificate file has one or more certificates: the server's own first, then its chain. Other PEM blocks are skipped, so a
-//! combined file with a private key, as HAProxy uses it, can be read too. Of a key file the first private key is read. `Debug`
-//! prints no key.
+//! A certificate file has one or more certificates: the server's own first, then the chain. Other
+//! PEM blocks are skipped, so a combined file with a private key, as for HAProxy, also works. From
+//! a key file the first private key is read. `Debug` prints no key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,24 +34,22 @@ impl Certificates {
         Ok(Self(found.into()))
     }
 
-    /// The period in which all of them are valid.
+    /// The period in which all certificates are valid.
     pub fn validity(&self) -> Validity {
         let all = self.0.iter().filter_map(|certificate| Validity::of(certificate));
         all.reduce(|one, other| Validity { from: one.from.max(other.from), until: one.until.min(other.until) })
             .unwrap_or(Validity { from: 0, until: 0 })
     }
 
-    /// All of them in DER, concatenated.
+    /// All certificates in DER, concatenated.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.0.iter().flat_map(|certificate| certificate.iter().copied()).collect()
     }
 
-    /// Each of them, in DER.
     pub(super) fn iter(&self) -> impl Iterator<Item = &CertificateDer<'static>> {
         self.0.iter()
     }
 
-    /// All of them, in DER.
     pub(super) fn chain(&self) -> Vec<CertificateDer<'static>> {
         self.0.to_vec()
     }
@@ -63,7 +61,7 @@ impl fmt::Debug for Certificates {
     }
 }
 
-/// A private key. It is never printed. It is not wiped from memory when it is dropped.
+/// A private key. It is never printed, and not wiped from memory on drop.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrivateKey(Arc<PrivateKeyDer<'static>>);
 
@@ -85,7 +83,6 @@ impl PrivateKey {
         self.0.secret_der()
     }
 
-    /// The key in DER, for rustls.
     pub(super) fn der(&self) -> &PrivateKeyDer<'static> {
         &self.0
     }

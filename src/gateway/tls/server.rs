@@ -1,7 +1,8 @@
 //! TLS to clients: certificate, key, and verification of client certificates.
 //!
-//! HTTP/2 and HTTP/1.1 are offered by ALPN; a client without ALPN gets HTTP/1.1. Sessions are resumed with tickets. The ticket
-//! keys belong to these settings, so after a reload that changes the certificate or the CA, old sessions are not resumed.
+//! ALPN offers HTTP/2 and HTTP/1.1; a client without ALPN gets HTTP/1.1. Sessions are resumed with
+//! tickets. The ticket keys belong to these settings, so a reload that changes the certificate or
+//! the CA ends old sessions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,15 +13,13 @@ use rustls::{RootCertStore, ServerConfig};
 use super::pem::{Certificates, PrivateKey};
 use super::{TlsError, provider};
 
-/// ALPN name of HTTP/2.
 pub(crate) const H2: &[u8] = b"h2";
-/// ALPN name of HTTP/1.1.
 pub(super) const HTTP_11: &[u8] = b"http/1.1";
 
 /// How client certificates are verified.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientCertificates<'a> {
-    /// The CA that must have signed them.
+    /// The CA that must have signed client certificates.
     pub ca: &'a Certificates,
     /// Whether a client without a certificate is rejected.
     pub required: bool,
@@ -34,7 +33,7 @@ impl ServerTls {
     /// Settings with this certificate chain and key.
     ///
     /// # Errors
-    /// The key does not match or its type is not supported, or a CA cannot be read.
+    /// The key does not match or has an unsupported type, or a CA cannot be read.
     pub fn new(
         certificates: &Certificates,
         key: &PrivateKey,

@@ -1,4 +1,6 @@
-//! Certificates for tests: a CA, and certificates that it signs.
+//! Certificates for tests.
+//!
+//! A CA, and certificates that it signs.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,16 +13,16 @@ static AUTHORITIES: AtomicUsize = AtomicUsize::new(0);
 #[derive(Debug)]
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// Its certificate.
+    /// The certificate of the CA.
     pub pem: String,
 }
 
-/// A certificate and its key, in PEM.
+/// A certificate and the key, in PEM.
 #[derive(Clone, Debug)]
 pub struct Issued {
     /// The certificate.
     pub certificate: String,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: String,
 }
 
@@ -37,14 +39,14 @@ impl Authority {
         let key = KeyPair::generate().unwrap();
         let mut params = params(&[], 2040);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Each CA needs its own name, because a chain is built by issuer names.
+        // Each CA needs a distinct name, because chains are built by issuer names.
         let number = AUTHORITIES.fetch_add(1, Ordering::Relaxed);
         params.distinguished_name.push(DnType::CommonName, format!("CA {number} for tests"));
         let pem = params.self_signed(&key).unwrap().pem();
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// A certificate for these DNS names and IP addresses, valid to the beginning of the year 2040.
+    /// A certificate for these DNS names and IP addresses, valid until the beginning of 2040.
     pub fn issue(&self, names: &[&str]) -> Issued {
         self.issue_until(names, 2040)
     }
@@ -64,7 +66,7 @@ impl Default for Authority {
 }
 
 impl Issued {
-    /// A self-signed certificate. Like those of `openssl req -x509`, it is marked as a CA.
+    /// A self-signed certificate, marked as a CA like the certificates of `openssl req -x509`.
     pub fn self_signed(names: &[&str]) -> Self {
         Self::self_signed_until(names, 2040)
     }
@@ -77,7 +79,8 @@ impl Issued {
         Self { certificate: params.self_signed(&key).unwrap().pem(), key: key.serialize_pem() }
     }
 
-    /// Writes certificate and key into a folder, as `NAME.pem` and `NAME.key` (mode 600). Returns the two paths.
+    /// Writes certificate and key into a folder, as `NAME.pem` and `NAME.key` (mode 600). Returns
+    /// the two paths.
     pub fn write(&self, folder: &Path, name: &str) -> (PathBuf, PathBuf) {
         use std::os::unix::fs::PermissionsExt as _;
         let (certificate, key) = (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")));

@@ -1,4 +1,6 @@
-//! Handshakes in memory: which certificates are accepted, and the error when one is not.
+//! Handshakes in memory.
+//!
+//! Tests which certificates are accepted, and the error when one is not.
 
 use rustls::ProtocolVersion;
 use rustls::pki_types::ServerName;
@@ -28,7 +30,7 @@ fn client(trusted: &str, own: Option<&Issued>) -> ClientTls {
     ClientSettings::new(Roots::File(&certificates(trusted)), own).unwrap().to("gpu0.internal").unwrap()
 }
 
-/// Connects, sends a word and reads it back. Returns the version of TLS, or the client's error.
+/// Connects, sends a word and reads it back. Returns the TLS version, or the client's error.
 async fn handshake(server: &ServerTls, client: &ClientTls) -> Result<ProtocolVersion, String> {
     let (near, far) = duplex(64 << 10);
     let acceptor = TlsAcceptor::from(server.config());

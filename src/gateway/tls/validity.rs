@@ -1,8 +1,9 @@
 //! Reads the validity period of a certificate from its DER.
 //!
-//! rustls verifies the dates of a peer's certificate but does not expose them, and a metric must show when the gateway's own
-//! certificate expires. The fields before the dates (RFC 5280, 4.1: version, serial number, algorithm, issuer) are skipped by
-//! their lengths. A full parser of certificates would add a dozen crates.
+//! rustls verifies the dates of a peer's certificate but does not expose them, and a metric must
+//! show when the gateway's own certificate expires. The fields before the dates (RFC 5280, 4.1:
+//! version, serial number, algorithm, issuer) are skipped by their lengths, because a full parser
+//! would add a dozen crates.
 
 use jiff::civil::DateTime;
 
@@ -47,7 +48,7 @@ impl Validity {
     }
 }
 
-/// Tag and content of the first element, and what follows it.
+/// Tag and content of the first element, and the rest of the input.
 fn element(input: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, first], rest) = input.split_first_chunk()?;
     let (length, rest) = match first {

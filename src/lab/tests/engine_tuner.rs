@@ -1,5 +1,7 @@
-//! The slow layer of the online tuner on simulated engines: flags that are wrong are changed by restarts, faults that a change
-//! brings are taken back, and no request is lost.
+//! The slow layer of the online tuner on simulated engines.
+//!
+//! Restarts change flags that are wrong, a change that brings a fault is undone, and no request is
+//! lost.
 
 use crate::setup::{Forecaster, Plant, PlantedFault};
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use sluice_online::limits::PoolLimits;
 use sluice_online::recent::RecentRequest;
 use sluice_online::{Answer, Candidate, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question};
 
-/// `load`: chats and documents per second; `bound`: of TTFT, and again for each 1,000 prompt tokens, in ms.
+/// `load`: chats and documents per second. `bound`: objective for TTFT, and again for each 1,000
+/// prompt tokens, in ms.
 fn lab(args: &str, flags: &str, duration: &str, load: (f64, f64), bound: u32) -> Lab {
     let (chats, documents) = load;
     let text = format!(
@@ -77,7 +80,7 @@ fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
     }
 }
 
-/// So many chats, five a second.
+/// This many chats, five per second.
 fn requests(count: u64) -> impl Iterator<Item = RecentRequest> {
     let at = |number| Duration::from_millis(200 * number);
     let request = |at| RecentRequest { at, waited: Duration::ZERO, prompt: 500, output: 150, model: None };
@@ -152,7 +155,7 @@ fn set_slots(lab: &mut Lab, slots: u32) {
     limits.put(config);
 }
 
-/// The most requests that waited when a simulation was to begin.
+/// The most requests that waited at the beginning of a simulation.
 static WAITED: AtomicUsize = AtomicUsize::new(0);
 
 fn notes_what_waits(_: &Lab, question: &LimitsQuestion, _: u64) -> Answer {
@@ -170,7 +173,7 @@ fn limits_are_simulated_with_what_waited_then() {
     assert!(waited > 10, "{waited}");
 }
 
-/// The most requests of a question about flags that had not started when it was asked.
+/// The most requests in a question about flags that had not started when the question was asked.
 static WAITED_STILL: AtomicUsize = AtomicUsize::new(0);
 
 fn notes_what_waits_still(lab: &Lab, question: &Question, seed: u64) -> Answer {
@@ -210,7 +213,8 @@ fn what_waits_holds_up_the_others_and_does_not_count_itself() {
     };
     let (now, more) = answer(0, true);
     assert!(now.loss < 0.01 && more.loss < 0.01, "{now:?} {more:?}");
-    // They take a while on both engines together, whatever the slots; only with few of them the others wait for all.
+    // The waiting requests take a while on both engines together, whatever the slots. Only with few
+    // slots do all later requests wait for them.
     let (now, more) = answer(200, true);
     assert!(now.loss > 0.1 && more.loss < 0.7 * now.loss, "{now:?} {more:?}");
     assert!(now.loss - more.loss > 2.0 * more.error, "{now:?} {more:?}");
@@ -237,8 +241,9 @@ fn a_change_of_engines_ends_the_trial_of_limits_that_is_under_way() {
 fn requests_that_wait_while_an_engine_restarts_are_not_lost_when_it_fails_with_them() {
     for fault in [PlantedFault::CrashesAt(4), PlantedFault::HangsAt(4)] {
         let mut lab = lab("{ max-num-seqs = 64 }", "[\"gpu-memory-utilization\"]", "12m", (5.0, 0.01), 5);
-        // One engine alone has too few slots, so that requests wait for the other. One by one, they have their first tokens
-        // before the last one arrives that is too much.
+        // One engine alone has too few slots, so that requests wait for the other. With few prefill
+        // tokens they start one by one and have their first tokens before the request arrives that
+        // triggers the fault.
         let config = Arc::make_mut(&mut lab.config);
         let mut limits = Limits::of(config);
         (limits.0[0].slots, limits.0[0].prefill_tokens) = (6, Some(600));

@@ -1,7 +1,8 @@
-//! Engines that die, hang and stall at random times, and clients that give up: what must hold whatever happens.
+//! Engines that die, hang and stall at random times, and clients that give up.
 //!
-//! Every request ends, a completed response has every token, and soon after the last fault none fails. That nothing is held at
-//! the end is checked in every run of every test (`check_released`).
+//! Every request ends, a completed response has every token, and soon after the last fault no
+//! request fails. Every run of every test checks that nothing is held at the end
+//! (`check_released`).
 
 use std::time::Duration;
 
@@ -11,22 +12,24 @@ use sluice_bench::{Outcome, Record};
 use sluice_core::base::Rng;
 use sluice_gateway::config::{Config, Machine, Surroundings};
 
-/// How long requests arrive. Faults begin in the first third.
+/// Seconds during which requests arrive. Faults begin in the first third.
 const SECONDS: u64 = 36;
-/// Requests may fail for this long after the last fault: a round of probes and the first ejection.
+/// Seconds after the last fault in which requests may fail: a round of probes and the first
+/// ejection.
 const RECOVERY: f64 = 7.0;
 
-/// The sample with a short and a long pool, whose long prompts may spill.
+/// The sample configuration with a short and a long pool, whose long prompts may spill.
 const TWO_POOLS: &str = include_str!("../../../config/short-long.toml");
 
-/// The configurations that are tried.
+/// The configurations to try.
 fn configurations() -> [Config; 3] {
     let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
     let two = Config::parse(TWO_POOLS, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
     [config(2, "policy = \"round_robin\""), config(2, "long_prefix = { threshold = \"5k\", slots = 1 }"), two]
 }
 
-/// Two engines with two faults at random times, and when the last fault has ended, in seconds.
+/// Two engines with two faults at random times, and the time at which the last fault has ended, in
+/// seconds.
 fn faulty(config: Config, seed: u64, client_timeout: Option<Duration>) -> (Lab, f64) {
     let mut rng = Rng::new(seed);
     let mut engines = engines(2, &[]);

@@ -1,6 +1,7 @@
-//! Closed loops and conversations end, with all of their requests, whatever the engines do.
+//! Closed loops and conversations end with all their requests, whatever the engines do.
 //!
-//! A client whose request was refused sends the next one later, as clients do; otherwise virtual time would stand still.
+//! A client whose request was refused sends the next one later, as clients do. Otherwise virtual
+//! time would stand still.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ fn a_closed_loop_that_is_shed_tries_again_later_and_ends() {
         let run = run(&Lab::new(config(1, pool), engines(1, &[]), vec![plan]), 1).unwrap();
         assert!(!run.result.partial);
         let shed = run.result.requests.iter().filter(|record| record.is_failed());
-        // Each of the 48 clients too many tries every second, as Retry-After says.
+        // 48 clients are too many. Each of them tries every second, as `Retry-After` says.
         assert!((48..=200).contains(&shed.clone().count()), "{}", shed.count());
         assert!(run.result.requests.iter().all(|record| record.sent < 3.0));
     }

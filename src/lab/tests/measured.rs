@@ -1,7 +1,9 @@
-//! The laboratory against runs of real H200s behind this gateway: same load, flags and policy.
+//! Compares the laboratory with runs of real H200s behind this gateway: same load, flags and
+//! policy.
 //!
-//! The rows are of five machines. All are compared with the built-in host `pair`, which was fitted to the rows of the first four without full graphs;
-//! `a_machine_from_the_others` predicts each machine from the others. The GPU's constants are as measured elsewhere.
+//! All rows, from five machines, are compared with the built-in host `pair`, which was fitted to
+//! the rows of the first four machines without full graphs. `a_machine_from_the_others` predicts
+//! each machine from the others. The constants of the GPU were measured elsewhere.
 
 use super::*;
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
@@ -9,9 +11,10 @@ use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 const ROWS: &str = include_str!("../../../tests/fixtures/h200/permits.csv");
 const BACKLOG: &str = include_str!("../../../tests/fixtures/h200/backlog.csv");
 const CELLS: [&str; 5] = ["short TTFT P99", "short E2EL P99", "short TPOT", "long TTFT P99", "long E2EL P99"];
-/// Machines with asynchronous scheduling, vLLM's default.
+/// Machines with rows for asynchronous scheduling, vLLM's default.
 const ASYNCHRONOUS: [&str; 3] = ["b", "c", "d"];
-/// The CPU time around a step, microseconds, on the machines with synchronous scheduling: there all of it shows.
+/// CPU time around a step, microseconds, on the machines with rows for synchronous scheduling,
+/// where all of it shows.
 const SYNCHRONOUS: [(&str, f64); 2] = [("a", 1250.0), ("d", 2700.0)];
 
 struct MeasuredRow {
@@ -27,7 +30,6 @@ struct MeasuredRow {
     weights: String,
 }
 
-/// The rows of one machine.
 fn rows(machine: &str) -> Vec<MeasuredRow> {
     let lines = ROWS.lines().filter(|line| !line.starts_with('#')).skip(1).map(|line| line.split(',').collect());
     let lines = lines.filter(|fields: &Vec<&str>| fields[0] == machine);
@@ -54,7 +56,7 @@ fn scheduled(machine: &str, scheduling: &str) -> Vec<MeasuredRow> {
     rows(machine).into_iter().filter(|row| row.scheduling == scheduling).collect()
 }
 
-/// The built-in host with other constants of the engine's CPU.
+/// The built-in host `pair` with other constants of the engine's CPU.
 fn host(constants: &[(&str, f64)]) -> Constants {
     let mut table = Constants::on_host("pair").unwrap().table();
     for (key, value) in constants {
@@ -99,15 +101,15 @@ fn errors(row: &MeasuredRow, constants: &Constants) -> [f64; 5] {
     })
 }
 
-/// Median and largest.
+/// Median and largest of the absolute errors.
 fn spread(errors: impl IntoIterator<Item = f64>) -> (f64, f64) {
     let mut errors: Vec<f64> = errors.into_iter().map(f64::abs).collect();
     errors.sort_by(f64::total_cmp);
     (errors[errors.len() / 2], errors[errors.len() - 1])
 }
 
-/// fp8 weights: two constants of the GPU were fitted to these rows. The host is that of other machines; the row in bf16 of this
-/// machine (one engine, one load) has errors as large.
+/// fp8 weights: two constants of the GPU were fitted to these rows. The host was fitted to other
+/// machines; the bf16 row of this machine (one engine, one load) has errors as large.
 #[test]
 fn weights_in_fp8_come_out_as_measured() {
     let pair = host(&[]);
@@ -139,8 +141,8 @@ fn synchronous_engines_come_out_once_the_cpu_time_of_a_step_is_known() {
     }
 }
 
-/// Two engines prefill 2.2 long prompts a second, and 2 arrive: how long their queue becomes is decided by some per cent of a
-/// prefill's time. The host was fitted to other machines.
+/// Two engines prefill 2.2 long prompts per second, and 2 arrive. So a few per cent of a prefill's
+/// time decide how long the queue becomes. The host was fitted to other machines.
 #[test]
 fn a_backlog_of_minutes_comes_out_as_measured() {
     let flags = ["--max-model-len", "32768", "--long-prefill-token-threshold", "256"];
@@ -161,7 +163,8 @@ fn a_backlog_of_minutes_comes_out_as_measured() {
             })
             .collect();
         println!("seed {seed}: errors of short TTFT and E2EL, long TTFT and E2EL {errors:.3?}");
-        // The tail of the short ones' TTFT also has pauses of a host that serves four engines, which are not modelled.
+        // The tail of the short requests' TTFT also contains pauses of a host that serves four
+        // engines, which are not modelled.
         for (error, bound) in errors.iter().zip([0.3, 0.03, 0.13, 0.13]) {
             assert!(error.abs() <= bound, "seed {seed}: {errors:.3?}");
         }

@@ -1,6 +1,7 @@
-//! Plans: how many engines the objectives need, what they cost, and when that cannot be said.
+//! Plans: the engines that the objectives need, their cost, and traffic for which neither can be
+//! determined.
 //!
-//! Prices are made up; the number of engines is checked against the trials, not against a number.
+//! Prices are made up. The number of engines is checked against the trials, not against a number.
 
 use super::{SMALL, scenario};
 use crate::plan::{MORE, plan};
@@ -19,7 +20,7 @@ fn a_plan_finds_the_fewest_engines_and_their_price() {
     assert!(fewest > 1 && needs[1].gpus == fewest, "{fewest}");
     let share = |engines| trials.iter().find(|(load, at, _)| *load == 3.0 && *at == engines).unwrap().2;
     assert!(share(fewest) >= 99.0 && share(fewest - 1) < 99.0, "{trials:?}");
-    // The largest step with which these engines meet the objectives, and the next one, with which
+    // The largest factor with which these engines meet the objectives, and the next one, with which
     // they do not.
     for (load, need) in [0.1, 3.0].into_iter().zip(&needs) {
         let met = |factor: f64| {
@@ -32,7 +33,7 @@ fn a_plan_finds_the_fewest_engines_and_their_price() {
         let next = place.map_or(0, |place| place + 1);
         assert!(next == MORE.len() || met(MORE[next]) == Some(false), "{load}: {trials:?}");
     }
-    // 3.60 per hour is 0.001 per second; that serves 120 requests of 2,004 tokens per second.
+    // 3.60 per hour is 0.001 per second, which serves 120 requests of 2,004 tokens.
     let cost = needs[1].cost.unwrap();
     assert_eq!(cost.per_hour, 3.6 * f64::from(fewest));
     let expected = 0.001 * f64::from(fewest) / 120.0;
@@ -95,11 +96,11 @@ fn engines_are_paid_for_the_time_that_is_configured() {
         let plan = plan(&scenario(&format!("{text}[plan]\nload = [1]\n")), &prices, &[1], |_, _, _, _| ());
         plan.unwrap().remove(0).needs.unwrap().cost.unwrap()
     };
-    // About 8 requests in 40 s at 1 a second each.
+    // About 8 requests in 40 s, at a price of 1 per second.
     let rate = paid("rate = 0.2\nduration = \"40s\"");
     let requests = 40.0 / rate.per_request;
     assert!((requests - requests.round()).abs() < 1e-9, "40 s are paid for: {requests} requests");
-    // All are sent at the very start, and engines are not for nothing.
+    // All requests are sent at the very start, but engines still cost something.
     let at_once = paid("concurrency = 4\nrequests = 4");
     assert!(at_once.per_request > 0.0);
 }

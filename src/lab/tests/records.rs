@@ -1,8 +1,11 @@
-//! Records of requests as traffic.
+//! Recorded requests as traffic.
+//!
+//! The records are in the gateway's format, with hashes of the beginnings of prompts.
 
 use crate::{LabFile, Measure, Options, Scenario, Study, Variant};
 
-/// A study of 40 requests for `model` whose prompts have these beginnings, with the hit rate and the share that failed, in percent.
+/// A study of 40 requests for `model` whose prompts begin with these hashes. It measures the hit
+/// rate and the share of failures, in percent.
 fn study(model: &str, hash: impl Fn(u32) -> String) -> Study {
     let folder = tempfile::tempdir().unwrap();
     let line = |number: u32| {
@@ -32,7 +35,7 @@ fn hit_rate(hash: impl Fn(u32) -> String) -> f64 {
 
 #[test]
 fn prompts_that_began_alike_share_blocks_in_the_simulated_cache() {
-    // 128 of 200 tokens are in the hashed beginning; the first request finds none of them.
+    // 128 of 200 tokens are in the hashed beginning, and the first request finds none of them.
     let [alike, unlike] = [hit_rate(|_| "0a".to_owned()), hit_rate(|number| format!("{number:x}"))];
     assert!((alike - 100.0 * 0.64 * 39.0 / 40.0).abs() < 5.0, "{alike}");
     assert!(unlike < 1.0, "{unlike}");

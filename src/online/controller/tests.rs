@@ -1,4 +1,6 @@
-//! Verdicts and waits of the controller, step by step. Whole runs: `crate::tests`.
+//! Verdicts and waits of the controller, step by step.
+//!
+//! Whole runs: `crate::tests`.
 
 use super::*;
 use crate::loss::{Cause, Judged};
@@ -11,7 +13,7 @@ fn controller() -> Controller {
     Controller::new(vec!["all".to_owned()], limits(), 0.99, SETTLE.0, Acting::Acts)
 }
 
-/// Of more slots, which `score` suggested.
+/// A trial of more slots, after a window with `score`.
 fn trial(score: Score, since: Duration) -> Box<Trial> {
     let direction = Direction { pool: 0, knob: Knob::Slots, up: true };
     let step = Move { direction, to: limits(), why: String::new() };

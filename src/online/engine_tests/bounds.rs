@@ -1,4 +1,6 @@
-//! How much requests load an engine with a change: nothing before its copies, and then as much as these did.
+//! The load that requests put on a changed engine.
+//!
+//! It is none before the engine served copies, and then at most the load of the copies.
 
 use crate::change::Stage;
 use crate::engine_tuner::{COPIES, COPIES_SOON, RECOVERY};
@@ -24,7 +26,7 @@ fn requests_load_a_changed_engine_at_most_as_copies_did_from_its_restart_to_the_
     }
     let (none, closed, open) = (None, Some(0), Some(20));
     let wanted = [
-        // It starts before its copies begin; requests that wait must not be sent to it then.
+        // The engine starts before copies begin, and must not get the waiting requests then.
         (Stage::Canary, vec![none, none, closed]),
         (Stage::Copies, vec![none, none, closed]),
         (Stage::Recovery, vec![none, none, open]),
@@ -50,7 +52,7 @@ fn where_no_request_can_be_copied_no_engine_with_a_change_serves_one() {
 
 #[test]
 fn copies_end_sooner_where_many_are_served() {
-    // Half of the requests of a second are counted for the canary.
+    // Half of the requests are counted for the canary.
     let lasts = |rate: u32| {
         let mut pool = Deployment { rate, ..Deployment::new(2, helps) };
         pool.run_until(Some(Stage::Copies));
@@ -107,7 +109,7 @@ fn a_canary_that_hangs_when_its_copies_are_nearly_over_serves_no_request() {
 #[test]
 fn a_load_for_which_the_canary_was_not_tried_leads_to_more_copies_and_at_last_to_its_end() {
     let mut pool = Deployment::new(2, helps);
-    // Requests use all that it may be used, and wait.
+    // Requests use the whole bound, and others wait.
     let crowd = |pool: &mut Deployment, used: u32, waiting| {
         for engine in &mut pool.engines {
             (engine.waiting, engine.used) = (waiting, Load::new(used, 0));

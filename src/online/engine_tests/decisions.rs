@@ -1,6 +1,7 @@
-//! Whether a change begins: forecasts that no longer apply, approvals, pools that cannot be changed, and who led before.
+//! Whether a change begins: outdated forecasts, approvals, pools that cannot change, and a change
+//! of the leading gateway.
 //!
-//! What becomes of a change that has begun is in the files beside this one.
+//! The other files of this folder test changes that have begun.
 
 use super::deployment::{BEFORE, Deployment, helps, rules};
 use crate::change::Stage;
@@ -29,7 +30,7 @@ fn an_approval_is_for_one_proposal_and_waits_until_it_may_begin() {
     let id = pool.tuner.proposal().unwrap().id;
     pool.run_until_asked();
     assert!(pool.tuner.approve(id));
-    // The answer that comes favours another value.
+    // The next answer favours another value.
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.01 * value };
     pool.run(2 * ASK_INTERVAL.as_secs());
     let next = pool.tuner.proposal().unwrap().id;
@@ -63,7 +64,7 @@ fn a_gateway_that_leads_again_goes_on_where_the_other_one_ended() {
     for stage in [Stage::Canary, Stage::Compared] {
         let mut pool = Deployment::new(2, helps);
         pool.run_until_begun(stage);
-        // The other gateway has taken the change back.
+        // The other gateway took the change back.
         let saved = SavedEngines { change: None, ..pool.tuner.saved(pool.now) };
         pool.under_way = None;
         for engine in 0..2 {
@@ -79,7 +80,7 @@ fn a_gateway_that_leads_again_goes_on_where_the_other_one_ended() {
 fn a_change_that_goes_on_after_a_restart_is_not_charged_with_the_misses_before() {
     let mut pool = Deployment::new(2, helps);
     pool.run_until_begun(Stage::Promotion);
-    // Also those of a gateway that did not lead until now.
+    // Misses counted elsewhere, too, by a gateway that did not lead.
     pool.totals = (1e6, 1e6);
     let saved = pool.tuner.saved(pool.now);
     pool.tuner = EngineTuner::new(rules());

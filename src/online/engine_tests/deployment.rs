@@ -1,4 +1,6 @@
 //! A pool whose requests miss with a probability that depends on a flag of their engine.
+//!
+//! The tests of this folder run the tuner against it, second by second.
 
 use std::time::Duration;
 
@@ -16,15 +18,12 @@ use sluice_core::base::Rng;
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 pub(super) const FLAG: EngineFlag = EngineFlag::MaxNumSeqs;
-/// What every engine has at first.
+/// The flag's first value on every engine.
 pub(super) const BEFORE: f64 = 8.0;
-/// The limits of the pool.
 pub(super) const LIMITS: PoolLimits =
     PoolLimits { slots: 256, prefill_tokens: Some(4_000), long: Some((5_000, 2)), range: (0, None) };
-/// How long a restart takes.
 pub(super) const RESTART: Duration = Duration::from_secs(60);
 
-/// Engines whose requests miss with a probability that depends on their flag.
 pub(super) struct Deployment {
     pub(super) tuner: EngineTuner,
     pub(super) engines: Vec<EngineState>,
@@ -35,43 +34,42 @@ pub(super) struct Deployment {
     pub(super) acting: Acting,
     pub(super) stands_back: Option<&'static str>,
     pub(super) waits: Option<&'static str>,
-    /// The probability to miss, and to fail, of a request on an engine with that value.
+    /// Probabilities that a request misses and fails, by the engine's value.
     pub(super) fares: fn(f64) -> (f64, f64),
     pub(super) forecast: fn(f64) -> f64,
     pub(super) advice: Option<(EngineFlag, bool, String)>,
-    /// What comes of a restart with that value.
+    /// The outcome of a restart, by value.
     pub(super) restarts: fn(f64) -> Restarted,
-    /// The end of a restart, its engine and the value.
+    /// End, engine and value of the restart under way.
     pub(super) under_way: Option<(Duration, usize, f64)>,
     pub(super) answer_due: Option<Question>,
     pub(super) events: Vec<(EventKind, String)>,
-    /// Why no change began after a simulation.
+    /// Reasons why no change began after a simulation.
     pub(super) forecasts: Vec<String>,
     pub(super) begun: Vec<Duration>,
-    /// Requests in a second.
+    /// Requests per second.
     pub(super) rate: u32,
-    /// Copies that run at once on an engine that gets them; 0: none are sent.
+    /// Copies in flight on the canary; 0: none are sent.
     pub(super) at_once: u32,
-    /// Whether the canary serves no copy any more.
+    /// Whether the canary serves no more copies.
     pub(super) hangs: bool,
-    /// The loads that requests may put on each engine, where they are bounded.
+    /// Bound of sequences on each engine.
     pub(super) bounds: Vec<Option<u32>>,
-    /// What the absence of an engine costs, and if the others have the best change.
+    /// Cost of an absent engine; in `absence_with`, if the others have the best change.
     pub(super) absence: f64,
     pub(super) absence_with: Option<f64>,
-    /// And under the limits that come with it.
+    /// Cost of an absent engine under the limits of the best change.
     pub(super) absence_under: Option<f64>,
-    /// The standard error of each forecast.
+    /// Standard error of each forecast.
     pub(super) error: f64,
-    /// The most sequences that ran at once.
     pub(super) running_peak: f64,
-    /// Limits with which alone a change of the flag helps, and how many more requests miss under them on engines without it.
+    /// Limits without which the flag does not help, and the additional misses under them on
+    /// unchanged engines.
     pub(super) beside: Option<(PoolLimits, f64)>,
-    /// What requests of all pools with the same models lose, if not what those of this one do.
+    /// Loss of all pools of the group, if it differs.
     pub(super) loss_of_all: Option<f64>,
-    /// Its limits now.
     pub(super) limits: PoolLimits,
-    /// Whether another pool misses its objectives, too, whose engines cannot be changed.
+    /// Whether another pool, whose engines cannot change, misses its objectives, too.
     pub(super) another_misses: bool,
 }
 
@@ -158,7 +156,7 @@ impl Deployment {
         self.tuner.report().why
     }
 
-    /// The requests of a second; each goes to an engine that serves.
+    /// Serves the requests of a second on engines in rotation.
     fn serve(&mut self) {
         let arm_of = |engine: usize| {
             let change = self.tuner.change()?;
@@ -184,7 +182,7 @@ impl Deployment {
         }
     }
 
-    /// What copies use of the canary.
+    /// Sets the load of copies on the canary.
     fn load(&mut self) {
         let canary = self.tuner.change().filter(|change| change.stage == Stage::Copies);
         let canary = canary.map(|change| change.canary().to_owned());
@@ -230,7 +228,7 @@ impl Deployment {
         panic!("{stage:?} is not reached: {:?}, {}", self.events, self.belief());
     }
 
-    /// Until a change is at this stage, whatever is under way.
+    /// Runs until a change is at this stage, even during a restart.
     pub(super) fn run_until_begun(&mut self, stage: Stage) {
         while self.stage() != Some(stage) {
             assert!(self.now < 7_200 * SECOND, "{stage:?} is not reached: {:?}, {}", self.events, self.belief());
@@ -238,7 +236,7 @@ impl Deployment {
         }
     }
 
-    /// Until a simulation was ordered that is not answered yet.
+    /// Runs until a simulation is ordered and not answered.
     pub(super) fn run_until_asked(&mut self) {
         while self.answer_due.is_none() {
             assert!(self.now < 7_200 * SECOND, "nothing is asked: {}", self.belief());

@@ -1,4 +1,6 @@
-//! Changes that bring other limits of the pool with them.
+//! Changes that bring other limits of the pool.
+//!
+//! The limits come into force with the change, and end or stay with it.
 
 use super::deployment::{BEFORE, Deployment, LIMITS, RESTART, SECOND, helps, rules};
 use crate::change::Stage;
@@ -30,7 +32,7 @@ fn a_change_that_helps_only_under_other_limits_brings_them_and_they_stay() {
     pool.run_until(None);
     assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
     assert_eq!(pool.tuner.adopted.take(), Some(("all".to_owned(), OTHER)));
-    // What the limits alone change is not a gain of the flag.
+    // The gain of the limits alone is not a gain of the flag.
     let change = &pool.tuner.report().changes[0];
     assert!((change.forecast.unwrap() - 0.75).abs() < 1e-9 && (0.65..0.85).contains(&change.realised), "{change:?}");
 }
@@ -39,7 +41,7 @@ fn a_change_that_helps_only_under_other_limits_brings_them_and_they_stay() {
 fn engines_that_are_better_only_because_the_limits_harm_the_others_return() {
     let mut pool = Deployment::new(2, |value| (if value == BEFORE { 0.5 } else { 0.6 }, 0.0));
     pool.beside = Some((OTHER, 0.4));
-    // Other pools of the same models lose more: the change is compared with what its own pool lost.
+    // Other pools of the group lose more: the change is compared with the loss of its own pool.
     pool.loss_of_all = Some(0.95);
     pool.run_until(Some(Stage::Compared));
     pool.run_until(None);
@@ -66,7 +68,8 @@ fn limits_end_when_the_change_is_taken_back() {
 
 #[test]
 fn limits_that_suit_the_engines_that_remain_are_in_force_from_the_beginning() {
-    // As in `engines_that_have_the_change_bear_the_absence_of_the_last_one`: an absence that costs 2.7 does not pay.
+    // As in `engines_that_have_the_change_bear_the_absence_of_the_last_one`, an absence that costs
+    // 2.7 does not pay.
     for under in [None, Some(2.8), Some(0.3)] {
         let mut pool = Deployment::new(2, helps);
         (pool.beside, pool.tuner.lasts) = (Some((OTHER, 0.3)), Some(RESTART));
@@ -96,8 +99,8 @@ fn limits_that_suit_the_engines_that_remain_are_in_force_from_the_beginning() {
 
 #[test]
 fn limits_that_gain_as_much_without_a_restart_are_tried_alone() {
-    // The flag and the limits gain 0.45, of which 0.195 is certain. The limits alone gain less than that in the second case, but
-    // the flag alone does not gain as much either.
+    // Flag and limits gain 0.45, of which 0.195 is certain. In the second case the limits alone
+    // gain less than that, but so does the flag alone.
     for (alone, shown) in [(0.45, "loss 0.050 after 0.500"), (0.18, "loss 0.320 after 0.500")] {
         let mut pool = Deployment::new(2, helps);
         pool.beside = Some((OTHER, -alone));
@@ -106,7 +109,7 @@ fn limits_that_gain_as_much_without_a_restart_are_tried_alone() {
         let (name, limits, why) = pool.tuner.suggested.take().unwrap();
         assert_eq!((name.as_str(), limits), ("all", OTHER));
         assert!(why.contains(shown), "{why}");
-        // They were tried in vain: now it is the flag's turn, where it gains enough by itself.
+        // The limits were tried in vain. Now the flag is tried, if it gains enough alone.
         pool.run(1_200);
         assert_eq!(pool.tuner.suggested.take(), None);
         assert_eq!(pool.begun.is_empty(), alone == 0.45, "{}", pool.belief());
@@ -131,7 +134,7 @@ fn limits_of_another_configuration_do_not_outlive_it() {
     assert!(pool.tuner.approve(id));
     pool.tuner.forget();
     pool.acting = Acting::Proposes;
-    // Until it looks again.
+    // Until the next look.
     pool.run(1_200);
     assert!(!pool.kinds().contains(&EventKind::Tried), "what was approved concerned another configuration");
 }

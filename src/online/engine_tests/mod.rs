@@ -1,4 +1,7 @@
-//! The slow layer against a model of a pool: what it changes, when it stops, and that engines end as they were or all alike.
+//! The slow layer against a model of a pool.
+//!
+//! The tests check which changes it makes, when it stops, and that engines end with the old value
+//! or all with the new one.
 
 mod bounds;
 mod decisions;
@@ -39,7 +42,7 @@ fn what_makes_no_difference_is_taken_back_and_not_tried_again_for_hours() {
         pool.run(CLOSED.as_secs());
         let undone = pool.events.iter().filter(|(kind, _)| *kind == EventKind::Undone).count();
         let tried = pool.events.iter().filter(|(kind, _)| *kind == EventKind::Tried).count();
-        // Four values lie near; forecasts that did not come true are trusted less.
+        // Four values are near. Forecasts that did not come true are trusted less.
         assert!((1..=4).contains(&tried) && undone == tried, "{:?}", pool.events);
         assert_eq!(pool.values(), [BEFORE; 2]);
         assert!(pool.tuner.frozen().is_none(), "a tie is no failure");
@@ -71,7 +74,7 @@ fn two_changes_that_fail_freeze_it_until_an_operator_resumes_it() {
         pool.tuner.thaw();
         pool.fares = helps;
         pool.restarts = starts;
-        // What failed stays closed; a value near it is tried.
+        // The failed value stays closed; a value near it is tried.
         pool.run(7_200);
         assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
     }
@@ -101,13 +104,12 @@ fn a_gateway_that_restarts_takes_back_what_was_tried_and_finishes_what_was_promo
     for stage in [Stage::Canary, Stage::Copies, Stage::Recovery, Stage::Compared, Stage::Promotion, Stage::Return] {
         let mut pool = Deployment::new(3, if stage == Stage::Return { |_| (0.5, 0.0) } else { helps });
         while pool.stage() != Some(stage) {
-            // The queue grows while an engine is absent.
             if stage == Stage::Recovery && pool.stage().is_some() {
                 pool.engines[0].waiting = 100;
             }
             pool.second();
         }
-        // The engine restarts, or is about to: what was ordered is not seen to its end.
+        // The restart has begun or is about to; the test does not wait for the end.
         pool.run(1);
         pool.engines[0].waiting = 0;
         if let Some((_, engine, value)) = pool.under_way.take() {
@@ -235,7 +237,7 @@ fn without_requests_a_change_is_taken_back() {
 fn a_simulation_without_numbers_is_no_reason_for_a_change() {
     for none in [f64::NAN, f64::INFINITY] {
         let mut pool = Deployment::new(2, |_| (0.5, 0.0));
-        // Of the settings in force, and of every other.
+        // Unknown losses of the settings in force, and of all others.
         for unknown in [true, false] {
             pool.forecast = match (unknown, none.is_nan()) {
                 (true, true) => |value| if value == BEFORE { f64::NAN } else { 0.0 },
@@ -307,7 +309,7 @@ fn without_leave_to_act_it_proposes_and_an_approval_begins_the_change() {
 
 #[test]
 fn a_gain_must_pay_for_the_restarts() {
-    // The absence of an engine costs 0.1 for 180 s; the load is expected to stay for two hours.
+    // An absent engine costs 0.1 for 180 s; the load should last two hours.
     let mut pool = Deployment::new(2, helps);
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.46 };
     pool.run(2 * ASK_INTERVAL.as_secs());
@@ -325,7 +327,8 @@ fn a_gain_must_pay_for_the_restarts() {
 
 #[test]
 fn engines_that_have_the_change_bear_the_absence_of_the_last_one() {
-    // 0.195 of 0.45 is certain. In two hours that is three times 2.7 in 173 s: in 150 s, and not in 210 s.
+    // 0.195 of 0.45 is certain. Over two hours, this is three times a cost of 2.7 in 173 s:
+    // restarts of 150 s pay, of 210 s do not.
     for (absence_with, begins) in [(None, false), (Some(2.7), false), (Some(0.0), true)] {
         let mut pool = Deployment::new(2, helps);
         pool.tuner.lasts = Some(RESTART);
@@ -337,7 +340,7 @@ fn engines_that_have_the_change_bear_the_absence_of_the_last_one() {
 
 #[test]
 fn a_restart_is_expected_to_take_as_long_as_the_engines_took_to_start() {
-    // As above: it pays with restarts of 60 s, and not with 120 s.
+    // As above: restarts of 60 s pay, of 120 s do not.
     for (started_in, begins) in [(None, false), (Some(2 * RESTART), false), (Some(RESTART), true)] {
         let mut pool = Deployment::new(2, helps);
         pool.engines.iter_mut().for_each(|engine| engine.started_in = started_in);
@@ -349,7 +352,7 @@ fn a_restart_is_expected_to_take_as_long_as_the_engines_took_to_start() {
 
 #[test]
 fn simulations_that_follow_one_another_make_a_gain_more_certain() {
-    // By one, 0.126 of 0.45 is certain, by two 0.159. Restarts pay from 0.138 on.
+    // One simulation makes 0.126 of 0.45 certain, two make 0.159. Restarts pay from 0.138 on.
     let mut pool = Deployment::new(2, helps);
     pool.tuner.lasts = Some(RESTART);
     (pool.absence, pool.absence_with, pool.error) = (2.2, Some(0.0), 0.1);
@@ -424,7 +427,7 @@ fn copies_that_fail_keep_the_engine_from_requests() {
 
 #[test]
 fn changes_end_when_their_part_of_the_error_budget_is_used_up() {
-    // 10 requests a second for 30 days at 99 %: 259,200 may miss, of which 50 by changes.
+    // 10 requests/s for 30 days at 99 %: 259,200 may miss, of these 50 by changes.
     let mut pool = Deployment::new(2, |value| (if value == BEFORE { 0.3 } else { 0.42 }, 0.0));
     pool.tuner.set_rules(EngineRules { error_budget: 50.0 / 259_200.0, ..rules() });
     pool.run(3_600);

@@ -1,4 +1,6 @@
-//! What happens around a change: engines that are gone or were changed by another hand, other pools, hours that must be waited for.
+//! Events around a change: absent engines, other hands, other pools, and restarts that must wait.
+//!
+//! None of them may harm requests or freeze the tuner.
 
 use std::time::Duration;
 
@@ -29,7 +31,7 @@ fn a_proposal_for_engines_that_were_changed_or_renamed_since_is_dropped() {
     }
 }
 
-/// Another pool with engines like those of the first.
+/// Adds a pool with the same engines as the first.
 fn another(pool: &mut Deployment) {
     let own = pool.engines.clone();
     pool.engines.extend(own.into_iter().map(|engine| EngineState { pool: "other".to_owned(), ..engine }));

@@ -1,5 +1,6 @@
-//! The tuner of a whole configuration and a change of engines that is under way: however it ends, the engine that was changed gets its
-//! flags back.
+//! The tuner of a whole configuration with a change of engines under way.
+//!
+//! However the change ends, the canary gets its flags back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ url = "http://127.0.0.1:2"
 "#;
 
 const AFTER: f64 = 2.0 * BEFORE;
-/// When it ends.
+/// When the change ends.
 const NOW: Duration = Duration::from_secs(1_000);
 
 fn config() -> Config {
@@ -58,7 +59,7 @@ fn engines(values: [f64; 2]) -> Vec<EngineState> {
     (0..).zip(values).map(of).collect()
 }
 
-/// A tuner that compares an engine with more sequences with another one.
+/// A tuner that compares a canary with more sequences with the control.
 fn compares(observer: &Observer) -> Tuner {
     let mut tuner = Tuner::new(&config(), observer, Duration::ZERO);
     tuner.engines.change = Some(EngineChange {
@@ -95,7 +96,7 @@ fn what_engines_are_changed_for_is_the_latest_loss() {
     assert_eq!(tuner.needs(&observer)[0].score.loss, 0.002);
 }
 
-/// A change whose limits hold from its beginning.
+/// A change whose limits are in force from the beginning.
 fn limits_first(tuner: &Tuner) -> EngineChange {
     let limits = PoolLimits { slots: 7, ..tuner.limits().0[0] };
     let change = tuner.engine_change().cloned().unwrap();
@@ -114,7 +115,7 @@ fn limits_that_hold_from_the_beginning_of_a_change_are_put_in_force_then_and_end
     let orders = tuner.step_engines(&engines([BEFORE; 2]), None, &observer, NOW);
     assert_eq!((orders.contains(&Order::Configure), tuner.limits().0[0].slots), (true, 7), "{orders:?}");
 
-    // It is taken back, and its engine has returned.
+    // The change is taken back, and the canary has returned.
     let change = tuner.engines.change.as_mut().unwrap();
     (change.stage, change.changed) = (Stage::Return, Vec::new());
     tuner.engines.restart_next(NOW);
@@ -163,7 +164,7 @@ fn what_was_found_does_not_depend_on_the_addresses_of_pods() {
     assert_ne!(context(&config()), context(&crate::tests::config(&TEXT.replace(":2", ":3"))));
 }
 
-/// Ends a change: a description, and how.
+/// Name, expected event and action of an end.
 type End = (&'static str, EventKind, fn(&mut Tuner, &Observer));
 
 #[test]
@@ -219,7 +220,7 @@ impl Recorder for Recording {
     }
 }
 
-/// What a change of engines costs is counted by the requests of its own pools.
+/// Only requests of the pool that changes count as the cost of a change.
 #[test]
 fn requests_and_misses_of_other_pools_are_not_counted() {
     let second = TEXT[TEXT.find("[[model]]").unwrap()..]

@@ -1,30 +1,29 @@
-//! How much work per second one engine does while requests meet their objectives, learned from what they experienced at each load.
+//! Learns how much work per second one engine does while requests meet their objectives.
 //!
-//! Minutes are sorted by the load of an engine into classes [`STEP`] apart. The share of requests that miss rises with the load, so
-//! the shares of the classes are fitted by a rising sequence (isotonic regression, pool adjacent violators; Robertson, Wright and
-//! Dykstra 1988). The capacity is the highest load at which the fitted share is allowed. Where no load that was seen is too high,
-//! it is not known how much more an engine holds: a step above what was seen is tried, a larger one where requests kept far from
-//! their bounds.
+//! Minutes are sorted into classes by the load of an engine, [`STEP`] apart. The share of misses
+//! rises with the load, so the shares of the classes are fitted by a rising sequence (isotonic
+//! regression, pool adjacent violators; Robertson, Wright and Dykstra 1988). The capacity is the
+//! highest load with an allowed fitted share. Where no seen load was too high, a load one step
+//! above is tried, or more where requests kept far from their bounds.
 //!
-//! A request that misses did so because of the load when it arrived, so it counts at the highest load of the last
-//! [`BLAME`] minutes. What was seen counts half as much after a day. Bounds: [`CLASSES`] classes.
+//! A miss counts at the highest load of the last [`BLAME`] minutes, because the load at arrival
+//! caused it. Observations count half after a day. Bounds: [`CLASSES`] classes.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Ratio of the loads of two classes that follow one another.
+/// Ratio of the loads of adjacent classes.
 const STEP: f64 = 1.1;
-/// The most classes, far more than loads of one engine differ.
+/// The most classes, far more than one engine uses.
 const CLASSES: usize = 128;
-/// Minutes back to the load that a miss is blamed on.
+/// Minutes over which a miss is blamed on the highest load.
 const BLAME: usize = 3;
-/// What a minute ago counts: half after a day.
+/// Weight of an observation after one more minute: half after a day.
 const KEPT: f64 = 0.999_518_8;
-/// Requests that say something about a load.
+/// Judged requests that a class needs.
 const ENOUGH: f64 = 100.0;
-/// An engine may hold so much more than was seen, where requests kept far from their bounds.
+/// Factor by which more load is tried where requests kept far from their bounds.
 const FAR: f64 = 1.5;
 
-/// Requests that were seen at a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Seen {
     judged: f64,
@@ -32,16 +31,16 @@ struct Seen {
     near: f64,
 }
 
-/// See the header of this file.
+/// The capacity of one engine, learned per load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Capacity {
     classes: BTreeMap<i32, Seen>,
     last: VecDeque<f64>,
-    /// What an engine holds until more is known, work per second.
+    /// Capacity known from elsewhere, in work per second.
     prior: Option<f64>,
 }
 
-/// Classes that were merged, because the share of misses does not rise between them.
+/// Merged classes: the share of misses did not rise between them.
 struct Block {
     lowest: i32,
     highest: i32,
@@ -49,12 +48,13 @@ struct Block {
 }
 
 impl Capacity {
-    /// What an engine is known to hold, from elsewhere.
+    /// Sets a capacity that is known from elsewhere.
     pub fn set_prior(&mut self, prior: Option<f64>) {
         self.prior = prior.filter(|prior| prior.is_finite() && *prior > 0.0);
     }
 
-    /// Counts the requests that ended in a minute at this load of each engine.
+    /// Counts the requests that ended in one minute at this load per engine. Invalid numbers are
+    /// ignored.
     pub fn note(&mut self, load: f64, judged: f64, missed: f64, near: f64) {
         let counts = [judged, missed, near];
         let is_sound = counts.iter().all(|count| count.is_finite() && *count >= 0.0);
@@ -81,7 +81,8 @@ impl Capacity {
         }
     }
 
-    /// Work per second that one engine holds if this share of the requests may miss. `None`: nothing is known.
+    /// Work per second that one engine holds if this share of the requests may miss. `None`:
+    /// nothing is known.
     pub fn estimate(&self, allowed: f64) -> Option<f64> {
         let blocks = self.blocks();
         let share = |count: f64, seen: &Seen| count / seen.judged.max(1.0);
@@ -91,7 +92,7 @@ impl Capacity {
             let far = share(block.seen.near, &block.seen) <= allowed;
             load_of(block.highest) * if far { FAR } else { STEP }
         });
-        // What is known from elsewhere counts until something that was seen contradicts.
+        // The prior counts until an observation contradicts it.
         let holds = more.into_iter().chain(self.prior).reduce(f64::max);
         let below = too_high.map(|block| load_of(block.lowest) / STEP);
         match (holds, below) {
@@ -100,7 +101,8 @@ impl Capacity {
         }
     }
 
-    /// The rising shares of misses. Loads that too few requests saw are merged with the next higher one.
+    /// Blocks with a rising share of misses. A class with too few requests is merged with the next
+    /// higher one.
     fn blocks(&self) -> Vec<Block> {
         let mut blocks: Vec<Block> = Vec::new();
         let (mut carried, mut lowest) = (Seen::default(), None);
@@ -140,7 +142,7 @@ fn load_of(class: i32) -> f64 {
 mod tests {
     use super::*;
 
-    /// Minutes at loads from 100 to 1,000, of which those above `limit` miss.
+    /// Minutes at loads from 100 to 1,000; requests miss above `limit`.
     fn seen(limit: f64) -> Capacity {
         let mut capacity = Capacity::default();
         for round in 0..10 {

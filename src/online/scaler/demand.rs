@@ -1,69 +1,70 @@
-//! The work per second that a pool is asked for, minute by minute, and a forecast of it with an upper bound.
+//! The work per second that a pool is asked for, minute by minute, with a forecast.
 //!
 //! ```text
-//! forecast(h) = level + h * slope                         the slope of the last 20 minutes, as far as it is certain; or
-//!             = then(t + h) * level / then(t)             once a day was seen, while that is about as close: `then` is the day before,
-//!                                                         smoothed, and level / then(t) counts from 1/2 to 2
-//! upper(h)    = forecast + z * sqrt(forecast)             z: the 95 % quantile of what was missed by, in this unit, over 12 hours
+//! forecast(h) = level + h * slope              slope of the last 20 minutes, as far as certain; or
+//!             = then(t + h) * level / then(t)  while that errs about as little
+//! upper(h)    = forecast + z * sqrt(forecast)  z: 95 % quantile of the errors of 12 hours
 //! ```
 //!
-//! The error of a sum of independent requests grows with its root, so one `z` serves the night and the peak. It contains how uneven
-//! arrivals and lengths are, and what the forecast misses.
+//! then(t) is the smoothed demand a day before; level / then(t) counts from 1/2 to 2. The error of
+//! a sum of independent requests grows with the root of the sum, so errors are measured in roots of
+//! the forecast, and one `z` serves night and peak. It covers uneven arrivals, uneven lengths and
+//! errors of the forecast.
 //!
-//! Bounds: [`KEPT`] minutes. A minute that was not seen (the gateway was suspended) has no value and is left out.
+//! Bounds: [`KEPT`] minutes. A minute that was not seen (a suspended gateway) is left out.
 
 use std::collections::VecDeque;
 
 /// Minutes of a day.
 pub const DAY: usize = 1_440;
-/// Minutes that are kept.
+/// Minutes kept.
 const KEPT: usize = DAY + 60;
 /// Weight of the last minute in the level.
 const LEVEL: f64 = 0.25;
-/// More work per second than any pool does.
+/// Upper bound of the work per second.
 const MOST: f64 = 1e12;
-/// Minutes of the slope.
+/// Minutes from which the slope is computed.
 const SLOPE: usize = 20;
-/// Minutes to each side over which the day before is averaged.
+/// Minutes to each side over which the day before is smoothed.
 const SMOOTH: usize = 3;
-/// Minutes up to now that are compared with the level, which lags as they do.
+/// Minutes of the day before that are compared with the level, which lags as much.
 const LAG: usize = 8;
-/// Errors that are kept.
+/// Errors kept.
 const ERRORS: usize = 720;
 /// Errors that a quantile needs.
 const ERRORS_MIN: usize = 30;
-/// The quantile of the errors.
 const QUANTILE: f64 = 0.95;
-/// What a mean of the errors of the two forecasts forgets in a minute.
+/// Factor by which the mean errors of the two forecasts decay in a minute.
 const FORGET: f64 = 0.98;
-/// A day is compared with the day before by this factor at most, either way.
+/// The largest ratio of a day to the day before, either way.
 const RATIO: f64 = 2.0;
-/// The day before is used while its error is below that of the slope by this factor: it alone knows when a rush begins.
+/// The day before is used while its error is below this multiple of the slope's error: only the day
+/// before knows when a rush begins.
 const AS_CLOSE: f64 = 1.2;
 
-/// See the header of this file.
+/// The demand of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Demand {
-    /// Work per second of each minute, the last one at the end; NaN: not known.
+    /// Work per second of each minute, the latest last; NaN: unknown.
     minutes: VecDeque<f64>,
     level: Option<f64>,
-    /// Forecasts of the slope and of the day before that are not due yet, the one for the next minute first.
+    /// Forecasts that are not due yet, by slope and by day before, the next first.
     pending: VecDeque<[Option<f64>; 2]>,
-    /// Mean errors of the two, absolute.
+    /// Mean absolute errors of the forecasts by slope and by day before.
     errors: [f64; 2],
-    /// By how much demand was above the forecast that counted, in roots of it.
+    /// Demand minus the used forecast, in roots of the forecast.
     above: VecDeque<f64>,
-    /// Their quantile, once there are enough.
+    /// The quantile of `above`, once there are enough.
     z: Option<f64>,
 }
 
 impl Demand {
-    /// The demand of the day before, minute by minute.
+    /// Sets the demand of the day before, minute by minute.
     pub fn set_day_before(&mut self, minutes: &[f64]) {
         self.minutes = minutes[minutes.len().saturating_sub(KEPT)..].iter().copied().collect();
     }
 
-    /// A minute has passed with this demand; it is forecast for `ahead` minutes from now on.
+    /// Adds a minute with this demand, and a forecast for `ahead` minutes later.
     pub fn push(&mut self, demand: f64, ahead: usize) {
         let demand = if demand.is_finite() { demand.clamp(0.0, MOST) } else { f64::NAN };
         self.minutes.push_back(demand);
@@ -87,7 +88,7 @@ impl Demand {
         self.pending.push_back(next);
     }
 
-    /// Minutes that were not seen.
+    /// Adds minutes that were not seen.
     pub fn skip(&mut self, minutes: usize) {
         (0..minutes.min(KEPT)).for_each(|_| self.minutes.push_back(f64::NAN));
         self.minutes.drain(..self.minutes.len().saturating_sub(KEPT));
@@ -121,21 +122,22 @@ impl Demand {
         self.errors[1] <= AS_CLOSE * self.errors[0]
     }
 
-    /// The demand `ahead` minutes from now.
+    /// Demand in `ahead` minutes.
     pub fn forecast(&self, ahead: usize) -> f64 {
         let by_day = self.by_day_before(ahead).filter(|_| self.uses_day_before());
         by_day.unwrap_or_else(|| self.by_slope(ahead))
     }
 
-    /// The demand that is exceeded in one minute of twenty, `ahead` minutes from now.
+    /// Demand in `ahead` minutes that is exceeded in one minute of twenty.
     pub fn upper(&self, ahead: usize) -> f64 {
         let forecast = self.forecast(ahead);
-        // Until that is known: a third more, which is one standard deviation of 30 requests of uneven lengths.
+        // Until `z` is known, a third more: one standard deviation of 30 requests of uneven
+        // lengths.
         let margin = self.z.map_or(forecast / 3.0, |z| z * forecast.sqrt());
         (forecast + margin).max(0.0)
     }
 
-    /// The last minutes that were seen, the last one first.
+    /// The known ones of the last `count` minutes, latest first.
     fn latest(&self, count: usize) -> impl Iterator<Item = f64> {
         self.minutes.iter().rev().take(count).copied().filter(|minute| !minute.is_nan())
     }
@@ -155,12 +157,13 @@ impl Demand {
         let slope = points.iter().enumerate().map(|(index, y)| at(index) * (y - mean)).sum::<f64>() / spread;
         let residual: f64 = points.iter().enumerate().map(|(index, y)| (y - mean - slope * at(index)).powi(2)).sum();
         let error = (residual / (count - 2.0) / spread).sqrt();
-        // What may be chance is left out: a slope of twice its error counts three quarters.
+        // A slope counts as far as it exceeds chance: three quarters at twice the standard error.
         let certain = if slope == 0.0 { 0.0 } else { (1.0 - (error / slope).powi(2)).max(0.0) };
         (level + slope * certain * ahead as f64).max(0.0)
     }
 
-    /// The mean of the minutes from `before` the one that was a day before `ahead` minutes from now until `after` it.
+    /// Mean of the minutes a day before `ahead` minutes from now, from `before` earlier to `after`
+    /// later.
     fn then(&self, ahead: usize, before: usize, after: usize) -> Option<f64> {
         let at = (self.minutes.len() + ahead).checked_sub(DAY + 1)?;
         let around = self.minutes.range(at.saturating_sub(before)..(at + after + 1).min(self.minutes.len()));
@@ -168,7 +171,7 @@ impl Demand {
         (2 * known.len() > before + after).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
-    /// The demand that there was a day before `ahead` minutes from now, if that was seen.
+    /// Demand a day before `ahead` minutes from now, smoothed, if seen.
     pub fn day_before(&self, ahead: usize) -> Option<f64> {
         self.then(ahead, SMOOTH, SMOOTH)
     }
@@ -194,7 +197,6 @@ mod tests {
         value + (rng.unit() - 0.5) * 20.0 * value.sqrt()
     }
 
-    /// Two days with noise.
     fn two_days() -> (Demand, Rng) {
         let (mut demand, mut rng) = (Demand::default(), Rng::new(1));
         (0..2 * DAY).for_each(|minute| demand.push(noisy(day(minute), &mut rng), 10));

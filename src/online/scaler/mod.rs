@@ -1,31 +1,32 @@
-//! How many engines a pool needs: the demand that is expected when an engine that is started now is ready, over what one engine holds.
+//! How many engines a pool needs: the demand when a new engine is ready, over one engine's
+//! capacity.
 //!
 //! ```text
-//!  finished requests --> Tally --.                 .--> Demand: work per second, minute by minute; forecast, upper bound --.
-//!  queue, in flight, engines ----+--> each minute -+                                                                        +--> engines
-//!  (once a second)                                 '--> Capacity: work per second of an engine within the objectives ------'
+//!  finished requests --> Tally --.                 .--> Demand: work/s, upper bound --.
+//!  queue, in flight, engines ----+--> each minute -+                                  +--> engines
+//!  (once a second)                                 '--> Capacity: work/s per engine --'
 //! ```
 //!
-//! A request is counted when it arrives: those that ended, and by how much more are in flight. Its work is that of its tokens
-//! ([`tally`]). Nothing depends on the hardware, the model or the flags: what an engine holds is learned from requests that met
-//! their objectives and from those that did not ([`capacity`]), or begins with a rate that the operator states.
+//! A request counts at arrival: ended requests plus the rise of requests in flight. Work is
+//! measured in tokens ([`tally`]). Nothing depends on hardware, model or flags: the capacity is
+//! learned from requests that met or missed their objectives ([`capacity`]), or starts with a
+//! stated rate.
 //!
 //! | rule | why |
 //! |---|---|
-//! | up: at once, by as many as are missing | an engine takes minutes to start; what was not asked for now is missing then |
-//! | the demand is the upper bound of its forecast ([`demand`]), at its highest until an engine started now is ready | one minute in twenty is above it |
-//! | a queue that does not empty while objectives are missed asks for one engine more than serve | the capacity that was learned may be wrong |
-//! | down: one engine, after one less has sufficed for [`ScalerRules::down_after`] without a break, also for the forecast that far | an engine that is missed comes back after minutes |
-//! | down only if one less holds [`MARGIN`] more than that, and what a minute has more by chance | demand that stays the same hardly moves it |
-//! | never fewer than the requests in flight need slots | those would wait |
-//! | to none, if allowed: after `idle_after` without a request, unless the day before had some by then | requests wait in the queue while an engine starts |
-//! | in the first minute as many as are found | after a restart of the gateway, engines are found one after the other |
-//! | while nothing is known of the capacity, the engines stay as many as they are, and a queue adds one | |
+//! | up: at once, by all missing engines | an engine takes minutes to start |
+//! | demand: upper bound ([`demand`]) until a new engine is ready | 1 minute in 20 exceeds it |
+//! | a lasting queue and misses: one more than serve | the learned capacity may be wrong |
+//! | down: by one, if less suffices for [`ScalerRules::down_after`] | a start takes minutes |
+//! | down: only with [`MARGIN`] and a minute's chance to spare | steady demand hardly moves it |
+//! | never fewer than requests in flight need slots | the requests would wait |
+//! | to none: after `idle_after`, unless the day before had requests | requests wait for a start |
+//! | in the first minute: as many as are found | they are found one by one |
+//! | unknown capacity: no change, except that a queue adds one | |
 //!
-//! An engine that is to go gets no more requests and ends when it has none: what carries this out sees to that.
-//!
-//! Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`], begins a new minute; what is no number is left
-//! out. Bounds: those of [`demand`] and [`capacity`].
+//! An engine that goes gets no more requests and ends when it has none; the caller ensures that.
+//! Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`], begins a new
+//! minute. Invalid numbers are left out. Bounds: see [`demand`] and [`capacity`].
 
 pub mod capacity;
 pub mod demand;
@@ -39,96 +40,95 @@ use self::capacity::Capacity;
 use self::demand::Demand;
 pub use self::tally::Tally;
 
-/// What is looked at together.
+/// The period of decisions.
 const MINUTE: Duration = Duration::from_secs(60);
 /// A longer time between two looks was not seen.
 const GAP: Duration = Duration::from_secs(15);
-/// A queue that has not been empty for so long does not empty by itself.
+/// A queue that has lasted this long does not empty by itself.
 const WAITING: Duration = Duration::from_secs(10);
-/// After an engine was added because of a queue, it may show its effect for so long, beyond its start.
+/// Time after the start of an engine that was added for a queue, in which it takes effect.
 const EFFECT: Duration = Duration::from_secs(30);
-/// What one engine less must hold beyond the demand.
+/// One engine less must hold this multiple of the demand.
 const MARGIN: f64 = 1.1;
-/// Requests whose work is averaged.
+/// Requests over which the work is averaged.
 const AVERAGED: f64 = 2_000.0;
 
-/// What an operator decides.
+/// Bounds and objectives set by an operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalerRules {
-    /// The fewest engines; 0: none while there are no requests.
+    /// The fewest engines; 0: none without requests.
     pub min: u32,
     /// The most engines.
     pub max: u32,
     /// Share of the requests that should meet their objectives.
     pub attainment: f64,
-    /// From the order of an engine to its first request.
+    /// Time from the order of an engine to the first request on it.
     pub cold_start: Duration,
-    /// How long one engine less must suffice.
+    /// How long one engine less must have sufficed.
     pub down_after: Duration,
-    /// How long there must be no request before there is no engine.
+    /// Time without a request after which no engine is needed.
     pub idle_after: Duration,
-    /// Requests per second that one engine serves within the objectives, where that is known; `None`: it is learned.
+    /// Requests per second that one engine serves within the objectives; `None`: learned.
     pub rate: Option<f64>,
 }
 
-/// A pool at a moment.
+/// A pool at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Look {
     /// Engines that take requests.
     pub ready: u32,
     /// Engines that were ordered and are not ready.
     pub starting: u32,
-    /// Requests that wait.
+    /// Waiting requests.
     pub queue: usize,
     /// Sequences on engines.
     pub in_flight: usize,
-    /// Sequences that one engine may have.
+    /// Slots of one engine.
     pub slots: u32,
     /// Requests that ended since the last look.
     pub tally: Tally,
 }
 
-/// How many engines a pool needs. See the header of this file.
+/// Computes how many engines a pool needs.
 #[derive(Debug)]
 pub struct Scaler {
     rules: ScalerRules,
     demand: Demand,
     capacity: Capacity,
-    /// Mean work of a request: over how many, and that.
+    /// Requests averaged, and mean work of a request.
     work: (f64, f64),
     minute: Minute,
-    /// Requests of the minute before.
+    /// Requests of the previous minute.
     before: Tally,
     last: Option<Duration>,
     /// Engines that the pool should have; `None` before the first look.
     wanted: Option<u32>,
-    /// A minute has been seen: engines that ran before are known by now.
+    /// A minute has passed, so engines that ran before are known.
     settled: bool,
-    /// Since when one engine less has sufficed.
     enough_since: Option<Duration>,
-    /// Since when requests have waited without a break.
+    /// Since when there has been a queue without a break.
     waiting_since: Option<Duration>,
-    /// Until when an engine that was added because of a queue may show its effect.
+    /// Until when an engine added for a queue may show an effect.
     effect_until: Duration,
-    /// When there was a request last.
+    /// When a request was last seen.
     used: Duration,
     why: String,
 }
 
-/// The minute under way.
+/// The present minute.
 #[derive(Clone, Copy, Debug, Default)]
 struct Minute {
     from: Duration,
     tally: Tally,
-    /// Requests in flight and waiting when it began, and now.
+    /// Requests in flight and waiting, at the beginning and now.
     in_flight: (usize, usize),
-    /// Sum of the engines that were ready, over the looks.
+    /// Ready engines, summed over the looks.
     ready: f64,
     looks: f64,
 }
 
 impl Scaler {
-    /// A scaler that knows nothing yet.
+    /// A scaler without observations.
     pub fn new(rules: ScalerRules) -> Self {
         Self {
             rules,
@@ -148,28 +148,28 @@ impl Scaler {
         }
     }
 
-    /// Other rules are in force, or the time of a start is known better.
+    /// Sets new rules, for example a better known cold start.
     pub fn set_rules(&mut self, rules: ScalerRules) {
         self.rules = rules;
     }
 
-    /// The work per second of each minute of the day before.
+    /// Sets the work per second of each minute of the day before.
     pub fn set_day_before(&mut self, minutes: &[f64]) {
         self.demand.set_day_before(minutes);
     }
 
-    /// Engines that the pool should have. `None` in the first minute, in which engines that ran before are still being found: a number
-    /// that is too small then would end them.
+    /// Engines that the pool should have. `None` in the first minute, while running engines are
+    /// still being found: too small a number would end them.
     pub fn wanted(&self) -> Option<u32> {
         self.wanted.filter(|_| self.settled)
     }
 
-    /// Why they are as many, in words; empty: nothing was decided yet.
+    /// The reason for the last change, in words; empty before the first.
     pub fn why(&self) -> &str {
         &self.why
     }
 
-    /// Work per second that one engine holds, where anything is known of it.
+    /// Work per second that one engine holds, if known.
     pub fn capacity(&self) -> Option<f64> {
         self.capacity.estimate(1.0 - self.rules.attainment).filter(|holds| holds.is_finite() && *holds > 0.0)
     }
@@ -205,7 +205,7 @@ impl Scaler {
         next
     }
 
-    /// What came before the last look is not known.
+    /// Begins a minute without knowledge of the time before.
     fn begin_anew(&mut self, look: &Look, now: Duration) {
         let missed = self.last.and_then(|last| now.checked_sub(last)).map_or(0, |gap| gap.as_secs() / 60);
         if missed > 0 {
@@ -215,7 +215,7 @@ impl Scaler {
         self.minute = Minute { from: now, in_flight: (waiting, waiting), ..Minute::default() };
         self.before = Tally::default();
         (self.enough_since, self.waiting_since) = (None, None);
-        // Times of another clock mean nothing now.
+        // Times of another clock are meaningless.
         (self.effect_until, self.used) = (self.effect_until.min(now), now);
     }
 
@@ -234,11 +234,12 @@ impl Scaler {
         if look.queue + look.in_flight > 0 || look.tally.ended > 0.0 {
             self.used = now;
         }
-        // Each look at which none waits ends it; where permits or slots are short, some wait at every look.
+        // One look without a queue resets it. Where permits or slots are short, there is a queue at
+        // every look.
         self.waiting_since = if look.queue == 0 { None } else { self.waiting_since.or(Some(now)) };
     }
 
-    /// The engines that a queue asks for at once.
+    /// Engines that a queue asks for at once.
     fn urgent(&mut self, look: &Look, committed: u32, now: Duration) -> Option<u32> {
         if look.queue > 0 && committed == 0 {
             return Some(1);
@@ -258,7 +259,7 @@ impl Scaler {
         let Minute { from, tally, in_flight: (first, last), ready, looks } = self.minute;
         let seconds = (now - from).as_secs_f64();
         let more = last as f64 - first as f64;
-        // Those whose work is not known, and those that have not ended, count as the mean.
+        // Requests with unknown work, and requests in flight, count as the mean.
         let others = tally.ended - tally.known.0 + more;
         let demand = (tally.known.1 + others * self.work.1).max(0.0) / seconds;
         self.demand.push(demand, self.ahead());
@@ -272,7 +273,7 @@ impl Scaler {
         self.before = tally;
     }
 
-    /// Minutes until an engine that is ordered at the next look is ready.
+    /// Minutes until an engine ordered at the next look is ready.
     fn ahead(&self) -> usize {
         usize::try_from(self.rules.cold_start.as_secs().div_ceil(60) + 1).unwrap_or(usize::MAX).min(demand::DAY / 4)
     }
@@ -299,7 +300,8 @@ impl Scaler {
             return needed;
         }
         let later = ahead + usize::try_from(self.rules.down_after.as_secs() / 60).unwrap_or(0);
-        // By chance, a minute has a standard deviation more: a large part of the demand where requests are few.
+        // Chance adds one standard deviation in a minute: a large part of the demand where requests
+        // are few.
         let in_a_minute = (self.demand.forecast(1) / self.work.1 * 60.0).max(1.0);
         let margin = MARGIN + in_a_minute.sqrt().recip();
         let less = engines((highest(later.min(demand::DAY / 4)) + backlog) * margin).max(in_use).max(1);
@@ -315,13 +317,14 @@ impl Scaler {
         wanted - 1
     }
 
-    /// Whether the pool is to have no engine. One that has none stays so until a request waits, or some are expected.
+    /// Whether the pool should have no engine. A pool without engines stays so until a request
+    /// waits or requests are expected.
     fn sleeps(&mut self, look: &Look, wanted: u32, now: Duration) -> bool {
         let stays = wanted == 0 && look.queue + look.in_flight == 0;
         if self.rules.min > 0 || !(stays || now - self.used >= self.rules.idle_after) {
             return false;
         }
-        // A request a minute.
+        // One request a minute.
         let least = self.work.1.max(1.0) / 60.0;
         let expected = (0..=self.ahead()).any(|ahead| self.demand.day_before(ahead).is_some_and(|then| then >= least));
         if !expected {

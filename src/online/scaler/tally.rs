@@ -1,9 +1,10 @@
-//! What the requests of a pool cost and experienced since the last look, as the [`Scaler`](super::Scaler) counts it.
+//! Cost and outcome of a pool's requests since the last look, as counted by the
+//! [`Scaler`](super::Scaler).
 //!
-//! The *work* of a request is what it costs an engine, in prompt tokens: those that the engine computes, and [`OUTPUT_WORK`] for
-//! each output token. The capacity of an engine is learned in the same unit, so the factor matters only while the mix of lengths
-//! changes. At full batches an output token takes as long as 3 to 8 prompt tokens (`sluice sim`: H200 4, A100 5, L4 7; an 8B
-//! model).
+//! The *work* of a request is the cost to an engine, in prompt tokens: the computed prompt tokens
+//! plus [`OUTPUT_WORK`] for each output token. The capacity of an engine is learned in the same
+//! unit, so the factor matters only while the mix of lengths changes. In full batches an output
+//! token takes as long as 3 to 8 prompt tokens (`sluice sim`: H200 4, A100 5, L4 7; an 8B model).
 
 use std::time::Duration;
 
@@ -15,23 +16,23 @@ use sluice_gateway::flow::record::{Outcome, Stage};
 
 /// Work of an output token, in prompt tokens.
 pub const OUTPUT_WORK: f64 = 5.0;
-/// Without objectives, a request that waited longer in the queue has missed them.
+/// Without objectives, a longer wait in the queue is a miss.
 const WAITED: Duration = Duration::from_secs(1);
-/// A request came near its objectives from this share of a bound on.
+/// From this share of a bound on, a request came near the objective.
 const NEAR: f64 = 0.5;
 
-/// Requests that have ended.
+/// Sums over ended requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
-    /// How many.
+    /// Requests.
     pub ended: f64,
-    /// Those whose work is known, and their work.
+    /// Requests with known work, and their work.
     pub known: (f64, f64),
-    /// Those that say something about the load, as no failed and no refused request does.
+    /// Requests that say something about the load: not failed or refused ones.
     pub judged: f64,
-    /// Of those, the ones that missed an objective or were shed.
+    /// Judged requests that missed an objective or were shed.
     pub missed: f64,
-    /// Of those, the ones that came near one, or missed it.
+    /// Judged requests that came near a bound or missed it.
     pub near: f64,
 }
 
@@ -65,23 +66,23 @@ impl Tally {
         self.near += f64::from(u8::from(ratio > NEAR));
     }
 
-    /// All of it, in an order that does not change.
+    /// All sums, in a fixed order.
     pub fn sums(&self) -> [f64; 6] {
         [self.ended, self.known.0, self.known.1, self.judged, self.missed, self.near]
     }
 
-    /// The other way round.
+    /// The inverse of [`sums`](Self::sums).
     pub fn from_sums([ended, known, work, judged, missed, near]: [f64; 6]) -> Self {
         Self { ended, known: (known, work), judged, missed, near }
     }
 
-    /// What was added to an earlier sum; nothing that is less.
+    /// The increase since an earlier sum, at least 0.
     pub fn since(&self, before: &Self) -> Self {
         let (now, before) = (self.sums(), before.sums());
         Self::from_sums(std::array::from_fn(|at| (now[at] - before[at]).max(0.0)))
     }
 
-    /// Adds another one.
+    /// Adds another tally.
     pub fn merge(&mut self, other: &Self) {
         self.ended += other.ended;
         self.known = (self.known.0 + other.known.0, self.known.1 + other.known.1);

@@ -1,4 +1,6 @@
-//! The scaler against a model of a pool: engines that do a certain amount of work per second and take a while to start.
+//! The scaler against a model of a pool.
+//!
+//! Engines do a fixed amount of work per second and take a while to start.
 
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use sluice_core::base::Rng;
 const SECOND: Duration = Duration::from_secs(1);
 /// Work of a request.
 const WORK: f64 = 2_000.0;
-/// Requests per second that an engine serves.
+/// Requests per second of one engine.
 const RATE: f64 = 2.0;
 
 fn rules() -> ScalerRules {
@@ -25,7 +27,7 @@ fn rules() -> ScalerRules {
     }
 }
 
-/// A pool whose requests arrive at random and miss their objectives while the engines are nearly full.
+/// A pool with random arrivals. Requests miss while engines are nearly full.
 struct Pool {
     scaler: Scaler,
     rng: Rng,
@@ -36,7 +38,6 @@ struct Pool {
     arrived: f64,
     missed: f64,
     paid: f64,
-    /// When the number of engines changed, and to what.
     changes: Vec<(Duration, u32)>,
 }
 
@@ -56,7 +57,7 @@ impl Pool {
         }
     }
 
-    /// Seconds with this rate of requests.
+    /// Runs for this many seconds with a rate of requests.
     fn run(&mut self, seconds: u64, rate: impl Fn(Duration) -> f64) {
         for _ in 0..seconds {
             self.now += SECOND;
@@ -78,7 +79,7 @@ impl Pool {
         let before = self.waiting;
         self.waiting = (before + arrived - room).max(0.0).floor();
         let ended = before + arrived - self.waiting;
-        // Later than a second: missed.
+        // A request that waits longer than a second has missed.
         let missed = if self.waiting > room { ended } else { 0.0 };
         let tally = Tally {
             ended,
@@ -121,7 +122,7 @@ impl Pool {
     }
 }
 
-/// Requests per second at a time of a day: from 1 at night to 15.
+/// Requests per second over a day: 1 at night, up to 15.
 fn day(now: Duration) -> f64 {
     let turn = now.as_secs_f64() / 86_400.0 * std::f64::consts::TAU;
     8.0 - 7.0 * turn.cos()
@@ -136,9 +137,8 @@ fn a_day_is_followed_with_fewer_engines_than_its_peak_needs_and_hardly_a_miss() 
     pool.run(86_400, day);
     let mean = pool.paid / 86_400.0;
     assert!(pool.attainment() > 0.985, "{}", pool.attainment());
-    // 4 engines on average are busy all the time; a fixed fleet for the peak has 9 or more.
+    // On average 4 engines are busy; a fixed fleet for the peak has 9 or more.
     assert!((4.0..7.0).contains(&mean), "{mean}");
-    // Up and down once.
     assert!(pool.changes.len() < 40, "{:?}", pool.changes);
 }
 
@@ -156,7 +156,7 @@ fn a_queue_adds_engines_before_anything_is_known() {
 fn a_rate_that_is_known_is_used_from_the_first_minute_on() {
     let mut pool = Pool::new(ScalerRules { rate: Some(1.7), ..rules() }, 1, 3);
     pool.run(62, |_| 7.0);
-    // 7 / 1.7 = 4.1, a third more until the noise is known, and what has waited since the start.
+    // 7 / 1.7 = 4.1, a third more until the noise is known, and the backlog.
     assert!((6..=8).contains(&(pool.ready + pool.starting.len() as u32)), "{:?}", pool.changes);
 }
 
@@ -243,14 +243,14 @@ fn engines_in_use_are_not_taken_away() {
     let mut scaler = Scaler::new(ScalerRules { min: 0, rate: Some(100.0), ..rules() });
     let tally = Tally { ended: 1.0, known: (1.0, WORK), judged: 1.0, ..Tally::default() };
     for second in 0..7_200 {
-        // 200 long streams, hardly any of which ends.
+        // 200 long streams, of which hardly any ends.
         let look = Look { ready: 5, in_flight: 200, slots: 64, tally, ..Look::default() };
         assert!(scaler.step(&look, SECOND * second) >= 4);
     }
 }
 
-/// Twelve hours of each rate, after six in which the capacity is learned. Where requests are few, chance moves it now and then: of 100
-/// runs at 0.5 requests per second, 98 have at most 8 changes.
+/// Twelve hours of each rate, after six hours of learning. Chance moves small fleets now and then:
+/// of 100 runs at 0.5 requests/s, 98 have at most 8 changes.
 #[test]
 fn a_load_that_stays_the_same_hardly_moves_it() {
     let runs = [0.5, 1.0, 4.0, 20.0].into_iter().flat_map(|rate| (0..4).map(move |seed| (rate, seed)));

@@ -1,10 +1,10 @@
-//! Checks of configurations whose programs are slow, whose files are denied, or whose engines
-//! another gateway starts.
+//! Checks with slow programs, with denied files, and with engines that another gateway starts.
+//!
+//! The slow program is `tail`, which never lists flags. No gateway is started.
 
 use super::*;
 
-/// A configuration with its state in `folder`, and with these engines: the program and the port of
-/// each engine.
+/// A configuration with this state folder and these engines, each with a program and a port.
 fn loaded(folder: &Path, engines: &[(&str, u16)], more: &str) -> Loaded {
     let backend = |(at, (program, port)): (usize, &(&str, u16))| {
         format!(
@@ -80,7 +80,7 @@ fn a_folder_is_judged_by_the_nearest_one_that_exists_and_by_the_files_in_it() {
     let (path, error) = can_make(&folder.path().join("file/state")).unwrap_err();
     assert_eq!((path, error.kind()), (folder.path().join("file"), io::ErrorKind::NotADirectory));
     let loaded = loaded(folder.path(), &[("tail", 20_930)], "");
-    // A folder in the place of a file cannot be opened, not even by root.
+    // Not even root can open a folder as a file.
     std::fs::create_dir_all(folder.path().join("state/lock")).unwrap();
     let mut found = found(&loaded, true, false);
     found.check_state();

@@ -1,6 +1,7 @@
 //! The store that a configuration names.
 //!
-//! One type for all of them, so that the task that renews is generic over what tests put in its place, and nothing is boxed.
+//! One type for all stores: the task that renews stays generic, so that tests can replace the
+//! store, and nothing is boxed.
 
 use std::time::Duration;
 
@@ -12,7 +13,6 @@ use super::object::Object;
 use super::store::{Found, Store, Written};
 use crate::config::Cluster;
 
-/// The store of a configuration.
 #[derive(Debug)]
 pub(super) enum AnyStore {
     Etcd(Etcd),
@@ -55,7 +55,7 @@ impl Store for AnyStore {
 }
 
 impl AnyStore {
-    /// The store of the ledger of a configuration, each of whose calls may take as long as `limit`.
+    /// The store of the ledger. `limit`: deadline of each request.
     pub(super) fn of(config: &Cluster, limit: Duration) -> Self {
         #[cfg(feature = "kubernetes")]
         if let Some(kubernetes) = &config.kubernetes {
@@ -65,7 +65,7 @@ impl AnyStore {
         Self::Etcd(Etcd::new(config, &config.key, limit))
     }
 
-    /// The store that says which gateway leads.
+    /// The store of the leader's record.
     pub(super) fn of_leader(config: &Cluster, limit: Duration) -> Self {
         #[cfg(feature = "kubernetes")]
         if let Some(kubernetes) = &config.kubernetes {

@@ -1,8 +1,9 @@
-//! Work that owners of requests have had at all gateways: fair queues count the work of all.
+//! Adds the work that owners of requests have had at other gateways, so that fair queues count the
+//! work of all.
 //!
-//! Each gateway writes its own sums (`sluice_cluster::attained`). This module adds the growth of
-//! the sums to the owners of this gateway. It leaves out the value that a sum had when this gateway
-//! first saw the sum. A sum that fell has started anew. Bounds: the sums of a ledger.
+//! Each gateway writes sums (`sluice_cluster::attained`). This module adds the growth of other
+//! gateways' sums to the owners of this gateway. The value at first sight is left out. A sum that
+//! fell has restarted from 0. Bounds: the sums of a ledger.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +12,12 @@ use sluice_cluster::{Attained, Ledger};
 
 use crate::pool::Admission;
 
-/// The sums of other gateways as of the last count, by gateway, pool and owner.
+/// The other gateways' sums at the last count, by gateway, pool and owner.
 #[derive(Debug, Default)]
 pub(super) struct OthersAttained(BTreeMap<(String, String, u64), u64>);
 
 impl OthersAttained {
-    /// Counts a ledger that the gateway with the id `own` has read from the store.
+    /// Counts a ledger that gateway `own` has read.
     pub(super) fn see(&mut self, ledger: &Ledger, own: &str, admission: &Admission) {
         let before = std::mem::take(&mut self.0);
         for (id, entry) in ledger.gateways.iter().filter(|(id, _)| *id != own && is_gateway(id)) {

@@ -1,7 +1,7 @@
-//! The task that reads and writes the record of which gateway leads.
+//! The task that reads and writes the record of the leader.
 //!
-//! A round is a read and, if this gateway leads or may take over, a write; [`Timing`] says how often. What follows from it for engines,
-//! limits and experiments is `serve::leading`.
+//! A round is a read and, if this gateway leads or may take over, a write. [`Timing`] sets the
+//! pace. `serve::leading` acts on the result for engines, limits and experiments.
 //!
 //! Bounds: one call to the store at a time, each with a deadline.
 
@@ -17,17 +17,18 @@ use super::leader_view::LeaderView;
 use super::store::{Found, Store, Written};
 use crate::fleet::Lead;
 
-/// A call to the store takes no longer, whatever the lease.
+/// Greatest deadline of a call to the store, for any lease.
 const CALL_MAX: Duration = Duration::from_secs(2);
 
-/// The times that follow from the lease. A term, two thirds of it, has room for three rounds, two of which fail.
+/// Times derived from the lease. A term (two thirds of the lease) has room for three rounds, two of
+/// which fail.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// Between two rounds.
+    /// Time between the beginnings of rounds.
     period: Duration,
-    /// After a round that failed, and once it has resigned.
+    /// Pause after a failed round, and after a resignation.
     again: Duration,
-    /// For one call to the store.
+    /// Deadline of one call to the store.
     pub(super) call: Duration,
 }
 
@@ -37,20 +38,19 @@ impl Timing {
     }
 }
 
-/// The task.
 pub(super) struct Campaign<S> {
     pub(super) candidate: Candidate,
     pub(super) store: S,
     pub(super) timing: Timing,
-    /// From which the candidate's clock counts.
+    /// Zero of the candidate's clock.
     pub(super) epoch: Instant,
-    /// What it decides.
+    /// The lead that this task sets.
     pub(super) lead: Arc<Lead>,
     pub(super) view: Arc<LeaderView>,
 }
 
 impl<S: Store> Campaign<S> {
-    /// Runs for ever: once it has resigned, which it does when `resigning` is true, it looks who leads instead.
+    /// Never ends. Resigns when `resigning` is true, and then only looks who leads.
     pub(super) async fn keep(mut self, mut resigning: watch::Receiver<bool>) {
         loop {
             let begun = Instant::now();

@@ -1,8 +1,9 @@
-//! An object as a key in etcd (3.4 and later), by the JSON gateway that every member has: `/v3/kv/range` and `/v3/kv/txn`.
+//! An object as a key in etcd (3.4 and later), by the JSON gateway of every member: `/v3/kv/range`
+//! and `/v3/kv/txn`.
 //!
-//! A write is a transaction that compares the key's revision (0: there is no such key). The members are tried in turn: the one that
-//! failed last is left for the next. A write goes to another member only if nothing was sent to the first.
-//! Bounds: [`ANSWER_BYTES`] of an answer; each call has a connection of its own.
+//! A write is a transaction that compares the key's revision (0: there is no such key). After a
+//! failure, the next member is asked first. A call goes on to another member only if nothing was
+//! sent to the first. Bounds: [`ANSWER_BYTES`] of an answer; each call has a separate connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,24 +21,23 @@ use crate::config::Cluster;
 use crate::fleet::{FetchError, post};
 use crate::pool::Address;
 
-/// The most that is read of an answer: the largest ledger in base64, and some more.
+/// Most bytes that are read of an answer: the largest ledger in base64, and some more.
 const ANSWER_BYTES: usize = 2 << 20;
 
-/// A key in etcd.
 #[derive(Debug)]
 pub(super) struct Etcd {
     members: Vec<Address>,
     key: String,
-    /// For one call, whichever member answers it.
+    /// Deadline of one request to a member.
     limit: Duration,
     /// The member that is asked first.
     first: AtomicUsize,
 }
 
-/// The answer of a range. Numbers are text, as protobuf's JSON has it.
+/// The answer to a range request. Numbers are text, as in protobuf's JSON.
 #[derive(Deserialize)]
 struct Range {
-    /// Every answer has one; what is not from etcd has none.
+    /// Every answer of etcd has a header; other answers have none.
     header: Value,
     #[serde(default)]
     kvs: Vec<KeyValue>,
@@ -50,7 +50,6 @@ struct KeyValue {
     value: String,
 }
 
-/// The answer of a transaction.
 #[derive(Deserialize)]
 struct Txn {
     header: Value,

@@ -1,8 +1,9 @@
-//! What is shown of which gateway leads: to operators, to load balancers and on the metrics page; and what the log says of it.
+//! The state of the election as operators, load balancers, the metrics page and the log see it.
 //!
-//! With `leader = "serves"` only the one that leads is ready. When it cannot renew, another one may lead, or none, if the store is
-//! gone. So in mode `keep` it stays ready until it has seen that another one leads: two that serve keep the limits by the ledger, and
-//! none would be an outage. In mode `strict` a gateway without a store admits nothing anyway.
+//! With `leader = "serves"`, only the leader is ready. A leader that cannot renew does not know
+//! whether another one leads. In mode `keep` it stays ready until it has seen another leader: when
+//! two serve, the ledger keeps the limits, but when none serves, that is an outage. In mode
+//! `strict`, a gateway without a store admits nothing anyway.
 
 use std::sync::Arc;
 
@@ -16,20 +17,20 @@ use crate::fleet::Lead;
 
 #[derive(Debug)]
 struct Shown {
-    /// The identity that the record names.
+    /// The identity in the record.
     holder: Option<String>,
     since: Instant,
-    /// How often that was another one than before.
+    /// How often the holder has changed.
     changes: u64,
-    /// This one was the last that was seen to lead.
+    /// Whether this gateway was the last leader seen.
     led_last: bool,
     resigned: bool,
     trouble: Option<String>,
-    /// What the journal is waited for with.
+    /// Why this leader does not manage engines yet: the journal cannot be opened.
     waits: Option<String>,
 }
 
-/// See the header of this file.
+/// The state of the election as this gateway sees it.
 #[derive(Debug)]
 pub(crate) struct LeaderView {
     id: String,
@@ -59,12 +60,11 @@ impl LeaderView {
         }
     }
 
-    /// This gateway's identity.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 
-    /// The record was read or written; it names this holder.
+    /// The record was read or written, and names this holder.
     pub(super) fn note(&self, holder: Option<String>) {
         let mut shown = self.shown.lock();
         if shown.trouble.take().is_some() {
@@ -94,32 +94,32 @@ impl LeaderView {
         self.shown.lock().trouble.is_some()
     }
 
-    /// This one gives the lead up: until another one has it, it goes on serving.
+    /// This gateway gives up the lead. It goes on serving until another one leads.
     pub(in crate::serve) fn note_resigned(&self) {
         self.shown.lock().resigned = true;
     }
 
-    /// Whether the record names this one, as last seen.
+    /// Whether the record named this gateway when last seen.
     pub(in crate::serve) fn is_own(&self) -> bool {
         self.shown.lock().holder.as_deref() == Some(&*self.id)
     }
 
-    /// Whether the gateways that do not lead are not ready.
+    /// Whether only the leader is ready.
     pub(in crate::serve) fn only_it_serves(&self) -> bool {
         self.only_it_serves
     }
 
-    /// It leads, and has not what it needs to change engines.
+    /// This gateway leads, but cannot change engines yet for this reason.
     pub(in crate::serve) fn note_wait(&self, why: Option<String>) {
         self.shown.lock().waits = why;
     }
 
-    /// The last that failed, for the log.
+    /// The last failure.
     pub(in crate::serve) fn trouble(&self) -> Option<String> {
         self.shown.lock().trouble.clone()
     }
 
-    /// Whether a load balancer may send requests here, as far as it depends on who leads.
+    /// Whether a load balancer may send requests here, as far as the lead decides.
     pub(crate) fn is_ready(&self) -> bool {
         if !self.only_it_serves || self.lead.is_held() {
             return true;
@@ -128,7 +128,7 @@ impl LeaderView {
         (self.keeps || shown.resigned) && shown.led_last
     }
 
-    /// Whether another gateway leads, as last seen.
+    /// Whether the record named another gateway when last seen.
     pub(in crate::serve) fn is_another(&self) -> bool {
         self.shown.lock().holder.as_deref().is_some_and(|holder| holder != self.id)
     }
@@ -145,7 +145,6 @@ impl LeaderView {
         })
     }
 
-    /// For `/admin/status`.
     pub(crate) fn status(&self) -> LeaderStatus {
         let leads = self.lead.is_held();
         let shown = self.shown.lock();
@@ -158,7 +157,7 @@ impl LeaderView {
         }
     }
 
-    /// Whether it leads, and how often the lead was seen to change.
+    /// Whether this gateway leads, and how often the holder was seen to change.
     pub(crate) fn metrics(&self) -> (bool, u64) {
         (self.lead.is_held(), self.shown.lock().changes)
     }

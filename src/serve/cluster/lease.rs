@@ -1,11 +1,12 @@
-//! Which gateway leads, as a Lease in Kubernetes (`coordination.k8s.io/v1`), so that `kubectl get lease` and other programs can read it.
+//! The leader's record as a Lease in Kubernetes (`coordination.k8s.io/v1`), so that `kubectl get
+//! lease` and other programs can read it.
 //!
-//! The record is the `spec` of the Lease; the compare is `resourceVersion`. Under the cargo feature `kubernetes`.
+//! The record is the `spec` of the Lease. Writes compare `resourceVersion`. Cargo feature
+//! `kubernetes`.
 
 use super::store::{Found, Store, Written};
 use crate::fleet::discovery::{ObjectWritten, read_lease, write_lease};
 
-/// A Lease.
 #[derive(Clone, Debug)]
 pub(super) struct LeaseObject {
     pub(super) namespace: Option<String>,

@@ -1,7 +1,7 @@
-//! What the other gateways have seen of the load of pools: the scaler of one gateway counts the requests of all.
+//! The load of pools at other gateways: the scaler of one gateway counts the requests of all.
 //!
-//! Each gateway writes sums since its start, so that what is missed between two looks is not lost. What a gateway had counted before
-//! it was first seen here is left out. Bounds: the gateways of a ledger, times the pools with `autoscale`.
+//! Each gateway writes sums since its start, so that a missed read loses nothing. The sums at first
+//! sight are left out. Bounds: the gateways of a ledger, times the pools with `autoscale`.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,14 @@ use sluice_cluster::{Ledger, PoolLoad};
 
 use crate::online::Tally;
 
-/// One gateway's load of one pool.
 #[derive(Debug)]
 struct Seen {
     latest: PoolLoad,
-    /// The sums as they were when they were last taken.
+    /// The sums when they were last taken.
     taken: Tally,
 }
 
-/// See the header of this file.
+/// The loads of other gateways, as last read from the ledger.
 #[derive(Debug, Default)]
 pub(crate) struct OtherLoads(Mutex<BTreeMap<(String, String), Seen>>);
 
@@ -28,12 +27,12 @@ pub(crate) struct OtherLoads(Mutex<BTreeMap<(String, String), Seen>>);
 pub(crate) struct OtherLoad {
     pub(crate) queue: usize,
     pub(crate) in_flight: usize,
-    /// Since it was last taken.
+    /// Requests that ended since the last call.
     pub(crate) tally: Tally,
 }
 
 impl OtherLoads {
-    /// This was read from the store by the gateway of that id.
+    /// Notes a ledger that gateway `own` has read.
     pub(in crate::serve) fn see(&self, ledger: &Ledger, own: &str) {
         let mut seen = self.0.lock();
         seen.retain(|(id, pool), _| ledger.gateways.get(id).is_some_and(|entry| entry.pools.contains_key(pool)));
@@ -46,12 +45,12 @@ impl OtherLoads {
         }
     }
 
-    /// The store is away: what they have now is not known.
+    /// Forgets all loads: the store is unreachable, so the present loads are unknown.
     pub(super) fn forget(&self) {
         self.0.lock().clear();
     }
 
-    /// What they have in flight and waiting, and what has ended there since the last call.
+    /// Waiting requests, sequences in flight, and the requests that ended since the last call.
     pub(crate) fn take(&self, pool: &str) -> OtherLoad {
         let mut all = OtherLoad::default();
         for ((_, _), seen) in self.0.lock().iter_mut().filter(|((_, own), _)| own == pool) {

@@ -1,4 +1,5 @@
-//! Several gateways before the same engines hold one limit: this gateway's part in the ledger.
+//! This gateway's part in the ledger: several gateways in front of the same engines keep within one
+//! limit.
 //!
 //! ```text
 //!   pool --uses--> renewal --plan--> Member (src/cluster) --Ledger--> store: etcd, or a ConfigMap
@@ -6,13 +7,13 @@
 //!     '----shares----'<------------------ read ------------------------'
 //! ```
 //!
-//! Beside the ledger is the record of which gateway leads (`campaign.rs`), if one shall.
+//! The crate `sluice-cluster` has the rules. Here are the [store], measurements of the pool
+//! (`units.rs`, `pulse.rs`), and the task that renews (`renewal.rs`). If a leader is elected, a
+//! second object has its record (`campaign.rs`). Without `[cluster]` none of this exists.
 //!
-//! The rules are those of the crate `sluice-cluster`; here is what it needs: a [store], measurements of the pool (`units.rs`,
-//! `pulse.rs`), and the task that renews (`renewal.rs`). Without `[cluster]` none of it exists.
-//!
-//! A gateway that stops, or that has handed over to a newer process, leaves: it goes on renewing while its requests run, and gives
-//! back what they no longer use. After an upgrade the two processes are two members, so the limits hold across both of them.
+//! A gateway that stops or has handed over leaves: it renews while requests run, and gives back
+//! unused capacity. After an upgrade, the two processes are two members, so the limits hold across
+//! both.
 
 mod store;
 mod etcd;
@@ -54,39 +55,40 @@ use renewal::{Renewal, Running, Timing};
 use store::Store;
 pub(crate) use view::View;
 
-/// Where the name of the host is.
+/// The file with the host's name.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-/// How long a gateway that takes over waits for its first share.
+/// Longest wait for the first share of a gateway that takes over.
 const FIRST_SHARE: Duration = Duration::from_secs(10);
-/// Between two looks at it.
+/// Pause between looks at the share.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What the gateways divide.
+/// The limits that gateways divide, and the lead that closes backends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Divided<'a> {
     /// The limits of backends.
     pub(super) admission: &'a Arc<Admission>,
-    /// Those of API keys.
+    /// The limits of API keys.
     pub(super) keys: &'a Arc<KeyUsage>,
-    /// While it is held, backends whose engines this gateway drains or starts are closed for all ..
+    /// While it is held, backends whose engines this gateway drains or starts are closed for all
+    /// gateways.
     pub(super) lead: &'a Arc<Lead>,
-    /// .. and this says which of them the others have left.
+    /// Which closed backends the other gateways have left.
     pub(super) others: &'a Arc<OtherGateways>,
 }
 
-/// This gateway's part in the ledger.
 #[derive(Debug)]
 pub(super) struct Cluster {
     leaving: watch::Sender<bool>,
     renewing: JoinHandle<()>,
     ticking: JoinHandle<()>,
     view: Arc<View>,
-    /// For the last renewals, once nothing is in use.
+    /// Time limit of the last renewals, once nothing is in use.
     last: Duration,
 }
 
 impl Cluster {
-    /// Joins. From here on the pool uses only what the ledger gives it. `takes_over`: from a process of the same name, perhaps.
+    /// Joins. From now on, the pool uses only this gateway's share. `takes_over`: whether another
+    /// process, perhaps with the same name, is replaced.
     pub(super) fn join(config: &config::Cluster, divided: Divided<'_>, seed: u64, takes_over: bool) -> Self {
         let timing = Timing::of(config.lease);
         Self::join_with(AnyStore::of(config, timing.call), config, divided, (seed, takes_over), renewal::running)
@@ -133,17 +135,16 @@ impl Cluster {
         Self { leaving, renewing, ticking, view, last: timing.call * 2 }
     }
 
-    /// What is shown of it.
     pub(super) fn view(&self) -> Arc<View> {
         Arc::clone(&self.view)
     }
 
-    /// From now on it takes no more, and gives back what is not in use.
+    /// From now on, takes no more and gives back unused capacity.
     pub(super) fn leave(&self) {
         self.leaving.send_replace(true);
     }
 
-    /// Gives back all that is left, if the store answers in time.
+    /// Gives back everything that is left, if the store answers in time.
     pub(super) async fn end(mut self) {
         self.leave();
         if timeout(self.last, &mut self.renewing).await.is_err() {
@@ -153,7 +154,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until it has a share, so that a gateway that takes over can serve. Whether it has one.
+    /// Waits for a share, which a gateway that takes over needs to serve. Returns whether there is
+    /// one.
     pub(super) async fn has_share(&self) -> bool {
         let ready = async {
             while !self.view.is_ready() {
@@ -171,8 +173,8 @@ impl Drop for Cluster {
     }
 }
 
-/// What is known of which gateway leads; `None`: none is elected. From here on `lead` is not held until this one is. `seed`: that of
-/// [`Cluster::join`].
+/// The view of the leader; `None` if no leader is elected. From now on, `lead` is not held until
+/// this gateway leads. `seed`: the seed of [`Cluster::join`].
 pub(super) fn leader(config: &config::Cluster, lead: Arc<Lead>, seed: u64) -> Option<Arc<LeaderView>> {
     if config.leader == ClusterLeader::None {
         return None;
@@ -182,7 +184,7 @@ pub(super) fn leader(config: &config::Cluster, lead: Arc<Lead>, seed: u64) -> Op
     Some(Arc::new(LeaderView::new(&identity.id(), config, lead)))
 }
 
-/// Stands for election, until it has resigned.
+/// Stands for election until this gateway has resigned.
 pub(super) fn campaign(
     config: &config::Cluster,
     view: &Arc<LeaderView>,

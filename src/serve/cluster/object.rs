@@ -1,12 +1,12 @@
 //! The ledger as a ConfigMap in Kubernetes.
 //!
-//! A ConfigMap, because it is the one object without a controller that every cluster has, holds a MiB, and can be granted to one
-//! service account by name. The compare is `resourceVersion`. Under the cargo feature `kubernetes`.
+//! A ConfigMap is the one object without a controller that every cluster has, that holds a MiB, and
+//! that can be granted to one service account by name. Writes compare `resourceVersion`. Cargo
+//! feature `kubernetes`.
 
 use super::store::{Found, Store, Written};
 use crate::fleet::discovery::{ObjectWritten, read_object, write_object};
 
-/// A ConfigMap.
 #[derive(Clone, Debug)]
 pub(super) struct Object {
     pub(super) namespace: Option<String>,

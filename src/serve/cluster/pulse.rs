@@ -1,7 +1,7 @@
-//! The regular tick of a gateway with a ledger: time for the pool, and whether this process has run without a pause.
+//! The regular tick of a gateway with a ledger, which also detects pauses of this process.
 //!
-//! A process that was stopped, or that got no processor, sees the ends of its requests late. For a while after that it must not
-//! say which requests their engines still have ([`Pulse::is_blind`]).
+//! A process that was stopped, or got no processor, sees the ends of requests late. For a while it
+//! then does not know which requests the engines still have ([`Pulse::is_blind`]).
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use tokio::time::{Instant, sleep};
 use crate::pool::Admission;
 use crate::pool::divided::TICK;
 
-/// Shared by the task that ticks and the one that renews.
+/// Shared by the task that ticks and the task that renews.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
     /// Until when ends may be seen late.
     blind_until: Mutex<Option<Instant>>,
-    /// Requests wait.
+    /// Notified when requests wait.
     pub(super) demand: Notify,
 }
 
@@ -44,7 +44,7 @@ impl Pulse {
         }
     }
 
-    /// Whether this process has not run for some time lately, or has begun to.
+    /// Whether ends may have been seen late at any time from `since` on.
     pub(super) fn is_blind(&self, since: Instant) -> bool {
         self.blind_until.lock().is_some_and(|until| until >= since)
     }

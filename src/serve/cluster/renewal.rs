@@ -1,12 +1,16 @@
-//! The task that renews this gateway's shares: reads the ledger, plans, lowers the pool's shares, writes, and raises them.
+//! The task that renews this gateway's shares: reads the ledger, plans, lowers the pool's shares,
+//! writes, raises them.
 //!
-//! How often: [`Timing`]. Another gateway that wrote first makes this one read again after a short random pause, a few times. The
-//! engines are asked what they run once in half a lease, and at every renewal while there is something to take back.
+//! [`Timing`] sets the pace. If another gateway wrote first, this one reads again after a short
+//! random pause, a few times. Engines are asked for their load once in half a lease, and at every
+//! renewal while requests of silent gateways (lease over) may run on them.
 //!
-//! The pool admits requests while a plan is made. So after its shares were lowered, what is in use is compared with the share that
-//! is about to be written; if it is more, another plan is made before anything is sent.
+//! The pool admits requests while a plan is made. So the use is compared with the plan's share
+//! after the pool's shares were lowered. If the use is larger, another plan is made before anything
+//! is sent.
 //!
-//! Bounds: one call to the store at a time, each with a deadline; [`SCRAPES`] engines asked at once.
+//! Bounds: one call to the store at a time, each with a deadline; [`SCRAPES`] engines asked at
+//! once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -32,38 +36,40 @@ use crate::flow::key_share::KeyUse;
 use crate::flow::keys::KeyUsage;
 use crate::pool::{Address, Admission, BackendUse, ShareEnd};
 
-/// A member that plans less often takes its engines for silent.
+/// Below 2 s: with longer pauses between plans, a member forgets how long an engine has been
+/// silent.
 const PERIOD_MAX: Duration = Duration::from_millis(1_500);
-/// A call to the store takes no longer, whatever the lease.
+/// Greatest deadline of a call to the store, for any lease.
 const CALL_MAX: Duration = Duration::from_secs(2);
-/// Between two renewals because of demand.
+/// Bounds on the time between renewals while requests wait.
 const EARLY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
-/// The random pause after another gateway wrote first, at most.
+/// Longest random pause after another gateway wrote first.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Attempts until the next period.
+/// Most attempts in one period.
 const ATTEMPTS: u32 = 4;
-/// Plans until one is sent although more is in use by now.
+/// Most plans until one is sent although the use has grown.
 const PLANS: u32 = 4;
-/// An engine is asked for no longer.
+/// Time limit of a question to an engine.
 const SCRAPE: Duration = Duration::from_secs(1);
-/// Engines that are asked at once.
+/// Most engines that are asked at once.
 const SCRAPES: usize = 32;
 
-/// As long as, in mode `keep`, what is unexplained is held.
+/// Leases for which mode `keep` holds unexplained capacity.
 const CLOSED_LEASES: u32 = 12;
 
-/// The times that follow from the lease.
+/// Times derived from the lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// Between two renewals.
+    /// Time between renewals.
     pub(super) period: Duration,
-    /// Between two renewals while requests wait.
+    /// Time between renewals while requests wait.
     pub(super) early: Duration,
-    /// For one call to the store: a read and a write take less than half the lease.
+    /// Deadline of one call to the store: a read and a write take less than half the lease.
     pub(super) call: Duration,
-    /// Between two questions to the engines.
+    /// Time between questions to the engines.
     scrape: Duration,
-    /// How long a backend that another gateway has closed stays so while the store is away.
+    /// How long a backend that another gateway has closed stays closed while the store is
+    /// unreachable.
     closed: Duration,
 }
 
@@ -79,10 +85,10 @@ impl Timing {
     }
 }
 
-/// What an engine says that it has, running and waiting; `None`: it does not say.
+/// Sequences that an engine has, running and waiting; `None` if it does not answer.
 pub(super) type Running = Pin<Box<dyn Future<Output = Option<u64>> + Send>>;
 
-/// Asks an engine.
+/// Asks an engine for its load.
 pub(super) fn running(address: Arc<Address>) -> Running {
     Box::pin(async move {
         let page = scrape(&address, SCRAPE).await?;
@@ -90,21 +96,19 @@ pub(super) fn running(address: Arc<Address>) -> Running {
     })
 }
 
-/// What engines have said, by backend.
 type Pages = BTreeMap<String, Page>;
 
 /// How a renewal ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Written, or there is nothing to write.
+    /// Written, or nothing had to be written.
     Done,
     /// Another gateway wrote first.
     Refused,
-    /// The store has not answered, or not understandably.
+    /// The store did not answer, or the answer was not understood.
     Failed,
 }
 
-/// The task.
 pub(super) struct Renewal<S> {
     pub(super) member: Member,
     pub(super) store: Arc<S>,
@@ -116,16 +120,15 @@ pub(super) struct Renewal<S> {
     pub(super) pulse: Arc<Pulse>,
     pub(super) view: Arc<View>,
     pub(super) rng: Rng,
-    /// Asks an engine what it runs.
     pub(super) running: fn(Arc<Address>) -> Running,
-    /// From which the member's clock counts.
+    /// Zero of the member's clock.
     pub(super) epoch: Instant,
-    /// From another process, which may have the same name.
+    /// Whether another process, perhaps with the same name, is replaced.
     pub(super) takes_over: bool,
     pub(super) state: State,
 }
 
-/// What it remembers from one renewal to the next.
+/// State from one renewal to the next.
 #[derive(Default)]
 pub(super) struct State {
     /// When a ledger was last read.
@@ -133,9 +136,9 @@ pub(super) struct State {
     planned: Option<Instant>,
     asked: Option<Instant>,
     asking: Option<JoinHandle<Pages>>,
-    /// Work that owners of requests have had at other gateways.
+    /// Work of owners at other gateways.
     others: OthersAttained,
-    /// Backends of which others may have left something running.
+    /// Backends on which silent gateways may have requests.
     unexplained: BTreeSet<String>,
     leaves: bool,
     counts: Counts,
@@ -143,13 +146,13 @@ pub(super) struct State {
 }
 
 impl<S: Store> Renewal<S> {
-    /// Renews until the member has left, which it begins to when `leaving` is true.
+    /// Renews until the member has left. It begins to leave when `leaving` is true.
     pub(super) async fn keep(mut self, mut leaving: watch::Receiver<bool>) {
         let mut attempts = 0;
         loop {
             let begun = Instant::now();
             self.state.leaves |= *leaving.borrow_and_update();
-            // Requests that wait here are served before.
+            // Requests that wait here are served first.
             if self.state.leaves && self.admission.load().1 == 0 {
                 self.member.leave();
             }
@@ -182,7 +185,6 @@ impl<S: Store> Renewal<S> {
         self.epoch.elapsed()
     }
 
-    /// One renewal.
     async fn renew(&mut self) -> Outcome {
         let found = match timeout(self.timing.call, self.store.read()).await {
             Ok(Ok(found)) => found,
@@ -198,7 +200,8 @@ impl<S: Store> Renewal<S> {
             }
         };
         let pages = self.pages().await;
-        // Before it is counted what runs there: once that is written, nothing is sent there any more.
+        // Before the use is counted: once the count is written, this gateway must send nothing more
+        // to closed backends.
         if let Some(ledger) = &ledger {
             self.state.read = Some(Instant::now());
             self.close(ledger);
@@ -212,7 +215,8 @@ impl<S: Store> Renewal<S> {
         self.write(plan, &found).await
     }
 
-    /// The next state, if there is one to write. The pool uses no more than it and the last one allow.
+    /// The next ledger, if one must be written. The pool then uses no more than both this and the
+    /// last ledger allow.
     fn plan(&mut self, found: Option<&Ledger>, mut pages: Pages) -> Option<Ledger> {
         for attempt in 1.. {
             let since = self.state.planned.replace(Instant::now()).unwrap_or(self.epoch);
@@ -230,7 +234,8 @@ impl<S: Store> Renewal<S> {
             if self.share_less(&plan) || attempt == PLANS {
                 return Some(plan);
             }
-            // Requests were admitted meanwhile. No more are, above the share: the next plan counts them.
+            // Requests were admitted meanwhile. Now the lower share stops further ones, and the
+            // next plan counts these.
             self.member.refused();
         }
         None
@@ -266,13 +271,13 @@ impl<S: Store> Renewal<S> {
         outcome
     }
 
-    /// Sends no requests to backends that others have closed.
+    /// Stops requests to backends that other gateways have closed.
     fn close(&self, ledger: &Ledger) {
         let closed = ledger.closed_by_others(self.member.id());
         self.admission.set_closed(|pool, backend| !closed.is_empty() && closed.contains(&*name_of(pool, backend)));
     }
 
-    /// What the API keys want goes out with the next plan.
+    /// Puts the claims of API keys into the next plan.
     fn claim_keys(&mut self) {
         let since = self.state.planned.unwrap_or(self.epoch);
         let claim = |KeyUse { name, wanted, largest, used, .. }| (name, KeyClaim { wanted, largest, used });
@@ -280,7 +285,7 @@ impl<S: Store> Renewal<S> {
         self.member.set_keys(claims.filter(|(_, claim)| !claim.is_none()).collect());
     }
 
-    /// The keys may use their parts by this ledger.
+    /// Gives the keys their parts by this ledger.
     fn divide_keys(&self, ledger: &Ledger) {
         let gateways = ledger.gateways.keys().filter(|id| is_gateway(id)).count() as u64;
         self.keys.divide(gateways, Instant::now(), |name, limits| parts(ledger, self.member.id(), name, limits));
@@ -298,7 +303,7 @@ impl<S: Store> Renewal<S> {
         Outcome::Failed
     }
 
-    /// Gives the pool what may be used now.
+    /// Gives the pool the shares that it may use now.
     fn share(&self) {
         let (now, mut has_room) = (self.now(), false);
         self.admission.set_ledger_shares(self.end(), |pool, backend, limits, _| {
@@ -309,7 +314,8 @@ impl<S: Store> Renewal<S> {
         self.view.note_room(has_room);
     }
 
-    /// The same, before a plan is sent. Returns whether no more is in use than the plan has for this gateway.
+    /// As [`Renewal::share`], before a plan is sent. Returns whether the use is within the plan's
+    /// shares.
     fn share_less(&self, plan: &Ledger) -> bool {
         let (now, own) = (self.now(), plan.gateways.get(self.member.id()));
         let mut fits = true;
@@ -332,7 +338,7 @@ impl<S: Store> Renewal<S> {
         self.member.ends().map(|end| ShareEnd { at: self.epoch + end, clock: Instant::now })
     }
 
-    /// What the engines have said since the last renewal. Does not wait for them.
+    /// The answers of engines since the last renewal. Does not wait for them.
     async fn pages(&mut self) -> Pages {
         match self.state.asking.take_if(|asking| asking.is_finished()) {
             Some(asked) => asked.await.unwrap_or_default(),
@@ -340,7 +346,7 @@ impl<S: Store> Renewal<S> {
         }
     }
 
-    /// Asks the engines what they run, if it is time.
+    /// Asks the engines for their load, if due.
     fn ask_engines(&mut self, uses: &[BackendUse]) {
         let unexplained = &self.state.unexplained;
         let all = self.state.asked.is_none_or(|asked| asked.elapsed() >= self.timing.scrape);
@@ -358,7 +364,7 @@ impl<S: Store> Renewal<S> {
         self.state.asking = Some(tokio::spawn(ask(engines, self.epoch, self.running)));
     }
 
-    /// Remembers what is of interest for the next renewal and for operators.
+    /// Keeps facts of the ledger for the next renewal and for operators.
     fn note(&mut self, ledger: &Ledger) {
         let left = |id: &str| {
             ledger.gateways.get(id).map_or_else(BTreeSet::new, |entry| entry.backends.keys().cloned().collect())
@@ -374,7 +380,7 @@ impl<S: Store> Renewal<S> {
         if !matches!(standing, Standing::Holding | Standing::Joining) {
             self.view.loads.forget();
         }
-        // Another gateway may still reach the store and restart an engine; for so long that takes at most.
+        // Until then, the other gateway may still reach the store and restart the engine.
         if self.state.read.is_some_and(|read| read.elapsed() > self.timing.closed) {
             self.admission.set_closed(|_, _| false);
         }
@@ -390,7 +396,7 @@ impl<S: Store> Renewal<S> {
     }
 }
 
-/// Requests wait, and it is time for an early renewal.
+/// Completes when requests wait and an early renewal is due.
 async fn demand(pulse: &Pulse, early: Option<Instant>) {
     let Some(early) = early else { return std::future::pending().await };
     sleep_until(early).await;
@@ -405,7 +411,7 @@ fn give_pages(local: &mut LocalUse, pages: Pages) {
     }
 }
 
-/// What each engine says that it runs; those that say nothing are left out.
+/// Asks engines for their load. Engines that do not answer are left out.
 async fn ask(engines: Vec<(String, Arc<Address>)>, epoch: Instant, running: fn(Arc<Address>) -> Running) -> Pages {
     let (mut asking, permits) = (JoinSet::new(), Arc::new(Semaphore::new(SCRAPES)));
     for (name, address) in engines {

@@ -1,7 +1,8 @@
-//! Between the pool's amounts and those of the ledger.
+//! Converts between the pool's amounts and the ledger's amounts.
 //!
-//! The ledger names a backend `pool/backend`: the name stays when its engine moves to another address, such as a pod that was replaced.
-//! A unit that the configuration does not limit is not divided; of it the pool may use any amount.
+//! The ledger names a backend `pool/backend`, because this name stays when the engine moves to
+//! another address, as a replaced pod does. A unit without a configured limit is not divided: the
+//! pool may use any amount of it.
 
 use sluice_cluster::{Amounts, Limit, LocalUse, Unit, Usage};
 
@@ -25,7 +26,7 @@ pub(super) fn amounts_of(share: &Share) -> Amounts {
     Amounts::new([share.slots.into(), share.tokens, share.prefill_tokens, share.permits.into()])
 }
 
-/// What may be used, where these are the limits.
+/// The share of the pool for this room, with these limits.
 pub(super) fn share_of(room: &Amounts, limits: &BackendLimits) -> Share {
     let limit = limit_of(limits);
     let amount = |unit| if limit.get(unit).is_some() { room.get(unit) } else { Share::NO_LIMIT };
@@ -38,10 +39,11 @@ pub(super) fn share_of(room: &Amounts, limits: &BackendLimits) -> Share {
     }
 }
 
-/// What a member is given. `is_blind`: ends of requests may not have been seen lately.
+/// The use for the member. `is_blind`: ends of requests may have been missed lately.
 pub(super) fn local_use(uses: &[BackendUse], is_blind: bool) -> LocalUse {
     let mut local = LocalUse::new();
-    // One that is configured replaces one of the same name that has left the configuration: that was another engine.
+    // A configured backend replaces a removed one of the same name, because the removed one had
+    // another engine.
     for used in uses.iter().filter(|used| used.removed).chain(uses.iter().filter(|used| !used.removed)) {
         let in_use = amounts_of(&used.used);
         let waiting = amounts_of(&used.waiting);

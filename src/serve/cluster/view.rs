@@ -1,8 +1,8 @@
-//! What is shown of this gateway's part in the ledger: to operators, to load balancers and on the metrics page.
+//! This gateway's part in the ledger as operators, load balancers and the metrics page see it.
 //!
-//! Ready is a gateway that has, or has had, a share, and whose shares are in force: a load balancer should send nothing to one that
-//! admits nothing. At the start all of a limit may be held for gateways of before, so that none has a share yet.
-//! Bounds: the names of as many gateways as a ledger has.
+//! A gateway is ready if its shares are in force and it has, or has had, a share: one that admits
+//! nothing should get no requests. At first, the whole limit may be held for earlier gateways, so
+//! that no gateway has a share yet. Bounds: the names of the gateways in a ledger.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,19 +33,19 @@ struct Shown {
     renewed: Option<Instant>,
     /// The names of all gateways in the ledger.
     gateways: Vec<String>,
-    /// Shares of gateways that have gone are not free yet.
+    /// Whether shares of earlier or silent gateways are not free yet.
     is_withheld: bool,
     has_had_room: bool,
     counts: Counts,
     trouble: Option<String>,
 }
 
-/// See the header of this file.
+/// The state of the ledger as this gateway sees it.
 pub(crate) struct View {
     mode: &'static str,
     store: String,
     shown: Mutex<Shown>,
-    /// What other gateways have seen.
+    /// The loads of other gateways.
     pub(crate) loads: OtherLoads,
     own_loads: OnceLock<OwnLoads>,
 }
@@ -75,12 +75,11 @@ impl View {
         Self { mode, store, shown, loads, own_loads: OnceLock::new() }
     }
 
-    /// Says where the load of pools is found, once.
+    /// Sets the source of this gateway's loads, once.
     pub(crate) fn show_loads(&self, loads: OwnLoads) {
         let _ = self.own_loads.set(loads);
     }
 
-    /// The load of pools at this gateway.
     pub(super) fn own_loads(&self) -> BTreeMap<String, PoolLoad> {
         self.own_loads.get().map(|loads| loads()).unwrap_or_default()
     }
@@ -107,7 +106,6 @@ impl View {
         shown.is_ready()
     }
 
-    /// For `/admin/status`.
     pub(crate) fn status(&self) -> ClusterStatus {
         let shown = self.shown.lock();
         ClusterStatus {
@@ -124,7 +122,6 @@ impl View {
         }
     }
 
-    /// For the metrics page.
     pub(crate) fn metrics(&self) -> ClusterMetrics {
         let shown = self.shown.lock();
         ClusterMetrics {
@@ -147,7 +144,7 @@ impl Shown {
         matches!(self.standing, Standing::Holding | Standing::Keeping) && (self.has_had_room || !self.is_withheld)
     }
 
-    /// Why it may use less than it could, or nothing.
+    /// Why this gateway uses less than it could, or nothing.
     fn why(&self) -> Option<String> {
         let trouble = self.trouble.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         match self.standing {

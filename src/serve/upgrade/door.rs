@@ -1,8 +1,9 @@
-//! `upgrade.sock` in `fleet.state`: where a newer gateway asks the running one to hand over.
+//! `upgrade.sock` in `fleet.state`, on which a newer gateway asks the running one to hand over.
 //!
-//! Only the gateway's user may connect (mode 0600, in a folder that is the gateway's own), and the user of every visitor is checked.
-//! The socket itself is handed over too, so that its path leads to the gateway that accepts connections at every moment. A gateway
-//! that was killed leaves a path at which no process listens; the next start replaces it.
+//! Only the gateway's user may connect (mode 0600, in a folder of the gateway), and the user of
+//! every visitor is checked. The socket itself is handed over too, so that the path always leads to
+//! the gateway that accepts connections. A killed gateway leaves a path on which no process
+//! listens; the next start replaces it.
 
 use std::fs;
 use std::io;
@@ -16,12 +17,12 @@ use tokio::net::{UnixListener, UnixStream};
 use crate::fleet::{UPGRADE_SOCKET, check_state, create_state};
 use crate::owner::Untrusted;
 
-/// Where a new socket is bound before it takes its name.
+/// Temporary name of a new socket.
 const DRAFT: &str = "upgrade.sock.tmp";
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Why no newer gateway can take over.
+/// Why the gateway could not open the socket for upgrades.
 #[derive(Debug, thiserror::Error)]
 pub enum DoorError {
     /// Another gateway has this folder.
@@ -33,7 +34,7 @@ pub enum DoorError {
     /// The socket cannot be opened.
     #[error("{path}: {source}; fleet.state must be a folder that the gateway may write to, with a short path", path = path.display())]
     Unusable {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -53,7 +54,7 @@ impl Door {
         folder.join(UPGRADE_SOCKET)
     }
 
-    /// Opens the socket in this folder, which is created where it is missing.
+    /// Opens the socket in this folder, and creates the folder if it is missing.
     ///
     /// # Errors
     /// Another gateway listens there, or the folder cannot be used.
@@ -77,7 +78,7 @@ impl Door {
         }
     }
 
-    /// The socket that the gateway before this one had open.
+    /// The socket that the previous gateway had open.
     pub(super) fn inherited(folder: &Path, socket: OwnedFd) -> io::Result<Self> {
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
@@ -88,7 +89,7 @@ impl Door {
         self.listener.as_fd().try_clone_to_owned()
     }
 
-    /// The next gateway that asks.
+    /// Waits for the next gateway that asks.
     pub async fn visitor(&self) -> UnixStream {
         loop {
             match self.listener.accept().await {
@@ -101,9 +102,9 @@ impl Door {
         }
     }
 
-    /// Removes the path: the gateway stops.
+    /// Removes the path when the gateway stops.
     pub fn remove(self) {
-        // Without it the next start would only find that no process listens there.
+        // If this fails, the next start finds that no process listens there.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -121,7 +122,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let error = Door::open(&folder).unwrap_err();
         assert!(matches!(error, DoorError::Taken(_)), "{error}");
-        // As after a kill: the path stays.
+        // After a kill, the path stays.
         drop(door);
         Door::open(&folder).unwrap().remove();
         assert!(!Door::path(&folder).exists());

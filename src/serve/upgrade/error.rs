@@ -1,20 +1,21 @@
-//! Why an upgrade does not take place, from the side of the new gateway.
+//! Why an upgrade did not take place, from the view of the new gateway.
 //!
-//! Nothing has changed then: the running gateway goes on. Every message says what to do.
+//! Nothing has changed then: the running gateway goes on. Every message says how to proceed. The
+//! reasons of the running gateway arrive as text.
 
 use std::io;
 use std::path::PathBuf;
 
-/// See the header of this file.
+/// Why an upgrade did not take place. The running gateway goes on.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
-    /// There is none to take over from.
+    /// No gateway answers.
     #[error(
         "no running gateway answers at {path} ({source}); start without --upgrade if none runs; else name its fleet.state, or stop it first if its version has no upgrade",
         path = path.display()
     )]
     NoGateway {
-        /// Its socket.
+        /// The path of the gateway's socket.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -22,12 +23,12 @@ pub enum UpgradeError {
     /// The running gateway belongs to another user.
     #[error("the running gateway belongs to user {running}, this one to user {own}; start it as user {running}")]
     OtherUser {
-        /// Its user id.
+        /// The user id of the running gateway.
         running: u32,
-        /// That of this process.
+        /// The user id of this process.
         own: u32,
     },
-    /// The two versions do not understand each other.
+    /// The two versions have different protocols.
     #[error(
         "the running gateway (version {version}) hands over in another way than this one; stop it, then start without --upgrade"
     )]
@@ -38,13 +39,13 @@ pub enum UpgradeError {
     /// The running gateway refuses.
     #[error("the running gateway refuses: {0}")]
     Refused(String),
-    /// A signal came before it served.
+    /// A signal arrived before this gateway served.
     #[error("stopped by a signal before it took over; the running gateway goes on")]
     Stopped,
-    /// The running gateway has given it up.
+    /// The running gateway has withdrawn from the upgrade.
     #[error("the running gateway goes on: {0}")]
     Withdrawn(String),
-    /// The connection between the two broke.
+    /// The connection between the two gateways broke.
     #[error("the hand-over was broken off ({0}); the running gateway goes on unless it has ended; its log says why")]
     Broken(#[from] io::Error),
 }

@@ -1,7 +1,8 @@
-//! The side of the new gateway: asks the running one for its sockets, and counts what that one still uses.
+//! The side of the new gateway: asks the running one for its sockets, and counts the capacity that
+//! it still uses.
 //!
-//! While the connection is silent, the last claims stay in force: the process lives, and may use them. When it ends, the kernel
-//! closes the connection, and the claims are void.
+//! While the connection is silent, the last claims stay in force, because the old process lives and
+//! may use them. When the process ends, the kernel closes the connection, and the claims are void.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -23,14 +24,14 @@ use crate::config::Config;
 use crate::pool::{Admission, BackendView, Cordon, PoolView, Share};
 use crate::serve::sockets::Sockets;
 
-/// How long the running gateway may take to answer: it ends what decides, and writes what it knows to disk.
+/// Time limit of the running gateway's answer. It first ends the deciders and saves their state.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// How long it may take to claim, once this one is ready.
+/// Time limit of the first claims, once this gateway is ready.
 const CLAIMS_MAX: Duration = Duration::from_secs(10);
-/// Silence of a gateway that drains after which the log says so.
+/// Silence of a draining gateway after which the log warns.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// What a gateway begins with: sockets that are open, and the gateway that it takes over from.
+/// The start conditions of a gateway: open sockets, and the gateway that it takes over from.
 #[derive(Debug, Default)]
 pub struct Opened {
     pub(in crate::serve) sockets: Sockets,
@@ -50,23 +51,22 @@ impl From<Sockets> for Opened {
     }
 }
 
-/// The gateway before this one.
 #[derive(Debug)]
 pub(in crate::serve) struct Predecessor {
     stream: UnixStream,
     pid: u32,
-    /// What was conceded and is not said yet.
+    /// Concessions that are not sent yet.
     unsaid: Option<Conceded>,
     /// Backends with foreign use.
     claimed: HashSet<BackendId>,
-    /// Gateways that drain.
     gateways: Arc<AtomicU32>,
-    /// Whether this gateway shall end instead of serving.
+    /// Whether this gateway must end instead of serving.
     stopped: Arc<AtomicBool>,
 }
 
-/// Asks the running gateway for its sockets: those that this configuration has too. From then on it waits for this one to serve or to
-/// end. `stopped`: whether it shall end before it serves.
+/// Asks the running gateway for the sockets that this configuration has too. From then on, the
+/// running gateway waits for this one to serve or to end. `stopped`: whether this gateway must end
+/// before it serves.
 ///
 /// # Errors
 /// There is no running gateway, or it refuses. Nothing has changed.
@@ -105,7 +105,8 @@ pub async fn take_over(config: &Config, stopped: Arc<AtomicBool>) -> Result<(Ope
     Ok((Opened { sockets, predecessor: Some(predecessor) }, door))
 }
 
-/// The sockets that this configuration has too; others are closed here, and by the gateway before this one when it has handed over.
+/// Selects the sockets that this configuration has too. Others are closed here, and by the previous
+/// gateway once it has handed over.
 fn sort(
     accepted: Accepted,
     descriptors: Vec<OwnedFd>,
@@ -141,12 +142,13 @@ impl Predecessor {
         Arc::clone(&self.gateways)
     }
 
-    /// This gateway can serve: the one before it claims what it uses, says which backends an operator has taken out of
-    /// rotation, and claims again once it accepts no more. From here on connections may be accepted. If it ends instead, this
-    /// gateway serves alone.
+    /// Completes the hand-over once this gateway can serve. The previous gateway claims its use,
+    /// names the backends that an operator has taken out of rotation, and claims again once it
+    /// accepts no more connections. After this call, connections may be accepted. If the previous
+    /// gateway ends meanwhile, this one serves alone.
     pub(in crate::serve) async fn confirm(&mut self, admission: &Admission) -> Result<(), UpgradeError> {
         self.check_stopped()?;
-        // Why it could not be sent, the next answer says.
+        // If sending fails, the next answer gives the reason.
         let _ = send(&mut self.stream, &Ready {}).await;
         let claims = timeout(CLAIMS_MAX, self.claims()).await.map_err(std::io::Error::from)??;
         let Some(claims) = claims else {
@@ -164,7 +166,7 @@ impl Predecessor {
         }
         let conceded = self.concede(claims, admission);
         let _ = send(&mut self.stream, &conceded).await;
-        // Without a limit: it may have handed over, also if it does not say so yet.
+        // No time limit: the previous gateway may have handed over without an answer yet.
         self.unsaid = self.next_claims().await?.map(|claims| self.concede(claims, admission));
         Ok(())
     }
@@ -173,7 +175,7 @@ impl Predecessor {
         if self.stopped.load(Relaxed) { Err(UpgradeError::Stopped) } else { Ok(()) }
     }
 
-    /// Counts what the gateway before this one claims, until it ends.
+    /// Counts the claims of the previous gateway until it ends.
     pub(in crate::serve) async fn follow(mut self, admission: Arc<Admission>) {
         let ended = loop {
             if let Some(conceded) = self.unsaid.take()
@@ -191,14 +193,14 @@ impl Predecessor {
             admission.concede(*backend, Share::default());
         }
         self.gateways.store(0, Relaxed);
-        // The kernel closes the connection, whether the process has ended in order or was killed.
+        // The kernel closes the connection both at an orderly end and after a kill.
         match ended {
             None => tracing::info!(pid = self.pid, "the gateway before this one has ended"),
             Some(reason) => tracing::info!(pid = self.pid, reason, "the gateway before this one has ended"),
         }
     }
 
-    /// Claims; `None` if the process has ended.
+    /// Receives claims; `None` if the process has ended.
     async fn claims(&mut self) -> Result<Option<Claims>, UpgradeError> {
         match receive_if_open(&mut self.stream).await? {
             Some(Said::Claims(claims)) => Ok(Some(claims)),
@@ -207,7 +209,7 @@ impl Predecessor {
         }
     }
 
-    /// The same, however long they take.
+    /// As [`Predecessor::claims`], without a time limit.
     async fn next_claims(&mut self) -> Result<Option<Claims>, UpgradeError> {
         let pid = self.pid;
         let mut receiving = std::pin::pin!(self.claims());
@@ -223,7 +225,8 @@ impl Predecessor {
 
     fn concede(&mut self, claims: Claims, admission: &Admission) -> Conceded {
         self.gateways.store(claims.gateways, Relaxed);
-        // Where the ledger counts what it uses, that divides the limits between the two.
+        // If the ledger counts the use of the previous gateway, the ledger divides the limits
+        // between the two.
         let by_ledger = claims.in_ledger && admission.is_divided();
         let view = admission.view();
         let places = places(&claims.claims, &view);
@@ -243,18 +246,19 @@ impl Predecessor {
     }
 }
 
-/// Whether the gateway before this one may use a backend.
+/// Whether the previous gateway may use a backend.
 fn cordon(backend: &BackendView) -> Cordon {
     match backend.cordon {
         Cordon::Open if backend.draining => Cordon::Draining,
-        // An earlier version does not know the word.
+        // Earlier versions do not know `Idle`.
         Cordon::Idle => Cordon::Starting,
         cordon => cordon,
     }
 }
 
-/// Which backend is meant by each claim: the same in pool, name and address; else another one with that address, since a backend
-/// that was renamed or moved to another pool is the same engine.
+/// The backend that each claim means: the one with the same pool, name and address. Otherwise
+/// another one with that address, because a backend that was renamed or moved to another pool is
+/// the same engine.
 fn places(claims: &[ClaimedBackend], view: &[PoolView]) -> Vec<Option<BackendId>> {
     let all = || view.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (&pool.name, backend)));
     let mut taken = HashSet::new();

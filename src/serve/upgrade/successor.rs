@@ -1,7 +1,8 @@
-//! The side of the running gateway: lets a newer one take its place, and then says what it still uses.
+//! The side of the running gateway: lets a newer gateway take its place, and then reports the
+//! capacity that it still uses.
 //!
-//! A visitor is checked before anything changes. From the release of what decides until the visitor accepts connections, every
-//! failure and every time limit below leads back to where it began.
+//! A visitor is checked before anything changes. From the release of the deciders until the visitor
+//! accepts connections, every failure and every time limit below restores the previous state.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,30 +22,30 @@ use super::wire::{
 use crate::pool::{Admission, Claim, Cordon, Share};
 use crate::serve::running::Running;
 
-/// How long a visitor may take to say what it wants.
+/// Time limit of a visitor's first message.
 const HELLO_MAX: Duration = Duration::from_secs(5);
-/// How long the new gateway may take to start: tokenizers, adoption of engines, probes.
+/// Time limit of the new gateway's start: tokenizers, adoption of engines, probes.
 const START_MAX: Duration = Duration::from_secs(120);
-/// How long it may take to answer to claims, the first time.
+/// Time limit of the new gateway's first answer to claims.
 const CONCEDED_MAX: Duration = Duration::from_secs(10);
-/// How long it may take to read that it must not serve.
+/// Time limit for sending `withdrawn` to the new gateway.
 const WITHDRAWN_MAX: Duration = Duration::from_secs(1);
-/// Between two looks at what is in use here.
+/// Pause between looks at the use.
 const LOOK: Duration = Duration::from_millis(20);
-/// Claims are repeated after this time even if they are the same.
+/// Claims are repeated after this time even if they are unchanged.
 const REPEAT: Duration = Duration::from_secs(1);
-/// Gateways that may drain when another upgrade begins. Each is a process with its connections.
+/// Most gateways that may drain when another upgrade begins. Each is a process with connections.
 const GATEWAYS_MAX: u32 = 8;
 
-/// Why a gateway that asked does not take over.
+/// Why a visitor does not take over.
 #[derive(Debug, thiserror::Error)]
 enum NotHandedOver {
-    /// It was not a gateway, or it has gone before it said so.
+    /// The visitor is not a gateway, or left before it sent a message.
     #[error(transparent)]
     Nothing(io::Error),
     #[error("{0}")]
     Refused(String),
-    /// It has failed.
+    /// The new gateway has failed.
     #[error("the new gateway (pid {pid}) has failed before it served ({error}); its log says why; this one goes on")]
     Failed { pid: u32, error: io::Error },
     #[error("a signal stops this gateway; the new one (pid {pid}) ends too")]
@@ -52,9 +53,10 @@ enum NotHandedOver {
 }
 
 impl Running {
-    /// Hands over to the gateway that asks. Returns its process id once it accepts connections; then [`Running::drain`] is to be
-    /// called. `None`: it was refused or has failed, which the log says, and this gateway goes on. So it does if `stop` completes
-    /// before the new one is ready to serve, which takes minutes if that one hangs.
+    /// Hands over to the gateway that asks. Returns the process id once that gateway accepts
+    /// connections; then the caller must call [`Running::drain`]. `None`: this gateway goes on,
+    /// because the visitor was refused or failed (the log says why), or because `stop` completed
+    /// before the new gateway was ready, which takes minutes if that one hangs.
     pub async fn hand_over(&mut self, door: &Door, visitor: UnixStream, stop: impl Future<Output = ()>) -> Option<u32> {
         let begun = Instant::now();
         match self.try_to_hand_over(door, visitor, stop).await {
@@ -69,7 +71,7 @@ impl Running {
                 );
                 Some(pid)
             }
-            // Such as the next start, which asks whether a gateway listens here.
+            // For example the next start, which checks whether a gateway listens here.
             Err(NotHandedOver::Nothing(error)) => {
                 tracing::debug!(%error, "a visitor of upgrade.sock has said nothing");
                 None
@@ -104,7 +106,8 @@ impl Running {
             never = refuse_others(door, pid) => match never {},
         };
         if let Err(error) = started {
-            // The other process stops what it has begun. Without this it would take the end of the connection for that of this process.
+            // Ends the start of the other process, which would otherwise take the end of the
+            // connection for the end of this process, and serve.
             let withdrawn = Said::Withdrawn { why: error.to_string() };
             let _ = timeout(WITHDRAWN_MAX, send(&mut visitor, &withdrawn)).await;
             drop(visitor);
@@ -191,12 +194,13 @@ impl Running {
         Ok((sockets, descriptors))
     }
 
-    /// Uses all of the limits again.
+    /// Takes back all of the limits.
     fn own_all(&self) {
         own_all(&self.app.admission);
     }
 
-    /// The new gateway serves: accepts no more, and reports to it until this process ends.
+    /// The new gateway serves: accepts no more connections, and reports to it until this process
+    /// ends.
     async fn leave_to(&mut self, successor: UnixStream) {
         self.app.flow.hand_over();
         if let Some(cluster) = &self.cluster {
@@ -231,17 +235,17 @@ async fn refuse_second(mut other: UnixStream, pid: u32) {
         let _: Hello = receive(&mut other).await?;
         send(&mut other, &Answer::Refused { why }).await
     };
-    // One that does not say what it is gets no answer.
+    // A visitor that does not identify itself gets no answer.
     let _ = timeout(HELLO_MAX, answer).await;
 }
 
-/// Claims until the connection breaks.
 async fn report(
     mut successor: UnixStream,
     admission: &Admission,
     draining: &std::sync::atomic::AtomicU32,
 ) -> io::Error {
-    // The first one at once: the new gateway accepts connections when it has it.
+    // The first claims are sent at once, because the new gateway waits for them before it accepts
+    // connections.
     let (mut said, mut at, mut is_content) = (Vec::new(), Instant::now(), false);
     loop {
         let claims = admission.claim();
@@ -262,7 +266,7 @@ async fn report(
     }
 }
 
-/// Puts in force what was conceded. Returns whether it is all that was claimed.
+/// Puts the concessions in force. Returns whether they cover all claims.
 fn apply(admission: &Admission, claims: &[Claim], conceded: &Conceded) -> bool {
     let places = || claims.iter().zip(&conceded.backends);
     let shares: Vec<_> = places().map(|(claim, to)| (claim.backend, to.map(|to| to.share))).collect();
@@ -275,7 +279,7 @@ fn apply(admission: &Admission, claims: &[Claim], conceded: &Conceded) -> bool {
     places().all(|(claim, to)| to.is_none_or(|to| to.share == claim.share))
 }
 
-/// No gateway manages engines any more: health decides.
+/// Opens all backends: no gateway manages engines any more, so only health decides.
 fn open_all(admission: &Admission) {
     for backend in admission.view().into_iter().flat_map(|pool| pool.backends) {
         admission.set_cordon(backend.id, Cordon::Open);

@@ -1,8 +1,8 @@
-//! What two gateways say to each other, and how descriptors go from one to the other.
+//! The messages between two gateways in an upgrade, and the transfer of descriptors.
 //!
-//! A message is its length (4 bytes, little-endian) and JSON. Unknown keys are ignored, so that a newer version may add some;
-//! [`PROTOCOL`] changes when an older one would be wrong to ignore them. Descriptors go with a byte of their own behind
-//! [`Answer::Accepted`].
+//! A message is a length (4 bytes, little-endian) and JSON. Unknown keys are ignored, so that newer
+//! versions may add keys. [`PROTOCOL`] changes when an older version must not ignore a key.
+//! Descriptors travel with one extra byte after [`Answer::Accepted`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,12 +22,12 @@ use crate::pool::{Cordon, Share};
 
 /// The version of this protocol.
 pub(super) const PROTOCOL: u32 = 1;
-/// Bytes of a message: some ten thousand backends.
+/// Largest message in bytes, enough for some ten thousand backends.
 pub(super) const FRAME_MAX: u32 = 4 << 20;
-/// Descriptors that are handed over.
+/// Most descriptors in a hand-over.
 const DESCRIPTORS_MAX: usize = 8;
 
-/// The first message of the new gateway. It stays as it is in every version.
+/// The new gateway's first message, which is the same in every version.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) sluice_upgrade: u32,
@@ -35,7 +35,6 @@ pub(super) struct Hello {
     pub(super) pid: u32,
 }
 
-/// The answer to it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
@@ -53,15 +52,15 @@ pub(super) struct Accepted {
     pub(super) sockets: Vec<OpenSocket>,
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct OpenSocket {
     pub(super) port: Port,
-    /// As configured.
+    /// The configured address.
     pub(super) address: Option<SocketAddr>,
 }
 
-/// What a socket is for.
+/// The purpose of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::serve) enum Port {
@@ -69,7 +68,7 @@ pub(in crate::serve) enum Port {
     Admin,
     /// `upgrade.sock`.
     Upgrade,
-    /// Of a newer version.
+    /// A purpose that only a newer version knows.
     #[serde(other)]
     Unknown,
 }
@@ -78,52 +77,52 @@ pub(in crate::serve) enum Port {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ready {}
 
-/// What the old gateway says once the new one is ready.
+/// Messages of the old gateway once the new one is ready.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Said {
     Claims(Claims),
-    /// It goes on as before: the new one must not serve.
+    /// The old gateway goes on as before, and the new one must not serve.
     Withdrawn {
         why: String,
     },
 }
 
-/// What the old gateway claims of each backend.
+/// The old gateway's claims to all backends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Claims {
-    /// Gateways that drain: it and those before it.
+    /// Gateways that drain: the old gateway and the gateways before it.
     pub(super) gateways: u32,
-    /// The old gateway has shares of a ledger in which what it uses is counted.
+    /// Whether a ledger counts the use of the old gateway.
     #[serde(default)]
     pub(super) in_ledger: bool,
     pub(super) claims: Vec<ClaimedBackend>,
 }
 
-/// A backend, by what identifies it in a configuration.
+/// A backend, identified by its place in a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ClaimedBackend {
     pub(super) pool: String,
     pub(super) backend: String,
     pub(super) authority: String,
-    /// Whether an operator has taken it out of rotation.
+    /// Whether an operator has taken the backend out of rotation.
     #[serde(default)]
     pub(super) draining: bool,
     pub(super) share: Share,
 }
 
-/// What the new gateway answers to each claim; `None`: the old one alone knows that backend.
+/// The new gateway's answer to each claim; `None` if it does not know the backend.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Conceded {
     pub(super) backends: Vec<Option<ConcededBackend>>,
 }
 
-/// How a backend may be used.
+/// How the old gateway may use a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ConcededBackend {
-    /// How much of the claim the old gateway may use now.
+    /// The part of the claim that it may use now.
     pub(super) share: Share,
-    /// Whether it may get work: its engine is managed by the new gateway.
+    /// Whether the backend may get work. The new gateway manages the engine.
     pub(super) cordon: Cordon,
 }
 
@@ -135,17 +134,17 @@ pub(super) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> i
     stream.write_all(&[&length.to_le_bytes()[..], &json].concat()).await
 }
 
-/// Receives a message. Not to be dropped half-way.
+/// Receives a message. Not cancel safe.
 pub(super) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
     receive_if_open(stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// The same; `None` if the other process has closed the connection, and not in the middle of a message.
+/// As [`receive`]; `None` if the other process closed the connection between messages.
 pub(super) async fn receive_if_open<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match stream.read(&mut length[..1]).await {
         Ok(0) => return Ok(None),
-        // It had not read all that was sent to it.
+        // The other process ended before it had read all messages.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
         read => read?,
     };

@@ -1,7 +1,8 @@
 //! Compares arrangements measured on two H200s with simulations of the same load.
 //!
-//! `cargo test -p sluice-sim calibrate::arrangements -- --nocapture` prints the table. Poisson arrivals for 20 s; the measurement
-//! is one draw of them and the simulation the median of several, shown with the lowest and the highest.
+//! Arrivals are Poisson for 20 s: a single draw in the measurement, [`DRAWS`] draws in the
+//! simulation, of which the median, the lowest and the highest are shown. `cargo test -p sluice-sim
+//! calibrate::arrangements -- --nocapture` prints the table.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,15 +48,18 @@ enum Routing {
     /// To the server with the fewest requests; the first on a tie.
     FewestInFlight,
     Split,
-    /// By length, with at most this many long requests at once; others wait.
+    /// Short requests to the first server; at most this many long ones on the second, the others
+    /// wait.
     LongInFlight(usize),
-    /// With long prefill permits on the long and on the short server, which are returned at the first token.
+    /// As `LongInFlight`, with permits for long requests on the second and on the first server. A
+    /// permit is returned at the first token.
     Permits(usize, usize),
 }
 
 const LONG: u32 = 16_000;
 
-/// Poisson arrivals for 20 s, shorts 200/128 and longs 16,000/64, over `servers`; the short ones count.
+/// Poisson arrivals for 20 s on `servers`: short requests (200 prompt and 128 output tokens), whose
+/// [`Life::counts`] is set, and long ones (16,000 and 64).
 fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64) -> Vec<Life> {
     let mut running_servers: Vec<VirtualServer> = servers.iter().map(|server| virtual_server(*server)).collect();
     let mut arrivals = Vec::new();
@@ -148,10 +152,11 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64)
     lives.into_values().collect()
 }
 
-/// Number of draws of the arrivals. The measurement is one draw.
+/// The measurement is one draw of the arrivals.
 const DRAWS: u64 = 15;
 
-/// Median over draws of: short TTFT p50 and p99, short E2EL p99, long TTFT p50 and p99, long E2EL p99; ms.
+/// Medians over the draws, in ms: TTFT p50 and p99 and E2EL p99 of short requests, then of long
+/// ones.
 fn tails(name: &str, servers: &[Server], rates: (f64, f64), routing: Routing, measured: [f64; 6]) -> [f64; 6] {
     let draws: Vec<[f64; 6]> = (0..DRAWS)
         .map(|draw| {
@@ -175,7 +180,7 @@ fn tails(name: &str, servers: &[Server], rates: (f64, f64), routing: Routing, me
     println!("{name:<20} measured  {}", show(measured));
     println!("{:<20} simulated {}   (lowest  {})", "", show(at(0.5)), show(at(0.0)));
     println!("{:<20}           {:59}   (highest {})", "", "", show(at(1.0)));
-    // TTFT p50: what was measured is a draw like any other. The tails of 40 long requests decide nothing.
+    // Only the median TTFTs are checked. The tails depend on 40 long requests and vary too much.
     for column in [0, 3].into_iter().filter(|column| measured[*column].is_finite()) {
         let (low, high) = (at(0.0)[column] * 0.9, at(1.0)[column] * 1.1);
         assert!((low..high).contains(&measured[column]), "{name}: {} is not in {low}..{high}", measured[column]);
@@ -209,12 +214,13 @@ fn the_three_arrangements_differ_as_on_two_h200s() {
     assert!(robin[1] > 8.0 * both[1], "short P99 TTFT: permits beat round robin");
     assert!(split[1] < both[1], "short P99 TTFT: nothing beats the split");
     assert!(robin[2] > both[2] && split[5] > 1.5 * robin[5], "and the long ones pay for the split");
-    // Measured, the long ones gain as well (4.1 s to 2.8 s, one draw each); over draws this simple router makes them equal.
+    // In the measurement the long requests gain as well (4.1 s to 2.8 s, one draw each). Over many
+    // draws both arrangements are equal for them.
     assert!(both[5] < 1.2 * robin[5], "and not for the permits");
 }
 
-/// One simulated hour of 50 requests per second, for its CPU time: `cargo test --release --lib an_hour -- --ignored
-/// --nocapture`.
+/// Simulates one hour of 50 requests per second and prints the CPU time: `cargo test --release
+/// --lib an_hour -- --ignored --nocapture`.
 #[test]
 #[ignore = "prints a speed; nothing to assert on a shared machine"]
 fn an_hour_of_fifty_requests_per_second() {

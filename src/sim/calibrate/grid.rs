@@ -1,9 +1,10 @@
-//! Compares single steps of real vLLM, over a grid of chunk, context and decodes, with the cost model.
+//! Compares single steps of real vLLM, over a grid of chunk, context and decodes, with the cost
+//! model.
 //!
-//! The measured engine was synchronous: host and GPU worked one after the other, while in a server they overlap. The host's part
-//! is modelled as 1.6 ms plus 1.6 times `schedule_ms` (fitted). A cell is the median of the steps with the same numbers. Steps
-//! that wait for the host to launch kernels are not informative, and the speed of this host varied by a factor of two. So
-//! without graphs only steps of 1,024 tokens or more are compared.
+//! The measured engine was synchronous: CPU and GPU worked one after the other. The CPU time is
+//! modelled as 1.6 ms plus 1.64 times `schedule_ms` (fitted). A cell is the median of the steps
+//! with the same numbers. The speed of this CPU varied by a factor of two, so without graphs only
+//! steps of 1,024 tokens or more are compared, which do not wait for the CPU to launch kernels.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -19,7 +20,8 @@ const EAGER: &[u8] = include_bytes!("../../../tests/fixtures/h200/grid/grid-eage
 const WARM_UP: usize = 60;
 const HOST_MS: f64 = 1.6;
 const HOST_PER_SCHEDULE: f64 = 1.64;
-/// Tokens from which a step without graphs takes longer on the GPU than its launch on the host.
+/// Without graphs, a step of at least this many tokens takes longer on the GPU than the CPU takes
+/// to launch it.
 const GPU_BOUND: u32 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +36,7 @@ enum Regime {
     Eager,
 }
 
-/// The cells of a file: what each was, and simulated / measured - 1.
+/// For each cell of a file: the regime, simulated / measured - 1, and a description.
 fn cells(gz: &[u8], graphs: Option<u32>) -> Vec<(Regime, f64, String)> {
     let mut text = String::new();
     flate2::read::GzDecoder::new(gz).read_to_string(&mut text).unwrap();
@@ -69,7 +71,8 @@ fn cells(gz: &[u8], graphs: Option<u32>) -> Vec<(Regime, f64, String)> {
             () => Regime::Full,
         };
         let waits_for_the_host = graphs.largest() < load.tokens && load.tokens < GPU_BOUND;
-        // One or two tokens are the rest of a prompt: few steps of each kind, in which the host also ends a request.
+        // One or two tokens are the rest of a prompt. There are few such steps of each kind, and
+        // the CPU also ends a request in them.
         if waits_for_the_host || (1..64).contains(&chunk) {
             continue;
         }

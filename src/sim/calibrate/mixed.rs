@@ -1,13 +1,16 @@
-//! Compares mixed traffic through the gateway on two H200s with two simulated engines, with the same arrivals.
+//! Compares mixed traffic through the gateway on two H200s with two simulated engines, with the
+//! same arrivals.
 //!
-//! `cargo test -p sluice-sim calibrate::mixed -- --nocapture` prints the table. The gateway is that of the measurement, as a
-//! simple model: least work by tokens and pace, permits for long prefills until the first token, and spilling. (The laboratory
-//! places requests as the gateway does today, so it cannot reproduce these rows.) A request is placed when its whole body has
-//! arrived, which takes [`BODY`] for a long prompt. Arrivals and classes are those of `sluice bench` with the same seed; only
-//! jitter and the delay of bodies are random.
+//! [`Gateway`] is a simple model of the gateway that was measured: it chooses the backend with the
+//! least work by tokens and pace, gives permits for long prefills until the first token, and
+//! spills. (The laboratory places requests as the current gateway does, so it cannot reproduce
+//! these rows.) A request is placed when the whole body has arrived, which takes [`BODY`] for a
+//! long prompt. Arrivals and classes are those of `sluice bench` with the same seed; only the
+//! jitter and the delay of bodies differ between draws.
 //!
-//! The constants of the host were fitted to these rows ([`fit_without_each_row`] predicts each row from the others); those of
-//! the GPU were not.
+//! The constants of the host, but not of the GPU, were fitted to these rows;
+//! [`fit_without_each_row`] predicts each row from the others. `cargo test -p sluice-sim
+//! calibrate::mixed -- --nocapture` prints the table.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -22,22 +25,23 @@ const MEASURED: &str = include_str!("../../../tests/fixtures/h200/mixed.csv");
 
 /// Prompt and output tokens of short and long requests.
 const LENGTHS: [(u32, u32); 2] = [(200, 128), (16_000, 64)];
-/// Range of the time to receive the body of a long request, seconds.
+/// Range of the time to receive the body of a long request, seconds; spread evenly over the draws.
 const BODY: (f64, f64) = (1e-3, 3e-3);
 const REQUESTS: u64 = 1440;
 const RATE: f64 = 32.0;
 const SEED: u64 = 11;
-/// Draws of the jitter and of the body's delay.
+/// Simulations of each arrangement, each with another jitter and another delay of bodies.
 const DRAWS: u64 = 7;
-/// Assumed graph sizes above 256 for the runs with graphs up to 1,280 tokens. Their number, six, is known.
+/// Assumed graph sizes above 256 for the runs with graphs up to 1,280 tokens. Only their number,
+/// six, is known.
 const WIDE: [u32; 6] = [384, 512, 768, 896, 1024, 1280];
-/// TTFT P50 and P99, TPOT, ITL P99, E2EL P50 and P99, of short and of long requests.
+/// TTFT P50 and P99, mean TPOT, ITL P99, E2EL P50 and P99, each for short and for long requests.
 const CELLS: [&str; 6] = ["TTFT50", "TTFT99", "TPOT", "ITL99", "E2EL50", "E2EL99"];
 type Cells = [[f64; 6]; 2];
-/// The cells that are compared. The median TTFT is not, because it lies between requests that meet a long prefill and those
-/// that do not.
+/// The cells that are compared: all but the ITL and the median TTFT. The median TTFT lies between
+/// requests that meet a long prefill and requests that do not.
 const JUDGED: [usize; 4] = [1, 2, 4, 5];
-/// The cells of a fit: without the ITL it takes a CPU whose times vary more than they did.
+/// The cells of a fit. Without the ITL, a fit chooses a CPU whose times vary more than they did.
 const FITTED: [usize; 5] = [1, 2, 3, 4, 5];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,7 +51,7 @@ enum Policy {
     Sides,
 }
 
-/// One arrangement of two engines, and what it measured.
+/// One arrangement of two engines, and the measured cells.
 #[derive(Clone, Debug)]
 struct Arrangement {
     name: String,
@@ -71,7 +75,7 @@ fn arrangements() -> Vec<Arrangement> {
             "pool" => Policy::Pool,
             _ => Policy::Sides,
         };
-        // No bound is more permits than long requests.
+        // 0 in the file means no limit, which is as many permits as requests.
         let permits = [5, 6].map(|at| if number(at) == 0 { REQUESTS as usize } else { number(at) as usize });
         let cells = |line: &[&str]| std::array::from_fn(|cell| line[9 + cell].parse().unwrap());
         Arrangement {
@@ -93,7 +97,8 @@ fn draw(purpose: u64, ordinal: u64) -> Rng {
     Rng::new(Rng::new(first ^ ordinal).next_u64())
 }
 
-/// For each request: when it can be placed, when it was sent, and whether it is long. The latest is first.
+/// For each request: the time at which it can be placed, the time at which it was sent in seconds,
+/// and whether it is long. Latest first.
 fn arrivals(seed: u64) -> Vec<(Duration, f64, bool)> {
     let body = BODY.0 + (BODY.1 - BODY.0) * seed as f64 / (DRAWS - 1) as f64;
     let (mut rng, mut at) = (draw(1, 0), 0.0);
@@ -112,7 +117,7 @@ fn arrivals(seed: u64) -> Vec<(Duration, f64, bool)> {
     arrivals
 }
 
-/// A backend as the gateway sees it.
+/// The gateway's view of a backend.
 struct Backend {
     server: VirtualServer,
     tokens: u64,
@@ -127,7 +132,7 @@ struct Gateway {
     backends: Vec<Backend>,
     lives: Vec<Life>,
     gaps: [Vec<f64>; 2],
-    /// Long requests without a permit, in order of arrival.
+    /// Long requests that wait for a permit, in order of arrival.
     queue: Vec<u64>,
 }
 
@@ -166,7 +171,7 @@ impl Gateway {
         }
     }
 
-    /// The backend for a request; `None` if a long one must wait for a permit.
+    /// The backend for a request; `None` if it must wait for a permit.
     fn choose(&self, id: u64, long: bool) -> Option<usize> {
         let fits = |at: &usize| !long || self.backends[*at].prefills < self.backends[*at].permits;
         let tokens = |at: usize| {
@@ -197,7 +202,7 @@ impl Gateway {
         backend.server.submit(now, [Request { id, prompt_tokens, output_tokens, ..Request::default() }]);
     }
 
-    /// Takes in the tokens of a step.
+    /// Records the tokens of a step.
     fn receive(&mut self, now: Duration, from: usize, end: StepEnd) {
         for token in end.emitted {
             let life = &mut self.lives[token.id as usize];
@@ -273,12 +278,11 @@ fn play_all(constants: &Constants, arrangements: &[Arrangement]) -> Vec<Vec<Cell
     arrangements.iter().map(play).collect()
 }
 
-/// The median of one cell over all draws.
 fn cell(draws: &[Cells], kind: usize, cell: usize) -> f64 {
     quantile(draws.iter().map(|draw| draw[kind][cell]).collect(), 0.5)
 }
 
-/// Relative errors of these cells, of short and of long requests.
+/// Relative errors of these cells, of short requests and then of long ones.
 fn errors(arrangement: &Arrangement, draws: &[Cells], cells: &[usize]) -> Vec<f64> {
     let error = |kind: usize, at: usize| cell(draws, kind, at) / arrangement.measured[kind][at] - 1.0;
     (0..2).flat_map(|kind| cells.iter().map(move |at| error(kind, *at))).collect()
@@ -295,7 +299,8 @@ fn show(arrangement: &Arrangement, draws: &[Cells]) {
     }
 }
 
-/// By how much single draws of the judged cells differ from their median: runs of the same load that differ by microseconds.
+/// Relative differences between the judged cells of single draws and their median. The draws have
+/// slightly different times.
 fn scatter(draws: &[Cells]) -> Vec<f64> {
     let of = |kind: usize, at: usize| {
         let median = cell(draws, kind, at);
@@ -304,7 +309,6 @@ fn scatter(draws: &[Cells]) -> Vec<f64> {
     (0..2).flat_map(|kind| JUDGED.into_iter().flat_map(move |at| of(kind, at))).collect()
 }
 
-/// Median and largest of these errors, absolute.
 fn spread(errors: impl Iterator<Item = f64>) -> (f64, f64) {
     let errors: Vec<f64> = errors.map(f64::abs).collect();
     (quantile(errors.clone(), 0.5), quantile(errors, 1.0))
@@ -333,12 +337,13 @@ fn mixed_traffic_through_the_gateway_comes_out_as_measured() {
         100.0 * usual,
         100.0 * most
     );
-    // The one beyond is the second-worst of 91 long requests where prefills are not cut: one placement decides it.
+    // The cell beyond 12.5 % is the second-worst of 91 long requests where prefills are not cut: a
+    // single placement decides it.
     assert!(median <= 0.04 && beyond <= 1 && largest <= 0.18, "{median:.3} {beyond} {largest:.3}");
 }
 
-/// The host's constants that are fitted to the rows, and the range that is searched: from below the fastest host measured
-/// (`quiet`) to beyond the slowest.
+/// The constants of the host that are fitted to the rows, with the range that is searched: from
+/// below the fastest measured host (`quiet`) to beyond the slowest.
 const HOST: [(&str, &str, [f64; 2]); 4] = [
     ("host", "jitter", [0.03, 0.4]),
     ("front_end", "first_token_us", [0.5, 1.5]),
@@ -346,12 +351,13 @@ const HOST: [(&str, &str, [f64; 2]); 4] = [
     ("front_end", "in_us", [1800.0, 5000.0]),
 ];
 
-/// What it takes to launch a layer without a graph, microseconds, as timed on another machine (traffic_steps.csv: 23.5 ms from the
-/// plan of a step to its launch, 2 ms of them to prepare it, 32 layers), and the share of it that a piecewise graph leaves, as timed
-/// on the machine of grid/. Each decides a single row, so the others cannot tell them.
+/// Constants that are not fitted, because each affects a single row, which a fit to the other rows
+/// cannot predict. `launch_layer_us`: timed on another machine (traffic_steps.csv: 23.5 ms from the
+/// plan of a step to its launch, of which 2 ms prepare the step, for 32 layers). `piecewise_share`:
+/// timed on the machine of grid/.
 const LAUNCH: [(&str, f64); 2] = [("launch_layer_us", 670.0), ("piecewise_share", 0.34)];
 
-/// The host `busy` with these constants instead, and launches as they were timed.
+/// The host `busy` with these values for [`HOST`] and with [`LAUNCH`].
 fn host(values: [f64; 4]) -> Constants {
     let mut table = Constants::on_host("busy").unwrap().table();
     for (key, value) in LAUNCH {
@@ -363,27 +369,29 @@ fn host(values: [f64; 4]) -> Constants {
     Constants::parse("fit", &table.to_string()).unwrap()
 }
 
-/// How far each row is from what was measured.
+/// The distance of each row from the measurement: the sum over cells of |log(simulated /
+/// measured)|, in which the part beyond 0.1 counts four times.
 fn distances(values: [f64; 4], rows: &[Arrangement]) -> Vec<f64> {
     let cells = play_all(&host(values), rows);
     let error = |error: f64| error.ln_1p().abs() + 3.0 * (error.ln_1p().abs() - 0.1).max(0.0);
     rows.iter().zip(&cells).map(|(row, cells)| errors(row, cells, &FITTED).into_iter().map(error).sum()).collect()
 }
 
-/// Points of the search before it moves on from the best: one start ends where moving one constant alone no longer helps, up to
-/// twice as far from the rows as others.
+/// Random starting points; the fit continues from the best. From a single point it can end at up to
+/// twice the distance of other fits.
 const POINTS: usize = 200;
 /// The most passes over all constants with one size of move.
 const PASSES: usize = 6;
 
-/// Points spread at random over the logarithms of the ranges of [`HOST`].
+/// Random points, uniform in the logarithms of the ranges of [`HOST`].
 fn points() -> Vec<[f64; 4]> {
     let mut rng = Rng::new(1);
     let mut between = |[low, high]: [f64; 2]| low * (high / low).powf(rng.unit());
     (0..POINTS).map(|_| HOST.map(|(.., range)| between(range))).collect()
 }
 
-/// The constants of least distance to `rows`, by moving one at a time from `start`, by less once no move helps; and the distance.
+/// The least distance to `rows` that is found, and the constants. Moves one constant at a time, by
+/// less once no move helps.
 fn fit(rows: &[Arrangement], start: [f64; 4]) -> (f64, [f64; 4]) {
     let of = |values: [f64; 4]| distances(values, rows).iter().sum::<f64>();
     let mut best = (of(start), start);
@@ -407,7 +415,7 @@ fn fit(rows: &[Arrangement], start: [f64; 4]) -> (f64, [f64; 4]) {
     best
 }
 
-/// The results of `work` on each of `items`, in their order, computed by all cores.
+/// Applies `work` to each of `items` on all cores; the results are in the order of the items.
 fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = items.len().div_ceil(cores);

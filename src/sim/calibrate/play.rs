@@ -1,8 +1,9 @@
-//! Plays a row's load against a simulated server on virtual time and measures what a client sees.
+//! Plays a row's load against a simulated server on virtual time and measures latencies as a
+//! client.
 //!
-//! The client is a program on the same host: it opens its streams one after the other, and a stream sends its next
-//! request as soon as it has the last token of the one before. Deterministic: arrivals and step jitter come from seeds.
-//! [`rows`](super::rows) bounds the number of requests.
+//! The client is a program on the same host. It opens the streams one after the other, and each
+//! stream sends the next request after the last token of the one before. Deterministic: arrivals
+//! and step jitter come from seeds. [`rows`](super::rows) bounds the number of requests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::virtual_server::{FrontEnd, VirtualServer};
 use crate::{CostModel, Profile};
 use sluice_core::base::Rng;
 
-/// A client program starts and finishes streams one after the other.
+/// Time between two streams that the client program starts or continues.
 const CLIENT_GAP: Duration = Duration::from_micros(50);
 
 /// The times of one request as its client sees them, seconds of virtual time.
@@ -23,7 +24,7 @@ pub(super) struct Life {
     pub(super) first: f64,
     pub(super) last: f64,
     pub(super) tokens: u32,
-    /// Whether it is measured, or part of the background load.
+    /// Whether the request is measured; otherwise it is background load.
     pub(super) counts: bool,
 }
 
@@ -44,7 +45,7 @@ pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
     sum / f64::from(n)
 }
 
-/// Quantile with interpolation between neighbours; NaN of nothing.
+/// Quantile with interpolation between neighbours; NaN without values.
 pub(super) fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let at = q * values.len().saturating_sub(1) as f64;
@@ -66,7 +67,6 @@ pub(super) struct Arrival {
     pub(super) output: u32,
 }
 
-/// Simulates recorded requests on a server.
 #[cfg(test)]
 pub(super) fn replay(profile: &Profile, server: super::rows::Server, arrivals: &[Arrival]) -> Vec<Life> {
     let load = Load::Closed { streams: 1, requests: 1 };
@@ -79,8 +79,8 @@ pub(super) fn replay(profile: &Profile, server: super::rows::Server, arrivals: &
     player.lives
 }
 
-/// What a client measures of this row: requests per second, median TTFT, mean TPOT and mean E2EL in milliseconds, as
-/// [`MEASURED`](super::rows::MEASURED). Each is the median over `draws` seeds.
+/// The columns of [`MEASURED`](super::rows::MEASURED) as a client measures them for this row (times
+/// in ms), each the median over `draws` seeds.
 pub fn play(profile: &Profile, row: &Row, draws: u64) -> [f64; 4] {
     let runs: Vec<[f64; 4]> = (0..draws.max(1)).map(|draw| summary(&lives(profile, row, draw))).collect();
     std::array::from_fn(|column| quantile(runs.iter().map(|run| run[column]).collect(), 0.5))
@@ -98,7 +98,6 @@ fn summary(lives: &[Life]) -> [f64; 4] {
     ]
 }
 
-/// All requests of one run.
 pub(super) fn lives(profile: &Profile, row: &Row, draw: u64) -> Vec<Life> {
     let mut player = Player { server: virtual_server(profile, row, draw), row, lives: Vec::new(), rng: Rng::new(99) };
     match row.load {
@@ -108,7 +107,6 @@ pub(super) fn lives(profile: &Profile, row: &Row, draw: u64) -> Vec<Life> {
     player.lives
 }
 
-/// The server of a row.
 fn virtual_server(profile: &Profile, row: &Row, draw: u64) -> VirtualServer {
     let server = row.server;
     let config = EngineConfig {
@@ -134,11 +132,12 @@ struct Player<'a> {
 }
 
 impl Player<'_> {
-    /// Sends the next request at `at`; `other` is the prompt and output length of a request that is not measured.
+    /// Sends the next request at `at`. `other`: the prompt and output length of a request that is
+    /// not measured.
     fn send(&mut self, at: Duration, other: Option<(u32, u32)>) {
         let id = self.lives.len() as u64;
         let (prompt_tokens, output_tokens) = other.unwrap_or((self.row.prompt, self.row.output));
-        // If half of the requests use the base model, these are the even ones.
+        // If half of the requests use the base model, the even ones do.
         let turn = if self.row.half_base { id / 2 } else { id };
         let named = self.row.adapters > 0 && !(self.row.half_base && id.is_multiple_of(2));
         let adapter = named.then(|| match self.row.load {
@@ -149,7 +148,7 @@ impl Player<'_> {
         self.lives.push(Life { sent: at.as_secs_f64(), counts: other.is_none(), ..Life::default() });
     }
 
-    /// Processes what is due at `now`; returns how many requests ended.
+    /// Processes the event that is due at `now`; returns the number of requests that ended.
     fn advance(&mut self, now: Duration) -> u32 {
         let Some(end) = self.server.poll(now) else { return 0 };
         let mut finished = 0;
@@ -196,7 +195,6 @@ impl Player<'_> {
         self.run(arrivals);
     }
 
-    /// Sends the requests at their times and runs until all are complete.
     fn run(&mut self, mut arrivals: BTreeMap<Duration, Option<(u32, u32)>>) {
         while !arrivals.is_empty() || self.server.next_at().is_some() {
             let event = self.server.next_at();

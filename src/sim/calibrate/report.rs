@@ -1,6 +1,7 @@
-//! A fit as a table: the measured and the simulated cells of each row, then how far apart they are.
+//! A fit as a table: the measured and the simulated cells of each row, and a summary of the errors.
 //!
-//! Errors are simulated / measured - 1, in percent. A cell in brackets is not part of the summary.
+//! Errors are simulated / measured - 1, in percent. A cell whose error is in brackets is not part
+//! of the summary.
 
 use std::fmt::Write;
 
@@ -8,10 +9,10 @@ use super::play::quantile;
 use super::rows::{MEASURED, Row};
 use super::search::errors;
 
-/// Median and largest absolute error of the judged cells, as shares; NaN without any.
+/// Median and largest absolute error of the judged cells, as shares; NaN without cells.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// Cells.
+    /// Number of cells.
     pub cells: usize,
     /// Median error.
     pub median: f64,

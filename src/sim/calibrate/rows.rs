@@ -1,16 +1,16 @@
-//! Measured load tests as CSV: one line per run, with what was sent and what was measured.
+//! Measured load tests as CSV: one line per run, with the load that was sent and the results.
 //!
-//! CSV with a header line; columns in any order; `#` begins a comment line; an empty field is a column's default, and for
-//! a measured column "not measured". Lengths are tokens, times milliseconds.
+//! CSV with a header line; columns in any order; a line that begins with `#` is a comment. An empty
+//! field means the default of the column or, in a measured column, "not measured". Lengths are
+//! tokens, times milliseconds.
 //!
 //! Columns: [`columns`].
 
 use std::collections::BTreeMap;
 
-/// Columns that hold what was measured, in the order of [`Row::measured`].
+/// Columns that hold results, in the order of [`Row::measured`].
 pub const MEASURED: [&str; 4] = ["req_per_s", "ttft_p50", "tpot_mean", "e2el_mean"];
 
-/// Columns and their descriptions.
 const COLUMNS: &[(&str, &str)] = &[
     ("name", "shown in the table (default: the line's number)"),
     ("prompt", "prompt tokens of every request"),
@@ -35,7 +35,6 @@ const COLUMNS: &[(&str, &str)] = &[
     ("e2el_mean", "measured: mean time to the last token, ms"),
 ];
 
-/// Short names of columns.
 const ALIASES: &[(&str, &str)] = &[
     ("kind", "name"),
     ("in", "prompt"),
@@ -52,7 +51,8 @@ pub fn columns() -> String {
     COLUMNS.iter().map(|(name, what)| format!("{name:29} {what}")).collect::<Vec<_>>().join("\n")
 }
 
-/// The column that a header means: case, spaces, `/` and a unit at the end do not matter.
+/// The column that a header names. Case, spaces, `/`, `-` and the unit `ms` at the end do not
+/// matter.
 fn column(header: &str) -> Option<&'static str> {
     let plain = header.to_ascii_lowercase().replace([' ', '/', '-'], "_");
     let plain = plain.trim_end_matches("_ms");
@@ -60,9 +60,9 @@ fn column(header: &str) -> Option<&'static str> {
     COLUMNS.iter().map(|(known, _)| *known).find(|known| *known == name)
 }
 
-/// Most rows of a file: every trial of the fit plays all of them.
+/// Maximum rows of a file. Every trial of a fit plays all of them.
 pub const MAX_ROWS: usize = 1000;
-/// Most requests of a row.
+/// Maximum requests of a row.
 const MAX_REQUESTS: f64 = 100_000.0;
 
 /// Flags of the server that a row was measured on.
@@ -95,7 +95,7 @@ impl Default for Server {
 /// The arrival pattern of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
-    /// So many clients, each sends its next request when the last response is complete.
+    /// A fixed number of clients. Each sends its next request when the last response is complete.
     Closed {
         /// Clients.
         streams: u32,
@@ -106,7 +106,7 @@ pub enum Load {
     Open {
         /// Requests per second.
         rate: f64,
-        /// Duration of the run.
+        /// Duration of the run, seconds.
         seconds: f64,
         /// Other requests on the same server.
         beside: Option<BesideLoad>,
@@ -141,12 +141,13 @@ pub struct Row {
     pub adapters: u32,
     /// With adapters: whether every other request names the base model.
     pub half_base: bool,
-    /// As [`MEASURED`]; requests per second and milliseconds.
+    /// The columns of [`MEASURED`]: requests per second, then milliseconds; `None` if not measured.
     pub measured: [Option<f64>; 4],
 }
 
 impl Row {
-    /// A single stream: its TTFT is a handful of latencies, and its run may hold the server's first requests.
+    /// Whether the load is a single stream. The TTFT of a single stream is a handful of latencies,
+    /// and the run may include the server's first requests.
     pub fn is_single_stream(&self) -> bool {
         matches!(self.load, Load::Closed { streams: 1, .. })
     }
@@ -166,7 +167,7 @@ pub enum RowError {
     Field {
         /// Line of the file, from 1.
         line: usize,
-        /// Which column.
+        /// The column.
         column: &'static str,
         /// What is wrong.
         problem: String,
@@ -179,7 +180,7 @@ pub enum RowError {
 /// Reads a file of rows.
 ///
 /// # Errors
-/// Unknown columns, missing or wrong fields, with their line.
+/// Unknown columns; missing or wrong fields, with their line; no rows, or more than [`MAX_ROWS`].
 pub fn parse(text: &str) -> Result<Vec<Row>, RowError> {
     let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
     let mut filled = lines.by_ref().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
@@ -204,7 +205,6 @@ pub fn parse(text: &str) -> Result<Vec<Row>, RowError> {
     if rows.is_empty() { Err(RowError::Nothing("rows")) } else { Ok(rows) }
 }
 
-/// One line, its filled fields by column.
 struct Line<'a> {
     number: usize,
     fields: BTreeMap<&'static str, &'a str>,
@@ -215,7 +215,7 @@ impl Line<'_> {
         Err(RowError::Field { line: self.number, column, problem: problem.into() })
     }
 
-    /// A number of at least `least` and at most `most`; none where the field is empty.
+    /// A number from `least` to `most`; `None` if the field is empty.
     fn number(&self, column: &'static str, least: f64, most: f64) -> Result<Option<f64>, RowError> {
         let Some(text) = self.fields.get(column) else { return Ok(None) };
         match text.parse::<f64>() {

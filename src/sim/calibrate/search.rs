@@ -1,12 +1,14 @@
 //! Searches for the constants with which simulated rows are closest to the measured ones.
 //!
-//! The distance is the mean over all measured cells of |log(simulated / measured)|. The part beyond [`TOLERATED`] is added again
-//! with the factor [`STRESS`], so that no row is sacrificed for the others. The median TTFT of a single stream is left out,
-//! because it depends on a few latencies and not on queueing.
+//! The distance is the mean over all measured cells of |log(simulated / measured)|. The part beyond
+//! [`TOLERATED`] is added again with the factor [`STRESS`], so that no row is sacrificed for the
+//! others. The median TTFT of a single stream is left out, because it depends on a few latencies
+//! and not on queueing.
 //!
-//! The method is a pattern search. It moves each constant up and down by a share and keeps improvements; when there are none,
-//! the share is reduced. It needs no derivatives and is deterministic. Constants on which no row depends do not change. Bounds:
-//! a few shares, each with at most [`SWEEPS`] passes through the constants.
+//! The method is a deterministic pattern search without derivatives. It moves each constant up and
+//! down by a share and keeps improvements; when there are none, it reduces the share. Constants on
+//! which no row depends do not change. Bounds: a few shares, each with at most [`SWEEPS`] passes
+//! through the constants.
 
 use super::play::play;
 use super::rows::{MEASURED, Row};
@@ -22,7 +24,7 @@ const THOROUGH: &[f64] = &[0.25, 0.12, 0.06, 0.03];
 const SWEEPS: usize = 3;
 /// The smallest improvement that is accepted; less may be rounding.
 const GAIN: f64 = 1e-5;
-/// Draws of arrivals and jitter that a cell is the median of.
+/// Draws of arrivals and jitter; a cell is their median.
 const DRAWS: u64 = 3;
 
 /// A constant that the search moves within a range.
@@ -59,7 +61,7 @@ pub const FITTED: &[FittedConstant] = &[
     constant("front_end", "in_us", 50.0, 50_000.0),
 ];
 
-/// The constants of a host, in the order in which its loads show them.
+/// The constants of a host, in the order in which the loads that measure a host show them.
 pub const HOST: &[FittedConstant] = &[
     constant("front_end", "request_us", 10.0, 20_000.0),
     constant("front_end", "token_us", 1.0, 2000.0),
@@ -75,10 +77,10 @@ pub const HOST: &[FittedConstant] = &[
 /// Why constants cannot be fitted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum FitError {
-    /// GPU, model and constants do not go together.
+    /// GPU, model and constants do not fit together.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// A measured cell has no simulated value. Its distance would be infinite with any constants.
+    /// A measured cell has no simulated value. The distance would be infinite with any constants.
     #[error(
         "row '{row}' cannot be simulated: {column} has no value; a request that does not fit into the KV cache of this model \
          on this GPU is refused, and in a short run none may arrive"
@@ -96,13 +98,13 @@ pub enum FitError {
 pub struct Setting {
     /// The GPU that the rows were measured on.
     pub gpu: Gpu,
-    /// The model that it served.
+    /// The model that was served.
     pub model: Model,
     /// Group size and number formats.
     pub layout: Layout,
     /// The constants that are fitted.
     pub fitted: &'static [FittedConstant],
-    /// Draws of arrivals and jitter that a cell is the median of.
+    /// Draws of arrivals and jitter; a cell is their median.
     pub draws: u64,
     /// Shares by which the search moves constants, the largest first.
     pub shares: &'static [f64],
@@ -119,7 +121,7 @@ impl Setting {
     /// Simulates each row with these constants.
     ///
     /// # Errors
-    /// When GPU, model and constants do not go together, or a row cannot be simulated.
+    /// GPU, model and constants do not fit together, or a row cannot be simulated.
     pub fn play_all(&self, constants: &Constants, rows: &[Row]) -> Result<Vec<[f64; 4]>, FitError> {
         let profile = Profile::new(self.gpu.clone(), self.model.clone(), self.layout, constants)?;
         let workers_wanted = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len().max(1));
@@ -141,7 +143,6 @@ impl Setting {
         Ok(played)
     }
 
-    /// The distance of `constants` from the rows.
     fn distance(&self, constants: &Constants, rows: &[Row]) -> Result<f64, FitError> {
         let played = self.play_all(constants, rows)?;
         let (mut sum, mut cells) = (0.0, 0.0);
@@ -155,11 +156,11 @@ impl Setting {
         Ok(sum / f64::max(cells, 1.0))
     }
 
-    /// Three-fold cross-validation: predicts each third of the rows with constants that were fitted to the other two. Returns
-    /// the rows, third by third, and their cells.
+    /// Three-fold cross-validation: predicts each third of the rows with constants fitted to the
+    /// other two thirds. Returns the rows, third by third, and their simulated cells.
     ///
     /// # Errors
-    /// When GPU, model and constants do not go together, or a row cannot be simulated.
+    /// As [`Setting::play_all`].
     pub fn leave_thirds_out(&self, start: &Constants, rows: &[Row]) -> Result<(Vec<Row>, Vec<[f64; 4]>), FitError> {
         let (mut left, mut cells) = (Vec::new(), Vec::new());
         for third in 0..3 {
@@ -171,10 +172,10 @@ impl Setting {
         Ok((left, cells))
     }
 
-    /// The constants nearest to the rows, from `start`.
+    /// The constants nearest to the rows, searched from `start`.
     ///
     /// # Errors
-    /// When GPU, model and constants do not go together, or a row cannot be simulated.
+    /// As [`Setting::play_all`].
     pub fn fit(&self, start: &Constants, rows: &[Row]) -> Result<Constants, FitError> {
         let mut best = (self.distance(start, rows)?, start.clone());
         for share in self.shares {
@@ -206,14 +207,15 @@ fn is_simulated(row: &Row, cells: &[f64; 4]) -> Result<(), FitError> {
     missing.map_or(Ok(()), |at| Err(FitError::Row { row: row.name.clone(), column: MEASURED[at] }))
 }
 
-/// Every third row of these, from the given one on, and the others.
+/// Splits the rows into every third one, beginning with row `third`, and the others.
 fn split(rows: &[Row], third: usize) -> (Vec<Row>, Vec<Row>) {
     let (left, kept): (Vec<_>, Vec<_>) = rows.iter().cloned().enumerate().partition(|(at, _)| at % 3 == third);
     let plain = |rows: Vec<(usize, Row)>| rows.into_iter().map(|(_, row)| row).collect();
     (plain(left), plain(kept))
 }
 
-/// Relative errors of the judged cells: simulated / measured - 1; none where nothing was measured or nothing is judged.
+/// Relative errors of the judged cells: simulated / measured - 1. `None` for a cell that was not
+/// measured, and for the median TTFT of a single stream.
 pub fn errors(row: &Row, simulated: &[f64; 4]) -> [Option<f64>; 4] {
     std::array::from_fn(|cell| {
         let judged = !(row.is_single_stream() && cell == 1);
@@ -221,7 +223,7 @@ pub fn errors(row: &Row, simulated: &[f64; 4]) -> [Option<f64>; 4] {
     })
 }
 
-/// Multiplies one of the constants. `None`: it is at the end of its range.
+/// Multiplies one of the constants. `None` if it is missing or already at the end of its range.
 fn moved(
     constants: &Constants,
     FittedConstant { table: part, key, low, high }: &FittedConstant,
@@ -231,7 +233,8 @@ fn moved(
     let Some(value) = table.get_mut(*part).and_then(|part| part.get_mut(*key)) else { return Ok(None) };
     let old = value.as_float().unwrap_or(*low);
     let new = (old * factor).clamp(*low, *high);
-    // Rounded to four digits, so that the file has exactly the values that were tried.
+    // Rounded to four digits, so that a file of constants contains exactly the values that were
+    // tried.
     let digits = 10f64.powi(3 - new.abs().log10().floor() as i32);
     let new = (new * digits).round() / digits;
     if (new - old).abs() < 1e-12 {

@@ -1,7 +1,8 @@
 //! The accuracy of the simulator on the measurements in `tests/fixtures/h200`.
 //!
-//! `cargo test -p sluice-sim calibrate -- --nocapture` prints every table. `first.csv` and `second.csv` are from two machines, and
-//! where they measured the same load they differ by 3 % in TPOT and by up to 27 % in the median TTFT of a burst.
+//! `cargo test -p sluice-sim calibrate -- --nocapture` prints every table. `first.csv` and
+//! `second.csv` are from two machines. For the same load they differ by 3 % in TPOT and by up to 27
+//! % in the median TTFT of a burst.
 
 use super::play::{Arrival, Life, mean, quantile, replay};
 use super::rows::{Load, Server};
@@ -15,7 +16,7 @@ const STEPS: &str = include_str!("../../../tests/fixtures/h200/steps.csv");
 const TRAFFIC_STEPS: &str = include_str!("../../../tests/fixtures/h200/traffic_steps.csv");
 const REQUESTS: &str = include_str!("../../../tests/fixtures/h200/requests.csv");
 
-/// The host of both machines.
+/// The constants of both machines' hosts.
 fn quiet_constants() -> Constants {
     Constants::on_host("quiet").unwrap()
 }
@@ -42,7 +43,7 @@ fn every_cell_of_the_first_machine_is_within_15_percent_and_half_of_them_within_
     assert!(spread.cells == 40 && spread.median <= 0.05 && spread.max <= 0.15, "{spread}");
 }
 
-/// Rows that are too random to compare, or that repeat another row.
+/// Whether a row is too random to compare or repeats another row.
 fn is_a_draw(row: &Row) -> bool {
     matches!(row.load, Load::Open { .. }) || row.adapters > row.server.max_loras
 }
@@ -76,7 +77,7 @@ fn steps_take_as_long_as_they_took() {
             prompts: prompts as u32,
             context_read: context as u64,
             attention_pairs: pairs,
-            // Chunks of a group were about as long as each other.
+            // Chunks of a group had about the same length.
             longest_context: pairs / (tokens - (sequences - prompts)).max(1.0),
             adapter: adapter > 0.0,
             ..StepLoad::default()
@@ -88,8 +89,8 @@ fn steps_take_as_long_as_they_took() {
     assert!(errors.len() > 140 && median <= 0.04 && p90 <= 0.12);
 }
 
-/// With more than 16 decodes beside it, the attention of a piece is not split and takes longer, until its context is 14,000
-/// tokens. The model has the mean of both.
+/// Next to more than 16 decodes, vLLM does not split the attention of a chunk whose context is
+/// below 14,000 tokens, so that the chunk takes longer. The model uses the mean of both cases.
 #[test]
 fn steps_in_mixed_traffic_take_as_long_as_they_took() {
     let model = CostModel::new(&quiet(), 256, 8192);
@@ -115,7 +116,8 @@ fn steps_in_mixed_traffic_take_as_long_as_they_took() {
     assert!(sizes.len() == 38 && mean.abs() <= 0.02 && median <= 0.08 && largest <= 0.14);
 }
 
-/// The recorded requests of one run: when each came and how long, and what its client saw.
+/// The recorded requests of one run: their arrivals and lengths, and the times that their clients
+/// saw.
 fn recorded(server: &str) -> (Vec<Arrival>, Vec<Life>) {
     let lines = REQUESTS.lines().filter_map(|line| line.strip_prefix(server)?.strip_prefix(','));
     lines
@@ -143,7 +145,8 @@ fn recorded_requests_wait_as_they_waited() {
             };
             println!("\n{name} {}", if long { "16000/64" } else { "200/128" });
             for (what, of, q, allowed) in [
-                // Half of the short requests meet no long prompt, so their median can be 20 ms or hundreds.
+                // Half of the short requests meet no long prompt, so their median can be 20 ms or
+                // hundreds.
                 ("TTFT p50", Life::ttft as fn(&Life) -> f64, 0.5, 0.40),
                 ("TTFT p90", Life::ttft, 0.9, 0.15),
                 ("TTFT p99", Life::ttft, 0.99, 0.20),
@@ -190,7 +193,7 @@ fn rows_that_the_fit_has_not_seen_are_predicted() {
     }
     let start = Constants::parse("unseen", &table.to_string()).unwrap();
     let rows: Vec<Row> = rows::parse(FIRST).unwrap();
-    // A short search: the command's own takes minutes without optimisation.
+    // A short search: the full one takes minutes without optimisation.
     let setting = Setting { draws: 1, shares: &[0.2], sweeps: 1, ..setting() };
     let cells = setting.play_all(&start, &rows).unwrap();
     let before = table_and_spread("first.csv with guessed constants", &rows, &cells);

@@ -1,17 +1,18 @@
-//! Where each LoRA adapter is: in a slot of the GPU, in host memory, or only on disk.
+//! The place of each LoRA adapter: a slot of the GPU, host memory, or only the disk.
 //!
-//! As in vLLM both are least-recently-used caches: `--max-loras` slots on the GPU, `--max-cpu-loras` adapters in host memory
-//! (by default as many). A step that uses an adapter in neither reads it from disk while all sequences wait; an adapter that
-//! is only in host memory is copied to a slot. Loads are counted here and priced by the cost model. Adapters that are loaded
-//! before the first step (`--lora-modules`) go through both caches in order, so of too many the last ones stay. Invariants:
-//! neither cache exceeds its capacity; the adapters of a step are on the GPU when it runs.
+//! As in vLLM, the GPU (`--max-loras` slots) and host memory (`--max-cpu-loras` adapters, by
+//! default as many) are least-recently-used caches. A step that uses an adapter in neither cache
+//! reads it from disk while all sequences wait; an adapter in host memory is copied to a slot.
+//! Loads are counted here and priced by the cost model. Adapters loaded before the first step
+//! (`--lora-modules`) pass through both caches in order, so the last ones stay. Invariants: neither
+//! cache exceeds its capacity; the adapters of a step are on the GPU when it runs.
 
-/// What a step had to load before it could start.
+/// Adapters that a step had to load before it could start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdapterLoads {
     /// Adapters read from disk into host memory.
     pub from_disk: u32,
-    /// Adapters copied into a slot of the GPU, those just read included.
+    /// Adapters copied into a slot of the GPU, including adapters just read from disk.
     pub to_gpu: u32,
 }
 
@@ -28,7 +29,8 @@ impl Recent {
         Self { entries: Vec::new(), capacity }
     }
 
-    /// Marks an adapter as used and returns whether it was present. If it was not, it replaces the least recently used one.
+    /// Marks an adapter as used and returns whether it was present. A new one replaces the least
+    /// recently used one if the set is full.
     fn touch(&mut self, adapter: u16) -> bool {
         let place = self.entries.iter().position(|entry| *entry == adapter);
         match place {
@@ -45,7 +47,7 @@ impl Recent {
     }
 }
 
-/// The adapters of one engine. See the header of this file.
+/// The adapter caches of one engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Adapters {
     gpu: Recent,
@@ -53,7 +55,7 @@ pub(super) struct Adapters {
 }
 
 impl Adapters {
-    /// No adapter is loaded. Host memory has room for at least as many as the GPU.
+    /// Empty caches. Host memory has room for at least as many adapters as the GPU.
     pub(super) fn new(max_loras: u32, max_cpu_loras: u32) -> Self {
         let slots = max_loras.max(1) as usize;
         Self { gpu: Recent::new(slots), host: Recent::new((max_cpu_loras as usize).max(slots)) }

@@ -1,17 +1,18 @@
-//! The KV blocks of one engine: which are held, which are free, and which free ones can still be found by their content.
+//! The KV blocks of one engine: held, free, and findable by their content.
 //!
-//! A block holds [`BLOCK_TOKENS`] tokens. As in vLLM one block is the null block, so `total` blocks serve `total - 1`.
-//! A full block may be *published* under the hash of all tokens up to its end; a later request with the same prefix then
-//! shares it. A published block without owners is free, and can be found until it is allocated again.
+//! A block holds [`BLOCK_TOKENS`] tokens. As in vLLM, one of `total` blocks is the null block. A
+//! full block may be *published* under the hash of all tokens up to its end; later requests with
+//! the same prefix share it. A published block without owners is free, but can be found until it is
+//! allocated again.
 //!
-//! Order of reuse (vLLM 0.32, `BlockPool`): free blocks form one list. Blocks without a hash return to its front (last in,
-//! first out). Published ones return to its end, those of a sequence from its last to its first, so that the oldest and
-//! least shared are overwritten first. Sharing a free block removes it from the list. Several blocks may be published under
-//! one hash (two requests that computed the same at the same time); the first of them is found.
+//! Order of reuse (vLLM 0.32, `BlockPool`): blocks are allocated from the front of the free list.
+//! Blocks without a hash return to the front (last in, first out). Published blocks return to the
+//! end, the last block of a sequence first, so that the oldest and least shared blocks are
+//! overwritten first. Several blocks may be published under one hash; the first of them is found.
 //!
-//! Invariants: `owners` is the number of sequences that hold the block; a block is in the free list if and only if it has no
-//! owner; free + held = usable.
-//! Memory: 32 bytes per block and one map entry per published hash, whatever the traffic.
+//! Invariants: `owners` is the number of sequences that hold the block; exactly the blocks without
+//! owners are in the free list; free + held = usable. Memory: 32 bytes per block and one map entry
+//! per published hash.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -45,11 +46,11 @@ impl Hasher for AsIs {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
-    /// The hash it is published under; 0 if it is not.
+    /// The hash under which the block is published; 0 if it is not published.
     hash: u64,
-    /// Sequences that hold it.
+    /// Number of sequences that hold the block.
     owners: u32,
-    /// Neighbours in the free list, if it is free.
+    /// Neighbours in the free list, if the block is free.
     next: BlockId,
     previous: BlockId,
     /// Neighbours in the ring of blocks with the same hash, in order of publication.
@@ -57,7 +58,7 @@ struct Block {
     previous_twin: BlockId,
 }
 
-/// The pool of blocks of one engine. See the header of this file.
+/// The pool of KV blocks of one engine.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     blocks: Vec<Block>,
@@ -74,12 +75,13 @@ impl Blocks {
         Self { blocks: (0..total).map(ring).collect(), free: total - 1, published: HashMap::default() }
     }
 
-    /// Blocks that hold `tokens` tokens.
+    /// Number of blocks that `tokens` tokens need.
     pub fn needed(tokens: u32) -> u32 {
         tokens.div_ceil(BLOCK_TOKENS)
     }
 
-    /// Takes `count` blocks from the front of the free list and appends them to `into`; none when fewer are free.
+    /// Takes `count` blocks from the front of the free list and appends them to `into`. If fewer
+    /// are free, takes none and returns `false`.
     pub(super) fn allocate(&mut self, count: u32, into: &mut Vec<BlockId>) -> bool {
         if count > self.free {
             return false;
@@ -102,9 +104,10 @@ impl Blocks {
         self.blocks[id as usize].owners += 1;
     }
 
-    /// Releases all blocks of a sequence, which are listed from first to last, and empties the list.
+    /// Releases all blocks of a sequence (listed from first to last) and empties the list.
     pub(super) fn release(&mut self, held: &mut Vec<BlockId>) {
-        // Blocks without a hash keep their order, so that the last one is reused first.
+        // Blocks without a hash go to the front in reverse order: the last block of the sequence is
+        // reused first.
         let mut after = NULL;
         for id in held.drain(..).rev() {
             let block = &mut self.blocks[id as usize];
@@ -127,7 +130,7 @@ impl Blocks {
         self.published.get(&hash).copied()
     }
 
-    /// Makes a full block findable under `hash` (not 0), unless it is already.
+    /// Makes a full block findable under `hash` (not 0), unless it is published already.
     pub(super) fn publish(&mut self, id: BlockId, hash: u64) {
         debug_assert!(hash != 0 && self.blocks[id as usize].owners > 0);
         if self.blocks[id as usize].hash != 0 {
@@ -162,7 +165,8 @@ impl Blocks {
         }
     }
 
-    /// Forgets everything that is published. Refused, as in vLLM, while any block is held.
+    /// Removes all hashes. Refused, as in vLLM, while any block is held; returns whether it was
+    /// done.
     pub(super) fn forget_all(&mut self) -> bool {
         if self.free != self.usable() {
             return false;
@@ -198,12 +202,12 @@ impl Blocks {
         self.free
     }
 
-    /// Blocks that sequences can hold together.
+    /// Number of blocks without the null block.
     pub fn usable(&self) -> u32 {
         self.blocks.len() as u32 - 1
     }
 
-    /// Share in use, 0 to 1, as vLLM's `kv_cache_usage_perc`. A published block without owners counts as free.
+    /// Share of the usable blocks that are held, 0 to 1, as vLLM's `kv_cache_usage_perc`.
     pub fn usage(&self) -> f64 {
         match self.usable() {
             0 => 0.0,
@@ -216,7 +220,7 @@ impl Blocks {
         self.published.len()
     }
 
-    /// Checks the invariants in the header of this file; `owners` lists every block once per owner.
+    /// Checks the invariants of the pool. `owners` lists every block once per owner.
     #[cfg(test)]
     pub(super) fn check(&self, owners: impl Iterator<Item = BlockId>) -> Result<(), String> {
         let mut held = vec![0; self.blocks.len()];

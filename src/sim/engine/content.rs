@@ -1,12 +1,10 @@
 //! The content of a sequence as the prefix cache sees it: one number per block of 16 tokens.
 //!
-//! vLLM hashes the token ids of a block together with the hash of the previous block, so that a hash identifies the whole
-//! prefix. Here the caller computes one 64-bit number per block (from token ids, from text, or from a rule), and these are
-//! hashed in the same way. Two sequences share a block if all numbers up to it are equal and so are salt and adapter, which
-//! are part of the first hash.
-//!
-//! Generated tokens have content too, because the next turn of a chat repeats them. Probability of a false hit: about
-//! n^2 / 2^65 for n distinct blocks.
+//! vLLM hashes the token ids of a block together with the hash of the previous block, so a hash
+//! identifies the whole prefix. Here the caller computes one 64-bit number per block (from token
+//! ids, from text, or from a rule), and these numbers are hashed in the same way. Salt and adapter
+//! are part of the first hash. Generated tokens have content too, because the next turn of a chat
+//! repeats them. Probability of a false hit: about n^2 / 2^65 for n distinct blocks.
 
 use std::sync::Arc;
 
@@ -20,35 +18,38 @@ pub enum Content {
     /// Content that no sequence with another id has.
     #[default]
     Own,
-    /// Defined by a rule: the first `tokens` tokens are those of text number `head`, the rest those of text number `tail`. A
-    /// block on the border belongs to the tail. Two requests with the same head share it; a chat whose turns each repeat all
-    /// earlier ones is a head without an end (`tokens: u32::MAX`).
+    /// The first `tokens` tokens come from text number `head`, the rest from text number `tail`. A
+    /// block across the border belongs to the tail. Requests with the same head share it. A chat in
+    /// which each turn repeats all earlier ones is a head without an end (`tokens: u32::MAX`).
     Text {
         /// Number of the first text.
         head: u64,
-        /// Its length, tokens.
+        /// Length of the first text, tokens.
         tokens: u32,
         /// Number of the text after it; must differ between requests that share nothing else.
         tail: u64,
     },
     /// Computed from the actual tokens.
     Blocks {
-        /// Content of each whole block, in order. May extend beyond the prompt if the generated tokens are known.
+        /// Content of each whole block, in order. May extend beyond the prompt if the generated
+        /// tokens are known.
         blocks: Arc<[u64]>,
-        /// Number of the text after the last of them, generated tokens included.
+        /// Number of the text after these blocks, including generated tokens.
         tail: u64,
     },
 }
 
 impl Content {
-    /// A prefix of `tokens` tokens that all requests with the same `head` share, followed by text number `tail`.
+    /// A prefix of `tokens` tokens that all requests with the same `head` share, followed by text
+    /// number `tail`.
     pub fn shared(head: u64, tokens: u32, tail: u64) -> Self {
         Self::Text { head, tokens, tail }
     }
 
-    /// The content of block `index` (0 is the first) of the sequence with this id.
+    /// The content of block `index` (0 is the first) of the sequence `id`.
     fn block(&self, index: u32, id: SequenceId) -> u64 {
-        // Heads, tails and ids are numbered independently.
+        // The first number keeps ids, heads and tails apart, because they are numbered
+        // independently.
         let of = |kind: u64, text: u64| hash_two(hash_two(kind, text), u64::from(index));
         match self {
             Self::Own => of(1, id),
@@ -61,10 +62,10 @@ impl Content {
     }
 }
 
-/// The hashes of a sequence's blocks, from the first on.
+/// The hash of the last block of a sequence that was hashed, from which the next hash is computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Chain {
-    /// Hash of the last block; the root before any.
+    /// Hash of the last block; before the first block, the hash of salt and adapter.
     hash: u64,
     /// Blocks hashed so far.
     blocks: u32,
@@ -82,7 +83,7 @@ impl Chain {
         self.blocks
     }
 
-    /// The chain one block longer, and that block's hash (never 0).
+    /// The chain with one more block, and the hash of that block (never 0).
     pub(super) fn next(self, content: &Content, id: SequenceId) -> (Self, u64) {
         let hash = hash_two(self.hash, content.block(self.blocks, id)).max(1);
         (Self { hash, blocks: self.blocks + 1 }, hash)

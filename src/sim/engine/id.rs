@@ -1,10 +1,12 @@
 //! Ids of sequences, and a fast hash for maps that are keyed by them.
 //!
-//! The caller chooses the ids. They are not under the control of clients, so the hash needs no protection against collisions.
+//! The caller chooses the ids. They are not under the control of clients, so the hash needs no
+//! protection against collisions.
 
 use std::hash::Hasher;
 
-/// Id of one sequence in the engine. The caller chooses it and must not reuse it while the sequence exists.
+/// Id of one sequence in the engine. The caller chooses it and must not reuse it while the sequence
+/// exists.
 pub type SequenceId = u64;
 
 /// Hashes an id by one multiplication.
@@ -23,7 +25,7 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, id: u64) {
-        // The golden ratio in 64 bits; the table uses bits from both ends.
+        // The golden ratio in 64 bits. The map uses bits from both ends of the hash.
         self.0 = (self.0 ^ id).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
     }
 }

@@ -1,6 +1,7 @@
-//! What the engine reports: the outcome of a step, and the counters of the prefix cache.
+//! Results that the engine reports: the outcome of a step, and the counters of the prefix cache.
 //!
-//! An outcome is returned when its step starts. The caller says when the step ends, and makes it visible then.
+//! [`Engine::step`](super::Engine::step) returns an outcome when the step starts. The caller
+//! decides when the step ends, and shows the outcome to clients then.
 
 use std::time::Duration;
 
@@ -13,9 +14,9 @@ use crate::machine::StepLoad;
 pub struct Emitted {
     /// The sequence.
     pub id: SequenceId,
-    /// Whether it was the sequence's first token.
+    /// Whether it is the sequence's first token.
     pub first: bool,
-    /// Whether it was the last one.
+    /// Whether it is the sequence's last token.
     pub last: bool,
 }
 
@@ -24,28 +25,31 @@ pub struct Emitted {
 pub struct Admitted {
     /// The sequence.
     pub id: SequenceId,
-    /// Tokens it found in the prefix cache.
+    /// Prompt tokens that were in the prefix cache.
     pub cached_tokens: u32,
-    /// Whether it was preempted before. Clients see the cached tokens of the first admission only.
+    /// Whether the sequence was preempted before. Clients see the cached tokens of the first
+    /// admission only.
     pub resumed: bool,
 }
 
-/// What a step did, and what its end depends on.
+/// The results of a step, and the times that determine its end.
 #[derive(Clone, Debug)]
 pub struct StepOutcome {
-    /// GPU time, with jitter, as all times here.
+    /// GPU time. Like all times here it includes jitter, except `exposed`.
     pub gpu: Duration,
     /// CPU time before the first kernel can be launched.
     pub preparation: Duration,
-    /// CPU time to launch its kernels. The GPU begins with the first of them.
+    /// CPU time to launch the kernels. The GPU begins with the first kernel.
     pub launch: Duration,
-    /// Time that neither CPU nor GPU hides ([`CostModel::exposed`](crate::machine::CostModel::exposed)).
+    /// Time that overlaps with neither CPU nor GPU work
+    /// ([`CostModel::exposed`](crate::machine::CostModel::exposed)).
     pub exposed: Duration,
-    /// What was computed.
+    /// The computed load.
     pub load: StepLoad,
-    /// Tokens sampled, in running order.
+    /// Sampled tokens, in the order of the running list.
     pub emitted: Vec<Emitted>,
-    /// Sequences admitted from the queue, in order. Some may have been aborted since the plan was made.
+    /// Sequences admitted from the queue, in order. Some may have been aborted since the plan was
+    /// made.
     pub admitted: Vec<Admitted>,
     /// Number of sequences that were preempted.
     pub preempted: u32,
@@ -59,16 +63,16 @@ impl StepOutcome {
         self.preparation + self.launch
     }
 
-    /// When the step ends if the GPU is free at `free` and the CPU begins to prepare it at `planned`: the GPU begins once both have
-    /// come to it, and cannot end before the last kernel is launched.
+    /// The time at which the step ends if the GPU is free at `free` and the CPU begins to prepare
+    /// the step at `planned`. The step cannot end before the last kernel is launched.
     pub fn ends(&self, free: Duration, planned: Duration) -> Duration {
         let begins = free.max(planned + self.preparation);
         (begins + self.gpu).max(planned + self.host()) + self.exposed
     }
 }
 
-/// Lookups and hits of the prefix cache since the start, in tokens, as vLLM counts them. A sequence is counted at its first
-/// admission and not again after a preemption.
+/// Lookups and hits of the prefix cache since the start, in tokens, as vLLM counts them. A sequence
+/// is counted at its first admission and not again after a preemption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixStats {
     /// `vllm:prefix_cache_queries`.
@@ -81,7 +85,8 @@ pub struct PrefixStats {
 mod tests {
     use super::*;
 
-    /// When a step of 20 ms of GPU time ends for which the CPU takes 2 ms to prepare and 25 ms to launch.
+    /// The end of a step with 20 ms of GPU time, 2 ms of preparation and 25 ms of launch; all times
+    /// in ms.
     fn ends(free: u64, planned: u64) -> u128 {
         let ms = Duration::from_millis;
         let (gpu, preparation, launch, exposed) = (ms(20), ms(2), ms(25), Duration::ZERO);

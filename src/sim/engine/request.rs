@@ -1,8 +1,8 @@
-//! Input of the engine: its limits, named as vLLM's flags, and the sequences to generate.
+//! Input of the engine: limits, named as vLLM's flags, and the sequences to generate.
 //!
-//! Both have defaults, so that a caller sets only the fields it needs. The limits default to vLLM's for GPUs of 70 GiB and
-//! more, except `max_num_seqs` (256, the default on smaller GPUs) and the number of blocks (an H200 with an 8B model). A
-//! simulated server takes both from its profile.
+//! The limits default to vLLM's for GPUs of 70 GiB and more, except `max_num_seqs` (256, the
+//! default on smaller GPUs) and `num_blocks` (an H200 with an 8B model). A simulated server takes
+//! both from its profile.
 
 use std::time::Duration;
 
@@ -12,43 +12,46 @@ use super::id::SequenceId;
 /// Order of admission: `--scheduling-policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// In order of arrival; the last running sequence is preempted.
+    /// In order of arrival. The last running sequence is preempted.
     #[default]
     Fcfs,
-    /// Lower `priority` first, then earlier arrival, then lower id; the running sequence with the highest priority value
-    /// and the latest arrival is preempted.
+    /// Lower `priority` first, then earlier arrival, then lower id. The running sequence with the
+    /// highest priority value is preempted; of several, the one that arrived last.
     Priority,
 }
 
 /// Limits of the engine, named as vLLM's flags.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Most sequences in the running list.
+    /// Maximum sequences in the running list.
     pub max_num_seqs: u32,
-    /// Admission stops at this many running sequences, when it is fewer than `max_num_seqs`.
+    /// Admission stops at this many running sequences, if it is lower than `max_num_seqs`.
     pub max_num_active_seqs: Option<u32>,
     /// Token budget of a step.
     pub max_num_batched_tokens: u32,
-    /// Most tokens of one request in a step while there are others; 0 means no limit. No effect without chunked prefill.
+    /// Maximum tokens of one request in a step while there are other requests; 0 means no limit.
     pub long_prefill_token_threshold: u32,
-    /// The threshold is at least the budget divided by the requests that run or wait.
+    /// Raises the threshold to the budget divided by the number of running and waiting requests.
     pub long_prefill_token_threshold_adaptive: bool,
-    /// Prefill only in every n-th step while something decodes, unless admission could not keep up. 1 turns it off.
-    /// vLLM 0.32 and 0.33 obey it only with data parallelism of mixture-of-experts models: leave it at 1 for others.
+    /// Prefill only in every n-th step while something decodes, unless the last admission left
+    /// requests waiting. 1 turns this off. vLLM 0.32 and 0.33 obey it only with data parallelism of
+    /// mixture-of-experts models: leave it at 1 for other models.
     pub prefill_schedule_interval: u32,
     /// Whether a prompt may be split over steps.
     pub chunked_prefill: bool,
-    /// Admit only what fits the free blocks with its whole prompt, and not just with its first chunk.
+    /// Admit a request only if the whole prompt fits the free blocks, and not just the first chunk.
     pub scheduler_reserve_full_isl: bool,
     /// Find and keep blocks by their content.
     pub prefix_caching: bool,
     /// KV blocks, the null block included.
     pub num_blocks: u32,
-    /// Share of all blocks that admission keeps free while something runs, rounded down to whole blocks.
+    /// Share of all blocks that admission keeps free while something runs, rounded down to whole
+    /// blocks.
     pub watermark: f64,
     /// Order of admission.
     pub policy: Policy,
-    /// Distinct adapters in the running list; 0 when LoRA is off (then no request names one).
+    /// Maximum distinct adapters in the running list. 0 if LoRA is off; then no request may name an
+    /// adapter.
     pub max_loras: u32,
     /// Adapters in host memory; at least `max_loras`.
     pub max_cpu_loras: u32,
@@ -81,45 +84,47 @@ impl Default for EngineConfig {
     }
 }
 
-/// What is paused.
+/// The parts of the engine that are paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pause {
     /// Nothing: the engine runs.
     #[default]
     No,
-    /// Admission: running sequences continue, no other starts.
+    /// Admission: running sequences continue, no other sequence starts.
     Admission,
     /// Admission and running sequences.
     All,
 }
 
-/// One sequence to generate (a request with `n` choices is `n` of these).
+/// One sequence to generate. A request with `n` choices is `n` sequences.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Its id.
+    /// Id of the sequence.
     pub id: SequenceId,
     /// Prompt tokens, at least 1.
     pub prompt_tokens: u32,
-    /// Tokens it will generate, at least 1.
+    /// Tokens to generate, at least 1.
     pub output_tokens: u32,
-    /// Adapter in use.
+    /// The LoRA adapter, if any.
     pub adapter: Option<u16>,
-    /// `priority` of the request; lower goes first. Counts with [`Policy::Priority`] only.
+    /// `priority` of the request; lower goes first. Only used with [`Policy::Priority`].
     pub priority: i64,
-    /// When it arrived, on the caller's clock; decides between equal priorities.
+    /// Time of arrival on the caller's clock. Decides between equal priorities.
     pub arrived: Duration,
-    /// Whether it ends with a stop token and not at its limit. Asynchronous scheduling cannot foresee a stop token: the next
-    /// step still computes a token for the sequence, which is discarded.
+    /// Whether it ends with a stop token and not at the token limit. Asynchronous scheduling cannot
+    /// foresee a stop token: the next step computes one more token, which is discarded.
     pub stops: bool,
-    /// Content of its blocks, for the prefix cache.
+    /// Content of the blocks, for the prefix cache.
     pub content: Content,
-    /// Anything else its blocks depend on (`cache_salt`, images). Sequences with different salts share no block.
+    /// Anything else that the blocks depend on (`cache_salt`, images). Sequences with different
+    /// salts share no block.
     pub salt: u64,
-    /// Whether its prompt came as text, which the API server tokenizes.
+    /// Whether the prompt came as text, which the API server must tokenize.
     pub text: bool,
-    /// Which of the choices (`n`) of its prompt it is, from 0. The API server reads a prompt once.
+    /// Index of this choice among the `n` choices of the prompt. The API server reads a prompt
+    /// once.
     pub choice: u32,
-    /// Whether it ignores cached blocks (as with `prompt_logprobs`). Its own blocks are cached all the same.
+    /// Whether it ignores cached blocks (as with `prompt_logprobs`). Its own blocks are cached.
     pub skip_cached: bool,
 }
 
@@ -152,7 +157,7 @@ impl Request {
 /// Why a request cannot enter the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// It can never fit.
+    /// It can never fit the KV cache.
     #[error("the sequence needs {needed} KV blocks and the engine has {usable}; lower max_tokens or --max-model-len")]
     NeverFits {
         /// Blocks for prompt and output.
@@ -160,7 +165,8 @@ pub enum EngineError {
         /// Usable blocks.
         usable: u32,
     },
-    /// Chunked prefill is off and the prompt is longer than a step.
+    /// Chunked prefill is off, and prompt and output together exceed the token budget of a step.
+    /// (After a preemption both must be computed in one step.)
     #[error("the prompt has {prompt} tokens and a step takes {budget} without chunked prefill; raise the budget")]
     PromptOverBudget {
         /// Prompt tokens.

@@ -1,22 +1,15 @@
-//! Decides which sequences advance in a step, and by how many tokens: the rules of vLLM V1's scheduler.
+//! Decides which sequences advance in a step, and by how many tokens: the rules of vLLM V1's
+//! scheduler.
 //!
-//! 1. The budget is `max_num_batched_tokens`.
-//! 2. The cap per request is `long_prefill_token_threshold`. It does not apply to a request that is alone. If adaptive, it is
-//!    at least budget / requests.
-//! 3. Running first, in list order: chunk = min(tokens - computed, cap, budget). If blocks are
-//!    missing, the last of the running list is preempted: it loses all its blocks and returns to the front of the queue, to
-//!    be computed again. With priorities the least urgent one is; if it was scheduled already, its budget is returned.
-//! 4. Then the queue, if nothing was preempted: in order, while budget and `max_num_seqs` last. A request whose adapter would
-//!    exceed `max_loras` is skipped and keeps its place. Cached whole blocks of a prompt are not computed; its last token
-//!    always is. Admission stops at the first prompt for which too few blocks are free (plus, while something runs, the
-//!    watermark).
-//! 5. Full blocks are published when they are scheduled, before they are computed, so that a second prompt in the same step
-//!    already shares them. Generated tokens are published once they are known: with asynchronous scheduling a step later.
-//! 6. With `prefill_schedule_interval` n, prefills run only in every n-th step while something decodes, unless the last
-//!    admission left requests in the queue.
+//! 1. The budget is `max_num_batched_tokens`, the cap per request `long_prefill_token_threshold`.
+//! 2. Running sequences first, in list order: chunk = min(tokens - computed, cap, budget). If
+//!    blocks are missing, a sequence is preempted.
+//! 3. Then the queue in order, unless something was preempted, while budget and `max_num_seqs`
+//!    allow. A request whose adapter would exceed `max_loras` keeps its place and is skipped.
+//!    Admission stops at the first prompt for which too few blocks are free.
 //!
-//! A running long prompt takes the budget before later short ones. This is the head-of-line blocking that the gateway works
-//! against, so the order must match vLLM's exactly.
+//! A running long prompt takes the budget before later short ones. The gateway works against this
+//! head-of-line blocking, so the order must match vLLM's exactly.
 
 use super::blocks::{BLOCK_TOKENS, Blocks};
 use super::content::Chain;
@@ -26,25 +19,24 @@ use super::sequence::{Ending, Place, Rank, Slot};
 use super::step::Engine;
 use super::step_plan::StepPlan;
 
-/// What remains for the rest of the plan.
+/// Limits for the rest of the plan.
 struct Limits {
     budget: u32,
-    /// Most tokens for one request.
+    /// Maximum tokens for one request.
     cap: u32,
     /// Whether prefills are skipped.
     decode_only: bool,
 }
 
-/// The part of a sequence that is in the prefix cache.
+/// The cached prefix of a sequence.
 struct Found {
     blocks: Vec<u32>,
     chain: Chain,
-    /// Number of these blocks without an owner: sharing them takes them from the free list.
+    /// Number of these blocks without an owner. Sharing them takes them from the free list.
     ownerless: u32,
 }
 
 impl Engine {
-    /// Plans a step.
     pub(super) fn plan(&mut self) -> StepPlan {
         #[cfg(test)]
         {
@@ -61,7 +53,8 @@ impl Engine {
         plan
     }
 
-    /// Most tokens for one request.
+    /// Maximum tokens for one request in this step. A request that is alone has no limit. An
+    /// adaptive limit is at least budget / requests.
     fn cap(&self) -> u32 {
         let requests = (self.running.len() + self.waiting.len()) as u32;
         match self.config.long_prefill_token_threshold {
@@ -118,7 +111,8 @@ impl Engine {
         }
     }
 
-    /// Index in the running list of the sequence to preempt next.
+    /// Index in the running list of the sequence to preempt next: the last, or with priorities the
+    /// least urgent.
     fn victim(&self) -> usize {
         let last = self.running.len() - 1;
         if self.config.policy == Policy::Fcfs {
@@ -128,12 +122,12 @@ impl Engine {
             let request = &self.sequences[self.running[at] as usize].request;
             (request.priority, request.arrived)
         };
-        // Of equals, the first.
+        // Of equally urgent sequences, the first one in the list.
         (1..=last).fold(0, |worst, at| if urgency(at) > urgency(worst) { at } else { worst })
     }
 
-    /// Releases the blocks of a sequence that was taken from the running list and queues it in front; removes it if it has
-    /// ended.
+    /// Preempts a sequence that was taken from the running list: releases its blocks and puts it at
+    /// the front of the queue, to be computed again. Removes it if it has ended.
     pub(super) fn requeue(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot as usize];
         self.blocks.release(&mut sequence.blocks);
@@ -172,7 +166,8 @@ impl Engine {
         }
     }
 
-    /// Schedules the first chunk of a waiting sequence; `None` if there is no room for it now.
+    /// Schedules the first chunk of a waiting sequence. `None` if too few blocks are free for it
+    /// (plus, while something runs, the watermark), or the budget does not suffice.
     fn admit(&mut self, slot: Slot, limits: &mut Limits) -> Option<Admitted> {
         let found = self.find_cached(slot);
         let hits = found.blocks.len() as u32;
@@ -215,7 +210,8 @@ impl Engine {
         if self.running.is_empty() { 0 } else { (self.config.watermark * f64::from(self.config.num_blocks)) as u32 }
     }
 
-    /// The longest cached prefix of a sequence, without its last token.
+    /// The longest cached prefix of a sequence, in whole blocks and without the last token, which
+    /// is always computed.
     fn find_cached(&self, slot: Slot) -> Found {
         let sequence = &self.sequences[slot as usize];
         let request = &sequence.request;
@@ -233,7 +229,9 @@ impl Engine {
         found
     }
 
-    /// Publishes the full blocks among the first `tokens` tokens of a sequence.
+    /// Publishes the full blocks among the first `tokens` tokens of a sequence. Prompt blocks are
+    /// published when they are scheduled, so that a second prompt in the same step already shares
+    /// them; generated tokens once they are known, with asynchronous scheduling a step later.
     pub(super) fn publish(&mut self, slot: Slot, tokens: u32) {
         if !self.config.prefix_caching {
             return;

@@ -1,8 +1,8 @@
 //! A sequence inside the engine, and the queue in which it waits.
 //!
-//! Sequences are kept in reusable slots ([`Slot`]), so that a step iterates over an array without lookups. The queue is
-//! one ordered map for both policies: under first come first served, ranks count up at the back and down at the front,
-//! where preempted sequences go. The caller bounds the number of sequences.
+//! Sequences are kept in reusable slots ([`Slot`]), so a step iterates over an array without
+//! lookups. The queue is one ordered map: under first come first served, ranks count up at the back
+//! and down at the front, where preempted sequences go. The caller bounds the number of sequences.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -29,9 +29,9 @@ pub(super) struct Rank {
 /// Where a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Arrived while the step that runs now was under way.
+    /// Arrived while the current step was under way.
     Arriving,
-    /// Arrived one step before that: it is in the next plan.
+    /// Arrived during the step before the current one: it is in the next plan.
     Staged,
     /// In the queue.
     Waiting,
@@ -39,19 +39,18 @@ pub(super) enum Place {
     Running,
 }
 
-/// Why a sequence that is still in the running list has ended. The next step was planned before that was known, so the
-/// sequence keeps its place and its blocks until that step has run.
+/// How a running sequence has ended. The next step was planned before, so the sequence keeps its
+/// place and its blocks until that step has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// It reached its limit. That was foreseen, so nothing more is computed.
+    /// It reached the token limit. The planner foresees that, so nothing more is computed.
     AtLimit,
     /// It sampled a stop token. One more token is computed and discarded.
     Stopped,
-    /// It was aborted. What was planned is computed and discarded.
+    /// It was aborted. The tokens that were planned are computed and discarded.
     Aborted,
 }
 
-/// A sequence inside the engine.
 #[derive(Debug, Default)]
 pub(super) struct Sequence {
     pub(super) request: Request,
@@ -60,13 +59,14 @@ pub(super) struct Sequence {
     pub(super) ending: Option<Ending>,
     /// Tokens whose keys and values are in the cache.
     pub(super) computed: u32,
-    /// Tokens sampled.
+    /// Sampled tokens.
     pub(super) generated: u32,
-    /// Tokens scheduled in the step that runs now.
+    /// Tokens scheduled in the current step.
     pub(super) chunk: u32,
-    /// Whether its last scheduled step left some of its tokens uncomputed.
+    /// Whether it has sampled no token since it was admitted.
     pub(super) prefilling: bool,
-    /// Whether it sampled a token in the previous step, which asynchronous scheduling does not know yet.
+    /// Whether it sampled a token in the previous step, which asynchronous scheduling does not know
+    /// yet.
     pub(super) sampled: bool,
     /// Whether admission skipped it because of its adapter.
     pub(super) deferred: bool,
@@ -83,23 +83,22 @@ impl Sequence {
         self.request.prompt_tokens + self.generated
     }
 
-    /// The chain with the next block published, and that block's hash.
+    /// The chain with the next block, and the hash of that block.
     pub(super) fn next_hash(&self) -> (Chain, u64) {
         self.chain.next(&self.request.content, self.request.id)
     }
 
-    /// The chain of its block hashes, before the first block.
+    /// The chain of its block hashes before the first block.
     pub(super) fn root(&self) -> Chain {
         Chain::new(self.request.salt, self.request.adapter)
     }
 }
 
-/// The waiting queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     policy: Policy,
     waiting: BTreeMap<Rank, Slot>,
-    /// Last ranks given at the back and at the front.
+    /// The ranks given last at the back and at the front.
     back: i64,
     front: i64,
 }
@@ -109,7 +108,8 @@ impl Queue {
         Self { policy, waiting: BTreeMap::new(), back: 0, front: 0 }
     }
 
-    /// Queues a sequence: at the front if `in_front` and the policy is first come first served.
+    /// Queues a sequence: at the front if `in_front` is set and the policy is first come first
+    /// served.
     pub(super) fn push(&mut self, slot: Slot, sequence: &mut Sequence, in_front: bool) {
         let request = &sequence.request;
         sequence.rank = match (self.policy, in_front) {
@@ -129,7 +129,7 @@ impl Queue {
         self.waiting.insert(sequence.rank, slot);
     }
 
-    /// The first sequence behind `rank`, or the first of all.
+    /// The first sequence after `rank`; without a rank, the first of the queue.
     pub(super) fn after(&self, rank: Option<Rank>) -> Option<(Rank, Slot)> {
         let from = rank.map_or(Bound::Unbounded, Bound::Excluded);
         self.waiting.range((from, Bound::Unbounded)).next().map(|(rank, slot)| (*rank, *slot))

@@ -1,7 +1,7 @@
 //! The step loop: takes arrivals, carries out a plan, prices it, and removes sequences that ended.
 //!
-//! The implementation of [`Engine`] is spread over two files: here the steps, in [`schedule`](super::schedule) the plans.
-//! See the header of the folder for the rules.
+//! This file holds the steps of [`Engine`]; [`schedule`](super::schedule) holds the plans. The
+//! header of the folder states the rules.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -18,7 +18,7 @@ use super::step_plan::StepPlan;
 use crate::machine::{CostModel, StepLoad};
 use sluice_core::base::Rng;
 
-/// The engine. See the header of this file.
+/// vLLM's engine core on virtual time: the sequences, their KV blocks, and the step loop.
 #[derive(Debug)]
 pub struct Engine {
     pub(super) config: EngineConfig,
@@ -31,20 +31,24 @@ pub struct Engine {
     pub(super) slots: HashMap<SequenceId, Slot, BuildHasherDefault<IdHasher>>,
     pub(super) running: Vec<Slot>,
     pub(super) waiting: Queue,
-    /// Requests that arrived during the current step, and during the one before it.
+    /// Requests that arrived during the current step, and requests that arrived during the step
+    /// before.
     pub(super) fresh: Vec<Slot>,
     pub(super) staged: Vec<Slot>,
-    /// Number of sequences in the running list that have ended, and the aborted sequences that are to be removed.
+    /// Number of sequences in the running list that have ended, and the aborted sequences that must
+    /// be removed.
     pub(super) ending: usize,
     pub(super) leaving: Vec<Slot>,
     pub(super) deferred: usize,
     pub(super) adapters: Adapters,
     pub(super) prefix: PrefixStats,
     pub(super) pause: Pause,
-    /// Steps since the engine was idle, and whether the last admission left requests in the queue for lack of room.
+    /// Steps since the engine was idle, and whether the last admission left requests in the queue
+    /// for lack of room.
     pub(super) steps: u64,
     pub(super) admission_was_short: bool,
-    /// For tests: free blocks when the step was planned, and by how many tokens each sequence advanced.
+    /// For tests: free blocks when the step was planned, and the tokens by which each sequence
+    /// advanced.
     #[cfg(test)]
     pub(super) observed: (u32, Vec<(SequenceId, u32)>),
 }
@@ -77,9 +81,9 @@ impl Engine {
         }
     }
 
-    /// Loads an adapter before a request names it, as vLLM's start does for each of `--lora-modules`: into host memory and
-    /// into a slot of the GPU. Returns how long the engine is busy with it; the caller lets this time pass. Without LoRA it
-    /// does nothing.
+    /// Loads an adapter into host memory and a GPU slot before a request names it, as vLLM's start
+    /// does for each of `--lora-modules`. Returns the time for which the engine is busy; the caller
+    /// lets it pass. Does nothing without LoRA.
     pub fn load_adapter(&mut self, adapter: u16) -> Duration {
         if self.config.max_loras == 0 {
             return Duration::ZERO;
@@ -89,10 +93,11 @@ impl Engine {
         self.cost.adapter_loading(&load)
     }
 
-    /// Adds a request. It is considered from the next plan on.
+    /// Adds a request. The next plan considers it; with asynchronous scheduling, the plan after the
+    /// next.
     ///
     /// # Errors
-    /// When it can never be scheduled.
+    /// When the request can never be scheduled.
     pub fn add(&mut self, request: Request) -> Result<(), EngineError> {
         let (prompt, output) = (request.prompt_tokens.max(1), request.output_tokens.max(1));
         // The last sampled token is never written to the cache.
@@ -119,8 +124,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends a request early; returns whether it existed. Its blocks are free from the next step on. With asynchronous
-    /// scheduling that step is already planned and still computes the request.
+    /// Ends a request early; returns whether it existed. Its blocks are free from the next step on.
+    /// With asynchronous scheduling, that step is already planned and still computes the request.
     pub fn abort(&mut self, id: SequenceId) -> bool {
         let Some(slot) = self.slots.remove(&id) else { return false };
         let sequence = &mut self.sequences[slot as usize];
@@ -141,7 +146,7 @@ impl Engine {
     /// Runs one step; `None` if there is nothing to run.
     pub fn step(&mut self) -> Option<StepOutcome> {
         if !self.config.async_scheduling {
-            // Nothing was planned ahead, so ended sequences can go at once.
+            // No step was planned ahead, so ended sequences can be removed at once.
             self.remove_ended();
         }
         self.take_arrivals();
@@ -172,8 +177,8 @@ impl Engine {
         Some(StepOutcome { gpu, preparation, launch, exposed, load, emitted, admitted, preempted, adapter_loads })
     }
 
-    /// Makes requests that were added since the last step began available to the next plan. For a caller that plans later
-    /// than that beginning.
+    /// Makes requests that were added since the last step began available to the next plan. For a
+    /// caller that plans later than at the beginning of a step.
     pub fn stage_fresh(&mut self) {
         for slot in self.fresh.drain(..) {
             self.sequences[slot as usize].place = Some(Place::Staged);
@@ -181,17 +186,17 @@ impl Engine {
         }
     }
 
-    /// Whether a step is planned while the one before it runs: asynchronous scheduling.
+    /// Whether a step is planned while the one before it runs (asynchronous scheduling).
     pub fn plans_ahead(&self) -> bool {
         self.config.async_scheduling
     }
 
-    /// The cost model of its steps.
+    /// The cost model of the steps.
     pub fn cost(&self) -> &CostModel {
         &self.cost
     }
 
-    /// Moves arrivals up one stage per step, or all at once when no step is under way.
+    /// Moves arrivals one stage on per step, or all at once when no step is under way.
     fn take_arrivals(&mut self) {
         if !self.config.async_scheduling {
             return self.stage_all();
@@ -210,27 +215,27 @@ impl Engine {
         }
     }
 
-    /// Removes the sequences that were aborted before the current plan was made. What the plan computes for them is added to
-    /// `load`. They release their blocks before the sequences that ended by themselves.
+    /// Removes the sequences that were aborted before the current plan was made, and adds the
+    /// tokens planned for them to `load`. They release their blocks before the sequences that ended
+    /// by themselves.
     fn remove_aborted(&mut self, load: &mut StepLoad) {
         for slot in std::mem::take(&mut self.leaving) {
             let sequence = &self.sequences[slot as usize];
             match sequence.place {
                 Some(Place::Waiting) => self.dequeue(slot),
                 Some(Place::Staged) => self.staged.retain(|other| *other != slot),
-                // The running list drops it when it is next iterated.
+                // The next iteration over the running list drops it.
                 Some(Place::Running) => {
                     self.ending -= 1;
                     self.compute(slot, load);
                 }
-                // It was preempted.
+                // It was preempted, which removed it.
                 Some(Place::Arriving) | None => continue,
             }
             self.vacate(slot);
         }
     }
 
-    /// Removes a sequence from the queue.
     pub(super) fn dequeue(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot as usize];
         self.waiting.remove(sequence.rank);
@@ -249,15 +254,14 @@ impl Engine {
         chunk
     }
 
-    /// Queues everything that has arrived.
     fn stage_all(&mut self) {
         for slot in self.staged.drain(..).chain(self.fresh.drain(..)) {
             self.waiting.push(slot, &mut self.sequences[slot as usize], false);
         }
     }
 
-    /// Carries out the plan: computes what was scheduled, samples one token for each sequence that caught up, and removes the
-    /// sequences that had ended before the step.
+    /// Carries out the plan: computes the scheduled tokens, samples one token for each sequence
+    /// that caught up, and removes the sequences that had ended before the step.
     fn advance(&mut self) -> (StepLoad, Vec<Emitted>) {
         let mut load = StepLoad::default();
         self.remove_aborted(&mut load);
@@ -295,7 +299,6 @@ impl Engine {
         (load, emitted)
     }
 
-    /// Removes aborted and ended sequences.
     fn remove_ended(&mut self) {
         let none_ended = self.ending == 0;
         self.remove_aborted(&mut StepLoad::default());
@@ -313,7 +316,8 @@ impl Engine {
         }
     }
 
-    /// Releases the blocks of a sequence that has ended, after publishing them, generated ones included.
+    /// Publishes the blocks of a sequence that has ended, including generated tokens, and releases
+    /// them.
     fn finish(&mut self, slot: Slot) {
         self.ending -= 1;
         self.publish(slot, self.sequences[slot as usize].computed);
@@ -329,8 +333,8 @@ impl Engine {
         self.vacant.push(slot);
     }
 
-    /// What the step takes of the GPU, and of the CPU for its preparation and its launch, with log-normal jitter of mean 1
-    /// (Box-Muller), which does not change the mean of any.
+    /// GPU time, preparation time and launch time of the step, with log-normal jitter (Box-Muller).
+    /// The jitter has mean 1, so it does not change the means.
     fn jittered(&mut self, load: &StepLoad) -> (Duration, Duration, Duration) {
         let radius = (-2.0 * (1.0 - self.rng.unit()).ln()).sqrt();
         let (sine, cosine) = (std::f64::consts::TAU * self.rng.unit()).sin_cos();
@@ -346,8 +350,8 @@ impl Engine {
         self.pause = pause;
     }
 
-    /// Forgets all cached blocks; with `preempt`, preempts all running sequences first. Returns whether it was done: as in
-    /// vLLM, not while a block is held.
+    /// Forgets all cached blocks; with `preempt`, preempts all running sequences first. Returns
+    /// whether it was done: as in vLLM, not while a block is held.
     pub fn reset_prefix_cache(&mut self, preempt: bool) -> bool {
         if preempt {
             self.remove_ended();
@@ -358,17 +362,17 @@ impl Engine {
         self.blocks.forget_all()
     }
 
-    /// Whether no sequence is left, except those that are ending.
+    /// Whether no sequence is left, except sequences that are ending.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// Sequences in the running list, without those that are ending.
+    /// Sequences in the running list, except sequences that are ending.
     pub fn running(&self) -> usize {
         self.running.len() - self.ending
     }
 
-    /// Sequences that wait for admission, those deferred by the adapter limit included.
+    /// Sequences that wait for admission, including sequences that the adapter limit defers.
     pub fn waiting(&self) -> usize {
         self.slots.len() - self.running()
     }
@@ -388,8 +392,8 @@ impl Engine {
         self.prefix
     }
 
-    /// The adapters that vLLM's metrics list, sorted: those of sequences with an output token. It learns of a request with its
-    /// first output, so an adapter whose requests are all deferred is not among them.
+    /// The adapters that vLLM's metrics list, sorted: the adapters of sequences with an output
+    /// token.
     pub fn adapters(&self) -> Vec<u16> {
         let sequences = self.running.iter().copied().chain(self.waiting.slots());
         self.distinct(sequences.filter(|slot| self.sequences[*slot as usize].generated > 0))
@@ -402,7 +406,6 @@ impl Engine {
         found
     }
 
-    /// Loads the adapters that the planned step uses.
     fn prepare_adapters(&mut self) -> AdapterLoads {
         if self.config.max_loras == 0 {
             return AdapterLoads::default();

@@ -1,7 +1,7 @@
-//! One test per rule of vLLM's step loop, and properties that hold under any load.
+//! One test per rule of vLLM's step loop, and properties that hold under any load (`properties`).
 //!
-//! Rules are tested without asynchronous scheduling, so that a step shows the effect of the one before; what that adds
-//! has tests of its own. What holds under any load is in `properties`.
+//! Rules are tested without asynchronous scheduling, so that a step shows the effect of the one
+//! before; a few tests cover asynchronous scheduling.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -25,7 +25,6 @@ fn request(id: SequenceId, prompt_tokens: u32, output_tokens: u32) -> Request {
     Request::new(id, prompt_tokens, output_tokens)
 }
 
-/// Who was admitted, in order.
 fn admitted(outcome: &StepOutcome) -> Vec<SequenceId> {
     outcome.admitted.iter().map(|admitted| admitted.id).collect()
 }

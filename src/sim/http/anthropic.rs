@@ -1,7 +1,7 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API over the same engine.
 //!
-//! A request becomes a chat: `system` is its first message, text blocks are joined. Errors in the fields have OpenAI's
-//! shape, later ones Anthropic's, as in vLLM.
+//! A request becomes a chat: `system` is the first message, and text blocks are joined. As in vLLM,
+//! errors in the fields have OpenAI's shape, later errors Anthropic's.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ use crate::validate::{json as body_json, schema};
 /// Converts a body to a chat.
 ///
 /// # Errors
-/// vLLM's, for a body whose fields are wrong.
+/// vLLM's error, for a body whose fields are wrong.
 pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<RequestBody, ErrorBody> {
     let fields = body_json::object(bytes)?;
     let mut problems = ValidationErrors::default();
@@ -58,7 +58,7 @@ pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<RequestBody, ErrorBod
     Ok(RequestBody::of_chat(chat))
 }
 
-/// Takes over the tools where one of them must be called.
+/// Copies the tools if `tool_choice` demands a call.
 fn tools(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
     let choice = match fields.get("tool_choice").map(|choice| (choice, choice["type"].as_str().unwrap_or_default())) {
         Some((_, "any")) => json!("required"),
@@ -73,7 +73,7 @@ fn tools(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
     chat.insert("tool_choice".into(), choice);
 }
 
-/// A string, or the joined texts of blocks.
+/// A string, or the texts of blocks, joined.
 fn joined(content: &Value) -> Option<String> {
     match content {
         Value::String(text) => Some(text.clone()),
@@ -84,7 +84,6 @@ fn joined(content: &Value) -> Option<String> {
     }
 }
 
-/// An error in Anthropic's shape.
 pub(crate) fn error_body(error: &ErrorBody) -> String {
     let kind = json!(error.kind);
     format!("{{\"type\":\"error\",\"error\":{{\"type\":{kind},\"message\":{}}}}}", json!(error.message))
@@ -95,12 +94,11 @@ pub(crate) fn error_event(error: &ErrorBody) -> String {
     format!("event: error\ndata: {}\n\n", error_body(error))
 }
 
-/// Writes one response.
 #[derive(Debug)]
 pub(crate) struct MessagesWriter {
     id: String,
     model: String,
-    /// The tool that is called, in a stream.
+    /// The tool that a streamed response calls.
     call: Option<CalledTool>,
 }
 
@@ -121,7 +119,7 @@ impl MessagesWriter {
         Self { id, model: quoted(model), call: None }
     }
 
-    /// The block of a call, with `input` as JSON.
+    /// The content block of a call, with `input` as JSON.
     fn tool_use(&self, call: &CalledTool, input: &str) -> String {
         let (id, name) = (wire::call_id(&self.id, 0), quoted(&call.name));
         format!("{{\"type\":\"tool_use\",\"id\":\"{id}\",\"name\":{name},\"input\":{input}}}")
@@ -171,7 +169,7 @@ impl MessagesWriter {
         let call = piece.and_then(|piece| piece.call.as_ref());
         let text = piece.map_or("", |piece| piece.text.as_str());
         let block = match call {
-            // Arguments that the limit has cut are no JSON.
+            // Arguments that were cut at the token limit are not JSON.
             Some(call) => self.tool_use(call, if serde_json::from_str::<Value>(text).is_ok() { text } else { "{}" }),
             None => format!("{{\"type\":\"text\",\"text\":{}}}", quoted(text)),
         };

@@ -1,7 +1,7 @@
-//! One choice of a response: how much of its planned output was sent, and the pieces to send next.
+//! One choice of a response: the output that was sent, and the pieces to send next.
 //!
-//! A choice holds no text except what a stop string may still begin in, so a long response costs no memory. Streamed and
-//! complete responses have the same text.
+//! A choice holds text only while a stop string may still begin in it, so a long response costs no
+//! memory. Streamed and complete responses have the same text.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::text::logprobs;
 use crate::text::planned_output::PlannedOutput;
 use crate::validate::{CalledTool, GenerateRequest, Prompt, RequestKind, TextModel};
 
-/// Which parts of each choice a request asks for.
+/// The parts of each choice that a request asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct OutputOptions {
     kind: RequestKind,
@@ -35,7 +35,6 @@ impl OutputOptions {
     }
 }
 
-/// One choice of a response.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     output: PlannedOutput,
@@ -44,10 +43,11 @@ pub(crate) struct Choice {
     wanted: OutputOptions,
     /// Tokens sent so far.
     shown: u32,
-    /// Text so far, and how much of it was sent; kept only while a stop string may still begin in it.
+    /// Text so far and how many bytes of it were sent. Only used if a stop string may begin in the
+    /// text.
     text: String,
     sent: usize,
-    /// Where the next token's text begins, characters, for log probabilities.
+    /// Offset in characters at which the text of the next token begins, for log probabilities.
     offset: usize,
     cached: u32,
     opened: bool,
@@ -72,22 +72,18 @@ impl Choice {
         }
     }
 
-    /// Tokens sent so far.
     pub(crate) fn tokens(&self) -> u32 {
         self.shown
     }
 
-    /// Tokens of its prompt.
     pub(crate) fn prompt_tokens(&self) -> u32 {
         self.prompt.tokens()
     }
 
-    /// Tokens of its prompt that were cached.
     pub(crate) fn cached(&self) -> u32 {
         self.cached
     }
 
-    /// The tool that it calls.
     pub(crate) fn call(&self) -> Option<&CalledTool> {
         self.output.call()
     }
@@ -100,12 +96,12 @@ impl Choice {
         self.finish
     }
 
-    /// Marks the choice as opened; returns whether it was not.
+    /// Marks the choice as opened; returns whether it was not opened before.
     pub(crate) fn open(&mut self) -> bool {
         !std::mem::replace(&mut self.opened, true)
     }
 
-    /// Ids of the prompt as JSON, if they are requested.
+    /// Ids of the prompt as JSON, if the request asks for them.
     pub(crate) fn prompt_ids(&self) -> Option<String> {
         self.wanted.token_ids.then(|| list(&self.prompt.ids))
     }
@@ -142,7 +138,7 @@ impl Choice {
         Piece { text, logprobs, token_ids, prompt_ids, finish: self.finish, stop_reason, call, first }
     }
 
-    /// Appends the text of some positions, except what is held because a stop string may begin in it.
+    /// Appends the text of some positions, without the end in which a stop string may begin.
     fn append_text(&mut self, positions: std::ops::Range<u32>, into: &mut String) {
         if self.output.held_back == 0 && self.output.shown().is_none() {
             for position in positions {
@@ -184,7 +180,6 @@ impl Choice {
         }
     }
 
-    /// The complete choice, with all progress recorded so far.
     pub(crate) fn whole(&mut self) -> CompleteChoice {
         let all = Progress { tokens: std::mem::take(&mut self.shown), finish: self.finish, cached: self.cached };
         let piece = self.advance(all, false);

@@ -1,11 +1,11 @@
 //! Error responses as vLLM writes them: an object with `message`, `type`, `param` and `code`.
 //!
-//! The same object is a whole body or an event of a stream that has begun. A few errors come from the framework below
-//! vLLM and are `{"detail": ..}`.
+//! The object is either a whole body or an event of a stream that has begun. A few errors come from
+//! the web framework below vLLM and are `{"detail": ..}`.
 
 use serde_json::json;
 
-/// `kind` of an error that is not vLLM's own.
+/// `kind` of an error of the web framework.
 const DETAIL: &str = "detail";
 
 /// An error object and its status.
@@ -27,22 +27,22 @@ impl ErrorBody {
         Self { status: 400, kind: "BadRequestError", param: param.map(str::to_owned), message }
     }
 
-    /// An error of the framework below vLLM: `{"detail": ..}`.
+    /// An error of the web framework: `{"detail": ..}`.
     pub(crate) fn detail(status: u16, message: &str) -> Self {
         Self { status, kind: DETAIL, param: None, message: message.to_owned() }
     }
 
-    /// Something that does not exist (404, `NotFoundError`).
+    /// An object that does not exist (404, `NotFoundError`).
     pub(crate) fn not_found(param: Option<&str>, message: String) -> Self {
         Self { status: 404, kind: "NotFoundError", param: param.map(str::to_owned), message }
     }
 
-    /// The client disconnected before its request was complete: no response is written.
+    /// The client disconnected before the request was complete: no response is written.
     pub(crate) fn client_gone() -> Self {
         Self { status: 0, kind: "", param: None, message: String::new() }
     }
 
-    /// Whether it stands for a client that disconnected.
+    /// Whether the client disconnected.
     pub(crate) fn is_client_gone(&self) -> bool {
         self.status == 0
     }

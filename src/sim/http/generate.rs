@@ -1,7 +1,8 @@
-//! Starts a generating request: model, admission, planned output, submission.
+//! Starts a generating request: resolves the model, checks the admission limits, plans the output,
+//! and submits the sequences.
 //!
-//! Nothing is awaited here: the request is refused or running when [`start`] returns. Dropping the response body aborts its
-//! sequences. The sequences in flight are bounded by the server's admission limits.
+//! Nothing is awaited: when [`start`] returns, the request is either refused or submitted. Dropping
+//! the response body aborts the sequences. Admission limits bound the sequences in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,18 +23,18 @@ use crate::unix_time::unix_time;
 use crate::validate::{GenerateRequest, Prompt};
 use sluice_core::base::Rng;
 
-/// The output tokens of a sequence that enter the prefix cache, at most, so that the next turn of a chat finds them. The rest
-/// of a longer output is not cached.
+/// Maximum output tokens of a sequence that enter the prefix cache, for the next turn of a chat.
 const CACHED_OUTPUT: u32 = 8192;
 
-/// The model of a request: the name that the response shows, and the adapter (`None` for the base model).
+/// The model of a request: the name that the response shows, and the adapter (`None` for the base
+/// model).
 #[derive(Clone, Debug)]
 pub(crate) struct ResolvedModel {
     pub(crate) name: String,
     pub(crate) adapter: Option<u16>,
 }
 
-/// Finds the model of a name.
+/// Finds the model with this name; without a name, the base model.
 ///
 /// # Errors
 /// 404 for an unknown name.
@@ -42,22 +43,23 @@ pub(crate) fn resolve_model(shared: &ServerState, name: Option<&str>) -> Result<
     let base = names.first().cloned().unwrap_or_default();
     let Some(name) = name else { return Ok(ResolvedModel { name: base, adapter: None }) };
     if names.iter().any(|known| known == name) {
-        // As in vLLM, the response shows the first served name, whichever the client sent.
+        // As in vLLM, the response shows the first served name, whichever served name the client
+        // sent.
         return Ok(ResolvedModel { name: base, adapter: None });
     }
     let adapters = shared.adapters.lock();
     if let Some(id) = adapters.iter().position(|slot| slot.as_ref().is_some_and(|(known, _)| known == name)) {
         return Ok(ResolvedModel { name: name.to_owned(), adapter: u16::try_from(id).ok() });
     }
-    // Adapters are valid too, but vLLM lists only names of the base model.
+    // Names of adapters are valid too, but vLLM lists only names of the base model.
     let message = format!("The model `{name}` does not exist. Valid aliases: {}.", names.join(", "));
     Err(ErrorBody::not_found(Some("model"), message))
 }
 
-/// Starts generating; dropping the returned body aborts it.
+/// Starts generating. Dropping the returned body aborts the generation.
 ///
 /// # Errors
-/// Admission limits (503), a dead engine or one that shuts down (500).
+/// An admission limit (503); an engine that is dead or shuts down (500).
 pub(crate) fn start(
     shared: &Arc<ServerState>,
     request: &GenerateRequest,
@@ -68,7 +70,7 @@ pub(crate) fn start(
         return Err(ErrorBody::dead());
     }
     if shared.draining.load(Ordering::Relaxed) {
-        // vLLM has already stopped the thread pool that renders prompts.
+        // The message of vLLM, which has already stopped the thread pool that renders prompts.
         let message = "cannot schedule new futures after shutdown".to_owned();
         return Err(ErrorBody { status: 500, kind: "InternalServerError", param: None, message });
     }
@@ -128,7 +130,6 @@ fn content(prompt: &Prompt, output: &PlannedOutput) -> Content {
     Content::Blocks { blocks: blocks.into(), tail: XxHash3_64::oneshot_with_seed(prompt.seed, &block) }
 }
 
-/// Admits a request, or refuses it with the limit that is reached.
 fn admit(shared: &ServerState, request: &GenerateRequest, prompt_tokens: u64) -> Result<(), ErrorBody> {
     let config = &shared.config;
     let sequences = request.prompts.len() as u64 * u64::from(request.n);

@@ -1,8 +1,8 @@
-//! The HTTP side: vLLM's routes, the bytes of its responses, and the way from a request to its sequences.
+//! The HTTP side: vLLM's routes, the bytes of responses, and the path from a request to sequences.
 //!
-//! `server` accepts connections, `routes` picks the handler, `generate` turns a valid body into sequences for the
-//! engine, and `response_body` sends what they produce through a `response_writer`. All of it uses the state that
-//! [`crate::real_time`] shares and never touches the engine itself.
+//! `server` accepts connections, `routes` picks the handler, `generate` turns a valid body into
+//! sequences for the engine, and `response_body` sends their tokens through a `response_writer`.
+//! All of them use the state in [`crate::real_time`] and never touch the engine.
 
 mod anthropic;
 mod response_body;

@@ -1,9 +1,10 @@
-//! The models that a server serves: `/v1/models`, and LoRA adapters loaded at run time.
+//! The models that a server serves: `/v1/models`, and LoRA adapters loaded at run time (needs
+//! `--enable-lora`).
 //!
-//! If the model is only a name, any path is accepted for an adapter. If it is a folder, the adapter's
-//! `adapter_config.json` is checked as in vLLM. The engine reads it at once, so that the first request that uses it does not
-//! wait. Loading needs `--enable-lora`; requests that use an adapter continue
-//! when it is unloaded. At most [`MAX_ADAPTERS`] are ever loaded in one process, so ids never run out.
+//! If the model is only a name, an adapter may have any path. If the model is a folder, the
+//! adapter's `adapter_config.json` is checked as in vLLM. The engine loads a new adapter at once,
+//! so the first request does not wait. Requests that use an adapter continue when it is unloaded.
+//! Ids are not reused: a process loads at most [`MAX_ADAPTERS`] adapters, including unloaded ones.
 
 use std::path::Path;
 
@@ -56,7 +57,6 @@ struct List<'a> {
     data: Vec<Card<'a>>,
 }
 
-/// The body of `/v1/models`.
 pub(crate) fn list(shared: &ServerState) -> String {
     let config = &shared.config;
     let created = unix_time();
@@ -106,7 +106,7 @@ fn checked(bytes: &[u8], schema: &[Field]) -> Result<Map<String, Value>, ErrorBo
     if problems.is_empty() { Ok(fields) } else { Err(problems.refusal()) }
 }
 
-/// `/v1/load_lora_adapter`: the answer comes when the engine has loaded the adapter.
+/// `/v1/load_lora_adapter`: the reply comes when the engine has loaded the adapter.
 pub(crate) async fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBody> {
     let (id, name) = register(shared, bytes)?;
     shared.control(Control::LoadAdapter(id)).await.ok_or_else(ErrorBody::dead)?;
@@ -138,7 +138,8 @@ fn register(shared: &ServerState, bytes: &[u8]) -> Result<(u16, String), ErrorBo
                        enable LoRA.', please check the stack trace above for the root cause";
         return Err(engine_error(message.to_owned()));
     }
-    // If the model is only a name, an adapter may be only a name too; one that exists must still fit.
+    // If the model is only a name, an adapter may be only a name too; an adapter that exists must
+    // still be valid.
     if (shared.config.on_disk || Path::new(path).join(ADAPTER_CONFIG).exists())
         && let Err(message) = check_adapter(name, path, shared.config.max_lora_rank)
     {
@@ -157,7 +158,7 @@ fn register(shared: &ServerState, bytes: &[u8]) -> Result<(u16, String), ErrorBo
     Ok((at as u16, name.to_owned()))
 }
 
-/// An error of the engine itself.
+/// An error with which the engine answers.
 fn engine_error(message: String) -> ErrorBody {
     ErrorBody { status: 500, kind: "InternalServerError", param: None, message }
 }

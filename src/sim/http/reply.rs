@@ -1,6 +1,6 @@
-//! Reading a request's body and building a reply.
+//! Reads the body of a request, and builds a reply; used by all routes.
 //!
-//! ServerState by all routes. Bodies are bounded by [`MAX_BODY`]; a larger one is refused with 413.
+//! Bodies are bounded by [`MAX_BODY`]; a larger body is refused with 413.
 
 use std::convert::Infallible;
 
@@ -14,13 +14,13 @@ use serde_json::Value;
 use crate::http::error_body::ErrorBody;
 use crate::http::response_body::Disconnect;
 
-/// Largest request body, bytes; 64 MiB hold the longest prompt of any model here.
+/// Largest request body, bytes. 64 MiB hold the longest prompt of any model here.
 pub(super) const MAX_BODY: usize = 64 << 20;
 
-/// A response; its body may end in an injected disconnect.
+/// A response. Its body may end in an injected disconnect.
 pub(super) type Reply = Response<UnsyncBoxBody<Bytes, Disconnect>>;
 
-/// A reply with this text; an empty `content_type` leaves the header out.
+/// A reply with this text. An empty `content_type` leaves the header out.
 pub(super) fn body(status: StatusCode, content_type: &'static str, text: String) -> Reply {
     let full = Full::new(Bytes::from(text)).map_err(|never: Infallible| match never {});
     let mut reply = Response::new(full.boxed_unsync());
@@ -44,7 +44,7 @@ pub(super) fn text_reply(text: String) -> Reply {
 /// Reads the whole body.
 ///
 /// # Errors
-/// When it is too large, or the client disconnected.
+/// The body is too large, or the client disconnected.
 pub(super) async fn read(request: Request<Incoming>) -> Result<Bytes, ErrorBody> {
     match Limited::new(request.into_body(), MAX_BODY).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),

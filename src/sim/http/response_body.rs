@@ -1,7 +1,8 @@
-//! The body of a generating response: takes tokens from a collector and writes SSE events or one JSON body.
+//! The body of a generating response: takes tokens from a collector and writes SSE events or one
+//! JSON body.
 //!
-//! Dropping it before its end aborts its sequences in the engine: hyper drops the body when the client closes the
-//! connection, streamed or not, which is the only signal that HTTP/1.1 has. A stream without new tokens gets keep-alive
+//! Dropping the body early aborts the sequences in the engine. hyper drops it when the client
+//! closes the connection; HTTP/1.1 has no other signal. A stream without new tokens gets keep-alive
 //! comments if configured.
 
 use std::pin::Pin;
@@ -22,7 +23,7 @@ use crate::real_time::command::Command;
 use crate::real_time::output_collector::{Broken, OutputCollector, Progress};
 use crate::real_time::state::ServerState;
 
-/// Aborts its sequences when it is dropped before they ended.
+/// Aborts the sequences when it is dropped before they ended.
 #[derive(Debug)]
 struct Abort {
     shared: Arc<ServerState>,
@@ -38,19 +39,18 @@ impl Drop for Abort {
     }
 }
 
-/// The body of a response while it is generated.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     abort: Abort,
     collector: Arc<OutputCollector>,
     format: ResponseWriter,
     choices: Vec<Choice>,
-    /// Tokens of all distinct prompts.
+    /// Tokens of all prompts; a prompt with several choices counts once.
     prompt_tokens: u64,
     news: Vec<Progress>,
     keep_alive: Option<(Duration, Pin<Box<Sleep>>)>,
     ended: bool,
-    /// The connection is closed as soon as the bytes sent so far have left.
+    /// Whether the connection must be closed as soon as the bytes sent so far have left.
     breaking_off: bool,
 }
 
@@ -91,7 +91,6 @@ impl ResponseBody {
         self.choices.iter().all(Choice::is_complete)
     }
 
-    /// Renders new tokens as events.
     fn render(&mut self) -> String {
         let mut out = String::new();
         for (index, (choice, news)) in self.choices.iter_mut().zip(&self.news).enumerate() {
@@ -119,7 +118,7 @@ impl ResponseBody {
     /// Waits for the complete response.
     ///
     /// # Errors
-    /// When the engine fails or refuses it.
+    /// When the engine is dead or refuses the request.
     pub(crate) async fn complete(mut self) -> Result<String, Broken> {
         while !self.is_complete() {
             std::future::poll_fn(|cx| self.collector.poll_take(cx, &mut self.news)).await?;
@@ -133,7 +132,7 @@ impl ResponseBody {
         Ok(self.format.body(&choices, usage))
     }
 
-    /// A comment, when nothing was sent for the keep-alive interval.
+    /// A comment, if nothing was sent for the keep-alive interval.
     fn poll_keep_alive(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
         let Some((every, sleep)) = &mut self.keep_alive else { return Poll::Pending };
         if sleep.as_mut().poll(cx).is_pending() {
@@ -144,7 +143,7 @@ impl ResponseBody {
     }
 }
 
-/// A connection that an injected fault breaks off.
+/// An injected fault that breaks off the connection.
 #[derive(Debug, thiserror::Error)]
 #[error("the simulated server breaks off this stream")]
 pub(crate) struct Disconnect;
@@ -163,7 +162,8 @@ impl Body for ResponseBody {
             if std::mem::replace(&mut this.breaking_off, true) {
                 return Poll::Ready(Some(Err(Disconnect)));
             }
-            // hyper flushes its buffer when the body has nothing more to send at once.
+            // hyper flushes its buffer only if the body is pending. The body is polled again at
+            // once.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -190,7 +190,7 @@ impl Body for ResponseBody {
     }
 }
 
-/// The error for a response that failed.
+/// The error object of a response that failed.
 pub(crate) fn broken_body(broken: &Broken) -> ErrorBody {
     match broken {
         Broken::EngineDead => ErrorBody::dead(),

@@ -1,7 +1,8 @@
-//! Writes responses in one of three formats: OpenAI's chunks, OpenAI's responses, Anthropic's messages.
+//! Writes responses in one of three formats: OpenAI's chunks, OpenAI's responses, Anthropic's
+//! messages.
 //!
-//! Each format has the same five steps: start of a choice, tokens, end, the complete body, an error inside a stream. An enum
-//! and no trait object, because every token of a stream goes through it.
+//! Each format has five operations: start of a choice, tokens, end, complete body, error inside a
+//! stream. An enum and not a trait object, because every token passes through it.
 
 use crate::http::anthropic;
 use crate::http::choice::Choice;
@@ -21,7 +22,7 @@ pub(crate) enum ResponseWriter {
 }
 
 impl ResponseWriter {
-    /// Writes what comes before a choice's first tokens.
+    /// Writes the start of a choice.
     pub(crate) fn open(&mut self, out: &mut String, index: usize, choice: &Choice, usage: UsageCounts) {
         match self {
             Self::Chunks(envelope) => envelope.role(out, index, choice.prompt_ids().as_deref(), usage),
@@ -39,7 +40,7 @@ impl ResponseWriter {
         }
     }
 
-    /// Writes what follows the last token.
+    /// Writes the end of a stream.
     pub(crate) fn end(&mut self, out: &mut String, usage: UsageCounts, finish: Finish) {
         match self {
             Self::Chunks(envelope) => envelope.end(out, usage),
@@ -57,7 +58,7 @@ impl ResponseWriter {
         }
     }
 
-    /// An error inside a stream, and its end.
+    /// An error inside a stream; ends the stream.
     pub(crate) fn error(&self, error: &ErrorBody) -> String {
         match self {
             Self::Chunks(_) | Self::Responses(_) => error.event(),

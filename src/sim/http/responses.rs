@@ -1,6 +1,7 @@
 //! `/v1/responses`: OpenAI's newer API over the same engine, without a store (vLLM's default).
 //!
-//! `input` and `instructions` become a chat. Streams have named events with a sequence number and no `[DONE]`.
+//! `input` and `instructions` become a chat. Streams have named events with a sequence number and
+//! no `[DONE]`.
 
 use std::fmt::Write;
 
@@ -32,10 +33,10 @@ pub(crate) struct EchoedFields {
 /// Converts a body to a chat.
 ///
 /// # Errors
-/// vLLM's, for a body whose fields are wrong, and for what needs a store.
+/// vLLM's error, for a body whose fields are wrong or that needs a store.
 pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBody> {
     let mut fields = body_json::object(bytes)?;
-    // vLLM adds a field before it validates, which its messages count.
+    // vLLM adds a field before it validates; the field counts in error messages.
     fields.entry("request_id").or_insert_with(|| Value::from("resp"));
     let mut problems = ValidationErrors::default();
     pydantic::check(schema::RESPONSES, &fields, &mut problems);
@@ -99,7 +100,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBod
     Ok((RequestBody::of_chat(chat), echo))
 }
 
-/// Takes over what decides the shape of the output: tools that must be called, and the format of the text.
+/// Copies the fields that decide the shape of the output: tools, if one must be called, and the
+/// format of the text.
 fn shape(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
     if let Some(format) = fields.get("text").map(|text| &text["format"]).filter(|format| format.is_object()) {
         let schema = json!({"name": format["name"], "schema": format["schema"]});
@@ -127,7 +129,7 @@ fn shape(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
     chat.insert("tool_choice".into(), choice);
 }
 
-/// The text of an item of the input: of a message, of a call, of the result of one.
+/// The text of an input item: of a message, a call, or the result of a call.
 fn item_text(item: &Value) -> Value {
     match &item["content"] {
         Value::Array(parts) => {
@@ -143,7 +145,7 @@ fn invalid(status: u16, param: &str, message: String) -> ErrorBody {
     ErrorBody { status, kind: "invalid_request_error", param: Some(param.to_owned()), message }
 }
 
-/// The error for any response id, since nothing is stored.
+/// The error for any response id: nothing is stored.
 pub(crate) fn unknown(id: &str) -> ErrorBody {
     invalid(404, "response_id", format!("Response with id '{id}' not found."))
 }
@@ -152,7 +154,6 @@ fn call_status(finish: Finish) -> &'static str {
     if finish == Finish::Length { "incomplete" } else { "completed" }
 }
 
-/// Writes one response.
 #[derive(Debug)]
 pub(crate) struct ResponsesWriter {
     id: String,
@@ -160,16 +161,16 @@ pub(crate) struct ResponsesWriter {
     created: u64,
     model: String,
     echo: EchoedFields,
-    /// Events so far.
+    /// Number of events so far.
     number: u64,
-    /// The text so far, for the events at the end.
+    /// The text so far; the last events repeat it.
     text: String,
     /// The tool that is called, if the text is the arguments of a call.
     call: Option<CalledTool>,
 }
 
 impl ResponsesWriter {
-    /// `id` without its prefix.
+    /// `id`: without the prefix `resp_`.
     pub(crate) fn new(id: &str, created: u64, model: &str, limit: u32, mut echo: EchoedFields) -> Self {
         if echo.max_output_tokens == "null" {
             echo.max_output_tokens = limit.to_string();
@@ -193,7 +194,7 @@ impl ResponsesWriter {
         let _ = write!(out, "event: {name}\ndata: {{{fields},\"sequence_number\":{number},\"type\":\"{name}\"}}\n\n");
     }
 
-    /// A part of the output; `logprobs` is a list until it is done.
+    /// A part of the output. `logprobs` is a list until the part is done, then null.
     fn part(text: &str, logprobs: &str) -> String {
         let text = quoted(text);
         format!("{{\"annotations\":[],\"text\":{text},\"type\":\"output_text\",\"logprobs\":{logprobs}}}")
@@ -311,7 +312,7 @@ impl ResponsesWriter {
         }
         let (text, part) = (quoted(&self.text), Self::part(&self.text, "null"));
         let at = format!("\"content_index\":0,\"item_id\":\"{}\"", self.item);
-        // Here the sequence number comes before the text, so `event` does not serve.
+        // In this event the sequence number comes before the text, which `event` cannot write.
         let number = self.number;
         self.number += 1;
         let name = "response.output_text.done";

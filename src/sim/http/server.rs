@@ -1,8 +1,9 @@
-//! The server: accepts connections, and the handle that runs it inside a process.
+//! The server: accepts connections, and a handle that controls a server inside a process.
 //!
-//! HTTP/1.1 as uvicorn serves it: idle connections close after `--timeout-keep-alive`, vLLM's error objects, unknown routes
-//! 404. A client that closes its connection aborts its request. [`spawn`] runs a server on the current
-//! tokio runtime; several fit one process. Bodies are bounded by [`MAX_BODY`](crate::http::reply::MAX_BODY).
+//! HTTP/1.1 as uvicorn serves it: idle connections close after `--timeout-keep-alive`, errors are
+//! vLLM's objects, unknown routes get 404. A client that closes the connection aborts the request.
+//! [`spawn`] runs a server on the current tokio runtime; a process can run several. Bodies are
+//! bounded by [`MAX_BODY`](crate::http::reply::MAX_BODY).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::process::fault::Fault;
 use crate::real_time::engine_loop::EngineLoop;
 use crate::real_time::state::ServerState;
 
-/// How long a connection may take to end after the server was stopped.
+/// Time that a connection may take to end after the server was stopped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause after a failed accept (out of file descriptors), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -40,7 +41,7 @@ pub struct Snapshot {
     pub in_flight: u64,
     /// Sequences in the running list after the last step.
     pub running: usize,
-    /// Sequences waiting after the last step.
+    /// Sequences waiting after the last step, including `deferred`.
     pub waiting: usize,
     /// Share of KV blocks in use after the last step.
     pub kv_usage: f64,
@@ -52,7 +53,7 @@ pub struct Snapshot {
     pub deferred: usize,
     /// Prompt tokens of requests that got their first token.
     pub prompt_tokens: u64,
-    /// Tokens looked up in the prefix cache, and found there.
+    /// Tokens looked up in the prefix cache, and tokens found there.
     pub prefix: (u64, u64),
 }
 
@@ -64,7 +65,7 @@ pub struct Handle {
     tasks: TaskTracker,
 }
 
-/// Starts a server on a listener that is bound already.
+/// Starts a server on a bound listener.
 ///
 /// # Errors
 /// When the listener has no address.
@@ -82,12 +83,12 @@ pub fn spawn(config: SimConfig, listener: TcpListener) -> std::io::Result<Handle
 }
 
 impl Handle {
-    /// The address it listens on.
+    /// The address on which the server listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Its totals and current state.
+    /// Totals and current state.
     pub fn snapshot(&self) -> Snapshot {
         let in_flight = self.shared.concurrency.lock().in_flight;
         let stats = self.shared.stats.lock();
@@ -107,7 +108,7 @@ impl Handle {
         }
     }
 
-    /// Injects a fault, or removes all with [`Fault::None`].
+    /// Injects a fault; [`Fault::None`] removes all faults.
     pub fn fault(&self, fault: Fault) {
         self.shared.fault(fault);
     }
@@ -117,7 +118,8 @@ impl Handle {
         self.shared.dead.cancelled().await;
     }
 
-    /// Refuses new requests and waits at most this long for those in flight. Returns whether all have ended.
+    /// Refuses new requests and waits at most `within` for requests in flight. Returns whether all
+    /// have ended; `false` at once if the engine is dead.
     pub async fn drain(&self, within: Duration) -> bool {
         const POLL_EVERY: Duration = Duration::from_millis(5);
         self.shared.draining.store(true, Ordering::Relaxed);
@@ -131,7 +133,8 @@ impl Handle {
         true
     }
 
-    /// Stops as after SIGTERM: requests in flight end with an error, connections close, all tasks are waited for.
+    /// Stops as after SIGTERM: requests in flight end with an error and connections close. Returns
+    /// when all tasks have ended.
     pub async fn shutdown(self) {
         self.shared.stop.cancel();
         self.tasks.close();
@@ -155,7 +158,7 @@ async fn accept(listener: TcpListener, shared: Arc<ServerState>, tasks: TaskTrac
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        // Tokens are small writes; Nagle's algorithm would add the peer's delayed ack to each.
+        // Tokens are small writes. Nagle's algorithm would add the peer's delayed ack to each.
         let _ = stream.set_nodelay(true);
         let shared = Arc::clone(&shared);
         tasks.spawn(async move {
@@ -168,7 +171,7 @@ async fn accept(listener: TcpListener, shared: Arc<ServerState>, tasks: TaskTrac
             tokio::select! {
                 biased;
                 () = shared.killed.cancelled() => return,
-                // A connection breaks by the client or by an injected fault; neither is an error here.
+                // The client or an injected fault breaks a connection; neither is an error here.
                 _ = connection.as_mut() => return,
                 () = shared.stop.cancelled() => {}
             }

@@ -1,8 +1,8 @@
 //! The server over real sockets on loopback, read as raw bytes.
 //!
-//! Raw, because framing is what is tested: a client library would hide a missing last chunk or a second response.
-//! Each wait is for a condition and has a deadline; lengths of time are asserted only where they are the contract (the
-//! idle connection that closes after five seconds), or as a lower bound.
+//! The tests check the framing; a client library would hide a missing last chunk or a second
+//! response. Each wait is for a condition and has a deadline. Lengths of time are asserted only
+//! where they are the contract, or as a lower bound.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use sluice_core::vllm::metrics;
 
 mod shapes;
 
-/// No wait in these tests may last longer.
+/// Maximum duration of every wait in these tests.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 async fn server(change: impl FnOnce(&mut SimConfig)) -> Handle {
@@ -36,7 +36,8 @@ async fn send(handle: &Handle, method: &str, path: &str, body: &str) -> TcpStrea
     stream
 }
 
-/// Status, headers and body with the chunk framing removed; the flag says whether the body ended properly.
+/// Status, headers, and the body without chunk framing. The flag says whether the body ended
+/// properly.
 async fn receive(mut stream: TcpStream) -> (u16, String, String, bool) {
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut bytes)).await.expect("a response in time");
@@ -63,7 +64,7 @@ async fn call(handle: &Handle, method: &str, path: &str, body: &str) -> (u16, St
     (status, body)
 }
 
-/// Waits for the server to get into a state.
+/// Waits until the server reaches a state.
 async fn until(handle: &Handle, reached: impl Fn(&Snapshot) -> bool) -> Snapshot {
     let started = Instant::now();
     loop {

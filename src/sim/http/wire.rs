@@ -1,9 +1,10 @@
 //! The bytes of OpenAI responses, chunks and bodies, exactly as vLLM writes them.
 //!
-//! Key order and null fields follow captures of a real server: role chunk with `prompt_token_ids` and
-//! `prompt_text`, last content chunk with `finish_reason` and `stop_reason`, `system_fingerprint` on every chunk with a
-//! `finish_reason` when no usage chunk follows, otherwise on the usage chunk. Events are `data: <compact JSON>\n\n`,
-//! the last one is `data: [DONE]\n\n`. An end-of-sequence token is counted and has no text.
+//! Key order and null fields follow captures of a real server. The role chunk has
+//! `prompt_token_ids` and `prompt_text`; the last content chunk has `finish_reason` and
+//! `stop_reason`. `system_fingerprint` is on the usage chunk or, without one, on every chunk with a
+//! `finish_reason`. Events are `data: <compact JSON>\n\n`, the last one `data: [DONE]\n\n`. An
+//! end-of-sequence token is counted and has no text.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ pub enum Finish {
     Stop,
     /// The token limit.
     Length,
-    /// The server ended it: paused, asleep, or shutting down.
+    /// The server ended the sequence, because it is paused, asleep or shutting down.
     Abort,
 }
 
@@ -38,7 +39,8 @@ impl Finish {
 #[derive(Clone, Debug)]
 pub struct ChunkWriter {
     kind: RequestKind,
-    /// `{"id":..,"object":..,"created":..,"model":..` up to `"choices":[`, for stream chunks.
+    /// Start of a stream chunk: `{"id":..,"object":..,"created":..,"model":..,"choices":[`, after
+    /// `data: `.
     head: String,
     id: String,
     created: u64,
@@ -46,16 +48,16 @@ pub struct ChunkWriter {
     fingerprint: Arc<str>,
     usage_chunk: bool,
     continuous: bool,
-    /// The role in a chat; JSON.
+    /// The role in a chat, JSON.
     role: String,
 }
 
-/// Which usage a stream contains.
+/// The chunks of a stream that contain usage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UsageOptions {
-    /// A chunk at the end.
+    /// A usage chunk at the end.
     pub at_end: bool,
-    /// On every chunk, too.
+    /// Usage on every chunk too; only with `at_end`.
     pub continuous: bool,
 }
 
@@ -66,14 +68,14 @@ pub struct UsageCounts {
     pub prompt: u64,
     /// Tokens of the completions.
     pub completion: u64,
-    /// Tokens of the prompts that were in the prefix cache; `None` where not reported.
+    /// Tokens of the prompts that were in the prefix cache; `None` if not reported.
     pub cached: Option<u64>,
 }
 
 /// A part of a response: some tokens of one choice. JSON fields are already rendered.
 #[derive(Clone, Debug, Default)]
 pub struct Piece {
-    /// Its text.
+    /// The text.
     pub text: String,
     /// `logprobs`, JSON.
     pub logprobs: Option<String>,
@@ -81,18 +83,19 @@ pub struct Piece {
     pub token_ids: Option<String>,
     /// `prompt_token_ids`, JSON: on the first piece of a completion.
     pub prompt_ids: Option<String>,
-    /// Set on the last piece.
+    /// Set on the last piece of the choice.
     pub finish: Option<Finish>,
-    /// `stop_reason`, JSON, with `finish`.
+    /// `stop_reason`, JSON; used with `finish`.
     pub stop_reason: String,
-    /// The tool whose arguments `text` is.
+    /// The tool, if `text` is the arguments of a call.
     pub call: Option<CalledTool>,
-    /// It is the first of its choice.
+    /// Whether it is the first piece of the choice.
     pub first: bool,
 }
 
 impl Piece {
-    /// The finish reason on the wire: a call that ends by itself is one, unless the request named the tool.
+    /// The finish reason on the wire: `tool_calls` for a call that is complete, unless the request
+    /// named the tool.
     fn reason(&self, finish: Finish) -> &'static str {
         match (&self.call, finish) {
             (Some(call), Finish::Stop) if !call.named => "tool_calls",
@@ -101,7 +104,7 @@ impl Piece {
     }
 }
 
-/// The id of the call of one choice of a response.
+/// The id of the tool call in choice number `choice` of a response.
 pub(crate) fn call_id(response: &str, choice: usize) -> String {
     format!("chatcmpl-tool-{:016x}", twox_hash::XxHash3_64::oneshot_with_seed(choice as u64, response.as_bytes()))
 }
@@ -109,7 +112,7 @@ pub(crate) fn call_id(response: &str, choice: usize) -> String {
 /// A choice of a response that is not streamed.
 #[derive(Clone, Debug, Default)]
 pub struct CompleteChoice {
-    /// Its whole output as one piece.
+    /// The whole output as one piece.
     pub piece: Piece,
     /// `prompt_logprobs`, JSON.
     pub prompt_logprobs: Option<String>,
@@ -121,7 +124,7 @@ fn or_null(json: &Option<String>) -> &str {
     json.as_deref().unwrap_or(NULL)
 }
 
-/// Appends a string as JSON without its quotes.
+/// Appends a string as JSON without the quotes.
 fn push_text(out: &mut String, text: &str) {
     if text.bytes().all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\') {
         out.push_str(text);
@@ -132,7 +135,7 @@ fn push_text(out: &mut String, text: &str) {
 }
 
 impl ChunkWriter {
-    /// A writer for the response with this id (already prefixed); `created` in Unix seconds.
+    /// A writer for the response `id` (with prefix); `created` in Unix seconds.
     pub fn new(
         kind: RequestKind,
         id: String,
@@ -156,13 +159,14 @@ impl ChunkWriter {
         Self { kind, head, id, created, model, fingerprint, usage_chunk, continuous, role }
     }
 
-    /// Replaces the role `assistant`: a chat that continues its last message keeps that message's role.
+    /// Replaces the role `assistant`: a chat that continues the last message keeps that message's
+    /// role.
     pub fn with_role(mut self, role: &str) -> Self {
         self.role = json!(role).to_string();
         self
     }
 
-    /// Writes the chunk that opens a choice of a chat; completions have none.
+    /// Writes the chunk that opens a choice of a chat; a completion has none.
     pub fn role(&self, out: &mut String, choice: usize, prompt_ids: Option<&str>, usage: UsageCounts) {
         if self.kind == RequestKind::Completion {
             return;
@@ -177,7 +181,8 @@ impl ChunkWriter {
         let _ = write!(out, ",\"prompt_token_ids\":{},\"prompt_text\":null}}\n\n", prompt_ids.unwrap_or(NULL));
     }
 
-    /// Writes a chunk with text, or with arguments of a call; that of the first piece comes after a chunk with its name.
+    /// Writes a chunk with text or with arguments of a call. The first arguments follow a chunk
+    /// with the name of the tool.
     pub fn content(&self, out: &mut String, choice: usize, piece: &Piece, usage: UsageCounts) {
         if let Some(call) = piece.call.as_ref().filter(|_| piece.first) {
             out.push_str(&self.head);
@@ -237,7 +242,7 @@ impl ChunkWriter {
         out.push_str("}\n\n");
     }
 
-    /// Writes what follows the last content: the usage chunk if requested, and `[DONE]`.
+    /// Writes the end of a stream: the usage chunk if requested, and `[DONE]`.
     pub fn end(&self, out: &mut String, usage: UsageCounts) {
         if self.usage_chunk {
             out.push_str(&self.head);
@@ -251,7 +256,7 @@ impl ChunkWriter {
         out.push_str("data: [DONE]\n\n");
     }
 
-    /// `tool_calls` of a complete message, with a comma before it; empty without a call.
+    /// `tool_calls` of a complete message, with a comma in front; empty without a call.
     fn calls(&self, choice: usize, piece: &Piece) -> String {
         let Some(call) = &piece.call else { return String::new() };
         format!(

@@ -1,14 +1,16 @@
-//! The fitted constants: the share of a GPU's peaks that an engine reaches, and the costs of its software on a host.
+//! The fitted constants: the shares of a GPU's peaks that an engine reaches, and the costs of
+//! vLLM's software on a host.
 //!
 //! ```text
-//! constants.toml   [efficiency] [kernel] [step]   what belongs to the GPU
-//! host/*.toml      [host] [front_end]             what belongs to the CPU: the engine's process and the API server
+//! constants.toml   [efficiency] [kernel] [step]   the GPU
+//! host/*.toml      [host] [front_end]             the CPU: engine process and API server
 //! ```
 //!
-//! The constants of the GPU were fitted on an H200. Other GPUs were not measured: they get the same shares of their own peaks.
-//! CPU costs differ by a factor of two between hosts with the same GPU, so there is one file per host. `sluice sim fit`
-//! writes such files from your own measurements; with `--server` it measures the host of a running engine in a minute. The
-//! file of a GPU can override single constants.
+//! The constants of the GPU were fitted on an H200; other GPUs get the same shares of their own
+//! peaks, unmeasured. CPU costs differ by a factor of two between hosts with the same GPU, so there
+//! is one file per host. `sluice sim fit` writes such files from your own measurements; with
+//! `--server` it measures the host of a running engine in a minute. The file of a GPU can override
+//! single constants.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +22,6 @@ const HOSTS: &[(&str, &str)] = &[
     ("pair", include_str!("host/pair.toml")),
     ("quiet", include_str!("host/quiet.toml")),
 ];
-/// The default host.
 const HOST: &str = "busy";
 
 /// All fitted constants.
@@ -31,52 +32,55 @@ pub struct Constants {
     pub efficiency: Efficiency,
     /// How kernels fill the GPU.
     pub kernel: KernelConstants,
-    /// What a step costs the GPU beside its arithmetic.
+    /// GPU costs of a step besides arithmetic.
     pub step: StepConstants,
-    /// What a step costs the engine's CPU.
+    /// CPU costs of a step in the engine process.
     pub host: HostConstants,
-    /// The API server in front of it.
+    /// Costs of the API server.
     pub front_end: FrontEndRates,
 }
 
-/// Shares of the peaks, in (0, 1].
+/// Shares of the peaks, above 0 and at most 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
-    /// Of the bandwidth, while reading weights.
+    /// Of the bandwidth, when weights are read.
     pub bandwidth: f64,
-    /// Of the bandwidth, while reading the KV cache in a step that only decodes.
+    /// Of the bandwidth, when the KV cache is read in a step that only decodes.
     pub kv_cache: f64,
-    /// The same in a step that also prefills, where one kernel does both.
+    /// As `kv_cache`, in a step that also prefills, where one kernel does both.
     pub mixed_kv_cache: f64,
     /// Of the FLOPs, in linear layers with many tokens.
     pub linear: f64,
-    /// The same with fp8 weights, of the FLOPs in fp8.
+    /// As `linear` with fp8 weights, of the FLOPs in fp8.
     #[serde(default = "fp8_linear")]
     pub fp8_linear: f64,
-    /// Of the FLOPs, in the attention of prompts long enough to use all multiprocessors.
+    /// Of the FLOPs, in the attention of prompts that are long enough to use all multiprocessors.
     pub attention: f64,
 }
 
-/// How kernels use the GPU. Matrices are multiplied in tiles of [`TILE`] rows; a tile takes the same time if it is not full.
+/// How kernels use the GPU. Matrices are multiplied in tiles of [`TILE`] rows; a tile that is not
+/// full takes the same time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelConstants {
-    /// Share of the linear layers' time that grows with whole tiles of tokens; the rest grows with tokens.
+    /// Share of the linear layers' time that grows with whole tiles of tokens; the rest grows with
+    /// tokens.
     pub tile_share: f64,
-    /// How much an idle multiprocessor costs in the last wave of attention tiles, as a share of a busy one. With 0 a partly
-    /// filled wave takes time in proportion to its tiles, with 1 as long as a full wave.
+    /// Cost of an idle multiprocessor in the last wave of attention tiles, as a share of a busy
+    /// one. With 0, a partly filled wave takes time in proportion to its tiles; with 1, as long as
+    /// a full wave.
     pub idle_share: f64,
-    /// Upper bound on that cost, as a factor over the time in proportion to tiles. It applies to less than a wave, where
-    /// contexts are split over the idle multiprocessors.
+    /// Upper bound on the cost of idle multiprocessors, as a factor over the time in proportion to
+    /// tiles. It matters below a full wave, where contexts are split over idle multiprocessors.
     pub split_penalty: f64,
-    /// Linear layers with fp8 weights and more tokens than a tile take as long as with this many tokens more for each
-    /// multiprocessor: their kernels fill the GPU only with thousands of tokens.
+    /// Tokens for each multiprocessor that are added to the time of linear layers with fp8 weights
+    /// and more tokens than a tile: fp8 kernels fill the GPU only with thousands of tokens.
     #[serde(default = "fp8_idle_tokens")]
     pub fp8_idle_tokens: f64,
 }
 
-/// For constants that were written before they had those of fp8.
+/// For files of constants that have none for fp8.
 fn fp8_linear() -> f64 {
     Constants::fitted().efficiency.fp8_linear
 }
@@ -85,9 +89,9 @@ fn fp8_idle_tokens() -> f64 {
     Constants::fitted().kernel.fp8_idle_tokens
 }
 
-/// For hosts that were fitted with token ids: as timed on an H200's host, `grid/api.csv.gz` (a text of one word takes 3 ms longer
-/// than its ids, one of 16,000 words, about 25,000 tokens, 36 ms), less the 2 ms for which vLLM 0.22.1 collected texts. Later
-/// versions do not.
+/// For hosts that were fitted with token ids. Timed on an H200's host (`grid/api.csv.gz`): a text
+/// of one word takes 3 ms longer than its ids, and one of 16,000 words (about 25,000 tokens) 36 ms.
+/// Without the 2 ms for which vLLM 0.22.1 collected texts, which later versions do not do.
 fn text_us() -> f64 {
     1000.0
 }
@@ -99,13 +103,14 @@ fn text_token_us() -> f64 {
 /// Rows of a tile. A row is a token in linear layers, and a token of one query head in attention.
 pub(super) const TILE: f64 = 128.0;
 
-/// Fixed costs of a step on the GPU, in microseconds unless stated otherwise. Those per layer are gaps between kernels.
+/// Fixed costs of a step on the GPU, in microseconds unless stated otherwise. Costs per layer are
+/// gaps between kernels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepConstants {
     /// Per layer, in every step.
     pub layer_us: f64,
-    /// Added per layer in a step that prefills: its attention runs outside the CUDA graphs.
+    /// Added per layer in a step that prefills, because its attention runs outside the CUDA graphs.
     pub prompt_layer_us: f64,
     /// Per sequence: sampler, block tables.
     pub sequence_us: f64,
@@ -113,7 +118,8 @@ pub struct StepConstants {
     pub lora_layer_us: f64,
     /// Added per layer and token in a step with an adapter.
     pub lora_token_layer_us: f64,
-    /// Rate at which an adapter is read from disk, 10^9 bytes per second. All sequences wait meanwhile.
+    /// Rate at which an adapter is read from disk, 10^9 bytes per second. All sequences wait
+    /// meanwhile.
     pub adapter_read_gb_per_s: f64,
     /// Rate at which an adapter is copied from host memory into a GPU slot, 10^9 bytes per second.
     pub adapter_copy_gb_per_s: f64,
@@ -121,8 +127,8 @@ pub struct StepConstants {
     pub jitter: f64,
 }
 
-/// CPU time of the engine process per step, in microseconds unless stated otherwise. The process prepares a step while the GPU
-/// computes the one before, so a step takes at least this long.
+/// CPU time of the engine process per step, in microseconds unless stated otherwise. The process
+/// prepares a step while the GPU computes the step before, so a step takes at least this long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostConstants {
@@ -134,18 +140,20 @@ pub struct HostConstants {
     pub launch_layer_us: f64,
     /// Added to `launch_layer_us` in a step with an adapter.
     pub lora_launch_layer_us: f64,
-    /// By how much a step with a prompt is longer than the work that CPU and GPU do at the same time. Measured only on machines
-    /// with two engines, a gateway and a load generator; its cause is unknown, and on a machine with one engine it
-    /// is 0. `sluice sim fit --server` cannot see it and keeps that of the host it starts from.
+    /// Added to a step with a prompt, on top of the longer of GPU and CPU time. Measured only on
+    /// machines with two engines, a gateway and a load generator; 0 on a machine with one engine.
+    /// The cause is unknown. `sluice sim fit --server` keeps the value of the host from which it
+    /// starts.
     #[serde(default)]
     pub prompt_step_us: f64,
-    /// Share of the launch cost that remains with piecewise graphs, which cover all but the attention.
+    /// Share of the launch cost that remains with piecewise graphs, which cover everything except
+    /// the attention.
     pub piecewise_share: f64,
-    /// Of the steps with several prompts and without a graph, the share in which the launch blocks until the GPU has finished.
-    /// The results of the previous step are then delivered late. This was observed; its cause is unknown. It is more
-    /// frequent soon after a server has started.
+    /// Among steps with several prompts and without a graph, the share whose launch blocks until
+    /// the GPU has finished, so that the results of the previous step are late. More frequent soon
+    /// after the start of a server; the cause is unknown.
     pub stall_share: f64,
-    /// The same with an adapter.
+    /// As `stall_share`, for steps with an adapter.
     pub lora_stall_share: f64,
     /// Standard deviation of the logarithm of a step's CPU time.
     pub jitter: f64,
@@ -161,14 +169,14 @@ pub struct FrontEndRates {
     pub request_token_us: f64,
     /// Thread time per token sent.
     pub token_us: f64,
-    /// Added thread time for a first token.
+    /// Added thread time for the first token of a request.
     pub first_us: f64,
     /// Thread time per prompt token, when the first token is sent.
     pub first_token_us: f64,
-    /// Delay of a prompt that is text, which is handed to another thread.
+    /// Delay of a prompt that comes as text, which is handed to another thread.
     #[serde(default = "text_us")]
     pub text_us: f64,
-    /// Time of that thread per token of a text. It tokenizes one text after the other.
+    /// Time of that thread per token. It tokenizes one text after the other.
     #[serde(default = "text_token_us")]
     pub text_token_us: f64,
     /// Delay from the client to the engine, independent of load.
@@ -201,8 +209,8 @@ impl Constants {
         HOSTS.iter().map(|(name, _)| *name)
     }
 
-    /// The built-in constants with those of a host: the name of a built-in host, or the path of a file that `sluice sim fit`
-    /// wrote. The tables of the file replace the built-in ones.
+    /// The built-in constants with the tables of a host: the name of a built-in host, or the path
+    /// of a file that `sluice sim fit` wrote.
     ///
     /// # Errors
     /// An unknown name, an unreadable file, missing or invalid numbers.

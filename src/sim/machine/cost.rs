@@ -1,12 +1,13 @@
-//! The time of one engine step: a roofline model of the GPU, and the CPU time to prepare and launch the step.
+//! The time of one engine step: a roofline model of the GPU, and the CPU time to prepare and launch
+//! the step.
 //!
 //! ```text
-//! step = exposed + max(GPU, preparation + launch) with asynchronous scheduling: the CPU prepares the next step meanwhile
-//!      = exposed + preparation + max(GPU, launch) without: the CPU begins when the tokens of the last step are known
+//! step = exposed + max(GPU, preparation + launch)     with asynchronous scheduling
+//!      = exposed + preparation + max(GPU, launch)     without
 //!
 //! GPU  = max(weight bytes / bandwidth, linear FLOPs / rate)
 //!      + KV bytes of decoding sequences / bandwidth
-//!      + attention FLOPs of prompt chunks / rate x (time of the waves / time in proportion to tiles)
+//!      + attention FLOPs of prompt chunks / rate x (time of waves / time in proportion to tiles)
 //!      + layers x (gap + gap with a prompt + gap with an adapter + adapter x tokens)
 //!      + sequences x cost
 //!      + all-reduces                              in a tensor-parallel group
@@ -14,30 +15,19 @@
 //!
 //! preparation = step + sequences x cost          scheduler, inputs, results
 //! exposed     = 0 without a prompt, otherwise a constant of the host
-//! launch      = layers x launch x (1 without a graph, a third with a piecewise graph, 0 with a full graph)
+//! launch      = layers x launch x (1 without a graph, a third with a piecewise graph,
+//!               0 with a full graph)
 //! ```
 //!
-//! Units: seconds, bytes, FLOPs, tokens.
+//! Units: seconds, bytes, FLOPs, tokens. The functions are pure; the engine, which owns the random
+//! generator, applies jitter. The constants are in `constants.toml` and `host/*.toml`, see
+//! [`Profile`].
 //!
-//! Linear layers: `max` and not a sum, because the weights are read while the tensor cores multiply. A step that fits a graph
-//! is padded to its size. A share of the time grows in whole tiles of 128 tokens. With fp8 weights a decode is faster (3.3 ms for
-//! 4.7), and so is a chunk of 8,192 tokens, but one of 256 tokens is not: its kernels took 8.4 ms in fp8, as long as 670 tokens
-//! would at the rate of many (7.9 ms here). Their tiles do not fill the GPU, and other kernels are used for up to 128 tokens. What
-//! happens between one tile and two was not measured; the time rises evenly.
-//!
-//! Attention of prompts: 4 x hidden x layers FLOPs for each causal pair of query and key, in tokens x heads / 128 tiles. A wave
-//! is as many tiles as there are multiprocessors. A partly filled wave takes longer than in proportion to its tiles: a chunk of
-//! 640 tokens takes nearly as long as one of 1,024.
-//!
-//! Attention of decodes: each sequence reads its context. In a step that also prefills, one kernel does both and reads slower.
-//!
-//! Accuracy: fitted to 37,000 steps that vLLM 0.22.1 timed on an H200 (`steps.csv`: median error of groups 1.3 %, nine of ten
-//! within 6 %) and to a grid of 13,700 single steps on another H200 (`grid/`: 4 % for decodes, 3 % with piecewise graphs, 2 %
-//! without graphs; in cross-validation by chunk size 3.3, 2.6 and 1.9 %). Not modelled: sizes for which the library of linear
-//! layers picks a slow kernel (448 tokens: 24 % longer; 832: 8 %). Other GPUs were not measured.
-//!
-//! The constants are in `constants.toml` and `host/*.toml`, see [`Profile`]. The functions are pure: the engine, which owns the
-//! random generator, applies jitter.
+//! Fitted to 37,000 steps that vLLM 0.22.1 timed on an H200 (`steps.csv`: median error of groups
+//! 1.3 %, nine of ten within 6 %) and to a grid of 13,700 single steps on another H200 (`grid/`: 4
+//! % for decodes, 3 % with piecewise graphs, 2 % without graphs; in cross-validation by chunk size
+//! 3.3, 2.6 and 1.9 %). Not modelled: sizes for which the library of linear layers picks a slow
+//! kernel (448 tokens: 24 % longer; 832: 8 %). Other GPUs were not measured.
 
 use std::time::Duration;
 
@@ -45,7 +35,7 @@ use super::constants::TILE;
 use super::graphs::{Coverage, Graphs};
 use super::profile::{Profile, Rates, Shape};
 
-/// The work of one step. The engine fills it while it schedules.
+/// The work of one step. The engine fills it when it carries out the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepLoad {
     /// Tokens that the model computes.
@@ -56,21 +46,22 @@ pub struct StepLoad {
     pub context_read: u64,
     /// Pairs of query and key in chunks of more than one token (causal).
     pub attention_pairs: f64,
-    /// The longest context among these chunks, tokens: what precedes a chunk and half of it.
+    /// The longest context among these chunks, tokens. A chunk's context is the tokens before it
+    /// and half of its own.
     pub longest_context: f64,
     /// Sequences that advance by more than one token.
     pub prompts: u32,
     /// Whether a sequence in the step uses a LoRA adapter.
     pub adapter: bool,
-    /// Adapters that this step copies from host memory into a GPU slot. The engine counts an adapter when it admits the
-    /// first sequence that needs it.
+    /// Adapters that this step copies from host memory into a GPU slot.
     pub adapter_activations: u32,
-    /// Those of them that are not in host memory (`--max-cpu-loras`) and are read from disk first.
+    /// Of these adapters, the number that is not in host memory (`--max-cpu-loras`) and is read
+    /// from disk first.
     pub adapter_loads: u32,
 }
 
 impl StepLoad {
-    /// Adds a sequence of which `computed` tokens are computed and that advances by `chunk` tokens.
+    /// Adds a sequence that has `computed` computed tokens and advances by `chunk` tokens.
     pub fn add(&mut self, computed: u32, chunk: u32, adapter: bool) {
         self.tokens += chunk;
         self.sequences += 1;
@@ -100,8 +91,7 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// The model for `profile` with the graphs that vLLM captures by default when at most `max_num_seqs` sequences and
-    /// `max_num_batched_tokens` tokens make a step.
+    /// The model for `profile` with vLLM's default graphs for these limits of a step.
     pub fn new(profile: &Profile, max_num_seqs: u32, max_num_batched_tokens: u32) -> Self {
         let graphs = Graphs::chosen(max_num_seqs, max_num_batched_tokens, None);
         let (shape, rates) = (profile.shape.clone(), profile.cost.clone());
@@ -127,8 +117,7 @@ impl CostModel {
         (self.rates.step.jitter.max(0.0), self.rates.host.jitter.max(0.0))
     }
 
-    /// The time of a step in a busy engine with asynchronous scheduling, without jitter: the longer of GPU time and CPU time, and
-    /// what is exposed.
+    /// The time of a step in a busy engine with asynchronous scheduling, without jitter.
     pub fn duration(&self, load: &StepLoad) -> Duration {
         self.gpu(load).max(self.host(load)) + self.exposed(load)
     }
@@ -152,7 +141,7 @@ impl CostModel {
         Duration::from_secs_f64(computed + self.adapter_seconds(load))
     }
 
-    /// Time in which the adapters of `load` are read and copied, while nothing else runs.
+    /// Time in which the adapters of `load` are read and copied while nothing else runs.
     pub fn adapter_loading(&self, load: &StepLoad) -> Duration {
         Duration::from_secs_f64(self.adapter_seconds(load))
     }
@@ -168,19 +157,19 @@ impl CostModel {
         self.preparation(load) + self.launch(load)
     }
 
-    /// CPU time before the first kernel of a step and after its last one.
+    /// CPU time before the first kernel of a step and after the last one.
     pub fn preparation(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
         Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences)) * 1e-6)
     }
 
-    /// The part of a step with a prompt in which neither CPU nor GPU time is hidden by the other.
+    /// The part of a step with a prompt that overlaps with neither CPU nor GPU work.
     pub fn exposed(&self, load: &StepLoad) -> Duration {
         let exposed = if load.prompts > 0 { self.rates.host.prompt_step_us } else { 0.0 };
         Duration::from_secs_f64(exposed * 1e-6)
     }
 
-    /// CPU time to launch the kernels of a step: without a graph, one by one.
+    /// CPU time to launch the kernels of a step.
     pub fn launch(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
         let share = match self.padded(load).1 {
@@ -206,7 +195,15 @@ impl CostModel {
         self.graphs.pad(load.tokens, load.prompts == 0)
     }
 
-    /// Seconds in linear layers.
+    /// Seconds in linear layers: the larger of two times, because the weights are read while the
+    /// tensor cores multiply.
+    ///
+    /// A step that fits a graph is padded to the graph's size, and a share of the time grows in
+    /// whole tiles of 128 tokens. With fp8 weights a decode is faster (3.3 ms instead of 4.7 ms),
+    /// and so is a chunk of 8,192 tokens, but not one of 256 tokens, whose tiles do not fill the
+    /// GPU: it took 8.4 ms, as long as 670 tokens at the rate of large chunks (7.9 ms here). Other
+    /// kernels are used for up to 128 tokens. Between one tile and two, which was not measured, the
+    /// time rises evenly.
     fn linear(&self, load: &StepLoad, padded: f64) -> f64 {
         let rates = &self.rates;
         let tiled = rates.kernel.tile_share * (padded / TILE).ceil() * TILE + (1.0 - rates.kernel.tile_share) * padded;
@@ -217,13 +214,20 @@ impl CostModel {
     }
 
     /// Seconds in attention, of decodes and of prompt chunks.
+    ///
+    /// Prompts: 4 x hidden x layers FLOPs for each causal pair of query and key, in tokens x heads
+    /// / 128 tiles. A wave has as many tiles as there are multiprocessors. A partly filled wave
+    /// takes longer than in proportion to its tiles: a chunk of 640 tokens takes nearly as long as
+    /// one of 1,024. Decodes: each sequence reads its context, more slowly in a step that also
+    /// prefills, where one kernel does both.
     fn attention(&self, load: &StepLoad) -> f64 {
         let Rates { kernel, tiles_at_once, attention_flops_per_s, .. } = &self.rates;
         let bytes = load.context_read as f64 * self.shape.kv_bytes_per_token;
         if load.prompts == 0 {
             return bytes / self.rates.kv_cache_per_s;
         }
-        // Tokens whose tiles take as long as those of the prompt with the longest context: short prompts beside it end early.
+        // The tokens of all chunks, as tokens of the prompt with the longest context. Tiles of
+        // shorter prompts end earlier.
         let chunks = load.attention_pairs / load.longest_context;
         let waves = chunks.max(1.0) * f64::from(self.shape.heads) / TILE / tiles_at_once;
         // The time of all tiles, in units of a full wave.
@@ -300,7 +304,8 @@ mod tests {
         assert!(load(&[(8192, 8192)], false) > 1.25 * load(&[(0, 8192)], false));
     }
 
-    /// The attention of the piece alone takes as many waves beside them: only their own work is added.
+    /// Short prompts only add their own work: the attention of the long chunk takes as many waves
+    /// with them as without.
     #[test]
     fn short_prompts_beside_a_long_piece_add_time() {
         let gpu = |context: u32, short: usize| {
@@ -336,7 +341,8 @@ mod tests {
         assert!((rank_64.as_secs_f64() * 1e3 / stall(read) - 4.0).abs() < 1e-6);
     }
 
-    /// The two measured rows with full graphs (`permits.csv`) are 0 to 5 % slower than those without.
+    /// The two measured rows with full graphs (`permits.csv`) are 0 to 5 % slower than the rows
+    /// without.
     #[test]
     fn a_full_graph_of_a_step_that_prefills_saves_its_launch_alone() {
         let mut load = StepLoad::default();

@@ -1,7 +1,8 @@
-//! A GPU as the vendor describes it: memory, bandwidth, FLOPs. A few lines of TOML, built in or from a file of the user.
+//! A GPU as the vendor describes it: memory, bandwidth, FLOPs. A few lines of TOML, built in or
+//! from a file.
 //!
-//! Nothing here is measured. The shares of the peaks that an engine reaches are in [`Constants`]; the file of a GPU can
-//! override single constants.
+//! No value is measured. The shares of the peaks that an engine reaches are in [`Constants`]; the
+//! file of a GPU can override single constants.
 
 use serde::Deserialize;
 
@@ -19,7 +20,7 @@ const GPUS: &[(&str, &str)] = &[
 /// Bytes of a GiB.
 pub const GIB: f64 = (1u64 << 30) as f64;
 
-/// A GPU: peaks as the vendor states them.
+/// A GPU with the peaks that the vendor states.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
@@ -38,13 +39,16 @@ pub struct Gpu {
     pub bf16_tflops: f64,
     /// Number of streaming multiprocessors. Each computes one tile at a time.
     pub multiprocessors: u32,
-    /// Peak rate in fp8, 10^12 FLOP per second. `None`: the chip has no fp8 arithmetic, so weights are unpacked to bf16.
+    /// Peak rate in fp8, 10^12 FLOP per second. `None`: the GPU has no fp8 arithmetic, so weights
+    /// are unpacked to bf16.
     pub fp8_tflops: Option<f64>,
-    /// Bandwidth to the other GPUs of a tensor-parallel group, one direction, 10^9 bytes per second.
+    /// Bandwidth to the other GPUs of a tensor-parallel group, one direction, 10^9 bytes per
+    /// second.
     pub link_gb_per_s: Option<f64>,
     /// Time of an all-reduce of a few kilobytes in a tensor-parallel group, microseconds.
     pub link_latency_us: Option<f64>,
-    /// Overrides entries of [`Efficiency`](super::constants::Efficiency) for this GPU; usually empty.
+    /// Overrides entries of [`Efficiency`](super::constants::Efficiency) for this GPU; usually
+    /// empty.
     #[serde(default)]
     pub efficiency: toml::Table,
     /// Overrides entries of [`KernelConstants`](super::constants::KernelConstants).
@@ -67,11 +71,12 @@ impl Gpu {
         GPUS.iter().map(|(name, _)| *name)
     }
 
-    /// The built-in GPU with this name, or the GPU in the file at this path. An unambiguous prefix is enough; case and
-    /// punctuation are ignored.
+    /// The built-in GPU with this name (an unambiguous prefix is enough; case and punctuation are
+    /// ignored), or the GPU in the file at this path.
     ///
     /// # Errors
-    /// An unknown name (with the known ones), an unreadable file, missing or invalid numbers (with their keys).
+    /// An unknown name (with the known names), an unreadable file, missing or invalid numbers (with
+    /// their keys).
     pub fn load(name: &str) -> Result<Self, ProfileError> {
         let text = find("GPU", name, GPUS)?;
         let gpu: Self = parse(

@@ -1,7 +1,9 @@
-//! CUDA graphs: the sizes (tokens of a step) that are captured, and which part of a step a graph covers.
+//! CUDA graphs: the sizes (tokens of a step) that are captured, and the part of a step that a graph
+//! covers.
 //!
-//! A *full* graph replays a whole step. A *piecewise* graph replays everything but the attention. A step is padded to the next
-//! captured size. A step with more tokens than the largest size has no graph: the CPU launches its kernels one by one.
+//! A *full* graph replays a whole step. A *piecewise* graph replays everything but the attention. A
+//! step is padded to the next captured size. A step with more tokens than the largest size has no
+//! graph: the CPU launches its kernels one by one.
 //!
 //! | `cudagraph_mode` | steps that only decode | steps that also prefill |
 //! |---|---|---|
@@ -11,24 +13,25 @@
 //! | `FULL_DECODE_ONLY` | full graph | no graph |
 //! | `NONE` | no graph | no graph |
 //!
-//! Sizes: 1, 2, 4 (with `--performance-mode interactivity` all from 1 to 32), then by 8 up to 256, then by 16 up to
-//! `min(2 x max_num_seqs, 512)` or `--max-cudagraph-capture-size`; or those of `--cudagraph-capture-sizes`. None is above
-//! `--max-num-batched-tokens`. Full graphs for decodes alone exist up to `--max-num-seqs`; a larger step that only decodes is
-//! treated as one that also prefills.
+//! Sizes: 1, 2, 4 (with `--performance-mode interactivity` all from 1 to 32), then by 8 up to 256,
+//! then by 16 up to `min(2 x max_num_seqs, 512)` or `--max-cudagraph-capture-size`; or the sizes of
+//! `--cudagraph-capture-sizes`. None is above `--max-num-batched-tokens`. Full graphs for decodes
+//! alone exist up to `--max-num-seqs`; a larger step that only decodes is treated like a step that
+//! also prefills.
 
 use std::sync::Arc;
 
 /// The largest size that is captured by default.
 const DEFAULT_LARGEST: u32 = 512;
-/// Distance between sizes from 256 on.
+/// Distance between sizes above 256.
 const STRIDE: u32 = 16;
-/// The most sizes that flags can request.
+/// Maximum number of sizes that flags can request.
 pub const MAX_SIZES: usize = 4096;
 
-/// Which steps have which graph: `cudagraph_mode` of vLLM. See the header of this file.
+/// vLLM's `cudagraph_mode`: the kind of graph for each kind of step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GraphMode {
-    /// No step has one.
+    /// No step has a graph.
     None,
     /// All steps have piecewise graphs.
     Piecewise,
@@ -42,7 +45,7 @@ pub enum GraphMode {
 }
 
 impl GraphMode {
-    /// What is left of it without piecewise graphs, which need vLLM's own compilation.
+    /// The mode that remains without piecewise graphs, which need vLLM's own compilation.
     #[must_use]
     pub fn without_piecewise(self) -> Self {
         match self {
@@ -57,18 +60,18 @@ impl GraphMode {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graphs {
     mode: GraphMode,
-    /// Ascending, without duplicates, above 0. Empty only without graphs.
+    /// Ascending, without duplicates, above 0. Empty if there are no graphs.
     sizes: Arc<[u32]>,
-    /// How many of them, the smallest first, a step that only decodes can have.
+    /// Number of sizes, from the smallest, that a step that only decodes can have.
     decodes: usize,
 }
 
-/// Which part of a step its graph covers.
+/// The part of a step that a graph covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coverage {
-    /// All of it.
+    /// The whole step.
     Full,
-    /// All but the attention.
+    /// Everything except the attention.
     Piecewise,
     /// Nothing: there is no graph of this size.
     None,
@@ -80,12 +83,12 @@ impl Graphs {
         Self { mode: GraphMode::None, sizes: Arc::new([]), decodes: 0 }
     }
 
-    /// The sizes that vLLM chooses for these limits. `largest` is `--max-cudagraph-capture-size`.
+    /// The sizes that vLLM chooses for these limits. `largest`: `--max-cudagraph-capture-size`.
     pub fn chosen(max_num_seqs: u32, max_num_batched_tokens: u32, largest: Option<u32>) -> Self {
         Self::with_smallest(&[1, 2, 4], max_num_seqs, max_num_batched_tokens, largest)
     }
 
-    /// The same with `--performance-mode interactivity`.
+    /// As [`Graphs::chosen`], with `--performance-mode interactivity`.
     pub fn interactive(max_num_seqs: u32, max_num_batched_tokens: u32, largest: Option<u32>) -> Self {
         let smallest: Vec<u32> = (1..=32).collect();
         Self::with_smallest(&smallest, max_num_seqs, max_num_batched_tokens, largest)
@@ -104,7 +107,7 @@ impl Graphs {
         Self::of_sizes(sizes, max_num_seqs, max_num_batched_tokens)
     }
 
-    /// The given sizes (`--cudagraph-capture-sizes`), except those above `max_num_batched_tokens`.
+    /// The given sizes (`--cudagraph-capture-sizes`), except sizes above `max_num_batched_tokens`.
     pub fn of_sizes(mut sizes: Vec<u32>, max_num_seqs: u32, max_num_batched_tokens: u32) -> Self {
         sizes.retain(|size| (1..=max_num_batched_tokens).contains(size));
         sizes.sort_unstable();
@@ -117,18 +120,19 @@ impl Graphs {
         Self { mode: GraphMode::default(), sizes: sizes.into(), decodes }
     }
 
-    /// The same sizes for other steps.
+    /// The same sizes in another mode.
     #[must_use]
     pub fn with_mode(self, mode: GraphMode) -> Self {
         if mode == GraphMode::None || self.sizes.is_empty() { Self::none() } else { Self { mode, ..self } }
     }
 
-    /// Which steps have which graph.
+    /// The kind of graph for each kind of step.
     pub fn mode(&self) -> GraphMode {
         self.mode
     }
 
-    /// The tokens of a step after padding, and the coverage of its graph. `decodes`: every sequence advances by one token.
+    /// The tokens of a step after padding, and the coverage of its graph. `decodes`: whether every
+    /// sequence advances by one token.
     pub fn pad(&self, tokens: u32, decodes: bool) -> (u32, Coverage) {
         let at = self.sizes.partition_point(|size| *size < tokens);
         let coverage = match (self.mode, decodes && at < self.decodes) {
@@ -159,8 +163,8 @@ impl Graphs {
         }
     }
 
-    /// Whether the two largest sizes are further apart than in vLLM's own list. Then capturing the smaller one does not reuse
-    /// the memory of the larger one.
+    /// Whether the two largest sizes are further apart than in vLLM's own list. If so, capturing
+    /// the smaller one does not reuse the memory of the larger one.
     pub fn is_sparse(&self) -> bool {
         matches!(*self.sizes, [.., below, largest] if largest - below > STRIDE)
     }
@@ -174,7 +178,7 @@ mod tests {
     fn sizes_are_counted_as_vllm_lists_them() {
         let counts = |seqs| Graphs::chosen(seqs, 8192, None).counts();
         assert_eq!([1024, 256, 128, 64, 4, 1].map(counts), [(51, 51), (51, 35), (35, 19), (19, 11), (4, 3), (2, 1)]);
-        // 8, 16 .. 248, 256 .. 1280: 99 sizes, as vLLM 0.22.1 logged.
+        // 1, 2, 4, 8, 16 .. 248, 256 .. 1280: 99 sizes, as vLLM 0.22.1 logged.
         let wide = Graphs::chosen(256, 8192, Some(1280));
         assert_eq!((wide.counts(), wide.largest()), ((99, 35), 1280));
         let interactive = |seqs| Graphs::interactive(seqs, 8192, None).counts();
@@ -197,7 +201,8 @@ mod tests {
     fn each_mode_covers_its_steps() {
         let of = |mode| {
             let graphs = Graphs::chosen(256, 8192, None).with_mode(mode);
-            // A decode, a step that also prefills, decodes above `max_num_seqs`, and a step above the largest size.
+            // A decode, a step that also prefills, decodes above `max_num_seqs`, and a step above
+            // the largest size.
             let steps = [(17, true), (17, false), (300, true), (513, false)];
             (graphs.counts(), steps.map(|(tokens, decodes)| graphs.pad(tokens, decodes)))
         };

@@ -1,8 +1,8 @@
-//! How a model is laid out on GPUs: size of the group and number formats.
+//! The layout of a model on GPUs: size of the group and number formats.
 //!
 //! Both the memory arithmetic and the profile depend on it. A group has at least one GPU.
 
-/// How a model is laid out on GPUs.
+/// The layout of a model on GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// GPUs that share the model, at least 1.

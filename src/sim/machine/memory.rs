@@ -1,18 +1,20 @@
 //! The size of the KV cache, computed as vLLM does at start-up.
 //!
 //! ```text
-//! KV bytes = utilisation x memory            what vLLM may use in all
-//!          - weights                         layers and output head, embedding table unless tied
-//!          - activations                     peak of one full step: grows with the token budget and with sequences x vocabulary
-//!          - reserved                        what libraries take outside PyTorch while vLLM measures
-//!          - graphs                          vLLM's estimate for all captured sizes; twice with LoRA
-//!          - LoRA slots                      max_loras adapters of max_lora_rank
+//! KV bytes = utilisation x memory    all memory that vLLM may use
+//!          - weights                 layers, output head, and embedding table unless tied
+//!          - activations             peak of one full step: grows with the token budget
+//!                                    and with sequences x vocabulary
+//!          - reserved                allocated by libraries outside PyTorch while vLLM measures
+//!          - graphs                  vLLM's estimate for all captured sizes; twice with LoRA
+//!          - LoRA slots              max_loras adapters of max_lora_rank
 //! blocks   = KV bytes / (16 tokens x bytes per token), rounded down
 //! ```
 //!
-//! All sizes are per GPU of a tensor-parallel group. The parts match what vLLM 0.22.1 reported on an H200 with Llama-3.1-8B
-//! (weights 15.00 GiB, activations 1.17 GiB at 8,192 tokens). Together they give the 916,816 tokens that it reported at a
-//! utilisation of 0.92, and 912,000 with one adapter slot of rank 16. An error means that vLLM would refuse to start.
+//! All sizes are per GPU of a tensor-parallel group. The parts match the reports of vLLM 0.22.1 on
+//! an H200 with Llama-3.1-8B (weights 15.00 GiB, activations 1.17 GiB at 8,192 tokens). Together
+//! they give the reported 916,816 tokens at a utilisation of 0.92, and 912,000 with one adapter
+//! slot of rank 16. An error means that vLLM would refuse to start.
 
 use super::gpu::{GIB, Gpu};
 use super::graphs::{GraphMode, Graphs};
@@ -21,18 +23,20 @@ use super::model::Model;
 
 /// Tokens of a block.
 const BLOCK: u32 = 16;
-/// Memory that vLLM reserves for the first (largest) graph of a model with [`GRAPH_LAYERS`] layers. It captures the two largest
-/// sizes and assumes that every further graph needs as much as the second one.
+/// Memory that vLLM reserves for the first (largest) graph of a model with [`GRAPH_LAYERS`] layers.
+/// vLLM captures the two largest sizes and counts every further graph like the second one.
 const FIRST_GRAPH: f64 = 134.0 * MIB;
 /// Memory for each further piecewise graph.
 const PIECEWISE_GRAPH: f64 = 6.0 * MIB;
-/// The same with [`Graphs::is_sparse`] sizes, where the second graph cannot reuse the memory of the first. Measured once: vLLM
-/// estimated 16.3 GiB for 41 piecewise and 35 full graphs up to 1,280 tokens, which then used 0.92 GiB.
+/// As [`PIECEWISE_GRAPH`] with [`Graphs::is_sparse`] sizes, where the second graph cannot reuse the
+/// memory of the first. Measured once: vLLM estimated 16.3 GiB for 41 piecewise and 35 full graphs
+/// up to 1,280 tokens, which then used 0.92 GiB.
 const SPARSE_GRAPH: f64 = 410.0 * MIB;
 /// Memory for each full graph.
 const FULL_GRAPH: f64 = 2.0 * MIB;
 const GRAPH_LAYERS: f64 = 32.0;
-/// Peak memory of a full step, in bf16 values per token: this many times the hidden width and the MLP's inner width.
+/// Peak memory of a full step, in bf16 values per token: multiples of the hidden width and of the
+/// MLP's inner width.
 const HIDDEN_COPIES: f64 = 8.2;
 const INNER_COPIES: f64 = 3.0;
 /// Copies of the fp32 logits during the warm-up of the sampler.
@@ -43,7 +47,8 @@ const EXTRA_WEIGHTS: f64 = 51.0e6;
 const LORA_FIXED: f64 = 22.0e6;
 const MIB: f64 = (1u64 << 20) as f64;
 
-/// Settings that determine the size of the cache, named like vLLM's flags. The defaults are those of the measured server.
+/// Settings that determine the size of the cache, named like vLLM's flags. The defaults describe
+/// the measured server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemorySettings {
     /// `--gpu-memory-utilization`: share of the GPU's memory.
@@ -79,7 +84,7 @@ impl Default for MemorySettings {
     }
 }
 
-/// Where the memory of one GPU goes, bytes.
+/// The parts of one GPU's memory, bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvBudget {
     /// Blocks of 16 tokens, including the null block.
@@ -99,13 +104,13 @@ pub struct KvBudget {
 }
 
 impl KvBudget {
-    /// Tokens in all blocks: the number that vLLM logs.
+    /// Tokens in all blocks, as vLLM logs them.
     pub fn tokens(&self) -> u32 {
         self.blocks.saturating_mul(BLOCK)
     }
 
-    /// The longest context that fits the cache, in tokens. vLLM prints this estimate when `--max-model-len` does not fit.
-    /// One block is kept empty.
+    /// The longest context that fits the cache, in tokens. One block is kept empty. vLLM prints
+    /// this estimate when `--max-model-len` does not fit.
     pub fn longest(&self) -> u32 {
         self.blocks.saturating_sub(1).saturating_mul(BLOCK)
     }
@@ -114,7 +119,7 @@ impl KvBudget {
 /// Why an engine does not start. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum MemoryError {
-    /// Less memory is free than the utilisation asks for.
+    /// Less memory is free than the utilisation requests.
     #[error("{free:.2} of {total:.2} GiB are free, but {wanted:.2} GiB are requested; lower the utilisation", free = free / GIB, total = total / GIB, wanted = wanted / GIB)]
     Occupied {
         /// Free memory.
@@ -124,7 +129,7 @@ pub enum MemoryError {
         /// Utilisation x memory.
         wanted: f64,
     },
-    /// The weights do not fit: PyTorch's out-of-memory error while they load.
+    /// The weights do not fit. vLLM fails with PyTorch's out-of-memory error while it loads them.
     #[error("the weights need {weights:.2} GiB, but only {free:.2} GiB are free; use more GPUs or --quantization fp8", weights = weights / GIB, free = free / GIB)]
     Weights {
         /// Needed bytes.
@@ -149,7 +154,7 @@ pub enum MemoryError {
 /// The memory of `model` on `gpu` with these settings.
 ///
 /// # Errors
-/// Why vLLM would not start. If there are several reasons: the one that vLLM reports.
+/// Why vLLM would not start; of several reasons, the one that vLLM reports.
 pub fn kv_budget(gpu: &Gpu, model: &Model, settings: &MemorySettings) -> Result<KvBudget, MemoryError> {
     let total = gpu.memory_gib * GIB;
     let free = total - settings.occupied_bytes;
@@ -208,7 +213,8 @@ fn graph_bytes(model: &Model, settings: &MemorySettings) -> f64 {
     }
     let sparse = settings.graphs.is_sparse();
     let further = if sparse { SPARSE_GRAPH } else { PIECEWISE_GRAPH };
-    // In this mode the second graph that vLLM captures is a full one of the same size. Its memory was not measured.
+    // In this mode the second graph that vLLM captures is a full one of the same size. Its memory
+    // was not measured.
     let further_full = if sparse && settings.graphs.mode() == GraphMode::Full { SPARSE_GRAPH } else { FULL_GRAPH };
     let sets = if settings.lora.is_some() { 2.0 } else { 1.0 };
     let beyond_first = |count: usize| count.saturating_sub(1) as f64;
@@ -277,7 +283,7 @@ mod tests {
             let settings = MemorySettings { graphs, ..MemorySettings::default() };
             budget("h200", "llama-3.1-8b", settings).unwrap().tokens()
         };
-        // vLLM 0.22.1 reported these sizes.
+        // The sizes that vLLM 0.22.1 reported.
         assert!(tokens(Graphs::none()).abs_diff(922_256) < 2000, "eager: {}", tokens(Graphs::none()));
         let wide = tokens(Graphs::chosen(256, 8192, Some(1280)));
         assert!(wide.abs_diff(914_320) < 500, "99 piecewise graphs: {wide}");

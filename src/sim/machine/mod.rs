@@ -1,7 +1,9 @@
-//! The simulated machine: GPU and model as data, the time of a step on them, and the size of the KV cache.
+//! The simulated machine: GPU and model as data, the time of a step on them, and the size of the KV
+//! cache.
 //!
-//! `gpu`, `model` and `constants` are read from TOML. `profile` combines them. `cost` and `memory` compute times and sizes from
-//! the result. Everything is pure arithmetic, except that `preset` reads files of the user.
+//! `gpu`, `model` and `constants` are read from TOML; `profile` combines them. `cost` and `memory`
+//! compute times and sizes. Everything is pure arithmetic, except that `preset` reads files of the
+//! user.
 
 mod constants;
 mod gpu;

@@ -1,6 +1,7 @@
-//! A model as a list of sizes: layers, widths, heads. A few lines of TOML, built in or from a file of the user.
+//! A model as a list of sizes: layers, widths, heads. A few lines of TOML, built in or from a file.
 //!
-//! Only dense decoders with grouped-query attention and a gated MLP. Numbers of parameters and bytes follow from the sizes.
+//! Only dense decoders with grouped-query attention and a gated MLP. Numbers of parameters and
+//! bytes follow from the sizes.
 
 use serde::Deserialize;
 
@@ -43,7 +44,7 @@ impl Model {
         MODELS.iter().map(|(name, _)| *name)
     }
 
-    /// The built-in model with this name, or the one in the file at this path.
+    /// The built-in model with this name, or the model in the file at this path.
     ///
     /// # Errors
     /// As [`Gpu::load`].
@@ -72,9 +73,9 @@ impl Model {
         Ok(model)
     }
 
-    /// The built-in model for a model name as given to vLLM, such as `meta-llama/Llama-3.1-8B-Instruct`.
-    ///
-    /// Case, the organisation and what follows the size are ignored.
+    /// The built-in model for a model name as given to vLLM, such as
+    /// `meta-llama/Llama-3.1-8B-Instruct`. Case, the organisation and any text after the size are
+    /// ignored.
     pub fn of_served(name: &str) -> Option<Self> {
         let plain = |text: &str| text.to_ascii_lowercase().replace(['_', '.', '-'], "");
         let wanted = plain(name);
@@ -100,7 +101,8 @@ impl Model {
         2.0 * f64::from(self.layers) * f64::from(self.kv_heads) * f64::from(self.head_dim) * element
     }
 
-    /// Parameters that one rank of an adapter adds: for each linear layer, a row of A and a column of B.
+    /// Parameters that one rank of an adapter adds: for each linear layer, a row of A and a column
+    /// of B.
     pub fn adapter_elements_per_rank(&self) -> f64 {
         let [hidden, heads, kv_heads, dim, inner] =
             [self.hidden, self.heads, self.kv_heads, self.head_dim, self.intermediate].map(f64::from);

@@ -1,17 +1,18 @@
 //! TOML files of GPUs, models and constants: built in, or at a path that the user gives.
 //!
-//! A name with `/` or ending in `.toml` is the path of a file; any other name is a built-in preset. All missing keys are
-//! reported at once; an invalid value is reported with its key. Each call reads at most one file.
+//! A name with `/` or ending in `.toml` is a path; any other name is a built-in preset. All missing
+//! keys are reported at once; an invalid value is reported with its key. Each call reads at most
+//! one file.
 
 use serde::de::DeserializeOwned;
 
-/// Why a profile cannot be used. Each message says what to do.
+/// Why a profile cannot be used. Each message says how to mend it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
     /// No built-in preset has this name.
     #[error("unknown {what} '{name}'; built in: {known}; or give the path of a TOML file")]
     Unknown {
-        /// `GPU` or `model`.
+        /// `GPU`, `model` or `host`.
         what: &'static str,
         /// The name that was given.
         name: String,
@@ -21,11 +22,11 @@ pub enum ProfileError {
     /// The file cannot be read.
     #[error("cannot read the {what} profile {path}: {error}")]
     Unreadable {
-        /// `GPU` or `model`.
+        /// `GPU`, `model` or `host`.
         what: &'static str,
         /// Path of the file.
         path: String,
-        /// What the operating system said.
+        /// The error of the operating system.
         error: String,
     },
     /// Keys are missing.
@@ -33,7 +34,7 @@ pub enum ProfileError {
     Missing {
         /// `GPU`, `model` or `constants`.
         what: &'static str,
-        /// Which profile.
+        /// Name of the profile.
         name: String,
         /// The keys.
         keys: String,
@@ -41,9 +42,9 @@ pub enum ProfileError {
     /// A value is out of range or of the wrong type.
     #[error("the {what} profile {name}: {error}")]
     Wrong {
-        /// `GPU`, `model` or `constants`.
+        /// `GPU`, `model`, `host` or `constants`.
         what: &'static str,
-        /// Which profile.
+        /// Name of the profile.
         name: String,
         /// Key and reason.
         error: String,
@@ -62,7 +63,8 @@ pub(super) fn find(what: &'static str, name: &str, built_in: &[(&str, &'static s
             error: error.to_string(),
         });
     }
-    // "RTX-3080" and "H100" match, too: only letters and digits are compared, and an unambiguous prefix is enough.
+    // "RTX-3080" and "H100" match too: only letters and digits are compared, and an unambiguous
+    // prefix is enough.
     let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "");
     let matches = |known: &str| plain(known).starts_with(&plain(name)) && !plain(name).is_empty();
     let mut matching = built_in.iter().filter(|(known, _)| matches(known));
@@ -73,7 +75,7 @@ pub(super) fn find(what: &'static str, name: &str, built_in: &[(&str, &'static s
     Err(ProfileError::Unknown { what, name: name.to_owned(), known })
 }
 
-/// Parses the text of a preset. `needed` are the keys without a default.
+/// Parses the text of a preset. `needed`: the keys without a default.
 pub(super) fn parse<T: DeserializeOwned>(
     what: &'static str,
     name: &str,

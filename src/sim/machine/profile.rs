@@ -1,12 +1,14 @@
-//! A profile: a GPU, a model and the fitted constants, combined into the rates that determine the time of a step.
+//! A profile: a GPU, a model and the fitted constants, combined into the rates that determine the
+//! time of a step.
 //!
 //! ```text
-//! Gpu (vendor's peaks)  +  Model (sizes)  +  Constants (fitted shares and costs)  -> Profile (effective rates)
-//! gpu/*.toml               model/*.toml      constants.toml, host/*.toml
+//! Gpu (vendor's peaks) + Model (sizes) + Constants (shares, costs) -> Profile (effective rates)
+//! gpu/*.toml             model/*.toml    constants.toml, host/*.toml
 //! ```
 //!
-//! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and adds two all-reduces per layer. With fp8 weights
-//! the linear layers have half the bytes; their rate differs only on a chip with fp8 arithmetic.
+//! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and adds two all-reduces
+//! per layer. With fp8 weights the linear layers have half the bytes; their rate differs only on a
+//! GPU with fp8 arithmetic.
 
 use super::constants::{Constants, FrontEndRates, HostConstants, KernelConstants, StepConstants};
 use super::gpu::Gpu;
@@ -15,7 +17,7 @@ use super::memory::{MemorySettings, kv_budget};
 use super::model::Model;
 use super::preset::ProfileError;
 
-/// Names that [`Profile::named`] knows: a GPU and a model in one word.
+/// Names that [`Profile::named`] knows, each for a GPU and a model.
 pub const PROFILES: &[&str] = &["h200-llama-8b"];
 
 /// A GPU and a model: shape, memory and rates.
@@ -39,7 +41,7 @@ pub struct Profile {
     pub constants: Constants,
 }
 
-/// Dimensions of a model's share on one GPU.
+/// Dimensions of the part of a model that is on one GPU.
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// Transformer layers.
@@ -48,9 +50,9 @@ pub struct Shape {
     pub heads: u32,
     /// Query heads x head size.
     pub hidden: u32,
-    /// Parameters that every token is multiplied by.
+    /// Parameters by which every token is multiplied.
     pub linear_parameters: f64,
-    /// Parameters that sampled tokens are multiplied by.
+    /// Parameters by which sampled tokens are multiplied.
     pub head_parameters: f64,
     /// Bytes of weights read in every step.
     pub weight_bytes: f64,
@@ -60,10 +62,10 @@ pub struct Shape {
     pub max_model_len: u32,
 }
 
-/// KV capacity and defaults.
+/// KV capacity and default limits.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    /// Tokens that fit the KV cache; 0 when the model does not fit.
+    /// Tokens that fit the KV cache; 0 if the model does not fit.
     pub kv_tokens: u32,
     /// Default of `--max-num-seqs`.
     pub max_num_seqs: u32,
@@ -78,13 +80,14 @@ pub struct Rates {
     pub weights_per_s: f64,
     /// Effective bandwidth for the KV cache, bytes per second, in steps that only decode.
     pub kv_cache_per_s: f64,
-    /// The same in steps that also prefill.
+    /// As `kv_cache_per_s`, in steps that also prefill.
     pub mixed_kv_cache_per_s: f64,
     /// Effective rate of the linear layers, FLOP per second.
     pub linear_flops_per_s: f64,
-    /// The same of the output head, which stays in bf16.
+    /// As `linear_flops_per_s` for the output head, which stays in bf16.
     pub head_flops_per_s: f64,
-    /// Tokens that the linear layers of more than a tile could compute in the same time.
+    /// Tokens that linear layers with more than a tile could compute in addition without taking
+    /// longer.
     pub idle_tokens: f64,
     /// Effective rate of the attention of prompts, FLOP per second.
     pub attention_flops_per_s: f64,
@@ -118,7 +121,8 @@ impl Profile {
     /// Combines a GPU, a model and constants.
     ///
     /// # Errors
-    /// The group cannot divide the model's heads, the GPU has no link for a group, or its constants are invalid.
+    /// The group cannot divide the model's heads, the GPU has no link for a group, or the constants
+    /// that the GPU overrides are invalid.
     pub fn new(gpu: Gpu, model: Model, layout: Layout, constants: &Constants) -> Result<Self, ProfileError> {
         let wrong = |error: String| ProfileError::Wrong { what: "GPU", name: gpu.title.clone(), error };
         let group = layout.tensor_parallel.max(1);
@@ -132,7 +136,7 @@ impl Profile {
         };
         let constants = constants.with_overrides(gpu.overrides(), &gpu.title)?;
         let share = f64::from(group);
-        // With fewer key heads than GPUs, heads are replicated.
+        // With fewer key heads than GPUs, key heads are replicated.
         let kv_share = f64::from(group.min(model.kv_heads));
         let weight_element = if layout.fp8_weights { 1.0 } else { 2.0 };
         let kv_element = if layout.fp8_kv { 1.0 } else { 2.0 };

@@ -1,4 +1,6 @@
 //! Tests of profiles: built-in presets, files of the user, errors, published numbers.
+//!
+//! The published numbers are latencies of other GPUs and models, to which no constant was fitted.
 
 use super::*;
 
@@ -70,7 +72,7 @@ fn a_served_name_finds_its_model() {
     assert_eq!(Model::of_served("mistral"), None);
 }
 
-/// One step of `streams` sequences with this context, ms.
+/// Duration in ms of a step in which `streams` sequences with this context decode.
 fn decode_ms(gpu: Gpu, model: &str, tensor_parallel: u32, streams: u32, context: u32) -> f64 {
     let layout = Layout { tensor_parallel, ..Layout::default() };
     let profile = Profile::new(gpu, Model::load(model).unwrap(), layout, &Constants::fitted()).unwrap();
@@ -79,7 +81,8 @@ fn decode_ms(gpu: Gpu, model: &str, tensor_parallel: u32, streams: u32, context:
     CostModel::new(&profile, 256, 8192).duration(&load).as_secs_f64() * 1e3
 }
 
-/// Published numbers to which nothing was fitted: the constants of an H200 predict them within 20 %.
+/// Published numbers to which nothing was fitted. The constants of an H200 predict them within 20
+/// %.
 #[test]
 fn other_gpus_and_models_come_near_to_published_numbers() {
     let load = |name: &str| Gpu::load(name).unwrap();

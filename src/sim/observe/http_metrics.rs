@@ -1,6 +1,7 @@
-//! HTTP requests counted as `prometheus-fastapi-instrumentator` does, and facts about the process.
+//! HTTP requests counted as `prometheus-fastapi-instrumentator` does, and metrics of the process.
 //!
-//! Handlers are the templates of known routes, everything else is `none`; methods and status classes are few.
+//! Handlers are the templates of known routes; all other paths count as `none`. So the number of
+//! label sets is bounded: methods and status classes are few.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,10 +14,8 @@ const MANY: &[f64] = &[
 ];
 const FEW: &[f64] = &[0.1, 0.5, 1.0];
 
-/// Routes that are not counted.
 const EXCLUDED: &[&str] = &["/metrics", "/health", "/load", "/ping", "/version", "/server_info"];
 
-/// Counts of one server.
 #[derive(Clone, Debug)]
 pub(crate) struct Requests {
     totals: BTreeMap<(&'static str, String, u16), u64>,
@@ -32,7 +31,8 @@ impl Default for Requests {
 }
 
 impl Requests {
-    /// A request to a known route (its template) or none ended with this status; `size` is its length in bytes.
+    /// Counts a request that ended. `handler`: the template of the route, `None` for an unknown
+    /// path. `size`: bytes of the request's body.
     pub(crate) fn count(
         &mut self,
         handler: Option<&'static str>,
@@ -53,7 +53,7 @@ impl Requests {
         *sizes = (sizes.0 + 1, sizes.1 + size);
     }
 
-    /// This part of the page; `created` in Unix seconds.
+    /// Writes the HTTP metrics; `created` in Unix seconds.
     pub(crate) fn render(&self, out: &mut String, created: f64) {
         let head = |out: &mut String, name: &str, kind: &str, help: &str| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -113,7 +113,7 @@ impl Requests {
     }
 }
 
-/// Facts about this process under the names of the Python client.
+/// Writes the metrics of this process under the names of Prometheus' Python client.
 pub(crate) fn process(out: &mut String, started: f64) {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

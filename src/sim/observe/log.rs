@@ -1,16 +1,18 @@
-//! The log of `vllm serve`, line by line, on stdout: `(APIServer pid=1) INFO 11-21 10:55:59 [file.py:1] text`.
+//! The log of `vllm serve`, line by line, on stdout: `(APIServer pid=1) INFO 11-21 10:55:59
+//! [file.py:1] text`.
 //!
-//! A server inside a test writes nothing. Lines of the engine's process are written by the parent, under the child's pid.
-//! Line numbers are those of 0.32.0. Write errors, such as a closed pipe, are ignored.
+//! A server inside a test writes nothing. The parent writes the lines of the engine's process,
+//! under the child's pid. Line numbers are from 0.32.0. Write errors, such as a closed pipe, are
+//! ignored.
 
 use std::io::Write;
 
-/// The process that a line belongs to.
+/// The process to which a line belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogSource {
     /// The parent.
     ApiServer,
-    /// Its child.
+    /// The child.
     EngineCore,
 }
 
@@ -25,7 +27,7 @@ pub enum Level {
     Error,
 }
 
-/// Where log lines go.
+/// The destination of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Log {
     /// Nowhere.
@@ -43,7 +45,7 @@ pub enum Log {
 }
 
 impl Log {
-    /// Writes a text, one prefix for each of its lines. `source` is `file.py:line`.
+    /// Writes a text with a prefix for each line. `source`: `file.py:line`.
     pub fn line(self, source_process: LogSource, level: Level, source: &str, text: &str) {
         let Self::On { api, engine, .. } = self else { return };
         let (name, pid) = match source_process {

@@ -1,33 +1,35 @@
-//! `/metrics`: the numbers of [`crate::observe::stats`] under the names, labels and order of a version of vLLM.
+//! `/metrics`: the numbers of [`crate::observe::stats`] under the names, labels and order of a
+//! version of vLLM.
 //!
-//! | versions | what differs |
+//! | versions | difference |
 //! |---|---|
-//! | 0.6 | only `model_name` as label; `gpu_cache_usage_perc`, throughput gauges, `time_per_output_token_seconds` |
+//! | 0.6 | `model_name`; `gpu_cache_usage_perc`, `time_per_output_token_seconds`, throughput |
 //! | 0.7-0.8 | label `engine`; `gpu_prefix_cache_*` count blocks |
-//! | 0.9-0.10 | `kv_cache_usage_perc` and `prefix_cache_*` beside the old names |
-//! | 0.11 | `inter_token_latency_seconds` and `request_time_per_output_token_seconds`; the old names of the cache are hidden |
+//! | 0.9-0.10 | `kv_cache_usage_perc` and `prefix_cache_*` in addition to the old names |
+//! | 0.11 | `inter_token_latency_seconds`, `request_time_per_output_token_seconds`; no `gpu_*` |
 //! | 0.12-0.15 | `time_per_output_token_seconds` is hidden |
 //! | 0.16- | only new names |
 //!
-//! Hidden names are shown with `--show-hidden-metrics-for-version`. Help texts are our own; names, labels and order are vLLM's.
+//! `--show-hidden-metrics-for-version` shows hidden names. Names, labels and order are vLLM's; the
+//! help texts are not.
 
 use std::fmt::{self, Write};
 
 use crate::observe::stats::{Cumulative, Gauges, Histogram, REASONS, Stats};
 use sluice_core::vllm::version::Version;
 
-/// What the page shows besides the numbers in [`Stats`].
+/// Values on the page that are not in [`Stats`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) version: Version,
-    /// Served base name.
+    /// The first served name of the base model.
     pub(crate) model: &'a str,
-    /// Blocks, the null block included.
+    /// Number of blocks, including the null block.
     pub(crate) blocks: u32,
-    /// 0 when LoRA is off.
+    /// 0 if LoRA is off.
     pub(crate) max_loras: u32,
     pub(crate) max_model_len: u32,
-    /// Unix seconds of the start.
+    /// Start of the server, Unix seconds.
     pub(crate) started: f64,
     pub(crate) prefix_caching: bool,
     pub(crate) utilisation: f64,
@@ -42,12 +44,11 @@ const BLOCK: u64 = 16;
 struct Page<'a> {
     out: String,
     facts: Facts<'a>,
-    /// Labels that every sample of the engine has.
+    /// Labels of every sample of the engine.
     labels: String,
     version: Version,
 }
 
-/// The engine's part of the page.
 pub(crate) fn engine(stats: &Stats, facts: Facts<'_>) -> String {
     let model = format!("model_name={}", serde_json::json!(facts.model));
     let labels = if facts.version.since(7) { format!("engine=\"0\",{model}") } else { model };
@@ -59,7 +60,8 @@ pub(crate) fn engine(stats: &Stats, facts: Facts<'_>) -> String {
     page.out
 }
 
-/// Prints floats as Prometheus' Python client does: whole ones with `.0`.
+/// Prints a float as Prometheus' Python client does: whole numbers with `.0`, large numbers with an
+/// exponent.
 struct Number(f64);
 
 impl fmt::Display for Number {
@@ -118,7 +120,7 @@ impl Page<'_> {
         self.row(&format!("{name}_created"), "", self.facts.started);
     }
 
-    /// Whether a name that was hidden in `hidden` and gone in `gone` is shown.
+    /// Whether a name is shown that vLLM hid in minor version `hidden` and removed in `gone`.
     fn old(&self, hidden: u16, gone: u16) -> bool {
         !self.version.since(hidden) || (self.facts.show_hidden && !self.version.since(gone))
     }
@@ -249,7 +251,7 @@ impl Page<'_> {
     fn histograms(&mut self, stats: &Stats) {
         let longest = f64::from(self.facts.max_model_len);
         let all = f64::INFINITY;
-        // V0 stopped earlier.
+        // In V0 the buckets end earlier.
         let (ttft, itl, e2e) = if self.version.since(7) { (all, all, all) } else { (10.0, 2.5, 60.0) };
         let since = |minor| self.version.since(minor);
         let old_itl = self.old(12, 16);
@@ -307,7 +309,7 @@ impl Page<'_> {
         if self.facts.max_loras > 0 {
             self.head("lora_requests_info", "gauge", "Adapters that run and wait; the latest sample counts.");
             let most = self.facts.max_loras;
-            // Both labels of vLLM have the names of all.
+            // vLLM writes all names into both labels.
             for (names, seen) in &stats.adapters {
                 let _ = writeln!(
                     self.out,
@@ -344,10 +346,11 @@ impl Page<'_> {
     }
 }
 
-/// Both label lists in the order of their names, as the Python client writes them.
+/// Both label lists in the order of the labels' names, as the Python client writes them.
 fn sorted(labels: &str, extra: &str) -> String {
     let name = |label: &str| label.split('=').next().unwrap_or_default().to_owned();
-    // Served names may hold commas, but only the last label of ours is a free text, so the first comma splits.
+    // Served names may contain commas. Only the last label, `model_name`, is free text, so the text
+    // is split in front of it.
     let mut all: Vec<&str> = match labels.split_once(",model_name=") {
         Some((engine, _)) => vec![engine, &labels[engine.len() + 1..], extra],
         None => vec![labels, extra],

@@ -1,6 +1,7 @@
-//! What an operator sees of the simulator: vLLM's log lines and its metrics page.
+//! The simulator as an operator sees it: vLLM's log lines and its metrics page.
 //!
-//! `stats` and `http_metrics` hold the numbers, `metrics_page` writes them under the names of a version of vLLM.
+//! `stats` and `http_metrics` hold the numbers; `metrics_page` writes them under the names of a
+//! version of vLLM.
 
 pub(crate) mod http_metrics;
 pub mod log;

@@ -1,8 +1,9 @@
-//! The numbers behind `/metrics`, and vLLM's buckets; `metrics_page` writes them under the names of a version.
+//! The numbers behind `/metrics`, and vLLM's buckets.
 //!
-//! Values change when a step ends, so gauges are as stale during a long step as in vLLM. Times are virtual:
-//! `--sim-speed` does not change them. `model_name` is the served base name, never an adapter's. The label sets are
-//! fixed; adapters appear in one gauge, at most all loaded ones.
+//! Values change when a step ends, so gauges are as stale during a long step as in vLLM. Times are
+//! virtual: `--sim-speed` does not change them. `model_name` is the served base name. The label
+//! sets are fixed, except that one gauge lists combinations of adapters, at most
+//! [`MAX_ADAPTER_SETS`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,21 +24,17 @@ const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const LENGTHS: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
 
-/// Combinations of adapters that are kept.
+/// Maximum number of combinations of adapters.
 const MAX_ADAPTER_SETS: usize = 256;
 
-/// A histogram with cumulative buckets.
 #[derive(Clone, Debug)]
 pub(crate) struct Cumulative {
     /// Upper bounds, and the number of values up to each.
     pub(crate) buckets: Vec<(f64, u64)>,
-    /// Sum of all values.
     pub(crate) sum: f64,
-    /// Number of values.
     pub(crate) count: u64,
 }
 
-/// A Prometheus histogram.
 #[derive(Clone, Debug)]
 pub(crate) struct Histogram {
     bounds: &'static [f64],
@@ -69,7 +66,7 @@ impl Histogram {
     }
 }
 
-/// How a sequence ended, by `finished_reason`.
+/// How a sequence ended: vLLM's `finished_reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// End of sequence.
@@ -82,40 +79,35 @@ pub(crate) enum Ended {
     Error = 3,
 }
 
-/// `finished_reason`, in order of [`Ended`].
+/// Values of `finished_reason`, in the order of [`Ended`].
 pub(crate) const REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
-/// A sequence that ended, for the histograms. Times are `None` if it did not get that far.
+/// A sequence that ended, for the histograms. Times are virtual; a time is `None` if the sequence
+/// did not get that far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
-    /// How it ended.
+    /// How the sequence ended.
     pub(crate) ended: Ended,
-    /// Prompt tokens.
     pub(crate) prompt: u32,
-    /// Tokens generated.
     pub(crate) generated: u32,
     /// Limit on generated tokens.
     pub(crate) max_tokens: u32,
-    /// Choices of its request.
+    /// Number of choices of the request.
     pub(crate) n: u32,
     /// Prompt tokens found in the prefix cache.
     pub(crate) cached: u32,
-    /// How often it was preempted.
     pub(crate) preempted: u32,
-    /// When it arrived.
     pub(crate) arrived: Duration,
-    /// When it was first in a step.
+    /// Time at which the sequence was first in a step.
     pub(crate) scheduled: Option<Duration>,
-    /// When it emitted its first token.
+    /// Time of the first token.
     pub(crate) first: Option<Duration>,
-    /// When it ended.
     pub(crate) now: Duration,
 }
 
 /// Gauges, taken from the engine after each step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gauges {
-    /// Running list.
     pub(crate) running: usize,
     /// Waiting for capacity.
     pub(crate) waiting: usize,
@@ -125,26 +117,24 @@ pub(crate) struct Gauges {
     pub(crate) kv_usage: f64,
 }
 
-/// All numbers of one server.
 #[derive(Clone, Debug)]
 pub(crate) struct Stats {
-    /// Taken after each step.
+    /// Gauges after the last step.
     pub(crate) gauges: Gauges,
-    /// Combinations of adapters with requests (comma-separated names), with the Unix time at which each was last seen.
+    /// Combinations of adapters with requests (comma-separated names), with the Unix time at which
+    /// each was last seen.
     pub(crate) adapters: BTreeMap<String, f64>,
-    /// Tokens looked up in the prefix cache, and found there.
+    /// Tokens looked up in the prefix cache, and tokens found there.
     pub(crate) prefix: (u64, u64),
-    /// Sleep level, if it sleeps.
+    /// Sleep level, if the server sleeps.
     pub(crate) sleep: Option<u8>,
     /// Prompt tokens found in the prefix cache, of requests with a first token.
     pub(crate) cached_tokens: u64,
     /// Prompt tokens of requests with a first token.
     pub(crate) prompt_tokens: u64,
-    /// Tokens generated.
     pub(crate) generation_tokens: u64,
-    /// Preemptions.
     pub(crate) preemptions: u64,
-    /// Refused by `--max-num-queued-reqs` and `-tokens`.
+    /// Requests refused by `--max-num-queued-reqs` and by `--max-num-queued-tokens`.
     pub(crate) rejections: [u64; 2],
     pub(crate) ended: [u64; 5],
     pub(crate) ttft: Histogram,
@@ -197,12 +187,12 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// A step with this many tokens ended.
+    /// Counts a step with this many tokens.
     pub(crate) fn step(&mut self, tokens: u32) {
         self.iteration.observe(f64::from(tokens));
     }
 
-    /// A first token, this long after the arrival.
+    /// Counts a first token, this long after the arrival of the request.
     pub(crate) fn first_token(&mut self, prompt: u32, cached: u32, after: Duration) {
         self.prompt_tokens += u64::from(prompt);
         self.cached_tokens += u64::from(cached);
@@ -210,13 +200,14 @@ impl Stats {
         self.ttft.observe(after.as_secs_f64());
     }
 
-    /// Another token, this long after the one before.
+    /// Counts another token, this long after the token before.
     pub(crate) fn next_token(&mut self, after: Duration) {
         self.generation_tokens += 1;
         self.itl.observe(after.as_secs_f64());
     }
 
-    /// Records which adapters have requests. vLLM keeps all combinations; here the latest [`MAX_ADAPTER_SETS`] are kept.
+    /// Records which adapters have requests. vLLM keeps all combinations; the simulator keeps the
+    /// latest [`MAX_ADAPTER_SETS`].
     pub(crate) fn record_adapters(&mut self, names: String, now: f64) {
         self.adapters.insert(names, now);
         while self.adapters.len() > MAX_ADAPTER_SETS {
@@ -225,7 +216,7 @@ impl Stats {
         }
     }
 
-    /// A sequence ended.
+    /// Counts a sequence that ended.
     pub(crate) fn finish(&mut self, sequence: &Finished) {
         self.ended[sequence.ended as usize] += 1;
         let since = |from: Duration| sequence.now.saturating_sub(from).as_secs_f64();
@@ -249,7 +240,7 @@ impl Stats {
         }
     }
 
-    /// Sequences that ended this way.
+    /// Number of sequences that ended this way.
     pub(crate) fn ended(&self, how: Ended) -> u64 {
         self.ended[how as usize]
     }

@@ -1,14 +1,14 @@
 //! Faults that can be injected: with `--sim-fault SPEC` at the start, or with `POST /sim/fault`.
 //!
-//! | spec | what happens |
+//! | spec | effect |
 //! |---|---|
 //! | `hang` | no step runs any more; `/health` stays 200, streams stay open |
-//! | `die` | the engine is dead: streams end with an error event, `/health` says 503, the process ends 5 s later |
+//! | `die` | the engine is dead: error events, `/health` says 503, exit after 5 s |
 //! | `stall=MS` | the next step takes MS longer (simulated time) |
-//! | `reset-midstream[=TOKENS]` | each stream breaks off after that many tokens (default 8), without `[DONE]` |
-//! | `garbage` | generating routes and `/metrics` return bytes that are neither JSON nor SSE nor Prometheus |
-//! | `oom[=SEQUENCES]` | the GPU runs out of memory as soon as more sequences run at once (default 32): the engine dies |
-//! | `slow-start[=SECONDS]` | the start takes that much longer, real time (default 60); at the start only |
+//! | `reset-midstream[=TOKENS]` | streams break off after TOKENS (default 8), no `[DONE]` |
+//! | `garbage` | generating routes and `/metrics` return bytes that have no valid format |
+//! | `oom[=SEQUENCES]` | the engine dies as soon as more than SEQUENCES run (default 32) |
+//! | `slow-start[=SECONDS]` | the start takes SECONDS longer, real time (default 60) |
 //! | `none` | all faults end (a dead engine stays dead) |
 
 use std::str::FromStr;
@@ -19,13 +19,13 @@ const RESET_AFTER: u32 = 8;
 
 /// Sequences that fit the memory with `oom`.
 const RUNNING_AT_MOST: u32 = 32;
-/// What `slow-start` adds.
+/// Time that `slow-start` adds.
 const SLOW_START: Duration = Duration::from_secs(60);
 
-/// A fault. See the header of this file.
+/// A fault; the header of the file describes the effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Healthy again.
+    /// No fault: ends all others.
     None,
     /// No step runs.
     Hang,

@@ -1,6 +1,6 @@
-//! What a folder with a model or an adapter contains, read from its JSON files.
+//! Reads the folder of a model or of an adapter: its JSON files, never the weights.
 //!
-//! Only sizes are read, never weights. A folder that cannot be read as such is reported as missing, as vLLM does.
+//! As in vLLM, a folder whose files cannot be read is reported as missing.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::machine::Model;
 /// The file that marks the folder of an adapter.
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 
-/// Looks whether the path leads to an adapter whose rank fits.
+/// Checks that the path leads to an adapter of at most this rank.
 ///
 /// # Errors
-/// In vLLM's words.
+/// vLLM's message.
 pub(crate) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(), String> {
     let folder = Path::new(path);
     let missing = || format!("Loading lora {name} failed: No adapter found for {path}");
@@ -30,7 +30,8 @@ pub(crate) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(),
     Ok(())
 }
 
-/// Sizes of the model in a folder, from its `config.json`; none when that does not describe a dense decoder.
+/// Sizes of the model in a folder, from its `config.json`; `None` if that does not describe a dense
+/// decoder.
 pub(crate) fn sizes_of_folder(folder: &Path) -> Option<Model> {
     let config: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).ok()?).ok()?;
     let number =

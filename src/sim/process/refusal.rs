@@ -1,8 +1,9 @@
-//! Start-up errors with vLLM's texts. The process exits with code 1, or with 2 if argparse reports the error.
+//! Start-up errors with vLLM's texts. The process exits with code 1, or with 2 if argparse reports
+//! the error.
 //!
-//! Each has the stage at which vLLM reports it: settings are checked before anything runs, then the port is bound; memory is
-//! known only when the engine has loaded the weights. The process that fails prints the cause, and the parent adds that its
-//! engine failed.
+//! Each error has the stage at which vLLM reports it: settings are checked before anything runs,
+//! then the port is bound; memory is known only when the engine has loaded the weights. The process
+//! that fails prints the cause, and the parent adds that its engine failed.
 
 use crate::machine::GIB;
 use crate::machine::memory::MemoryError;
@@ -14,13 +15,13 @@ pub enum Stage {
     Arguments,
     /// While settings are checked.
     Settings,
-    /// When the engine looks for free memory.
+    /// When the engine checks the free memory.
     Memory,
-    /// While weights are loaded.
+    /// While the weights are loaded.
     Weights,
     /// When the KV cache is sized.
     Cache,
-    /// When the sampler is warmed up, after graphs.
+    /// When the sampler is warmed up, after the capture of graphs.
     WarmUp,
     /// When adapters are loaded, after the engine is ready.
     Adapters,
@@ -44,7 +45,7 @@ pub enum Refusal {
     /// The files in the model's folder cannot be used.
     #[error("OSError: {0}")]
     Folder(String),
-    /// A setting is out of its range.
+    /// A setting is out of range.
     #[error(
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for {class}\n{field}\n  Input should be {bound} \
          [type={kind}, input_value={value}, input_type={value_type}]\n    For further information visit \
@@ -55,13 +56,13 @@ pub enum Refusal {
         class: &'static str,
         /// The setting.
         field: &'static str,
-        /// `greater than or equal to 1`
+        /// The bound, such as `greater than or equal to 1`.
         bound: String,
-        /// `greater_than_equal`
+        /// pydantic's kind of error, such as `greater_than_equal`.
         kind: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// `int` or `float`
+        /// Python's type of the value, such as `int`.
         value_type: &'static str,
     },
     /// Settings contradict each other.
@@ -73,20 +74,20 @@ pub enum Refusal {
     Together {
         /// Name of the group of settings.
         class: &'static str,
-        /// What is wrong with them.
+        /// The contradiction.
         text: String,
     },
     /// An error of another type.
     #[error("{kind}: {text}")]
     Other {
-        /// Python's type.
+        /// Python's type of the error.
         kind: &'static str,
-        /// What is wrong.
+        /// The message.
         text: String,
         /// The stage at which it is reported.
         stage: Stage,
     },
-    /// Memory.
+    /// The memory does not suffice.
     #[error("{text}")]
     Memory {
         /// vLLM's message.
@@ -96,7 +97,7 @@ pub enum Refusal {
     },
 }
 
-/// vLLM's pointer to its advice on memory.
+/// vLLM's reference to advice on memory.
 const ADVICE: &str = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details.";
 
 impl Refusal {
@@ -109,12 +110,13 @@ impl Refusal {
         }
     }
 
-    /// Whether it is the engine's process that fails.
+    /// Whether the engine's process fails, and not the parent.
     pub fn is_engine(&self) -> bool {
         (Stage::Memory..=Stage::WarmUp).contains(&self.stage())
     }
 
-    /// The longest context does not fit the cache.
+    /// The error for a longest context of `wanted` tokens when the cache holds `fits`. `per_token`
+    /// and `available` in bytes.
     pub fn too_long(wanted: u32, fits: u32, per_token: f64, available: f64) -> Self {
         let needed = f64::from(wanted) * per_token / GIB;
         let text = format!(
@@ -128,7 +130,8 @@ impl Refusal {
         Self::Memory { text, stage: Stage::Cache }
     }
 
-    /// The memory arithmetic failed. `hint` is advice of the simulator, which vLLM does not give.
+    /// The error for a failed memory computation. `hint`: advice of the simulator, which vLLM does
+    /// not give.
     pub fn memory(error: MemoryError, hint: Option<String>) -> Self {
         let stage = match error {
             MemoryError::Occupied { .. } => Stage::Memory,
@@ -171,7 +174,7 @@ impl Refusal {
         Self::Memory { text, stage }
     }
 
-    /// The engine's log line before its error, where vLLM writes one.
+    /// The log line of the engine before the error, if vLLM writes one.
     pub fn log_line(&self) -> Option<&'static str> {
         (self.stage() == Stage::Weights).then_some(
             "Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free memory for weights, \
@@ -180,7 +183,7 @@ impl Refusal {
         )
     }
 
-    /// A whole number below its bound.
+    /// The error for a whole number below its bound.
     pub(crate) fn below(class: &'static str, field: &'static str, least: i64, value: i64) -> Self {
         let bound = format!("greater than or equal to {least}");
         Self::Bound { class, field, bound, kind: "greater_than_equal", value: value.to_string(), value_type: "int" }

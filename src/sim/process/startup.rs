@@ -1,19 +1,20 @@
-//! The start of vLLM as a list of events: phases with their log lines, and how long each takes on a GPU.
+//! The start of vLLM as a list of events: phases with their log lines and durations on a GPU.
 //!
-//! The list depends on the settings alone, so that it can be tested; the caller writes the lines and waits. Times are those
-//! of an 8B model on an H200 (71-107 s cold, 54 s with a warm compile cache); other models scale with their weights and
-//! layers. A warm cache skips the compilation; `--enforce-eager` and `-O0` skip it and the graphs; `--compilation-config` can
-//! skip either. A compilation without vLLM's own backend (`mode` 1 or 2) is taken to need the time of a cold one; it logs
-//! nothing and leaves nothing in vLLM's cache.
+//! The list depends on its arguments alone; the caller writes the lines and waits. Durations are
+//! measured for an 8B model on an H200 (71-107 s cold, 54 s with a warm compile cache); other
+//! models scale with weights and layers. A warm cache skips the compilation, `--enforce-eager` and
+//! `-O0` skip compilation and graphs, `--compilation-config` can skip either. A compilation without
+//! vLLM's own backend (`mode` 1 or 2) is assumed to take as long as a cold one; it logs and caches
+//! nothing.
 //!
 //! | phase | 8B on an H200, seconds |
 //! |---|---|
 //! | imports and arguments | 13 |
 //! | engine process | 12 |
 //! | weights | 5 + weights / 4 GiB/s |
-//! | compilation | Dynamo 4.6 + 14.8 for the graph; 4.2 to load it from the cache |
+//! | compilation | Dynamo 4.6 + 14.8 for the graph, or + 4.2 to load it from the cache |
 //! | profiling run | 2 |
-//! | graphs | 0.003 for each graph and layer, piecewise and full graphs alike; twice that with LoRA |
+//! | graphs | 0.003 for each graph and layer, piecewise or full; twice that with LoRA |
 
 use std::time::Duration;
 
@@ -24,19 +25,18 @@ use crate::process::refusal::{Refusal, Stage};
 
 /// Rate at which weights are read.
 const READ_GIB_PER_S: f64 = 4.0;
-/// Seconds of the profiling run.
 const PROFILING: f64 = 2.0;
 /// Layers of the model whose compilation was measured.
 const LAYERS: f64 = 32.0;
 
-/// One step of a start.
+/// One event of a start.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Time passes.
     Wait(Duration),
     /// A log line.
     Line(LogSource, Level, &'static str, String),
-    /// The port is bound, without listening.
+    /// The port is bound, but the server does not listen yet.
     Bind,
     /// The engine's process starts.
     Spawn,
@@ -44,14 +44,14 @@ pub enum Event {
     Compiled,
 }
 
-/// What the start depends on besides the settings.
+/// Inputs of the start that are not settings.
 #[derive(Clone, Debug)]
 pub struct Surroundings<'a> {
-    /// Whether the compile cache has the graph.
+    /// Whether the compile cache contains the graph.
     pub cached: bool,
-    /// Where compiled graphs are kept.
+    /// Folder of compiled graphs.
     pub cache: &'a str,
-    /// The arguments that were given, for the log.
+    /// The given arguments, for the log.
     pub arguments: &'a str,
     /// Address of the server.
     pub address: &'a str,
@@ -86,7 +86,7 @@ fn commas(number: u64) -> String {
     out
 }
 
-/// The start of this server, up to where it listens.
+/// The start of this server, until it listens.
 pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let mut events = beginning(config, around);
     events.extend(loading(config));
@@ -108,7 +108,7 @@ pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     events
 }
 
-/// Adds the compilation of the graph, if there is one; returns its seconds.
+/// Adds the compilation of the graph, if there is one; returns the seconds.
 fn compiling(config: &SimConfig, around: &Surroundings<'_>, events: &mut Vec<Event>) -> f64 {
     let layers = f64::from(config.profile.shape.layers) / LAYERS;
     let range = format!("compile range (1, {})", config.engine.max_num_batched_tokens);
@@ -142,7 +142,7 @@ fn compiling(config: &SimConfig, around: &Surroundings<'_>, events: &mut Vec<Eve
     dynamo + graph
 }
 
-/// The size of the KV cache.
+/// The events that report the size of the KV cache.
 fn sizing(config: &SimConfig) -> Vec<Event> {
     let tokens = u64::from(config.engine.num_blocks) * u64::from(crate::engine::BLOCK_TOKENS);
     let mut events = Vec::new();
@@ -161,7 +161,7 @@ fn sizing(config: &SimConfig) -> Vec<Event> {
     events
 }
 
-/// Adds the capture of CUDA graphs; returns its seconds.
+/// Adds the capture of CUDA graphs; returns the seconds.
 fn capturing(config: &SimConfig, events: &mut Vec<Event>) -> f64 {
     let (piecewise, full) = config.graphs.counts();
     if piecewise + full == 0 {
@@ -199,7 +199,7 @@ fn capturing(config: &SimConfig, events: &mut Vec<Event>) -> f64 {
     took
 }
 
-/// Up to the engine's process.
+/// The events up to the start of the engine's process.
 fn beginning(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let (version, model) = (config.version, &config.root);
     let length = config.max_model_len;
@@ -250,7 +250,7 @@ fn python(truth: bool) -> &'static str {
     if truth { "True" } else { "False" }
 }
 
-/// The weights.
+/// The events of loading the weights.
 fn loading(config: &SimConfig) -> Vec<Event> {
     let gib = config.weights_gib();
     let reading = gib / READ_GIB_PER_S;
@@ -266,7 +266,7 @@ fn loading(config: &SimConfig) -> Vec<Event> {
     ]
 }
 
-/// From the engine's readiness to the listening server.
+/// The events from the engine's readiness to the listening server.
 fn serving(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let mut events = vec![seconds(1.0), api("entry.py:136", "Supported tasks: ['generate']")];
     let warning = |source, text: &str| Event::Line(LogSource::ApiServer, Level::Warning, source, text.to_owned());
@@ -291,8 +291,8 @@ fn serving(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     events
 }
 
-/// The start of a server that is refused: `events`, which is the start with the nearest valid settings, cut off at the stage
-/// at which vLLM reports the error.
+/// The start of a server that is refused. `events`: the start with the nearest valid settings,
+/// which is cut off at the stage at which vLLM reports the error.
 pub fn refused(events: Vec<Event>, refusal: &Refusal) -> Vec<Event> {
     let ends = |event: &Event| match (refusal.stage(), event) {
         (Stage::Arguments, Event::Line(..)) | (Stage::Settings, Event::Bind) => true,
@@ -316,7 +316,7 @@ pub fn refused(events: Vec<Event>, refusal: &Refusal) -> Vec<Event> {
     events
 }
 
-/// How long a start takes.
+/// Duration of a start.
 pub fn length(events: &[Event]) -> Duration {
     events.iter().map(|event| if let Event::Wait(time) = event { *time } else { Duration::ZERO }).sum()
 }

@@ -1,7 +1,8 @@
 //! Commands from the HTTP side to the engine loop.
 //!
-//! They are taken from the inbox between steps, in order of arrival. The inbox has no limit of its own: the
-//! [concurrency limit](super::concurrency_limit) bounds submissions, and there is at most one abort per sequence.
+//! The loop takes them from the inbox between steps, in order of arrival. The inbox has no limit:
+//! the [concurrency limit](super::concurrency_limit) bounds submissions, and there is at most one
+//! abort per sequence.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ pub(crate) struct Submission {
     pub(crate) n: u32,
 }
 
-/// What the HTTP side sends to the engine loop.
+/// A message from the HTTP side to the engine loop.
 #[derive(Debug)]
 pub(crate) enum Command {
     Submit(Vec<Submission>, Arc<OutputCollector>),
@@ -33,13 +34,13 @@ pub(crate) enum Command {
 /// An operation on a running engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// Schedule nothing more; with `abort`, end all sequences first.
+    /// Stop scheduling; with `abort`, end all sequences first.
     Pause { abort: bool },
     /// Schedule again.
     Resume,
     /// Empty the prefix cache; with `preempt`, preempt the running sequences first.
     ResetPrefixCache { preempt: bool },
-    /// Load the adapter with this id; the answer comes when it is loaded.
+    /// Load the adapter with this id; the reply comes when it is loaded.
     LoadAdapter(u16),
     /// Sleep at this level; `None` wakes up.
     Sleep(Option<u8>),

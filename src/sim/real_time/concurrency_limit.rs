@@ -1,16 +1,15 @@
-//! vLLM's own admission limits: `--max-num-queued-reqs` and `--max-num-queued-tokens`, counted in the API server.
+//! vLLM's own admission limits: `--max-num-queued-reqs` and `--max-num-queued-tokens`, counted in
+//! the API server.
 //!
-//! The first refuses a request that would raise the number of sequences (waiting or running, all choices counted) above the
-//! limit. The second refuses every request while the prompt tokens in prefill have reached the limit; below it, any request
-//! is admitted, however long. A prompt counts in full until its first token, cached or not. Both refuse with 503, as in vLLM
-//! 0.32.
-//!
-//! Pure. A third limit, [`MAX_IN_FLIGHT`], is our own: it bounds the memory of the process and refuses as the first one.
+//! The first refuses a request that would raise the number of sequences (waiting or running, all
+//! choices counted) above the limit. The second refuses every request while the prompt tokens in
+//! prefill have reached the limit; below it, a request of any length is admitted. A prompt counts
+//! in full until its first token, cached or not. Both refuse with 503, as in vLLM 0.32. A third
+//! limit, [`MAX_IN_FLIGHT`], bounds the memory of the process and refuses like the first one. Pure.
 
-/// Most sequences in one server: far more than a load needs, few enough for memory.
+/// Maximum sequences in one server: far more than a load needs, and few enough for memory.
 pub(crate) const MAX_IN_FLIGHT: u64 = 65_536;
 
-/// Which limit was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LimitReached {
     /// `max_num_queued_reqs`
@@ -19,12 +18,12 @@ pub(crate) enum LimitReached {
     Tokens,
 }
 
-/// What counts against the limits.
+/// The amounts that count against the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConcurrencyLimit {
     /// Sequences that wait or run.
     pub(crate) in_flight: u64,
-    /// Prompt tokens of those without a first token.
+    /// Prompt tokens of sequences without a first token.
     pub(crate) prefill_tokens: u64,
 }
 
@@ -32,7 +31,7 @@ impl ConcurrencyLimit {
     /// Admits `sequences` sequences with `prompt_tokens` prompt tokens in all.
     ///
     /// # Errors
-    /// The limit that was reached; nothing is counted then.
+    /// The limit that was reached. In that case nothing is counted.
     pub(crate) fn enter(
         &mut self,
         sequences: u64,
@@ -51,12 +50,13 @@ impl ConcurrencyLimit {
         Ok(())
     }
 
-    /// A sequence has its first token.
+    /// Records that a sequence has its first token.
     pub(crate) fn prefilled(&mut self, prompt_tokens: u32) {
         self.prefill_tokens -= u64::from(prompt_tokens);
     }
 
-    /// A sequence has ended; `still_prefilling` is its prompt tokens if it never had a first token, else 0.
+    /// Records that a sequence has ended. `still_prefilling`: the prompt tokens if it had no first
+    /// token, otherwise 0.
     pub(crate) fn leave(&mut self, still_prefilling: u32) {
         self.in_flight -= 1;
         self.prefill_tokens -= u64::from(still_prefilling);

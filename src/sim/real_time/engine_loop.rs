@@ -1,11 +1,11 @@
 //! The engine loop: runs the virtual server on the real clock, in one task that owns it.
 //!
-//! Virtual time = real time since the start x speed. Steps follow the schedule of virtual time and not the wake-ups of the
-//! timer, so lateness does not accumulate. Tokio's timer has a resolution of 1 ms and rounds up; sleeping [`EARLY`] less
-//! makes it fire up to half a millisecond early or late, so that gaps between tokens are right on average. If the whole
-//! process was suspended for more than [`MAX_LAG`], the clock is set back instead of running the missed steps in a burst.
-//!
-//! Requests, aborts and faults come in through an inbox that is emptied between steps; tokens leave through the collector of
+//! Virtual time = real time since the start x speed. Steps follow the schedule of virtual time and
+//! not the wake-ups of the timer, so lateness does not accumulate. Tokio's timer has a resolution
+//! of 1 ms and rounds up; a sleep shortened by [`EARLY`] ends up to half a millisecond early or
+//! late, so gaps between tokens are right on average. If the process was suspended for more than
+//! [`MAX_LAG`], the clock is set back; otherwise the missed steps would run in a burst. An inbox
+//! for requests, aborts and faults is emptied between steps. Tokens leave through the collector of
 //! each request.
 
 use std::collections::HashMap;
@@ -28,10 +28,10 @@ use crate::virtual_server::{StepEnd, VirtualServer};
 
 /// Half the resolution of tokio's timer.
 const EARLY: Duration = Duration::from_micros(500);
-/// Real time that the loop may be late before the clock is set back.
+/// Real time by which the loop may be late before the clock is set back.
 const MAX_LAG: Duration = Duration::from_millis(250);
 
-/// A sequence that is under way, and what the statistics need of it.
+/// A sequence in flight, with its data for the statistics.
 #[derive(Debug)]
 struct TrackedSequence {
     collector: Arc<OutputCollector>,
@@ -57,7 +57,7 @@ pub(crate) struct EngineLoop {
     /// Real time at virtual time zero.
     epoch: Instant,
     hung_since: Option<Instant>,
-    /// The GPU runs out of memory when more sequences than this run.
+    /// Number of running sequences above which the GPU runs out of memory.
     out_of_memory_at: Option<u32>,
 }
 
@@ -103,7 +103,7 @@ impl EngineLoop {
         self.fail_everything().await;
     }
 
-    /// Fails all sequences, and those that still arrive, until the server stops.
+    /// Fails all sequences, and sequences that still arrive, until the server stops.
     async fn fail_everything(&mut self) {
         loop {
             let ids: Vec<_> = self.tracked.keys().copied().collect();
@@ -127,7 +127,8 @@ impl EngineLoop {
     }
 
     fn virtual_now(&self) -> Duration {
-        // The clock of a hung engine stands still, so that requests which arrive meanwhile are not late afterwards.
+        // The clock of a hung engine stands still, so that requests which arrive meanwhile are not
+        // late afterwards.
         let now = self.hung_since.unwrap_or_else(Instant::now);
         now.saturating_duration_since(self.epoch).mul_f64(self.shared.config.speed)
     }
@@ -148,7 +149,7 @@ impl EngineLoop {
         }
     }
 
-    /// Runs every step that is due; returns when the next one is.
+    /// Runs every step that is due; returns the time of the next one.
     fn run_due_steps(&mut self) -> Option<Instant> {
         if self.hung_since.is_some() {
             return None;
@@ -216,7 +217,7 @@ impl EngineLoop {
                 self.server.pause(self.virtual_now(), Pause::All);
                 self.shared.paused.store(true, Ordering::Relaxed);
             }
-            // Answered later; see `execute`.
+            // `execute` handles this operation.
             Control::LoadAdapter(_) => {}
             Control::Resume => {
                 self.server.pause(self.virtual_now(), Pause::No);
@@ -331,7 +332,8 @@ impl EngineLoop {
         }
     }
 
-    /// Stops tracking a sequence: counts how it ended and returns its share of the concurrency limit.
+    /// Stops tracking a sequence: counts how it ended and reduces the load of the concurrency
+    /// limit.
     fn forget(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
         let Some(tracked) = self.tracked.remove(&id) else { return };
         self.shared.concurrency.lock().leave(if tracked.first.is_none() { tracked.prompt } else { 0 });
@@ -357,7 +359,7 @@ impl EngineLoop {
         }
     }
 
-    /// Updates the gauges, unless the engine hangs: then they keep their last values.
+    /// Updates the gauges. If the engine hangs, they keep their last values.
     fn publish_gauges_unless_hung(&self) {
         if self.hung_since.is_none() {
             self.publish_gauges();

@@ -1,6 +1,8 @@
-//! A virtual server on the real clock: the task that owns it, and the state that this task shares with the HTTP side.
+//! A virtual server on the real clock: the task that owns the server, and the state that this task
+//! shares with the HTTP side.
 //!
-//! Commands go in through an inbox, tokens come out through one collector per request. The concurrency limit bounds both.
+//! Commands enter through an inbox, and tokens leave through one collector per request. The
+//! concurrency limit bounds both.
 
 pub(crate) mod command;
 pub(crate) mod concurrency_limit;

@@ -1,10 +1,10 @@
 //! Passes tokens from the engine loop to one HTTP response.
 //!
-//! There is one slot per choice, not a queue: tokens that the response has not taken yet are added up, as vLLM's collector
-//! merges the outputs for a slow client. So memory is bounded by the number of choices, the engine loop never waits, and
-//! nothing is lost. One reader (the response), one writer (the engine loop).
-//!
-//! With a stream interval of n, tokens are delivered n at a time; the first and the last are delivered at once.
+//! There is one slot per choice and not a queue: tokens that the response has not taken yet are
+//! added up, as vLLM's collector does for a slow client. So memory is bounded, the engine loop
+//! never waits, and no token is lost. One reader (the response), one writer (the engine loop). With
+//! a stream interval of n, tokens are delivered n at a time; the first and the last are delivered
+//! at once.
 
 use std::task::{Context, Poll};
 
@@ -13,14 +13,13 @@ use parking_lot::Mutex;
 
 use crate::http::wire::Finish;
 
-/// Progress of a choice since it was last taken.
+/// Progress of a choice since progress was last taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Tokens generated.
     pub(crate) tokens: u32,
     /// Set if the last token is among them.
     pub(crate) finish: Option<Finish>,
-    /// Prompt tokens found in the prefix cache; set with the first ones.
+    /// Prompt tokens found in the prefix cache; set with the first tokens.
     pub(crate) cached: u32,
 }
 
@@ -33,7 +32,6 @@ pub(crate) enum Broken {
     Refused(String),
 }
 
-/// Progress of one choice that was not taken yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pending {
     progress: Progress,
@@ -44,13 +42,13 @@ struct Pending {
 #[derive(Debug, Default)]
 struct State {
     choices: Vec<Pending>,
-    /// Tokens that are delivered together.
+    /// Number of tokens that are delivered together.
     interval: u32,
     ready: bool,
     broken: Option<Broken>,
 }
 
-/// See the header of this file.
+/// Passes tokens to one response: a slot for each choice.
 #[derive(Debug)]
 pub(crate) struct OutputCollector {
     state: Mutex<State>,
@@ -64,14 +62,13 @@ impl OutputCollector {
         Self { state: Mutex::new(state), reader: AtomicWaker::new() }
     }
 
-    /// Records how many prompt tokens of a choice were found in the prefix cache.
+    /// Records the number of a choice's prompt tokens that were found in the prefix cache.
     pub(crate) fn admit(&self, choice: usize, cached: u32) {
         if let Some(slot) = self.state.lock().choices.get_mut(choice) {
             slot.progress.cached = cached;
         }
     }
 
-    /// Adds one token to a choice.
     pub(crate) fn push(&self, choice: usize, finish: Option<Finish>) {
         let mut state = self.state.lock();
         let interval = state.interval;
@@ -84,7 +81,6 @@ impl OutputCollector {
         }
     }
 
-    /// Ends a choice without another token.
     pub(crate) fn end(&self, choice: usize, finish: Finish) {
         let mut state = self.state.lock();
         if let Some(slot) = state.choices.get_mut(choice) {
@@ -94,19 +90,22 @@ impl OutputCollector {
         }
     }
 
-    /// Fails the response.
     pub(crate) fn fail(&self, broken: Broken) {
         self.state.lock().broken.get_or_insert(broken);
         self.wake();
     }
 
-    /// Wakes the reader; separate from [`OutputCollector::push`] so that a step's tokens for all choices leave together.
+    /// Wakes the reader. Separate from [`OutputCollector::push`], so that a step's tokens for all
+    /// choices leave together.
     pub(crate) fn wake(&self) {
         self.reader.wake();
     }
 
-    /// Takes the progress of all choices into `into` (one entry each); without any, wakes the caller when
-    /// there is some.
+    /// Takes the progress of all choices into `into` (one entry each). If there is none, the caller
+    /// is woken when there is some.
+    ///
+    /// # Errors
+    /// Why the response failed, after all progress was taken.
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>, into: &mut Vec<Progress>) -> Poll<Result<(), Broken>> {
         self.reader.register(cx.waker());
         let mut state = self.state.lock();

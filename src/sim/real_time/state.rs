@@ -1,7 +1,7 @@
 //! State that the HTTP side and the engine loop of one server share.
 //!
-//! Locks are held for a few instructions and never across an await. The HTTP side reads settings and counters and sends
-//! commands; only the engine loop touches the engine.
+//! Locks are held for a few instructions and never across an await. Only the engine loop touches
+//! the engine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -18,30 +18,31 @@ use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
 use crate::unix_time::unix_seconds;
 
-/// State of one server. See the header of this file.
+/// State that the HTTP side and the engine loop of one server share.
 #[derive(Debug)]
 pub(crate) struct ServerState {
     pub(crate) config: SimConfig,
     pub(crate) stats: Mutex<Stats>,
     pub(crate) concurrency: Mutex<ConcurrencyLimit>,
-    /// Name and path of each adapter, by id. An unloaded adapter leaves a gap, so that ids stay valid.
+    /// Name and path of each adapter, by id. An unloaded adapter leaves a gap, so that ids stay
+    /// valid.
     pub(crate) adapters: Mutex<Vec<Option<(String, String)>>>,
     pub(crate) next_id: AtomicU64,
     pub(crate) load: AtomicU64,
     pub(crate) garbage: AtomicBool,
     pub(crate) paused: AtomicBool,
     pub(crate) profiling: AtomicBool,
-    /// New requests are refused; running ones are waited for.
+    /// New requests are refused, and the server waits for running ones.
     pub(crate) draining: AtomicBool,
     pub(crate) requests: Mutex<Requests>,
-    /// When the server started, Unix seconds.
+    /// Start of the server, Unix seconds.
     pub(crate) started: f64,
     pub(crate) fingerprint: Arc<str>,
     /// Tokens after which a stream is broken off; 0 means never.
     pub(crate) reset_after: AtomicU32,
     pub(crate) dead: CancellationToken,
     pub(crate) stop: CancellationToken,
-    /// Closes connections immediately, in the middle of a response if need be.
+    /// Closes connections immediately, even in the middle of a response.
     pub(crate) killed: CancellationToken,
     /// Commands that the engine loop has not taken yet.
     pub(super) inbox: Mutex<Vec<Command>>,
@@ -84,7 +85,8 @@ impl ServerState {
         self.arrived.notify_one();
     }
 
-    /// Sends an operation to the engine loop and waits until it is done; nothing if the engine is dead.
+    /// Sends an operation to the engine loop and waits until it is carried out; `None` if the
+    /// engine is dead.
     pub(crate) async fn control(&self, control: Control) -> Option<bool> {
         let (done, result) = oneshot::channel();
         self.send(Command::Control(control, Some(done)));
@@ -94,7 +96,7 @@ impl ServerState {
         }
     }
 
-    /// Injects a fault, or removes all faults with [`Fault::None`].
+    /// Injects a fault; [`Fault::None`] removes all faults.
     pub(crate) fn fault(&self, fault: Fault) {
         match fault {
             Fault::None => {

@@ -1,10 +1,11 @@
-//! A value that fits a JSON schema, for output that a request constrains.
+//! Makes a value that fits a JSON schema, for output that a request constrains.
 //!
-//! It knows the keywords that schemas of tools and of structured outputs use: types, `properties` and `required`, `items` and
-//! `prefixItems`, `enum` and `const`, `anyOf`, `oneOf` and `allOf`, `$ref` within the schema, bounds of numbers, lengths,
-//! `pattern` and common formats. It does not know `not`, `if` and dependencies. The seed decides where the schema leaves a
-//! choice. Bounds: [`MAX_DEPTH`] levels, [`MAX_NODES`] values, [`MAX_ITEMS`] items of a list, [`MAX_TEXT`] characters of a
-//! string; from [`SHALLOW`] levels on nothing optional is made, so a recursive schema ends.
+//! Keywords: types, `properties` and `required`, `items` and `prefixItems`, `enum` and `const`,
+//! `anyOf`, `oneOf` and `allOf`, `$ref` within the schema, bounds of numbers, lengths, `pattern`
+//! and common formats; not `not`, `if` and dependencies. The seed decides wherever the schema
+//! leaves a choice. Bounds: [`MAX_DEPTH`] levels, [`MAX_NODES`] values, [`MAX_ITEMS`] items of a
+//! list, [`MAX_TEXT`] characters of a string. From level [`SHALLOW`] on, optional values are left
+//! out, so a recursive schema ends.
 
 use regex_syntax::hir::{Class, Hir, HirKind};
 use serde_json::{Map, Value, json};
@@ -12,22 +13,22 @@ use serde_json::{Map, Value, json};
 use super::words;
 use sluice_core::base::Rng;
 
-/// Levels of the deepest value.
+/// Maximum depth of a value, levels.
 const MAX_DEPTH: u32 = 24;
-/// From this level on, nothing optional is made.
+/// From this level on, optional values are left out.
 const SHALLOW: u32 = 3;
-/// Values made in all, those of attempts that failed included.
+/// Maximum number of values, including failed attempts.
 const MAX_NODES: u32 = 4_096;
-/// Items of the longest list.
+/// Maximum items of a list.
 const MAX_ITEMS: u64 = 256;
-/// Characters of the longest string.
+/// Maximum characters of a string.
 const MAX_TEXT: u64 = 4_096;
-/// Words of a string without bounds.
+/// Number of words in a string without bounds.
 const WORDS: usize = 3;
-/// Numbers without bounds are below it.
+/// Width of the range from which a number without two bounds is drawn.
 const NUMBERS: f64 = 100.0;
 
-/// A value that fits `schema`; `None` when none was found within the bounds.
+/// A value that fits `schema`; `None` if none is found within the bounds.
 pub(crate) fn of_schema(schema: &Value, seed: u64) -> Option<Value> {
     Maker { root: schema, rng: Rng::new(seed), nodes: 0 }.make(schema, 0)
 }
@@ -89,13 +90,14 @@ impl Maker<'_> {
         }
     }
 
-    /// A schema, or the one that it refers to.
+    /// A schema, or the schema to which it refers.
     fn resolved(&self, schema: &Value) -> Value {
         let target = schema.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'));
         target.and_then(|target| self.root.pointer(target)).unwrap_or(schema).clone()
     }
 
-    /// A value of the first option that has one: of any option near the top, of the simplest one deep inside.
+    /// A value of the first option that has one. Near the top, the order of the options begins at a
+    /// random one; deep inside, the simplest option is first.
     fn one_of(&mut self, schema: &Map<String, Value>, key: &str, options: &[Value], depth: u32) -> Option<Value> {
         let mut order: Vec<&Value> = options.iter().collect();
         if depth < SHALLOW {
@@ -228,7 +230,8 @@ impl Maker<'_> {
             text.push(' ');
             text.push_str(&sentence(&mut self.rng));
         }
-        // The words are ASCII. A text that must be cut is cut at a word where that is long enough.
+        // The words are ASCII. A text that must be cut is cut between words if it stays long
+        // enough.
         if text.len() as u64 > most {
             text.truncate(most as usize);
             if let Some(blank) = text.rfind(' ').filter(|blank| *blank as u64 >= least.max(1)) {
@@ -238,7 +241,7 @@ impl Maker<'_> {
         Some(json!(text))
     }
 
-    /// Appends a text that matches: the fewest repetitions, one of the alternatives.
+    /// Appends a text that matches `pattern`: the fewest repetitions, and one of the alternatives.
     fn matching(&mut self, pattern: &Hir, text: &mut String) -> Option<()> {
         if text.len() as u64 > MAX_TEXT {
             return None;
@@ -250,7 +253,8 @@ impl Maker<'_> {
                 Some(())
             }
             HirKind::Class(Class::Unicode(class)) => {
-                // A readable one, where there is one.
+                // A letter or digit if the class begins a range with one, otherwise a printable
+                // character if possible.
                 let ranges = class.ranges();
                 let readable = ranges.iter().find(|range| range.start().is_ascii_alphanumeric());
                 let range = readable.or_else(|| ranges.iter().find(|range| range.start() >= ' ')).or(ranges.first())?;
@@ -293,7 +297,7 @@ impl Maker<'_> {
         };
         let drawn = least + self.rng.unit() * (most - least);
         let rounded = |value: f64| step.map_or(value, |step| (value / step).round() * step);
-        // Near an end, rounding leaves the bounds: then the multiples next to the ends are tried.
+        // Rounding can leave the bounds. If it does, the multiples next to the bounds are tried.
         let step_or = step.unwrap_or(0.0);
         let tried = [drawn, least, least + step_or, most, most - step_or, least.midpoint(most)];
         let value = tried.into_iter().map(rounded).find(|value| inside(*value))?;
@@ -316,7 +320,8 @@ fn without(schema: &Map<String, Value>, key: &str) -> Value {
     )
 }
 
-/// `schema` without `key`, and with what `part` demands: properties and required names of both, otherwise those of `part`.
+/// `schema` without `key`, combined with `part`. `properties`, `required` and `allOf` are joined;
+/// any other keyword of `part` replaces the keyword of `schema`.
 fn merged(schema: &Map<String, Value>, part: &Value, key: &str) -> Value {
     let Value::Object(part) = part else { return part.clone() };
     let Value::Object(mut whole) = without(schema, key) else { return Value::Null };

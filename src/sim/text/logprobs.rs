@@ -1,7 +1,7 @@
 //! Synthetic log probabilities in vLLM's two shapes.
 //!
-//! They are a function of token and rank, so streamed and complete responses agree. Their sums have no meaning: only the
-//! shape, the order and the sign are vLLM's.
+//! They are a function of token and rank, so streamed and complete responses agree. Only the shape,
+//! the order and the sign are vLLM's; sums have no meaning.
 
 use std::fmt::Write;
 
@@ -16,7 +16,8 @@ pub(crate) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// The log probability of the token at a rank: it falls with the rank and differs a little between tokens.
+/// The log probability of the token at a rank. It falls with the rank and differs a little between
+/// tokens.
 fn value(token: u32, rank: u32) -> f64 {
     let noise = (XxHash3_64::oneshot(&token.to_le_bytes()) % 1000) as f64 / 4000.0;
     -(0.05 + f64::from(rank) * 1.5 + noise)
@@ -27,7 +28,8 @@ fn bytes(text: &str) -> String {
     format!("[{}]", list.join(","))
 }
 
-/// The token drawn at a position, then other likely tokens by rank: `alternatives` tokens together, at least one.
+/// The token drawn at a position, then other likely tokens by rank: at most `alternatives` tokens
+/// together, and at least one.
 fn ranked(output: &PlannedOutput, position: u32, alternatives: u32) -> Vec<u32> {
     let mut tokens = vec![output.token(position)];
     let mut rank = 1;
@@ -41,7 +43,8 @@ fn ranked(output: &PlannedOutput, position: u32, alternatives: u32) -> Vec<u32> 
     tokens
 }
 
-/// Log probabilities of a chat: `{"content":[{"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]}]}` for some positions.
+/// Log probabilities of a chat:
+/// `{"content":[{"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]}]}` for some positions.
 pub(crate) fn chat(output: &PlannedOutput, positions: std::ops::Range<u32>, alternatives: u32) -> String {
     let mut out = "{\"content\":[".to_owned();
     for (index, position) in positions.enumerate() {
@@ -61,16 +64,17 @@ pub(crate) fn chat(output: &PlannedOutput, positions: std::ops::Range<u32>, alte
     out + "]}"
 }
 
-/// One token of a completion's log probabilities.
+/// One token in the log probabilities of a completion.
 struct Row {
     text: String,
-    /// `null` for the first token of an echoed prompt.
+    /// `None` for the first token of an echoed prompt.
     logprob: Option<f64>,
     top: Vec<(String, f64)>,
 }
 
-/// Log probabilities of a completion: four parallel lists. `echoed` are prompt tokens before the output, `offset` is where
-/// the text begins, in characters. Returns the JSON and the offset at which the text ends.
+/// Log probabilities of a completion: four parallel lists. `echoed`: prompt tokens before the
+/// output. `offset`: characters before the text. Returns the JSON and the offset at which the text
+/// ends.
 pub(crate) fn completion(
     output: &PlannedOutput,
     positions: std::ops::Range<u32>,
@@ -114,7 +118,8 @@ pub(crate) fn completion(
     (text, at)
 }
 
-/// Log probabilities of a prompt: `null` for the first token, then `{"id":{"logprob":..,"rank":..,"decoded_token":..}}` for each.
+/// Log probabilities of a prompt: `null` for the first token, then for each token
+/// `{"id":{"logprob":..,"rank":..,"decoded_token":..}}`.
 pub(crate) fn prompt(vocabulary: &Vocabulary, ids: &[u32], alternatives: u32) -> String {
     let entry = |id: u32, rank: u32| {
         let text = quoted(&vocabulary.piece(id));

@@ -1,6 +1,7 @@
-//! Text and tokens: vocabularies, chat templates, synthetic words, and the planned output of a request.
+//! Text and tokens: vocabularies, chat templates, synthetic words, and the planned output of a
+//! request.
 //!
-//! The generated text is synthetic; its length, its tokens and its log probabilities have the form that vLLM gives them.
+//! The generated text is synthetic; length, tokens and log probabilities have vLLM's form.
 
 pub(crate) mod instance;
 pub(crate) mod logprobs;

@@ -1,12 +1,14 @@
-//! The output of one choice, decided when the request arrives: its tokens, its length and why it ends.
+//! The output of one choice, decided when the request arrives: tokens, length and end.
 //!
-//! Output length: exactly the limit with `ignore_eos`; otherwise drawn from a log-normal distribution with median
-//! [`MEDIAN_TOKENS`] and shape [`SHAPE`] (as chat responses in public traces), kept within `min_tokens` and the
-//! limit. A drawn end is a `stop`, the limit a `length`; a stop string or token in the text ends the output there.
-//! The same prompt gets the same output on every server with the same seed, whatever else runs.
+//! The length is exactly the limit with `ignore_eos`. Otherwise it is drawn from a log-normal
+//! distribution with median [`MEDIAN_TOKENS`] and shape [`SHAPE`] (as in public traces of chats),
+//! between `min_tokens` and the limit. A drawn end is a `stop`, the limit a `length`. A stop string
+//! or stop token in the text ends the output there. The same prompt gets the same output on every
+//! server with the same seed.
 //!
-//! If the request demands a shape (JSON of a schema, a call), the output is a text of that shape and an end-of-sequence token;
-//! with `ignore_eos`, or below `min_tokens`, more of these tokens follow. A limit cuts the text, as it does in vLLM.
+//! If the request demands a shape (JSON of a schema, a tool call), the output is a text of that
+//! shape and an end-of-sequence token. With `ignore_eos`, or below `min_tokens`, more such tokens
+//! follow. A limit cuts the text, as in vLLM.
 
 use std::sync::Arc;
 
@@ -19,20 +21,20 @@ const MEDIAN_TOKENS: f64 = 180.0;
 /// Standard deviation of the logarithm of drawn output lengths.
 const SHAPE: f64 = 0.8;
 
-/// Why the output ends.
+/// The end of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
-    /// At its limit.
+    /// At the limit.
     Length,
     /// With an end-of-sequence token, which has no text.
     Eos,
     /// With a token of `stop_token_ids`, whose text is not shown.
     Token(u32),
-    /// With a stop string; this many bytes of the text are shown.
+    /// With a stop string. Only this many bytes of the text are shown.
     Text(String, usize),
 }
 
-/// A text that is given, token by token.
+/// A given text, token by token.
 #[derive(Debug)]
 struct Script {
     ids: Vec<u32>,
@@ -45,19 +47,20 @@ struct Script {
 pub(crate) struct PlannedOutput {
     texts: Arc<TextModel>,
     seed: u64,
-    /// Tokens that output is limited to.
+    /// The only tokens that the output may have; empty means any token.
     forced: Arc<[u32]>,
-    /// The text that it has instead of words.
+    /// The text that replaces the words, if the request demands a shape.
     script: Option<Arc<Script>>,
-    /// Tokens in all.
+    /// Number of tokens.
     pub(crate) tokens: u32,
     end: End,
-    /// Trailing characters that are held until the end, because a stop string may begin in them.
+    /// Trailing characters that are held back until the end, because a stop string may begin in
+    /// them.
     pub(crate) held_back: usize,
 }
 
 impl PlannedOutput {
-    /// Plans an output of at most `limit` tokens; `seed` is that of the server, the prompt and the choice (see [`seed`]).
+    /// Plans an output of at most `limit` tokens. `seed`: the seed of the choice, from [`seed`].
     pub(crate) fn new(texts: &Arc<TextModel>, request: &GenerateRequest, limit: u32, seed: u64) -> Self {
         let eos = texts.vocabulary.eos;
         let limit = limit.max(1);
@@ -89,7 +92,7 @@ impl PlannedOutput {
         output
     }
 
-    /// Finds the first stop string or token and ends the output there.
+    /// Ends the output at the first stop string or stop token.
     fn end_at_stop(&mut self, request: &GenerateRequest) {
         let mut text = String::new();
         for position in 0..self.tokens {
@@ -116,7 +119,6 @@ impl PlannedOutput {
         }
     }
 
-    /// The token at a position.
     pub(crate) fn token(&self, position: u32) -> u32 {
         if let Some(script) = &self.script {
             return script.ids.get(position as usize).copied().unwrap_or(self.texts.vocabulary.eos);
@@ -128,7 +130,6 @@ impl PlannedOutput {
         }
     }
 
-    /// The text of the token at a position.
     pub(crate) fn piece(&self, position: u32) -> std::borrow::Cow<'_, str> {
         let last = position + 1 == self.tokens;
         if let Some(script) = &self.script {
@@ -145,27 +146,24 @@ impl PlannedOutput {
         self.texts.vocabulary.draw(self.seed ^ u64::from(rank).rotate_left(33), position)
     }
 
-    /// The text of any token.
     pub(crate) fn text_of(&self, token: u32) -> std::borrow::Cow<'_, str> {
         self.texts.vocabulary.piece(token)
     }
 
-    /// The tool that it calls; its text is the arguments then.
+    /// The tool that the output calls; the text is the arguments.
     pub(crate) fn call(&self) -> Option<&CalledTool> {
         self.script.as_ref()?.call.as_ref()
     }
 
-    /// Bytes of the text that are shown when a stop string ended it.
+    /// If a stop string ended the output: the number of bytes of the text that are shown.
     pub(crate) fn shown(&self) -> Option<usize> {
         if let End::Text(_, shown) = &self.end { Some(*shown) } else { None }
     }
 
-    /// The finish reason.
     pub(crate) fn finish(&self) -> Finish {
         if self.end == End::Length { Finish::Length } else { Finish::Stop }
     }
 
-    /// `stop_reason` as JSON.
     pub(crate) fn stop_reason(&self) -> String {
         match &self.end {
             End::Length | End::Eos => "null".to_owned(),
@@ -184,7 +182,7 @@ fn drawn(seed: u64, least: u32, most: u32) -> (u32, End) {
     if drawn < most { (drawn, End::Eos) } else { (most, End::Length) }
 }
 
-/// Seed of a choice: the server's, the prompt's and the choice's number.
+/// Seed of a choice, from the seeds of server and prompt and the number of the choice.
 pub(crate) fn seed(server: u64, prompt: &Prompt, choice: u32) -> u64 {
     prompt.seed ^ server.rotate_left(17) ^ u64::from(choice).rotate_left(40)
 }

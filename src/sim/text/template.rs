@@ -1,8 +1,8 @@
-//! The model's chat template: messages to the text that is tokenized.
+//! The model's chat template: turns messages into the text that is tokenized.
 //!
-//! Templates are Jinja as `transformers` runs it: `raise_exception`, `strftime_now`, Python's string methods. The source is
-//! `tokenizer_config.json` (or `chat_template.jinja`) of the model's folder, or `--chat-template`. Without a template,
-//! `validate::prompt` counts a chat by fixed costs.
+//! Templates are Jinja as `transformers` runs it, with `raise_exception`, `strftime_now` and
+//! Python's string methods. The source is `chat_template.jinja` or `tokenizer_config.json` in the
+//! model's folder. Without a template, `validate::prompt` counts a chat by fixed costs.
 
 use std::path::Path;
 
@@ -18,7 +18,8 @@ pub struct Template(Environment<'static>);
 const NAME: &str = "chat";
 
 impl Template {
-    /// Compiles a template's source.
+    /// Compiles the source of a template. `special`: the special tokens, as in
+    /// `tokenizer_config.json`.
     ///
     /// # Errors
     /// The error of the template engine.
@@ -39,7 +40,7 @@ impl Template {
         Ok(Self(env))
     }
 
-    /// The template of a model's folder; `None` when there is none or it does not compile.
+    /// The template in a model's folder; `None` if there is none or it does not compile.
     pub fn of_folder(folder: &Path) -> Option<Self> {
         let config = std::fs::read_to_string(folder.join("tokenizer_config.json")).unwrap_or_default();
         let config: Value = serde_json::from_str(&config).unwrap_or_default();

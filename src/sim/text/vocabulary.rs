@@ -1,8 +1,8 @@
 //! The vocabulary of a server: encodes text to ids and decodes ids to text.
 //!
-//! Two kinds. With the model's own `tokenizer.json` (the model is a folder that has one) prompts are counted as
-//! vLLM counts them, and output is drawn from the tokens that are complete characters. Without one,
-//! [`super::words`] is used. Ids that begin and end sequences never appear in output.
+//! If the model is a folder with a `tokenizer.json`, prompts are counted as vLLM counts them, and
+//! output is drawn from the tokens that are complete characters. Otherwise [`super::words`] is
+//! used. Ids that begin or end sequences are never drawn.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use twox_hash::XxHash3_64;
 
 use super::words;
 
-/// Tokens that output is drawn from, at most: varied enough, and quick to set up.
+/// Maximum number of tokens from which output is drawn: varied enough, and quick to set up.
 const DRAWN: u32 = 16_384;
 
 /// The vocabulary of one server.
 #[derive(Debug)]
 pub struct Vocabulary {
     real: Option<Real>,
-    /// The end of a sequence.
+    /// The id that ends a sequence.
     pub eos: u32,
 }
 
@@ -26,11 +26,11 @@ pub struct Vocabulary {
 struct Real {
     tokenizer: Tokenizer,
     size: u32,
-    /// Ids that output is drawn from.
+    /// Ids from which output is drawn.
     drawn: Vec<u32>,
 }
 
-/// Why a tokenizer cannot be used.
+/// A tokenizer cannot be used: its folder and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("OSError: Can't load tokenizer for '{0}': {1}. Give the folder of a model with a tokenizer.json, or a name.")]
 pub struct TokenizerError(String, String);
@@ -38,14 +38,14 @@ pub struct TokenizerError(String, String);
 impl Vocabulary {
     /// Synthetic tokens, about four characters each.
     pub fn made_up() -> Self {
-        // Llama 3's <|end_of_text|>; ids below are ordinary tokens.
+        // Llama 3's `<|end_of_text|>`; the ids below are ordinary tokens.
         Self { real: None, eos: 128_001 }
     }
 
-    /// The tokenizer of a model's folder; `None` when the folder has none.
+    /// The tokenizer of a model's folder; `None` if the folder has no tokenizer.
     ///
     /// # Errors
-    /// When there is a file and it is not a tokenizer.
+    /// When there is a file but it is not a tokenizer.
     pub fn of_folder(folder: &Path, eos: Option<u32>) -> Result<Option<Self>, TokenizerError> {
         let file = folder.join("tokenizer.json");
         if !file.is_file() {
@@ -64,12 +64,12 @@ impl Vocabulary {
         Ok(Some(Self { real: Some(Real { tokenizer, size, drawn }), eos }))
     }
 
-    /// Ids are below this.
+    /// Number of ids; every id is below it.
     pub fn size(&self) -> u32 {
         self.real.as_ref().map_or(words::VOCABULARY as u32 + 256, |real| real.size)
     }
 
-    /// Ids of a text.
+    /// Ids of a text; with `special`, also the ids that begin a sequence.
     pub fn encode(&self, prompt: &str, special: bool) -> Vec<u32> {
         match &self.real {
             Some(real) => real.tokenizer.encode(prompt, special).map_or_else(|_| Vec::new(), |e| e.get_ids().to_vec()),
@@ -83,14 +83,16 @@ impl Vocabulary {
         }
     }
 
-    /// Ids of a text without special ones, and the text of each: together they are the text.
+    /// Ids of a text without special ones, and the text of each id. Joined, these texts are the
+    /// text.
     pub fn tokens(&self, text: &str) -> (Vec<u32>, Vec<Box<str>>) {
         let ids = self.encode(text, false);
         let decoded: Vec<Box<str>> = ids.iter().map(|id| self.piece(*id).into()).collect();
         if self.is_real() && decoded.concat() == text {
             return (ids, decoded);
         }
-        // Ids of synthetic tokens do not say their text, and some tokenizers split characters: then each id gets as much.
+        // The ids of synthetic tokens do not determine their text, and some tokenizers split
+        // characters. In these cases each id gets an equal part of the text.
         let chars: Vec<char> = text.chars().collect();
         let until = |at: usize| at * chars.len() / ids.len().max(1);
         let pieces = (0..ids.len()).map(|at| chars[until(at)..until(at + 1)].iter().collect::<String>().into());
@@ -106,7 +108,7 @@ impl Vocabulary {
         ids.iter().map(piece).collect()
     }
 
-    /// The text of ids, without special ones if `skip_special`.
+    /// The text of ids; with `skip_special`, without special ids.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         match &self.real {
             Some(real) => real.tokenizer.decode(ids, skip_special).unwrap_or_default(),
@@ -137,7 +139,7 @@ impl Vocabulary {
         }
     }
 
-    /// Tokens of a text, without making them.
+    /// Number of tokens of a text. With synthetic tokens, the ids are not computed.
     pub fn count(&self, prompt: &str, special: bool) -> usize {
         match &self.real {
             Some(_) => self.encode(prompt, special).len(),

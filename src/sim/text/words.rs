@@ -1,16 +1,17 @@
-//! Synthetic text: how many tokens a text has, and which word a token shows.
+//! Synthetic text: the number of tokens of a text, and the word that a token shows.
 //!
-//! Counting rule (without a tokenizer; the ratio is near Llama's): characters of Chinese, Japanese and
-//! Korean scripts are one token each, all others together one token per [`CHARS_PER_TOKEN`], rounded up.
-//! A token shows as a short word with a leading blank, chosen by the request's seed and the token's position, so
-//! output is readable and the same for the same request. Ids are hashes of pieces: stable, not invertible.
+//! Counting rule without a tokenizer (the ratio is near Llama's): each character of Chinese,
+//! Japanese and Korean scripts is a token; all other characters together are one token per
+//! [`CHARS_PER_TOKEN`], rounded up. The request's seed and the position choose a short word for
+//! each token, so output is readable and repeatable. Ids are hashes of pieces: stable, not
+//! invertible.
 
 use twox_hash::XxHash3_64;
 
-/// Characters of alphabetic scripts, digits, blanks and signs per token.
+/// Characters per token of alphabetic scripts, digits, blanks and signs.
 pub const CHARS_PER_TOKEN: usize = 4;
 
-/// Ids are below this, as Llama 3's ordinary tokens are.
+/// Ids are below this, like Llama 3's ordinary tokens.
 pub const VOCABULARY: u64 = 128_000;
 
 const WORDS: [&str; 64] = [
@@ -27,7 +28,7 @@ fn is_cjk(c: char) -> bool {
         | '\u{ff00}'..='\u{ffef}' | '\u{20000}'..='\u{3ffff}')
 }
 
-/// Tokens of a text.
+/// Number of tokens of a text.
 pub fn count(text: &str) -> usize {
     if text.is_ascii() {
         return text.len().div_ceil(CHARS_PER_TOKEN);
@@ -39,7 +40,8 @@ pub fn count(text: &str) -> usize {
     cjk + usize::div_ceil(other, CHARS_PER_TOKEN)
 }
 
-/// Ids of the pieces of a text; as many as [`count`] returns, give or take one at each change of script.
+/// Ids of the pieces of a text. Their number is [`count`], give or take one at each change of
+/// script.
 pub fn ids(text: &str) -> Vec<u32> {
     let mut ids = Vec::with_capacity(count(text));
     let (mut start, mut chars) = (0, 0);

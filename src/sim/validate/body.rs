@@ -1,7 +1,9 @@
-//! The body of a generating request, parsed once: its fields, and separately a long list of token ids.
+//! The body of a generating request, parsed once: the fields, and separately a prompt that is a
+//! list of token ids.
 //!
-//! Ids are parsed straight from the bytes, because a prompt of a hundred thousand ids is common and slow as JSON values;
-//! everything else becomes JSON values. Bound: the body itself, which the server limits.
+//! Ids are parsed directly from the bytes, because prompts of a hundred thousand ids are common and
+//! slow as JSON values. All other fields become JSON values. The server limits the size of the
+//! body.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,7 +19,7 @@ use crate::http::error_body::ErrorBody;
 /// A body whose fields are valid.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestBody {
-    /// Its fields. `prompt` is an empty list where `ids` are given.
+    /// The fields. `prompt` is an empty list if `ids` is set.
     pub(super) fields: Map<String, Value>,
     /// The prompt of a completion, if it is one list of token ids.
     pub(super) ids: Option<Vec<u32>>,
@@ -50,7 +52,7 @@ impl RequestBody {
         if problems.is_empty() { Ok(body) } else { Err(problems.refusal()) }
     }
 
-    /// The fast path, for a completion whose prompt is a list of ids.
+    /// The fast path, for a completion with a list of ids as prompt.
     fn with_ids(kind: RequestKind, bytes: &[u8]) -> Option<Self> {
         if kind != RequestKind::Completion {
             return None;
@@ -69,17 +71,16 @@ impl RequestBody {
         Some(Self { fields, ids: Some(ids) })
     }
 
-    /// A chat converted from another API's request, whose fields were checked there.
+    /// A chat converted from another API's request. The conversion has already checked the fields.
     pub(crate) fn of_chat(fields: Map<String, Value>) -> Self {
         Self { fields, ids: None }
     }
 
-    /// Its fields.
     pub(crate) fn fields(&self) -> &Map<String, Value> {
         &self.fields
     }
 
-    /// The requested model; `None` when the name is empty.
+    /// The requested model; `None` if the name is missing or empty.
     pub(crate) fn model(&self) -> Option<&str> {
         self.fields.get("model").and_then(Value::as_str).filter(|name| !name.is_empty())
     }

@@ -1,7 +1,9 @@
-//! A validated request of a generating route: what the engine needs to generate, with vLLM's defaults.
+//! A validated request of a generating route: the values that the engine needs, with vLLM's
+//! defaults.
 //!
-//! `max_tokens` is 16 for completions and the rest of the context for chats; `max_completion_tokens` wins; a limit that does
-//! not fit the context is clamped; a prompt that is longer than the context is refused.
+//! `max_tokens` is 16 for completions and the rest of the context for chats, where
+//! `max_completion_tokens` has priority. A limit that does not fit the context is lowered; a limit
+//! or a prompt longer than the context is refused.
 
 use serde_json::{Map, Value};
 
@@ -32,7 +34,7 @@ pub(crate) struct ServerLimits<'a> {
 /// A valid request.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// Route.
+    /// The route.
     pub kind: RequestKind,
     /// Prompts, at least one.
     pub prompts: Vec<Prompt>,
@@ -42,41 +44,41 @@ pub struct GenerateRequest {
     pub limits: Vec<u32>,
     /// Minimum output tokens.
     pub min_tokens: u32,
-    /// Generate exactly the limit.
+    /// Whether to generate exactly the limit.
     pub ignore_eos: bool,
-    /// Stream the response.
+    /// Whether to stream the response.
     pub stream: bool,
-    /// End the stream with a usage chunk.
+    /// Whether to end the stream with a usage chunk.
     pub include_usage: bool,
-    /// Usage on every chunk.
+    /// Whether to add usage to every chunk.
     pub continuous_usage: bool,
     /// Request id from the body.
     pub request_id: Option<String>,
-    /// Role of the response of a chat, if it is not the assistant.
+    /// Role of a chat's response, if it is not `assistant`.
     pub role: Option<String>,
-    /// Repeat the prompt in the response.
+    /// Whether to repeat the prompt in the response.
     pub echo: bool,
-    /// Return only the prompt (`echo` with `max_tokens` 0).
+    /// Whether to return only the prompt (`echo` with `max_tokens` 0).
     pub only_echo: bool,
     /// Alternatives to show for each output token.
     pub logprobs: Option<u32>,
     /// Alternatives to show for each prompt token.
     pub prompt_logprobs: Option<u32>,
-    /// Return token ids.
+    /// Whether to return token ids.
     pub return_token_ids: bool,
     /// Strings that end the output.
     pub stop: Vec<String>,
     /// Tokens that end the output.
     pub stop_token_ids: Vec<u32>,
-    /// Include the stop string that ended it.
+    /// Whether the output includes the stop string that ended it.
     pub include_stop: bool,
-    /// Tokens that output is limited to; empty when there is no limit.
+    /// The only tokens that the output may have; empty means any token.
     pub forced: Vec<u32>,
-    /// Tokens per event; at least the server's.
+    /// Tokens per event. The server's interval applies if it is larger.
     pub stream_interval: u32,
     /// Scheduling priority; lower runs first.
     pub priority: i64,
-    /// Part of the prefix cache's key.
+    /// Part of the key of the prefix cache.
     pub cache_salt: Option<String>,
     /// The shape that the output must have.
     pub shape: Option<Shape>,
@@ -86,7 +88,8 @@ impl GenerateRequest {
     /// Builds the request from a valid body.
     ///
     /// # Errors
-    /// The errors that vLLM finds after it found the model: template, context overflow, sampling parameters (400).
+    /// The errors that vLLM finds after it found the model: template, context overflow, sampling
+    /// parameters (400).
     pub(crate) fn new(
         kind: RequestKind,
         body: &RequestBody,
@@ -150,7 +153,7 @@ impl GenerateRequest {
     }
 }
 
-/// Checks what only one of the two routes refuses.
+/// Checks the rules that only one of the two routes has.
 fn check_route(kind: RequestKind, fields: &Map<String, Value>, auto_tools: bool) -> Result<(), ErrorBody> {
     match kind {
         RequestKind::Chat => rules::check_rendering(fields, auto_tools),
@@ -165,7 +168,7 @@ fn check_route(kind: RequestKind, fields: &Map<String, Value>, auto_tools: bool)
 /// The requested limit on output tokens, if any.
 ///
 /// # Errors
-/// When it is larger than the context.
+/// When the limit is larger than the context.
 fn requested_tokens(kind: RequestKind, fields: &Map<String, Value>, length: u32) -> Result<Option<i64>, ErrorBody> {
     let (name, requested) = match (kind, fields.int("max_completion_tokens")) {
         (RequestKind::Chat, Some(tokens)) => ("max_completion_tokens", Some(tokens)),
@@ -184,7 +187,7 @@ fn stream_option(fields: &Map<String, Value>, name: &str) -> bool {
     fields.get("stream_options").and_then(Value::as_object).is_some_and(|options| options.truth(name))
 }
 
-/// Log probabilities returned where those of the whole vocabulary were requested.
+/// Number of log probabilities returned if the whole vocabulary was requested.
 const MANY_LOGPROBS: u32 = 20;
 
 /// Role of the last message, for a chat that continues it.
@@ -193,7 +196,8 @@ fn last_role(fields: &Map<String, Value>) -> Option<String> {
     Some(fields.get("messages")?.as_array()?.last()?["role"].as_str()?.to_owned())
 }
 
-/// Applies `truncate_prompt_tokens`: keeps the last tokens, for -1 as many as the context holds.
+/// Applies `truncate_prompt_tokens`: keeps this many last tokens; for -1, as many as the context
+/// holds.
 fn truncate(requested: Option<i64>, length: u32, prompts: &mut [Prompt]) {
     let Some(requested) = requested else { return };
     let keep = usize::try_from(requested).unwrap_or(length as usize).max(1);

@@ -1,7 +1,7 @@
 //! Parses a body as a JSON object; reports errors as CPython's `json` does.
 //!
-//! `serde_json` parses valid bodies. When it fails, a small scanner finds the reason and the position, in characters, that
-//! CPython reports, because vLLM puts both into its error.
+//! `serde_json` parses valid bodies. If it fails, a small scanner finds the reason and the position
+//! in characters that CPython reports, because vLLM includes both in its error.
 
 use serde_json::{Map, Value};
 
@@ -11,7 +11,7 @@ use crate::http::error_body::ErrorBody;
 /// Parses a body as an object.
 ///
 /// # Errors
-/// vLLM's, for a body that is empty, not UTF-8, not JSON or not an object.
+/// vLLM's error, for a body that is empty, not UTF-8, not JSON or not an object.
 pub(crate) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBody> {
     let text = std::str::from_utf8(bytes).map_err(|_| ErrorBody::detail(400, "There was an error parsing the body"))?;
     let mut problems = ValidationErrors::default();
@@ -31,7 +31,8 @@ pub(crate) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBody> {
                 let context = format!("'error': {}", repr(reason));
                 problems.add("json_invalid", &format!("body.{at}"), "JSON decode error", "<dict of 0 items>", &context);
             }
-            // Python accepts NaN and infinities, which JSON does not have; vLLM then refuses the field.
+            // Python accepts NaN and infinities, which JSON does not have. vLLM then refuses the
+            // field.
             None => return Err(not_finite(text)),
         },
     }
@@ -86,7 +87,7 @@ impl Scan<'_> {
 
     /// Scans the value at `at`; returns its end.
     fn value(&mut self, at: usize) -> ScanResult {
-        // Keeps this recursion off the end of the stack. Deeper bodies get a plain error here, not CPython's
+        // Prevents a stack overflow. Deeper bodies get a plain error here, not CPython's
         // RecursionError.
         const DEEPEST: usize = 900;
         self.depth += 1;

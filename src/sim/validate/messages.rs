@@ -1,7 +1,7 @@
 //! Checks the types of `messages` and `prompt`, which are unions in vLLM's schema.
 //!
-//! pydantic reports the errors of every branch of a union, in order and under the branch's name. A value that fits one
-//! branch is accepted without further checks.
+//! pydantic reports the errors of every branch, in order and under the branch's name. A value that
+//! fits one branch is accepted.
 
 use serde_json::Value;
 

@@ -1,11 +1,13 @@
 //! Validates the bodies of the generating routes as vLLM does.
 //!
 //! ```text
-//! bytes -> RequestBody (JSON, rules, fields) -> model -> prompt (template, tokenizer, length) -> sampling -> GenerateRequest
+//! bytes -> RequestBody (JSON, rules, fields) -> model -> prompt (template, tokenizer, length)
+//!       -> sampling -> GenerateRequest
 //! ```
 //!
-//! Each stage refuses with vLLM's status, type and message, and in its order, so that of two mistakes the same one is
-//! reported. The texts stay word for word: the conformance test compares each of them with a real server.
+//! Each stage refuses with vLLM's status, type and message. The stages and their checks have vLLM's
+//! order, so that of two mistakes the same one is reported. The texts must stay word for word: the
+//! conformance test compares each of them with a real server.
 
 mod body;
 mod generate_request;

@@ -1,8 +1,9 @@
 //! Converts prompts to token ids.
 //!
-//! With the model's own tokenizer and template the ids are those of a real server. Without them text is counted by
-//! [`crate::text::words`]. A chat then costs [`TOKENS_PER_MESSAGE`] more per message and [`TOKENS_PER_CHAT`] more per chat
-//! in place of the template, and [`TOKENS_PER_IMAGE`] for each part that is not text.
+//! With the model's own tokenizer and template, the ids are the same as on a real server. Otherwise
+//! [`crate::text::words`] counts text, and fixed costs replace the template: [`TOKENS_PER_MESSAGE`]
+//! per message, [`TOKENS_PER_CHAT`] per chat, and [`TOKENS_PER_IMAGE`] for each part that is not
+//! text.
 
 use std::sync::Arc;
 
@@ -20,24 +21,24 @@ pub const TOKENS_PER_MESSAGE: usize = 4;
 pub const TOKENS_PER_CHAT: usize = 5;
 /// Tokens of a part that is not text.
 pub const TOKENS_PER_IMAGE: usize = 576;
-/// Characters per token of context above which vLLM refuses a text before it tokenizes it.
+/// Characters per token of context. vLLM refuses a text with more before it tokenizes the text.
 const CHARS_BOUND: usize = 70;
 
 /// One prompt of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its tokens.
+    /// The tokens.
     pub ids: Arc<[u32]>,
-    /// Hash of its content: the same prompt gets the same output.
+    /// Hash of the content: the same prompt gets the same output.
     pub seed: u64,
-    /// Its text, for `echo`; `None` for ids, and for a chat without a template.
+    /// The text, for `echo`; `None` for ids, and for a chat without a template.
     pub text: Option<Arc<str>>,
-    /// Whether the API server tokenizes it: it came as text or as a chat.
+    /// Whether the API server tokenizes it, because it came as text or as a chat.
     pub tokenized: bool,
 }
 
 impl Prompt {
-    /// Its length.
+    /// Number of tokens.
     pub fn tokens(&self) -> u32 {
         self.ids.len() as u32
     }
@@ -46,7 +47,7 @@ impl Prompt {
 /// Tokenizer and chat template of a model.
 #[derive(Debug)]
 pub struct TextModel {
-    /// Tokens.
+    /// The tokenizer.
     pub vocabulary: Vocabulary,
     /// The model's chat template.
     pub template: Option<Template>,
@@ -60,10 +61,10 @@ impl TextModel {
         Self { vocabulary: Vocabulary::made_up(), template: None, text_only: false }
     }
 
-    /// Tokenizer and template of a model's folder; synthetic tokens if it has no tokenizer.
+    /// Tokenizer and template in a model's folder; synthetic tokens if it has no tokenizer.
     ///
     /// # Errors
-    /// When a file of the folder cannot be used.
+    /// When the tokenizer cannot be used.
     pub fn of_folder(folder: &std::path::Path) -> Result<Self, crate::text::vocabulary::TokenizerError> {
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
         let config: Value = read("config.json").and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
@@ -77,7 +78,6 @@ impl TextModel {
         })
     }
 
-    /// The prompt of a text.
     fn of_text(&self, text: &str, special: bool, length: u32) -> Result<Prompt, ErrorBody> {
         check_chars(text, length)?;
         let ids = self.vocabulary.encode(text, special);
@@ -96,7 +96,8 @@ impl TextModel {
     /// The prompt of a conversation.
     ///
     /// # Errors
-    /// An empty conversation, media for a text-only model, an error of the template, a text that cannot fit.
+    /// An empty conversation; media for a text-only model; an error of the template; a text that
+    /// cannot fit.
     pub(crate) fn of_chat(&self, fields: &Map<String, Value>, name: &str, length: u32) -> Result<Prompt, ErrorBody> {
         let messages = fields.get("messages").cloned().unwrap_or_default();
         let list = messages.as_array().map_or(&[][..], Vec::as_slice);
@@ -125,7 +126,8 @@ impl TextModel {
         }
     }
 
-    /// Ids of a chat without a template: synthetic ids stand for what a template would add.
+    /// Ids of a chat without a template. Synthetic ids replace the tokens that a template would
+    /// add.
     fn without_template(&self, list: &[Value], generation: bool) -> Prompt {
         let mut ids: Vec<u32> = Vec::new();
         let filler = |word: &str, count: usize| {
@@ -159,7 +161,7 @@ impl TextModel {
     /// The prompts of a completion.
     ///
     /// # Errors
-    /// No prompt, an empty one, ids outside the vocabulary, a text that cannot fit.
+    /// No prompt; an empty prompt; ids outside the vocabulary; a text that cannot fit.
     pub(super) fn of_completion(
         &self,
         fields: &Map<String, Value>,
@@ -198,7 +200,7 @@ impl TextModel {
     }
 }
 
-/// Texts of a message's parts joined, as templates of content format `string` see them.
+/// The message with the texts of its parts joined, as templates of content format `string` see it.
 fn flattened(message: &Value) -> Value {
     let mut message = message.clone();
     if message["content"].is_array() {
@@ -210,7 +212,6 @@ fn flattened(message: &Value) -> Value {
     message
 }
 
-/// The text of a message.
 fn text_of(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),
@@ -223,7 +224,8 @@ fn text_of(message: &Value) -> String {
 }
 
 fn check_chars(text: &str, length: u32) -> Result<(), ErrorBody> {
-    // Bytes bound characters from above, and counting is only worth it near the bound.
+    // The number of bytes is at least the number of characters, so counting is only needed near the
+    // bound.
     if text.len() <= length as usize * CHARS_BOUND { Ok(()) } else { check_chars_count(text.chars().count(), length) }
 }
 
@@ -243,7 +245,8 @@ fn check_chars_count(chars: usize, length: u32) -> Result<(), ErrorBody> {
 /// Refuses a prompt that is longer than the context.
 ///
 /// # Errors
-/// vLLM's: for text the tokenizer stops one token after the limit, so the message says "at least"; ids are counted.
+/// vLLM's error. For text the tokenizer stops one token after the limit, so the message says "at
+/// least"; ids are counted.
 pub(super) fn check_length(prompt: &Prompt, length: u32) -> Result<(), ErrorBody> {
     let tokens = prompt.tokens();
     if tokens <= length {

@@ -1,59 +1,51 @@
-//! Validates the fields of a body as pydantic does: lax coercions, and its error messages.
+//! Validates the fields of a body as pydantic does: lax coercions, and pydantic's error messages.
 //!
-//! A schema is a table of fields with types. All fields are checked in the table's order and all errors are reported at
-//! once; unknown fields are allowed. Messages contain values in the notation of Python's `repr`, as vLLM's do.
+//! A schema is a table of fields with types. All fields are checked in the order of the table, and
+//! all errors are reported at once. Unknown fields are allowed. Messages show values in the
+//! notation of Python's `repr`.
 
 use serde_json::{Map, Value};
 
 use crate::http::error_body::ErrorBody;
 
-/// The type of a field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Type {
-    /// A string.
     Text,
     /// A whole number between two bounds.
     Int(i64, i64),
-    /// A number.
     Float,
-    /// A boolean.
     Bool,
     /// A list of whole numbers, each at least this.
     Ints(i64),
-    /// A list of strings.
     Texts,
-    /// An object.
     Dict,
     /// An object whose values are numbers.
     Weights,
     /// One of these strings.
     Literal(&'static [&'static str]),
-    /// A string, or a list of at most four.
+    /// A string, or a list of at most four strings.
     Stop,
     /// Checked elsewhere.
     Any,
 }
 
-/// No bounds.
+/// A whole number without bounds.
 pub(crate) const INT: Type = Type::Int(i64::MIN, i64::MAX);
 
-/// One field of a schema.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Field {
-    /// Its name.
     pub(crate) name: &'static str,
-    /// Its type.
     pub(crate) takes: Type,
-    /// Whether `null` is a value.
+    /// Whether `null` is accepted.
     pub(crate) nullable: bool,
-    /// Whether it is required.
+    /// Whether the field must be present.
     pub(crate) required: bool,
 }
 
-/// Errors that are listed; the rest are counted.
+/// Number of errors that are listed; further errors are only counted.
 const MAX_LISTED: usize = 10;
 
-/// The errors found so far: the location of the first, and all as listed.
+/// The errors found so far: the location of the first error, and all errors as lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ValidationErrors {
     first: Option<String>,
@@ -61,7 +53,7 @@ pub(crate) struct ValidationErrors {
 }
 
 impl ValidationErrors {
-    /// Adds an error at a location (`body.n`).
+    /// Adds an error at a location such as `body.n`.
     pub(crate) fn add(&mut self, kind: &str, at: &str, text: &str, input: &str, context: &str) {
         self.first.get_or_insert_with(|| at.to_owned());
         let context = if context.is_empty() { String::new() } else { format!(", 'ctx': {{{context}}}") };
@@ -73,17 +65,16 @@ impl ValidationErrors {
         ));
     }
 
-    /// Adds the error for a missing field.
+    /// Adds the error for a missing field in an object with `fields` fields.
     pub(crate) fn missing(&mut self, at: &str, fields: usize) {
         self.add("missing", at, "Field required", &format!("<dict of {fields} items>"), "");
     }
 
-    /// Whether there are no errors.
     pub(crate) fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// The error response that lists them.
+    /// The error response that lists the errors.
     pub(crate) fn refusal(self) -> ErrorBody {
         let count = self.lines.len();
         let plural = if count == 1 { "" } else { "s" };
@@ -130,7 +121,7 @@ pub(crate) fn shown(value: &Value) -> String {
         Value::String(text) => text.clone(),
         Value::Array(items) => format!("<list of {} items>", items.len()),
         Value::Object(fields) => format!("<dict of {} items>", fields.len()),
-        // A whole number beyond 64 bits is parsed as a float; it is shown as it was written.
+        // A whole number beyond 64 bits is parsed as a float, but shown as it was written.
         Value::Number(number) => match number.as_f64() {
             Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() > 1e16 => format!("{float:.0}"),
             _ => number.to_string(),
@@ -138,7 +129,6 @@ pub(crate) fn shown(value: &Value) -> String {
     }
 }
 
-/// Checks every field of a schema.
 pub(crate) fn check(schema: &[Field], body: &Map<String, Value>, problems: &mut ValidationErrors) {
     for field in schema {
         let at = format!("body.{}", field.name);
@@ -196,7 +186,7 @@ fn check_value(takes: Type, value: &Value, at: &str, problems: &mut ValidationEr
     }
 }
 
-/// `'a', 'b' or 'c'`
+/// Joins texts as in `'a', 'b' or 'c'`.
 fn one_of(texts: &[&str]) -> String {
     let quoted: Vec<String> = texts.iter().map(|text| format!("'{text}'")).collect();
     match quoted.split_last() {
@@ -206,7 +196,7 @@ fn one_of(texts: &[&str]) -> String {
     }
 }
 
-/// A string or a list of at most four; both branches of the union report errors.
+/// A string or a list of at most four strings; both branches of the union report errors.
 fn check_stop(value: &Value, at: &str, problems: &mut ValidationErrors) {
     const MOST: usize = 4;
     let items = match value {
@@ -245,7 +235,7 @@ fn check_int(value: &Value, least: i64, most: i64, at: &str, problems: &mut Vali
     }
 }
 
-/// A whole number as pydantic coerces it: `8`, `8.0`, `"8"`, `true`.
+/// A whole number as pydantic coerces it: from `8`, `8.0`, `"8"` or `true`.
 fn int(value: &Value) -> Result<i128, (&'static str, &'static str)> {
     match value {
         Value::Bool(truth) => Ok(i128::from(*truth)),
@@ -266,7 +256,6 @@ fn int(value: &Value) -> Result<i128, (&'static str, &'static str)> {
     }
 }
 
-/// A number as pydantic coerces it.
 pub(crate) fn float(value: &Value) -> Option<f64> {
     match value {
         Value::Bool(truth) => Some(f64::from(u8::from(*truth))),
@@ -276,7 +265,6 @@ pub(crate) fn float(value: &Value) -> Option<f64> {
     }
 }
 
-/// A boolean as pydantic coerces it.
 pub(crate) fn truth(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(truth) => Some(*truth),
@@ -296,13 +284,10 @@ pub(crate) fn truth(value: &Value) -> Option<bool> {
 
 /// Typed access to a body that passed [`check`].
 pub(crate) trait FieldReader {
-    /// A whole number.
     fn int(&self, name: &str) -> Option<i64>;
-    /// A number.
     fn float(&self, name: &str) -> Option<f64>;
-    /// A boolean; false when absent.
+    /// A boolean; false if absent.
     fn truth(&self, name: &str) -> bool;
-    /// A string.
     fn text(&self, name: &str) -> Option<&str>;
 }
 

@@ -1,9 +1,9 @@
 //! The two OpenAI routes that generate text.
 //!
-//! Chats and completions share the engine and most fields. Where they differ, in fields, limits or the bytes of the
-//! response, the code matches on this type.
+//! Chats and completions share the engine and most fields. The code matches on this type where
+//! fields, limits or the bytes of the response differ.
 
-/// Which of the two generating routes.
+/// One of the two generating routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// `/v1/chat/completions`

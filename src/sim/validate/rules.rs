@@ -1,7 +1,8 @@
-//! Rules on whole bodies that vLLM checks before the types of the fields, in vLLM's order (the last declared goes first).
+//! Rules on whole bodies that vLLM checks before the types of the fields, in vLLM's order (the rule
+//! declared last goes first).
 //!
-//! They see raw JSON, so a number may still be a string, and truth is Python's. Only the first broken rule is reported, as
-//! an error of the request and not of a field.
+//! The rules see raw JSON: a number may still be a string, and truth is Python's. Only the first
+//! broken rule is reported, as an error of the request.
 
 use serde_json::{Map, Value};
 
@@ -23,7 +24,7 @@ fn refuse_value(param: &str, text: &str, value: impl std::fmt::Display) -> Resul
     Err(ErrorBody::bad_request(Some(param), format!("{text} (parameter={param}, value={value})")))
 }
 
-/// Whether the value is true in Python.
+/// Whether Python treats the value as true.
 fn truthy(value: Option<&Value>) -> bool {
     match value {
         None | Some(Value::Null | Value::Bool(false)) => false,
@@ -35,7 +36,7 @@ fn truthy(value: Option<&Value>) -> bool {
     }
 }
 
-/// Checks all rules of a route. `ids` is the prompt of a completion, if it is one list of token ids.
+/// Checks all rules of a route. `ids`: the prompt of a completion, if it is one list of token ids.
 ///
 /// # Errors
 /// The first rule that is broken.
@@ -200,10 +201,11 @@ fn cache_salt(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     }
 }
 
-/// Checks the rules on chats that the renderer applies after the model was found.
+/// Checks the rules on chats that vLLM's renderer applies after the model was found.
 ///
 /// # Errors
-/// A chat template in the request, automatic tool choice without a parser, both a continued and a new message.
+/// A chat template in the request; automatic tool choice without a parser; a continued message
+/// together with a new one.
 pub(super) fn check_rendering(fields: &Map<String, Value>, auto_tools: bool) -> Result<(), ErrorBody> {
     let auto = match fields.get("tool_choice") {
         None | Some(Value::Null) => truthy(fields.get("tools")),

@@ -1,7 +1,8 @@
-//! Sampling parameters: vLLM's limits, checked in its order after the prompt is known.
+//! Sampling parameters: vLLM's limits, checked in vLLM's order after the prompt is known.
 //!
-//! The limits are those of `SamplingParams` and of the engine in 0.32; messages contain numbers in Python's notation.
-//! Parameters that only change which tokens are drawn (temperature, top-p) have no other effect here.
+//! The limits are from `SamplingParams` and the engine of 0.32; messages show numbers in Python's
+//! notation. Parameters that only change which tokens are drawn (temperature, top-p) have no
+//! effect.
 
 use serde_json::{Map, Value};
 
@@ -33,7 +34,7 @@ fn named(param: &str, value: impl std::fmt::Display, message: String) -> Result<
     Err(ErrorBody::bad_request(Some(param), format!("{message} (parameter={param}, value={value})")))
 }
 
-/// Checks the sampling parameters; `limit` is the output limit after clamping to the context.
+/// Checks the sampling parameters. `limit`: the output limit after it was lowered to the context.
 ///
 /// # Errors
 /// The first limit that is broken.
@@ -104,7 +105,7 @@ pub(super) fn check(fields: &Map<String, Value>, limit: i64) -> Result<(), Error
     Ok(())
 }
 
-/// Checks what the engine checks: numbers of log probabilities, and ids against the vocabulary.
+/// Checks the limits of the engine: numbers of log probabilities, and ids against the vocabulary.
 ///
 /// # Errors
 /// The first limit that is broken.
@@ -145,7 +146,7 @@ pub(super) fn check_engine(
 /// Checks that the keys of `logit_bias` are ids.
 ///
 /// # Errors
-/// Lists the keys that are not.
+/// The keys that are not ids.
 pub(super) fn check_bias(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     let keys = fields.get("logit_bias").and_then(Value::as_object);
     let wrong: Vec<String> = keys
@@ -165,7 +166,6 @@ pub(super) fn check_bias(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     )
 }
 
-/// Stop strings.
 pub(super) fn stops(fields: &Map<String, Value>) -> Vec<String> {
     match fields.get("stop") {
         Some(Value::String(text)) => vec![text.clone()],
@@ -174,13 +174,14 @@ pub(super) fn stops(fields: &Map<String, Value>) -> Vec<String> {
     }
 }
 
-/// Ids of a list.
+/// The ids in a list field.
 pub(super) fn ids(fields: &Map<String, Value>, name: &str) -> Vec<u32> {
     let items = fields.get(name).and_then(Value::as_array);
     items.into_iter().flatten().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()).collect()
 }
 
-/// Tokens that output is limited to: by `allowed_token_ids`, or by a bias that forces tokens.
+/// The only tokens that the output may have, by `allowed_token_ids` or by a bias that forces
+/// tokens; empty means any token.
 pub(super) fn forced(fields: &Map<String, Value>) -> Vec<u32> {
     let allowed = ids(fields, "allowed_token_ids");
     let biases = fields.get("logit_bias").and_then(Value::as_object).into_iter().flatten();

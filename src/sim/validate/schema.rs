@@ -1,7 +1,7 @@
 //! The fields of the routes' bodies, in the order in which vLLM 0.32 declares them.
 //!
-//! Only names and types; their meaning is in [`super`]. Unknown fields are allowed, as in vLLM, and a field that
-//! is not simulated is still checked for its type.
+//! [`super`] describes the meaning. As in vLLM, unknown fields are allowed, and a field that is not
+//! simulated is still checked for its type.
 
 use super::pydantic::{Field, INT, Type};
 
@@ -20,7 +20,7 @@ const fn required(name: &'static str, takes: Type) -> Field {
 const TRUNCATE: Type = Type::Int(-1, i64::MAX);
 const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Sampling fields that chat and completions declare after their own.
+/// The sampling fields, which chat and completions declare after their own fields.
 macro_rules! sampling {
     ($($own:expr),* $(,)?) => {
         &[

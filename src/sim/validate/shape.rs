@@ -1,8 +1,10 @@
-//! The shape that a request demands of its output: JSON of a schema, one of some texts, or the call of a tool.
+//! The shape that a request demands of its output: JSON of a schema, one of several texts, or a
+//! tool call.
 //!
-//! vLLM lets the model write only what fits. Here the output is made from the schema. A tool is called where `tool_choice` is
-//! `required` or names one; with `auto` the simulated model answers in words. Schemas for which no value is found, `regex`
-//! and grammars give words, too. Bounds: those of [`instance`](crate::text::instance).
+//! vLLM lets the model write only text that fits. Here the output is made from the schema. A tool
+//! is called if `tool_choice` is `required` or names a tool; with `auto` the simulated model
+//! answers in words. It also answers in words if no value is found for a schema, and for `regex`
+//! and grammars. Bounds: see [`instance`](crate::text::instance).
 
 use std::sync::Arc;
 
@@ -19,30 +21,31 @@ pub enum Shape {
     Json(Value),
     /// One of these texts.
     OneOf(Vec<String>),
-    /// The call of one of these tools.
+    /// A call of one of these tools.
     Call {
-        /// Name and schema of the arguments of each.
+        /// Name and schema of the arguments of each tool.
         tools: Vec<(Arc<str>, Value)>,
-        /// The request named the tool.
+        /// Whether the request named the tool.
         named: bool,
     },
 }
 
-/// The output of a shape.
+/// An output that has the demanded shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShapedText {
-    /// The text that the model writes; of a call its arguments.
+    /// The text that the model writes; for a call, the arguments.
     pub(crate) text: String,
-    /// The tool that is called.
+    /// The tool that is called, if any.
     pub(crate) call: Option<CalledTool>,
 }
 
 /// A tool that is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CalledTool {
-    /// Its name.
+    /// Name of the tool.
     pub name: Arc<str>,
-    /// The request named it. Then the finish reason is `stop`, as in OpenAI's API; otherwise it is `tool_calls`.
+    /// Whether the request named the tool. If so, the finish reason is `stop`, as in OpenAI's API;
+    /// otherwise it is `tool_calls`.
     pub named: bool,
 }
 
@@ -58,7 +61,7 @@ impl Shape {
         let tools = fields.get("tools")?.as_array()?.iter().filter_map(|tool| {
             let function = &tool["function"];
             let name = function["name"].as_str().filter(|name| named.is_none_or(|named| named == *name))?;
-            // A tool without parameters takes none.
+            // A tool without parameters takes no arguments.
             let parameters = function.get("parameters").filter(|parameters| parameters.is_object());
             Some((Arc::from(name), parameters.cloned().unwrap_or_else(|| json!({"type": "object"}))))
         });
@@ -82,7 +85,7 @@ impl Shape {
     fn format(format: &Value) -> Option<Self> {
         match format["type"].as_str()? {
             "json_object" => Some(Self::any_object()),
-            // A schema that is absent allows everything.
+            // Without a schema, any object is allowed.
             "json_schema" => Some(match &format["json_schema"]["schema"] {
                 Value::Null => Self::any_object(),
                 schema => Self::Json(schema.clone()),
@@ -95,7 +98,7 @@ impl Shape {
         Self::Json(json!({"type": "object", "required": ["answer"], "properties": {"answer": {"type": "string"}}}))
     }
 
-    /// The output of a choice; `None` when nothing was found that fits.
+    /// The output of a choice; `None` if no text was found that fits.
     pub(crate) fn text(&self, seed: u64) -> Option<ShapedText> {
         match self {
             Self::Json(schema) => Some(ShapedText { text: instance::of_schema(schema, seed)?.to_string(), call: None }),

@@ -1,4 +1,6 @@
 //! Bodies of both routes: defaults, shapes of prompts, refusals.
+//!
+//! The tokenizer is synthetic, and the context has 8,192 tokens unless a test needs another length.
 
 use super::*;
 use crate::http::error_body::ErrorBody;

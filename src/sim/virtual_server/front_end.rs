@@ -1,18 +1,18 @@
 //! The API server in front of the engine: one thread that accepts requests and sends tokens.
 //!
 //! ```text
-//! client -> in_us -> tokenizer (texts only, one by one) -> thread (shared by the requests in it) -> engine
+//! client -> in_us -> tokenizer (texts only, one by one) -> thread (shared by requests) -> engine
 //! engine -> step end -> out_us -> thread (tokens) -> client
 //! ```
 //!
-//! The event loop is modelled as processor sharing. So a burst of n requests reaches the engine together, after n times the work
-//! of one. (Of 100 simultaneous requests to a real server, the first tenth reached the engine after 38 ms and the last after
-//! 52 ms.) Tokens have priority over requests, so requests are accepted slowly while many streams decode. The tokens of a step
-//! become visible together, when most of them are sent; real clients see them spread around that time. A first token costs more,
-//! in proportion to its prompt: 13 ms for 16,000 tokens, during which no other token is sent. Several API servers share requests
-//! and tokens.
-//!
-//! Time is a parameter. The number of requests is limited only by the caller.
+//! The event loop is modelled as processor sharing, so a burst of n requests reaches the engine
+//! together, after n times the work of one. (Of 100 simultaneous requests to a real server, the
+//! first tenth reached the engine after 38 ms and the last after 52 ms.) Tokens have priority over
+//! requests, so requests are accepted slowly while many streams decode. The tokens of a step become
+//! visible together, when most of them are sent; real clients see them spread around that time. A
+//! first token costs more, in proportion to the prompt: 13 ms for 16,000 tokens, during which no
+//! other token is sent. Several API servers share requests and tokens. Time is a parameter; the
+//! caller bounds the requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::engine::{Request, SequenceId};
 use crate::machine::FrontEndRates;
 use sluice_core::base::Rng;
 
-/// Most API servers of one engine.
+/// Maximum number of API servers of one engine.
 const MAX_SERVERS: u32 = 64;
-/// Share of the tokens of a step after which they count as visible: half of them (the median client), plus the time that the
-/// engine needs to pass them on (8 us each).
+/// Share of the work for a step's tokens after which the tokens count as visible: half of them (the
+/// median client), plus the time that the engine needs to pass them on (8 us each).
 const SENT: f64 = 0.75;
 
 /// The API servers in front of an engine (`--api-server-count`), one thread each.
@@ -36,7 +36,8 @@ pub struct FrontEnd {
 
 /// The thread of one API server. With n requests inside, each advances at 1/n of the thread.
 ///
-/// With V the work done per request since time zero (dV/dt = 1/n), a request of work S that came at V leaves at V + S.
+/// Let V be the work done per request since time zero (dV/dt = 1/n). A request with work S that
+/// enters at V leaves at V + S.
 #[derive(Clone, Debug, Default)]
 struct Thread {
     /// The time until which the thread is busy sending tokens.
@@ -44,9 +45,10 @@ struct Thread {
     /// Work done per request until `at`, seconds.
     done: f64,
     at: Duration,
-    /// Values of `done` at which requests leave, with their engine requests; in order.
+    /// The values of `done` at which requests leave, with the requests; in order.
     inside: VecDeque<(f64, Vec<Request>)>,
-    /// The requests whose prompts are being tokenized, with the times at which they enter; in order.
+    /// The requests whose prompts are being tokenized, with the times at which they enter the
+    /// thread; in order.
     texts: VecDeque<(Duration, Vec<Request>)>,
 }
 
@@ -56,14 +58,13 @@ impl FrontEnd {
         Self::with_servers(rates, 1)
     }
 
-    /// This many idle API servers, at least one. The server of a request depends only on its id, as the kernel's choice depends
-    /// on the connection.
+    /// Idle API servers, at least 1 and at most 64. The id of a request chooses the server, as the
+    /// kernel chooses by connection.
     pub fn with_servers(rates: &FrontEndRates, servers: u32) -> Self {
         let servers = servers.clamp(1, MAX_SERVERS) as usize;
         Self { rates: rates.clone(), threads: vec![Thread::default(); servers] }
     }
 
-    /// The thread that serves this sequence.
     fn thread_of(&self, id: SequenceId) -> usize {
         if self.threads.len() == 1 { 0 } else { Rng::new(id).below(self.threads.len()) }
     }
@@ -88,7 +89,8 @@ impl FrontEnd {
         self.threads[at].enter(now, work.max(0.0) * 1e-6, requests);
     }
 
-    /// Lets the requests enter their threads whose prompts are tokens by `now` and before anything leaves.
+    /// Moves requests whose prompts are tokenized by `now` into their threads, up to the next time
+    /// at which a request leaves a thread.
     fn enter_texts(&mut self, now: Duration) {
         loop {
             let tokenized =
@@ -103,14 +105,16 @@ impl FrontEnd {
         }
     }
 
-    /// When the next request reaches the engine if no other enters; at the latest, then, [`Self::leave`] is to be called.
+    /// The time at which the next request reaches the engine if no other enters. [`Self::leave`]
+    /// must be called by then.
     pub(crate) fn next_leave(&self) -> Option<Duration> {
         let latency = micros(self.rates.in_us);
         let tokenized = self.threads.iter().filter_map(|thread| Some(thread.texts.front()?.0));
         self.threads.iter().filter_map(Thread::next_leave).chain(tokenized).min().map(|at| at + latency)
     }
 
-    /// Removes the first request if it has left its thread by `now`; returns it with the time at which it reaches the engine.
+    /// Removes the first request if it has left its thread by `now`. Returns it with the time at
+    /// which it reaches the engine.
     pub(crate) fn leave(&mut self, now: Duration) -> Option<(Duration, Vec<Request>)> {
         self.enter_texts(now);
         let thread = self.threads.iter_mut().filter_map(|thread| Some((thread.next_leave()?, thread)));
@@ -120,8 +124,9 @@ impl FrontEnd {
         Some((at + micros(self.rates.in_us), requests))
     }
 
-    /// Sends the tokens of a step whose results were taken at `now`. Each token has its sequence and, if it is a first token, the
-    /// length of its prompt. Returns when clients see them.
+    /// Sends the tokens of a step whose results were taken at `now`. Each token has its sequence
+    /// and, if it is a first token, the length of the prompt. Returns the time at which clients see
+    /// the tokens.
     pub(crate) fn send(
         &mut self,
         now: Duration,
@@ -139,13 +144,14 @@ impl FrontEnd {
             thread.advance(now);
             let start = thread.busy_until.max(now);
             thread.busy_until = start + micros(firsts + others);
-            // The engine's outputs are read at once, prompts of first tokens included; then the tokens are sent one by one.
+            // The thread reads the engine's outputs at once, including prompts of first tokens, and
+            // then sends the tokens one by one.
             start + micros(firsts + others * SENT)
         });
         sent.max().unwrap_or(now) + out
     }
 
-    /// Removes a sequence; returns whether it was there. The work of its request remains.
+    /// Removes a sequence; returns whether it was in the front end. The work remains.
     pub(crate) fn abort(&mut self, id: SequenceId) -> bool {
         let before = self.sequences();
         for thread in &mut self.threads {
@@ -156,7 +162,6 @@ impl FrontEnd {
         self.sequences() < before
     }
 
-    /// Sequences inside.
     pub(crate) fn sequences(&self) -> usize {
         let waiting = |thread: &Thread| {
             let texts: usize = thread.texts.iter().map(|(_, requests)| requests.len()).sum();
@@ -190,7 +195,7 @@ impl Thread {
     }
 }
 
-/// Tokens of the prompts of one HTTP request; the choices of a prompt share it.
+/// Tokens of the prompts of one HTTP request. The choices of a prompt share it, so it counts once.
 fn prompt_tokens(requests: &[Request]) -> f64 {
     requests.iter().filter(|request| request.choice == 0).map(|request| f64::from(request.prompt_tokens)).sum()
 }
@@ -242,7 +247,7 @@ mod tests {
         front_end.enter(Duration::ZERO, text(2, 2_000));
         front_end.enter(Duration::ZERO, request(3, 2_000));
         assert_eq!(front_end.sequences(), 3);
-        // As the server does it: wake up at the time that was named, then take what has left.
+        // As the server does: wake up at the returned time, then take the requests that have left.
         let mut left = Vec::new();
         while let Some(at) = front_end.next_leave() {
             left.extend(std::iter::from_fn(|| front_end.leave(at)).map(|(at, one)| (one[0].id, at.as_millis())));
@@ -250,13 +255,13 @@ mod tests {
         assert_eq!(left, [(3, 3), (1, 16), (2, 18)]);
         front_end.enter(Duration::from_secs(1), text(4, 10));
         assert!(front_end.abort(4) && front_end.sequences() == 0);
-        // Late calls find the same.
+        // Late calls give the same times.
         front_end.enter(Duration::from_secs(2), text(5, 10_000));
         front_end.enter(Duration::from_secs(2), text(6, 2_000));
         let late: Vec<_> =
             std::iter::from_fn(|| front_end.leave(Duration::from_secs(3))).map(|(at, _)| at.as_millis()).collect();
         assert_eq!(late.last(), Some(&2018));
-        // All prompts of a request count, and each once.
+        // All prompts of a request count, each once.
         for prompts in [[10_000, 1], [1, 10_000]] {
             let mut front_end = FrontEnd::new(&rates);
             let one = |prompt, choice| Request { choice, ..text(7, prompt).remove(0) };

@@ -1,17 +1,18 @@
-//! One simulated server on virtual time, as a discrete-event simulation: front end, engine, front end.
+//! One simulated server on virtual time, as a discrete-event simulation.
 //!
 //! ```text
-//! submit(t) -> front end (shared thread, then latency) -> engine -> step ends -> front end (tokens) -> emissions
+//! submit(t) -> front end (shared thread, then latency) -> engine -> step ends
+//!           -> front end (tokens) -> emissions
 //! ```
 //!
-//! Steps follow each other without a gap: the next one starts when the last one ended, even if [`VirtualServer::poll`] is called
-//! later. So a late caller does not slow the engine down. The tokens of a step are reported when clients see them, while later
-//! steps already run. The engine processes results only after it has launched the next step. Without a graph that takes the CPU
-//! 10 to 30 ms, and sometimes as long as the GPU takes for the step ([`CostModel::stall_share`]).
+//! The next step starts when the last one ended, even if [`VirtualServer::poll`] is called later,
+//! so a late caller does not slow the engine down. The tokens of a step are reported when clients
+//! see them, while later steps already run. The engine processes results only after it has launched
+//! the next step. Without a graph the launch takes the CPU 10 to 30 ms, and sometimes as long as
+//! the step takes on the GPU ([`CostModel::stall_share`]). Time is a parameter: `sluice sim` passes
+//! the real clock, tests and simulations pass virtual time.
 //!
 //! [`CostModel::stall_share`]: crate::machine::CostModel::stall_share
-//!
-//! Time is a parameter: `sluice sim` passes the real clock, tests and simulations pass virtual time.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -21,20 +22,20 @@ use crate::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, Sequ
 use crate::machine::StepLoad;
 use sluice_core::base::Rng;
 
-/// The result of a step, with the virtual time at which its tokens became visible.
+/// The result of a step, with the virtual time at which clients saw the tokens.
 #[derive(Debug)]
 pub struct StepEnd {
-    /// When the step started.
+    /// Time at which the step started.
     pub started: Duration,
-    /// When clients saw its tokens.
+    /// Time at which clients saw the tokens.
     pub ended: Duration,
-    /// Tokens sampled.
+    /// Sampled tokens.
     pub emitted: Vec<Emitted>,
     /// Sequences admitted by the step, at its start.
     pub admitted: Vec<Admitted>,
     /// Sequences preempted by the step.
     pub preempted: u32,
-    /// What it computed.
+    /// The computed load.
     pub load: StepLoad,
     /// Requests that the engine refused when they reached it.
     pub refused: Vec<(SequenceId, EngineError)>,
@@ -45,33 +46,37 @@ pub struct StepEnd {
 struct RunningStep {
     started: Duration,
     ended: Duration,
-    /// When the step was planned, and when the next step is planned, after the CPU has launched this one.
+    /// Time at which the step was planned, and time at which the next step is planned, after the
+    /// CPU has launched this one.
     planned: Duration,
     next_plan: Duration,
-    /// Whether its launch blocks until the GPU has finished it.
+    /// Whether the launch blocks until the GPU has finished the step.
     stalled: bool,
-    /// Added duration from an injected fault.
+    /// Duration added by an injected fault.
     extra: Duration,
     outcome: StepOutcome,
 }
 
-/// An engine with its front end. See the header of this file.
+/// An engine with its front end, on virtual time.
 #[derive(Debug)]
 pub struct VirtualServer {
     front_end: FrontEnd,
     engine: Engine,
-    /// Requests that have left the front end's thread, with the time at which they reach the engine, in that order.
+    /// Requests that have left the front end's thread, with the time at which they reach the
+    /// engine; in order of time.
     in_front_end: VecDeque<(Duration, Request)>,
     under_way: Option<RunningStep>,
-    /// Steps that have ended, with the time at which the engine takes their results, in order of time.
+    /// Steps that have ended, with the time at which the engine takes the results, in order of
+    /// time.
     computed: VecDeque<(Duration, RunningStep)>,
-    /// Steps whose results were taken and whose tokens are being sent to the clients, in order of time.
+    /// Steps whose results were taken and whose tokens are being sent to the clients, in order of
+    /// time.
     leaving: VecDeque<StepEnd>,
     /// Prompt tokens of the sequences that have no first token yet.
     prompts: HashMap<SequenceId, u32>,
     refused: Vec<(SequenceId, EngineError)>,
     stall: Duration,
-    /// Until when the engine loads adapters, and starts no step.
+    /// Time until which the engine loads adapters and starts no step.
     loading_until: Duration,
 }
 
@@ -92,7 +97,8 @@ impl VirtualServer {
         }
     }
 
-    /// Submits the sequences of one HTTP request that arrives at `now`. They pass the front end together.
+    /// Submits the sequences of one HTTP request that arrives at `now`. They pass the front end
+    /// together.
     pub fn submit(&mut self, now: Duration, requests: impl IntoIterator<Item = Request>) {
         self.drain_front_end(now);
         let arrived = requests.into_iter().map(|request| Request { arrived: now, ..request });
@@ -119,7 +125,8 @@ impl VirtualServer {
         self.stall += extra;
     }
 
-    /// Ends an injected stall. A step that it makes longer ends when it would have ended without it, but not before `now`.
+    /// Ends an injected stall. A step that was made longer ends at the original time, but not
+    /// before `now`.
     pub fn end_stall(&mut self, now: Duration) {
         self.stall = Duration::ZERO;
         if let Some(step) = &mut self.under_way {
@@ -128,7 +135,8 @@ impl VirtualServer {
         }
     }
 
-    /// Loads an adapter between two steps, the next one of which waits for it; returns when it is loaded.
+    /// Loads an adapter after the current step; the next step waits for it. Returns the time at
+    /// which the adapter is loaded.
     pub fn load_adapter(&mut self, now: Duration, adapter: u16) -> Duration {
         let free = self.under_way.as_ref().map_or(now, |step| step.ended.max(now));
         self.loading_until = self.loading_until.max(free) + self.engine.load_adapter(adapter);
@@ -141,7 +149,8 @@ impl VirtualServer {
         self.restart(now);
     }
 
-    /// Empties the prefix cache; with `preempt`, running sequences are computed again. See [`Engine::reset_prefix_cache`].
+    /// Empties the prefix cache; with `preempt`, running sequences are preempted and computed
+    /// again. See [`Engine::reset_prefix_cache`].
     pub fn reset_prefix_cache(&mut self, now: Duration, preempt: bool) -> bool {
         let done = self.engine.reset_prefix_cache(preempt);
         self.restart(now);
@@ -154,7 +163,7 @@ impl VirtualServer {
         }
     }
 
-    /// When the next event happens; `None` if the server is idle.
+    /// The time of the next event; `None` if the server is idle.
     pub fn next_at(&self) -> Option<Duration> {
         let tokens = self.tokens_at();
         let engine = match &self.under_way {
@@ -167,14 +176,14 @@ impl VirtualServer {
         tokens.into_iter().chain(engine).min()
     }
 
-    /// When the next tokens reach the front end or the clients.
+    /// The time at which the next tokens reach the front end or the clients.
     fn tokens_at(&self) -> Option<Duration> {
         let leaving = self.leaving.front().map(|end| end.ended);
         leaving.into_iter().chain(self.computed.front().map(|(taken, _)| *taken)).min()
     }
 
-    /// Processes at most one event that is due at `now`: the end of a step, its results in the front end, its tokens at the
-    /// clients, or a start.
+    /// Processes at most one event that is due at `now`: the end of a step, results that reach the
+    /// front end, tokens that reach the clients, or the start of a step.
     pub fn poll(&mut self, now: Duration) -> Option<StepEnd> {
         let step_ends = self.under_way.as_ref().map(|step| step.ended);
         let tokens = self.tokens_at();
@@ -220,8 +229,8 @@ impl VirtualServer {
         }
     }
 
-    /// When the engine processes the results of a step that ended: at once, or, when it plans ahead, once the next one is
-    /// launched.
+    /// The time at which the engine processes the results of a step that ended: at once or, if it
+    /// plans ahead, after it has launched the next step.
     fn results_taken(&self, ended: Duration) -> Duration {
         match &self.under_way {
             _ if !self.engine.plans_ahead() => ended,
@@ -240,13 +249,13 @@ impl VirtualServer {
         let prompts = &mut self.prompts;
         let tokens = emitted.iter().map(|token| (token.id, token.first.then(|| prompts.remove(&token.id)).flatten()));
         let seen = self.front_end.send(taken, tokens);
-        // A client sees steps in order.
+        // A client sees the steps in order.
         let seen = self.leaving.back().map_or(seen, |last| last.ended.max(seen));
         let refused = std::mem::take(&mut self.refused);
         self.leaving.push_back(StepEnd { started, ended: seen, emitted, admitted, preempted, load, refused });
     }
 
-    /// Starts a step at `at`, whose plan was made at `planned`.
+    /// Starts a step at `at`, which was planned at `planned`.
     fn start(&mut self, at: Duration, planned: Duration) {
         self.drain_front_end(at);
         self.add_ready(planned);
@@ -282,7 +291,7 @@ impl VirtualServer {
         &self.engine
     }
 
-    /// Sequences still in the front end.
+    /// Sequences that are still in the front end.
     pub fn in_front_end(&self) -> usize {
         self.in_front_end.len() + self.front_end.sequences()
     }

@@ -1,8 +1,8 @@
-//! What a setting means for real engines: the flags of each, and the configuration of the gateway before them.
+//! A setting on real engines: the flags of each engine, and the configuration of the gateway.
 //!
-//! Engines are those backends of the configuration that have `launch`. Their flags are `launch.args` and, over them, those of the
-//! setting. The gateway is this program's own and private: on ports of loopback that the system chooses, without keys, TLS
-//! and access log, with every engine as a backend that another program runs.
+//! Engines are the configured backends that have `launch`. Their flags are `launch.args`,
+//! overridden by the setting. The gateway is private to this program: on loopback ports that the
+//! system chooses, without keys, TLS and access log, with all engines as external backends.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -18,14 +18,13 @@ use sluice_gateway::config::{Auth, Config, ModelScope, Pool, Target};
 use sluice_gateway::flow::specs;
 use sluice_lab::Scenario;
 
-/// A setting of a deployment.
 #[derive(Debug)]
 pub(super) struct Deployment {
-    /// As it is configured, with the setting's keys of the gateway.
+    /// The configuration with the setting's keys of the gateway.
     config: Config,
     /// The flags of each engine, in the order of [`engines`].
     pub(super) settings: Vec<EngineSettings>,
-    /// What is sent.
+    /// The traffic.
     pub(super) traffic: Vec<RunPlan>,
 }
 
@@ -33,7 +32,7 @@ impl Deployment {
     /// The deployment of a scenario with a setting.
     ///
     /// # Errors
-    /// A value that its key cannot have, or a configuration or traffic that is not valid.
+    /// A key cannot have its value, or the configuration or traffic is invalid.
     pub(super) fn new(scenario: &Scenario, setting: &Setting) -> Result<Self, TuneError> {
         let variant = variant(setting)?;
         let (config, mut traffic) = scenario.deployment(&variant)?;
@@ -50,21 +49,22 @@ impl Deployment {
         Ok(Self { config, settings, traffic })
     }
 
-    /// Whether clients reach the engines through the gateway: there are several, or the space has keys of the gateway.
+    /// Whether clients reach the engines through the gateway: several engines, or keys of the
+    /// gateway in the space.
     pub(super) fn needs_gateway(&self, space: &Space) -> bool {
         let backends = self.config.pools.iter().map(|pool| pool.backends.len()).sum::<usize>();
         backends > 1 || space.keys().any(|key| RestartCost::of(key) == RestartCost::None)
     }
 
-    /// Whether the models that clients name are those of the configuration, and not what the engines report.
+    /// Whether clients use the configured models and not the ones that engines report.
     pub(super) fn has_models(&self) -> bool {
         !self.config.models.is_empty()
     }
 
-    /// The engines, each with a port. Those without a configured one get one that `folder` remembers.
+    /// The engines, each with a port. `folder` remembers the ports that are not configured.
     ///
     /// # Errors
-    /// There is no engine that could be started, or no port.
+    /// No engine can be started, or no port is left.
     pub(super) fn engines(&self, folder: &Path) -> Result<Vec<TrialSpec>, TuneError> {
         let mut engines = Vec::new();
         for pool in &self.config.pools {
@@ -103,7 +103,7 @@ impl Deployment {
         Ok(engines)
     }
 
-    /// The models that an engine of a pool must serve. Adapters are not loaded by the tuner.
+    /// The models that the engines of a pool must serve, without adapters.
     fn served(&self, pool: &Pool) -> Vec<String> {
         let models = match &pool.models {
             ModelScope::All => self.config.models.iter().collect::<Vec<_>>(),
@@ -112,7 +112,7 @@ impl Deployment {
         models.into_iter().map(|model| model.name.clone()).collect()
     }
 
-    /// The configuration of the private gateway before the engines at these addresses.
+    /// The configuration of the private gateway for these engines.
     pub(super) fn gateway(&self, engines: &[TrialSpec], folder: &Path) -> Config {
         let mut config = self.config.clone();
         for pool in &mut config.pools {
@@ -128,7 +128,7 @@ impl Deployment {
         config.auth = Auth { admin_token: None, keys: Vec::new() };
         config.server.tls = None;
         (config.access_log, config.tracing) = (None, None);
-        // It runs no engines, so nothing is written there.
+        // The gateway runs no engines, so it writes nothing there.
         config.fleet.state = folder.join("gateway");
         config
     }

@@ -1,9 +1,9 @@
-//! Tunes one engine of a running gateway: it is taken out of rotation, restarted with one setting after another, and measured
-//! directly, while the other engines serve the clients.
+//! Tunes one engine of a running gateway while the other engines serve clients.
 //!
-//! The gateway stops and starts the engine itself ([`BenchEngine`]), so its checks, its roll-back and its journal apply. If the
-//! engine does not start with a setting, the gateway rolls it back, and the trial ends as refused. Only flags of vLLM can be
-//! tried: a change of the gateway's keys would affect its clients.
+//! The engine leaves the rotation, restarts with each setting and is measured directly. The gateway
+//! stops and starts it ([`BenchEngine`]), so the gateway's checks, roll-back and journal apply. If
+//! the engine does not start with a setting, the gateway rolls it back, and the trial ends as
+//! refused. Only flags of vLLM can be tried: changes of the gateway's keys would affect clients.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,43 +21,44 @@ use sluice_bench::{LoadClient, RunPlan};
 use sluice_gateway::config::ArgValue;
 use sluice_lab::{Measure, Scenario, Variant};
 
-/// Flags of vLLM with their values.
+/// Values of vLLM flags.
 pub type Flags = BTreeMap<String, ArgValue>;
 
-/// An engine that a gateway runs and has taken out of rotation. The caller implements it, because this crate may not use the
-/// gateway's admin API.
+/// An engine that a gateway runs and has taken out of rotation. The caller implements this trait,
+/// because this crate may not use the gateway's admin API.
 pub trait BenchEngine: Clone + Watch {
-    /// The name of its backend.
+    /// The name of the backend.
     fn name(&self) -> &str;
 
-    /// Its address, `http://host:port`.
+    /// The address, `http://host:port`.
     fn url(&self) -> &str;
 
-    /// Restarts it with its own flags, overridden by `flags`. Returns the reason if it does not start with them.
+    /// Restarts the engine with the configured flags, overridden by `flags`. Returns the reason if
+    /// it does not start.
     ///
     /// # Errors
-    /// The gateway does not respond, or refuses the restart for a reason other than the setting.
+    /// The gateway does not respond, or refuses the restart for another reason than the setting.
     fn restart(&mut self, flags: &Flags) -> impl Future<Output = Result<Option<String>, TuneError>>;
 }
 
-/// The engine as a backend. See the header of this file.
+/// One engine of a running gateway as a backend.
 #[derive(Debug)]
 pub struct InPlace<E> {
     scenario: Scenario,
     measures: Vec<Measure>,
     engine: E,
     traffic: RunPlan,
-    /// The flags that override its own now; `None` after a start that failed.
+    /// The present overrides; `None` after a failed start.
     running: Option<Flags>,
     runs: Arc<AtomicU32>,
 }
 
 impl<E: BenchEngine> InPlace<E> {
-    /// Expects an engine that runs with its own flags.
+    /// Expects an engine that runs with the configured flags.
     ///
     /// # Errors
-    /// The space has a key of the gateway, a measure is known of simulated engines only, there is not exactly one `[[traffic]]`,
-    /// or no model is known.
+    /// The space has a key of the gateway, a measure exists only for simulated engines, there is
+    /// not exactly one `[[traffic]]`, or no model is known.
     pub fn new(scenario: Scenario, space: &Space, measures: Vec<Measure>, engine: E) -> Result<Self, TuneError> {
         if let Some(key) = space.keys().find(|key| RestartCost::of(key) == RestartCost::None) {
             let text =

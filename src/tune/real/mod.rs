@@ -1,12 +1,13 @@
-//! Real engines as a backend: started and stopped by the fleet, measured by the load generator.
+//! Real engines as a backend: run by the fleet, measured by the load generator.
 //!
-//! A trial restarts only engines whose flags differ from those that run; a change of the gateway's keys is a reload. What is known to
-//! be wrong without a start is not started. A start is waited for as long as its log shows progress. A failure that comes from
-//! the settings is an outcome; one that comes from the machine (a port that is taken, a program that is missing, memory that
-//! another process holds) ends the tuning, because every trial after it would be worthless.
+//! A trial restarts only engines with changed flags; changes of the gateway's keys are reloads. A
+//! setting that is known to be wrong is not started. A start may last while the engine's log shows
+//! progress. Failures by settings are outcomes. Failures by the machine (a taken port, a missing
+//! program, memory of another process) end the tuning, because all later trials would be worthless.
 //!
-//! [`RealEngines::stop`] leaves the machine as it was found: no engine of the tuner runs. A tuner that is killed cannot do
-//! that; the next one finds its engines by their journal and by a mark in their environment, and uses or stops them.
+//! [`RealEngines::stop`] leaves the machine as found: no engine of the tuner runs. After a killed
+//! tuner, the next one finds the engines by the journal and by a mark in their environment, and
+//! uses or stops them.
 
 mod deployment;
 mod system;
@@ -36,25 +37,25 @@ use sluice_lab::{Measure, Scenario};
 use system::OwnEngines;
 pub use system::{RealSystem, Watch};
 
-/// Requests to a fresh engine before it is measured, and how many of them at once.
+/// Unmeasured requests to a fresh engine, and the most at once.
 const WARM_UP: (u64, u32) = (16, 8);
-/// A request without a response for this long has failed, unless the file has a `client_timeout`.
+/// A request without a response fails after this time, unless the file has a `client_timeout`.
 const REQUEST_LIMIT: Duration = Duration::from_secs(600);
 
-/// The gateway of this program, which the caller provides: starting one is above this crate.
+/// The gateway of this program. The caller provides it, because starting one is above this crate.
 pub trait OwnGateway {
-    /// Serves with a configuration: starts, or changes to it while it runs. Returns its address, `http://host:port`, once
+    /// Starts with a configuration, or changes to it. Returns the address, `http://host:port`, once
     /// every backend is ready.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason.
     fn serve(&mut self, config: Config) -> impl Future<Output = Result<String, String>>;
 
-    /// Stops it, if it runs.
+    /// Stops the gateway if it runs.
     fn stop(&mut self) -> impl Future<Output = ()>;
 }
 
-/// Real engines. See the header of this file.
+/// Real engines as a backend.
 #[derive(Debug)]
 pub struct RealEngines<G> {
     scenario: Scenario,
@@ -68,10 +69,11 @@ pub struct RealEngines<G> {
 }
 
 impl<G: OwnGateway> RealEngines<G> {
-    /// The engines of a scenario's configuration. `folder` gets their logs and journal. Starts nothing.
+    /// The engines of a scenario's configuration, with logs and journal in `folder`. Starts
+    /// nothing.
     ///
     /// # Errors
-    /// The configuration has no engine that could be started, or the folder cannot be used.
+    /// No engine can be started, or the folder cannot be used.
     pub fn open(
         scenario: Scenario,
         space: &Space,
@@ -99,7 +101,7 @@ impl<G: OwnGateway> RealEngines<G> {
         Ok(Self { scenario, measures, folder, specs, engines, gateway, runs: Arc::default() })
     }
 
-    /// Uses or stops what a tuner that was killed left running. Returns a line about each engine that was found.
+    /// Uses or stops engines of a killed tuner. Returns a line about each.
     ///
     /// # Errors
     /// An engine does not stop.
@@ -118,7 +120,6 @@ impl<G: OwnGateway> RealEngines<G> {
         self.engines.lock().await.stop().await.map_err(|failure| TuneError::Engine(failure.to_string()))
     }
 
-    /// A client of the gateway, or of the only engine.
     async fn client(&mut self, deployment: &Deployment) -> Result<LoadClient, TuneError> {
         let limit = self.scenario.file.client_timeout.map_or(REQUEST_LIMIT, |period| period.0);
         let api = deployment.traffic[0].workload.api;
@@ -203,7 +204,7 @@ impl<G: OwnGateway> Backend for RealEngines<G> {
     }
 }
 
-/// The outcome of a start that failed, or an error if the settings are not the reason.
+/// The outcome of a failed start, or an error if the settings are not the reason.
 fn refused(failure: &TrialFailure, seconds: f64, foreseen: bool) -> Result<Started<RealSystem>, TuneError> {
     match failure.failure.class {
         FailureClass::PortInUse

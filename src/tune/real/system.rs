@@ -1,8 +1,8 @@
-//! A deployment that serves: trials and runs are sent to it by the load generator.
+//! A running deployment, which gets trials and runs from the load generator.
 //!
-//! If an engine ends meanwhile ([`Watch`]), the trial ends at once: the setting cannot serve, and the reason is the one in the
-//! engine's log. If the same load were sent to an engine twice, its prefix cache would have the prompts, so each run shifts the
-//! token ids by another number. Lengths and times stay those of the seed.
+//! If an engine ends meanwhile ([`Watch`]), the trial ends at once: the setting cannot serve, and
+//! the reason is in the engine's log. A repeated load would find its prompts in the prefix cache,
+//! so each run shifts the token ids by another number. Lengths and times depend only on the seed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -19,23 +19,24 @@ use sluice_fleet::TrialEngines;
 use sluice_lab::Measure;
 use sluice_lab::measure::Measured;
 
-/// Requests in flight in the worst load: more than engines run at once by default on any but the largest GPUs.
+/// Requests in flight in the worst load: more than engines run at once by default, except on the
+/// largest GPUs.
 const STRESS: u32 = 512;
-/// Requests of a trace: each adds tens of megabytes to it. The same number as in vLLM's `auto_tune.sh`.
+/// Requests in a trace, as in vLLM's `auto_tune.sh`. Each adds tens of megabytes.
 const TRACED: u64 = 100;
-/// The token ids of a run are moved by less than this.
+/// Upper bound of the shift of token ids.
 const MOVES: u32 = 1_000;
 
 /// Watches engines while they are under load.
 pub trait Watch {
-    /// Runs `load` and returns its output, unless an engine ends before that.
+    /// Runs `load` and returns its output, unless an engine ends first.
     ///
     /// # Errors
-    /// [`TuneError::Died`] with the reason, as far as it is known.
+    /// [`TuneError::Died`] with the reason, if known.
     fn unless_lost<T>(&self, load: impl Future<Output = T>) -> impl Future<Output = Result<T, TuneError>>;
 }
 
-/// Engines that the tuner runs itself.
+/// Engines that the tuner runs.
 #[derive(Clone, Debug)]
 pub struct OwnEngines(pub(super) Arc<Mutex<TrialEngines>>);
 
@@ -53,7 +54,7 @@ impl Watch for OwnEngines {
     }
 }
 
-/// A deployment with a setting.
+/// A running deployment with a setting.
 #[derive(Debug)]
 pub struct RealSystem<W = OwnEngines> {
     pub(super) watch: W,
@@ -62,12 +63,12 @@ pub struct RealSystem<W = OwnEngines> {
     pub(super) groups: Arc<Groups>,
     pub(super) measures: Vec<Measure>,
     pub(super) last: Option<RunResult>,
-    /// Runs so far, of all settings.
+    /// Number of runs, over all settings.
     pub(super) runs: Arc<AtomicU32>,
 }
 
 impl<W: Watch> RealSystem<W> {
-    /// The traffic, with prompts that differ from those of the runs before.
+    /// The traffic with new prompts.
     fn fresh(&self) -> RunPlan {
         let mut plan = self.plan.clone();
         let by = self.runs.fetch_add(1, Relaxed).wrapping_add(std::process::id()) % MOVES;
@@ -81,7 +82,7 @@ impl<W: Watch> RealSystem<W> {
         self.last.iter().flat_map(|result| &result.servers).collect()
     }
 
-    /// A few requests that are not measured: the first ones of a fresh engine take longer.
+    /// Sends unmeasured requests: the first ones of a fresh engine take longer.
     pub(super) async fn warm_up(&self, requests: u64, concurrency: u32) -> Result<(), TuneError> {
         let arrival = Arrival::ClosedLoop { concurrency };
         let extent = Extent::Requests(requests);

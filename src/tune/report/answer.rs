@@ -1,10 +1,9 @@
-//! What came out of a tuning, in sentences.
+//! The result of a tuning in sentences.
 //!
-//! First what to do: use the winner, or keep the defaults where they are as good ([`advised`]).
-//! Then what was measured of both, each number with the name of its quantity, and the change
-//! between them with its interval. Where no setting can be used, the sentence names what is in the
-//! way: the objective that is missed, by how much and by which requests, or what the engine says
-//! when it does not start.
+//! First the advice: use the winner, or keep defaults that are as good ([`advised`]). Then the
+//! measured values of both, each with the name of the quantity, and the change between them with an
+//! interval. If no setting is usable, the sentence names the obstacle: the missed objective, by how
+//! much and by which requests, or the message of an engine that does not start.
 
 use crate::goal::{Goal, Objective};
 use crate::report::front;
@@ -29,7 +28,7 @@ pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
     }
     let default = report.default.as_ref().map(|default| format!("defaults: {}", value(default, goal)));
     let best = format!("best: {}: {}", name(&winner.setting), value(winner, goal));
-    // What to use comes first.
+    // The advised setting comes first.
     let both = if lines.is_empty() { [Some(best), default] } else { [default, Some(best)] };
     lines.extend(both.into_iter().flatten());
     match &report.comparison {
@@ -47,8 +46,8 @@ pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
     lines
 }
 
-/// The setting to use: the winner, or the defaults where it is not certainly better than them;
-/// `None` without a winner. The advice never keeps defaults for which no rate could be certified.
+/// The setting to use: the winner, or the defaults if it is not certainly better; `None` without a
+/// winner. Defaults without a certified rate are never advised against a certified winner.
 pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
     let winner = report.winner.as_ref()?;
     let keep = match (&report.comparison, &report.default) {
@@ -61,7 +60,7 @@ pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
     Some(if keep { Setting::new() } else { winner.setting.clone() })
 }
 
-/// Whether a rate was certified for the winner and no rate for the defaults.
+/// Whether the winner has a certified rate and the defaults have none.
 fn is_alone_certified(report: &Report, goal: &Goal) -> bool {
     let has_rate = |trial: &Option<Trial>| {
         let outcome = trial.as_ref().map(|trial| &trial.outcome);
@@ -71,7 +70,7 @@ fn is_alone_certified(report: &Report, goal: &Goal) -> bool {
     is_rate && has_rate(&report.winner) == Some(true) && has_rate(&report.default) == Some(false)
 }
 
-/// That the defaults are to be kept, and why.
+/// Why to keep the defaults.
 fn as_good(report: &Report, goal: &Goal) -> String {
     if goal.against.is_some() {
         return "the defaults are as good: keep them. No setting is certainly better than them in one of both"
@@ -96,8 +95,8 @@ fn ended_early(report: &Report) -> Option<String> {
     report.out_of_budget.then(|| text.to_owned())
 }
 
-/// The value of a confirmation, in the unit of the objective. An estimate and a certified rate are
-/// different quantities: the certified one is lower by its margins, and by the proofs that failed.
+/// The value of a confirmation with its unit. An estimate and a certified rate are different
+/// quantities: the certified one is lower by margins and failed proofs.
 fn value(trial: &Trial, goal: &Goal) -> String {
     match (&trial.outcome, &goal.objective) {
         (Outcome::Measured { certified: Some(certified), .. }, _) if trial.effort == Effort::Script => {
@@ -133,7 +132,7 @@ fn interval(range: &Range, percent: u32) -> String {
     }
 }
 
-/// What changes from the defaults to the winner, and by how much.
+/// The change from the defaults to the winner.
 fn change(comparison: &Comparison, goal: &Goal) -> String {
     let change = &comparison.change;
     let [value, low, high] = [change.value, change.low, change.high].map(|share| match share.is_finite() {
@@ -147,9 +146,9 @@ fn change(comparison: &Comparison, goal: &Goal) -> String {
     format!("{of} changes by {value} (between {low} and {high} with {percent} %)")
 }
 
-/// Why the winner cannot be compared with the default.
+/// Why the defaults have no comparison.
 fn default_is_unusable(report: &Report) -> Option<String> {
-    // The last trial: the default may have failed only when it was measured again.
+    // The last trial, because the default may have failed only in the confirmation.
     let default = report.trials.iter().rfind(|trial| trial.setting.is_empty())?;
     match &default.outcome {
         Outcome::Refused { reason, .. } => Some(format!("the defaults do not start: {reason}")),
@@ -208,7 +207,7 @@ fn why_none(report: &Report) -> String {
     }
 }
 
-/// What is missed, and by how much.
+/// The missed objective, and by how much.
 fn missed(outcome: &Outcome) -> Option<String> {
     let Outcome::Unmet { group, objective, ratio } = outcome else { return None };
     let by = match outcome.is_incomplete() {
@@ -228,7 +227,7 @@ mod tests {
             missed(&Outcome::Unmet { group: "a".to_owned(), objective: "E2EL".to_owned(), ratio }).unwrap_or_default()
         };
         assert_eq!(text(1.5), "even single requests of 'a' miss E2EL by 50 %");
-        // A percentile between one that completes and one that does not.
+        // A percentile between a completed request and one that is not.
         assert_eq!(text(6.9e8), "even single requests of 'a' miss E2EL because they do not complete");
     }
 }

@@ -1,12 +1,13 @@
-//! A setting as what an operator changes: flags of `vllm serve`, keys of `sluice.toml`.
+//! A setting in an operator's form: flags of `vllm serve`, keys of `sluice.toml`.
 //!
-//! Keys of the gateway are given twice: as `--set` of `sluice serve`, which is exact, and as lines for the file.
+//! Keys of the gateway are given twice: as `--set` of `sluice serve`, which is exact, and as lines
+//! for the file.
 
 use crate::setting::{Setting, flags, shown};
 use sluice_gateway::config::ArgValue;
 use sluice_lab::sweep::flag_of;
 
-/// The lines that say how a setting is put to use; none for the defaults.
+/// Lines that say how to use a setting; none for the defaults.
 pub fn lines(setting: &Setting) -> Vec<String> {
     let mut lines = Vec::new();
     let flags = flags(setting);
@@ -28,7 +29,7 @@ pub fn lines(setting: &Setting) -> Vec<String> {
     lines
 }
 
-/// The same as lines of `sluice.toml`, each under a comment that says where it belongs.
+/// The setting as lines of `sluice.toml`, each under a comment with the place.
 pub fn patch(setting: &Setting) -> String {
     let mut patch = String::new();
     let mut place = String::new();

@@ -1,6 +1,6 @@
-//! A front of two measures in sentences: every member, with its change from the default in both.
+//! A front of two measures in sentences: each member, with the change from the default in both.
 //!
-//! Values are those of the confirmations, changes are of pairs of runs with the same loads.
+//! Values come from confirmations, changes from pairs of runs with the same loads.
 
 use crate::goal::{Goal, Objective};
 use crate::setting::name;

@@ -1,6 +1,6 @@
-//! The result of a tuning as text, as JSON, as `result.txt`, as flags, and as a page.
+//! The result of a tuning as text, JSON, `result.txt`, flags and a page.
 //!
-//! `answer` says in sentences what came out; every other form contains it.
+//! [`answer`] puts the result in sentences; every other form contains them.
 
 pub mod front;
 pub mod predicted;

@@ -1,22 +1,22 @@
-//! Settings in a table: by name, or where names would be long, with a column for each key.
+//! Settings in a table: by name, or by a column for each key if names are long.
 //!
-//! Only what differs is named. A key with one value in every setting but the defaults is said once
+//! Only differences are named. A key with one value in all settings but the defaults is given once
 //! ([`Names::shared`]). Names of more than [`LONGEST`] characters become columns, whose heads
-//! [`wrapped`] breaks at the hyphens of the keys.
+//! [`wrapped`] breaks at hyphens.
 
 use std::collections::BTreeSet;
 
 use crate::setting::{Setting, key_name, name, shown};
 
-/// The longest name of a setting in a table, characters.
+/// The longest name of a setting in a table, in characters.
 const LONGEST: usize = 48;
-/// Width of a column up to which its head is not broken, characters.
+/// The widest column, in characters, with an unbroken head.
 const NARROW: usize = 10;
 
-/// How the settings of a table are named.
+/// The names of the settings in a table.
 #[derive(Debug)]
 pub struct Names {
-    /// Keys that differ.
+    /// Keys that differ between settings.
     keys: Vec<String>,
     shared: Setting,
     in_columns: bool,
@@ -41,7 +41,7 @@ impl Names {
         std::iter::once("setting".to_owned()).chain(keys.iter().map(|key| key_name(key))).collect()
     }
 
-    /// The cells of the setting in the row `number`.
+    /// The cells of the setting in row `number`.
     pub fn cells(&self, number: usize, setting: &Setting) -> Vec<String> {
         if !self.in_columns {
             return vec![self.name(setting)];
@@ -51,7 +51,7 @@ impl Names {
         std::iter::once(first).chain(self.keys.iter().map(value)).collect()
     }
 
-    /// What every setting but the defaults has, as a sentence.
+    /// The values that all settings but the defaults share, as a sentence.
     pub fn shared(&self) -> Option<String> {
         (!self.shared.is_empty()).then(|| format!("every setting but the defaults has {}", name(&self.shared)))
     }
@@ -59,13 +59,13 @@ impl Names {
     fn name(&self, setting: &Setting) -> String {
         let own = setting.iter().filter(|(key, _)| !self.shared.contains_key(*key));
         let own: Setting = own.map(|(key, value)| (key.clone(), value.clone())).collect();
-        // With nothing but what all have, it is still not the defaults.
+        // A setting with only shared values is not the defaults.
         if own.is_empty() { name(setting) } else { name(&own) }
     }
 }
 
-/// A head as lines, the last one full: each cell is broken after spaces, hyphens and dots where it
-/// is wider than the cells below.
+/// The lines of a head, the last one full. A cell that is wider than the cells below is broken
+/// after spaces, hyphens and dots.
 pub fn wrapped(head: &[String], rows: &[Vec<String>]) -> Vec<Vec<String>> {
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let cells: Vec<Vec<String>> =
@@ -79,7 +79,7 @@ pub fn wrapped(head: &[String], rows: &[Vec<String>]) -> Vec<Vec<String>> {
     (0..lines).map(line).collect()
 }
 
-/// The pieces of a text, none wider than `width` unless a word is.
+/// The pieces of a text, at most `width` wide unless a word is wider.
 fn broken(text: &str, width: usize) -> Vec<String> {
     let mut pieces: Vec<String> = vec![String::new()];
     for word in text.split_inclusive([' ', '-', '.']) {
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(names.head(), ["setting"]);
         assert_eq!(cells.concat(), ["defaults", "max-num-seqs=64", "max-num-seqs=128", "gpu-memory-utilization=0.94"]);
         assert_eq!(names.shared().unwrap(), "every setting but the defaults has gpu-memory-utilization=0.94");
-        // One setting differs from the defaults in all that it has.
+        // A single setting shares nothing.
         assert_eq!(Names::of(settings[..2].iter()).shared(), None);
     }
 

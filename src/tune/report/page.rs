@@ -1,7 +1,7 @@
-//! A tuning as a page of its own: the answer, every setting, and how the objective responds to each dimension.
+//! A tuning as a page: the answer, all settings, and the objective over each dimension.
 //!
-//! A dot is one measured setting. A setting that lost its race has no value, so it has no dot. The
-//! page is that of `sluice bench`.
+//! A dot is one measured setting. A setting that lost a race has no value and no dot. The layout is
+//! from `sluice bench`.
 
 use crate::goal::Goal;
 use crate::report::{answer, flags, predicted, table};
@@ -10,7 +10,7 @@ use crate::trial::{Effort, Outcome, Trial};
 use crate::tuner::Report;
 use sluice_bench::report::sections::{Dots, Section, page as page_of};
 
-/// The HTML.
+/// The HTML page.
 pub fn page(title: &str, report: &Report, goal: &Goal) -> String {
     let answer = answer::answer(report, goal);
     let uses = answer::advised(report, goal).map(|setting| flags::lines(&setting)).unwrap_or_default();
@@ -45,7 +45,7 @@ fn sentences(lines: impl Iterator<Item = String>) -> String {
     lines.map(|line| line + ". ").collect::<String>().trim_end().to_owned()
 }
 
-/// Settings that were tried, of which no trial has a value.
+/// Tried settings without a measured value.
 fn without_a_value(report: &Report) -> usize {
     let mut tried: Vec<_> = report.trials.iter().map(|trial| &trial.setting).collect();
     tried.sort_by_key(|setting| format!("{setting:?}"));
@@ -70,8 +70,7 @@ fn responses(report: &Report, goal: &Goal) -> Vec<Dots> {
     keys.into_iter().map(of_key).collect()
 }
 
-/// The value of a trial over the value of a key. A race that was lost has a guess at most, which is
-/// no value.
+/// The value of a trial over the value of a key. The guess of a lost race is no value.
 fn point(trial: &Trial, key: &str) -> Option<(f64, f64)> {
     let Outcome::Measured { value, .. } = &trial.outcome else { return None };
     Some((trial.setting.get(key).and_then(number)?, value.value))

@@ -1,6 +1,6 @@
-//! What the laboratory predicted, beside what was measured.
+//! Predictions of the laboratory next to measurements.
 //!
-//! Predicted and measured values are compared for settings that were measured in full. A race that was lost ended too early for that.
+//! Only settings that were measured in full are compared: a lost race ended too early.
 
 use crate::goal::Goal;
 use crate::search::score;
@@ -10,7 +10,7 @@ use crate::tuner::Report;
 use sluice_core::stats::percentile;
 use sluice_lab::table::number;
 
-/// The value that was predicted for a setting, as a cell of a table.
+/// The predicted value of a setting, as a cell.
 pub fn cell(report: &Report, setting: &Setting) -> String {
     match report.predicted.iter().find(|trial| trial.setting == *setting).map(|trial| &trial.outcome) {
         Some(Outcome::Measured { value, .. }) => number(value.value),
@@ -20,7 +20,7 @@ pub fn cell(report: &Report, setting: &Setting) -> String {
     }
 }
 
-/// How well the predictions agree with the measurements; `None` if there is nothing to compare.
+/// How well predictions agree with measurements; `None`: nothing to compare.
 pub fn agreement(report: &Report, goal: &Goal) -> Option<String> {
     let measured = report.trials.iter().filter(|trial| trial.is_search() && trial.value().is_some());
     let predicted = |trial: &Trial| report.predicted.iter().find(|other| other.setting == trial.setting);
@@ -40,7 +40,7 @@ pub fn agreement(report: &Report, goal: &Goal) -> Option<String> {
     Some(text)
 }
 
-/// The place of a setting among the predicted ones, from 1.
+/// The rank of a setting among the predictions, from 1.
 fn place(report: &Report, goal: &Goal, setting: &Setting) -> Option<usize> {
     let own = score(report.predicted.iter().find(|trial| trial.setting == *setting)?, goal)?;
     Some(1 + report.predicted.iter().filter(|trial| score(trial, goal).is_some_and(|other| other > own)).count())

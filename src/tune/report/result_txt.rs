@@ -1,9 +1,9 @@
 //! A tuning as the `result.txt` of vLLM's `auto_tune.sh`, for programs that read it.
 //!
-//! A line for each setting of the two dimensions that was tried, then the best; `default` where a
-//! flag is left alone, and for both flags where the defaults are as good. A rate that was bracketed
-//! was not run itself, so its E2EL is `unknown`. Throughput and goodput are that rate, at which the
-//! objectives hold. Without a best setting its values are 0, as the script writes them.
+//! One line for each tried setting of the two dimensions, then the best. A flag that is left alone
+//! is `default`, and both are where the defaults are as good. A bracketed rate was not run, so E2EL
+//! is `unknown`. Throughput and goodput are the rate at which the objectives hold. Without a best
+//! setting, the values are 0 as in the script.
 
 use crate::goal::Goal;
 use crate::report::answer;
@@ -15,7 +15,7 @@ use crate::tuner::Report;
 const SEQS: &str = "vllm.max-num-seqs";
 const TOKENS: &str = "vllm.max-num-batched-tokens";
 
-/// The text.
+/// The file's text.
 pub fn text(report: &Report, goal: &Goal) -> String {
     let mut text = String::from("hash:unknown\n");
     let of_grid =
@@ -45,7 +45,7 @@ pub fn text(report: &Report, goal: &Goal) -> String {
     )
 }
 
-/// A value of a setting; `default` where it is left alone.
+/// A value of a setting, or `default`.
 fn value(setting: &Setting, key: &str) -> String {
     setting.get(key).map_or_else(|| "default".to_owned(), shown)
 }

@@ -1,9 +1,9 @@
-//! A tuning as a table: every setting that was tried or left out, what to use first, with what was
-//! found and a note.
+//! A tuning as a table: all settings, tried or left out, the advised one first, with values and a
+//! note.
 //!
-//! A setting has one row, with its most thorough trial of the search and with its confirmation,
-//! each in a column of its own: they are estimates from different loads, and that of the search is
-//! rough. An interval of a rate is shown for the confirmation alone.
+//! A setting has one row, with one column for the most thorough search trial and one for the
+//! confirmation: the estimates come from different loads, and the first is rough. A rate has an
+//! interval only in the confirmation.
 
 use crate::goal::{Goal, Objective, label_of};
 use crate::report::names::{Names, wrapped};
@@ -14,14 +14,14 @@ use crate::trial::{Effort, Outcome, Range, Trial};
 use crate::tuner::Report;
 use sluice_lab::table::{aligned, number};
 
-/// The table.
+/// A tuning as rows and columns.
 #[derive(Debug)]
 pub struct Table {
-    /// The heads of its columns; the last one is of notes.
+    /// The heads of the columns; the last column has notes.
     pub head: Vec<String>,
     /// A row for each setting.
     pub rows: Vec<Vec<String>>,
-    /// What the columns mean, in sentences.
+    /// The meaning of the columns.
     pub legend: Vec<String>,
 }
 
@@ -46,8 +46,7 @@ impl Table {
     }
 }
 
-/// The most thorough trial of each setting: that of the setting to use, then the best of the search
-/// first.
+/// The most thorough search trial of each setting: the advised one, then the best first.
 fn shown<'a>(report: &'a Report, goal: &Goal) -> Vec<&'a Trial> {
     let mut shown: Vec<&Trial> = Vec::new();
     for trial in report.trials.iter().filter(|trial| trial.is_search()) {
@@ -57,7 +56,7 @@ fn shown<'a>(report: &'a Report, goal: &Goal) -> Vec<&'a Trial> {
         }
     }
     let advised = answer::advised(report, goal);
-    // Measured ones first, then those that lost a race, then those that cannot be used.
+    // Measured, then lost, then unusable ones.
     let rank = |trial: &Trial| match trial.outcome {
         _ if advised.as_ref() == Some(&trial.setting) => 0,
         Outcome::Measured { .. } => 1,
@@ -74,12 +73,11 @@ fn is_confirmation(trial: &Trial) -> bool {
     trial.effort == Effort::Confirm
 }
 
-/// What the columns of a table are.
 struct Columns<'a> {
     report: &'a Report,
     goal: &'a Goal,
     names: Names,
-    /// Whether there are confirmations.
+    /// Whether the table has confirmations.
     confirmed: bool,
 }
 
@@ -144,7 +142,7 @@ impl Columns<'_> {
         row
     }
 
-    /// The cells of a setting's confirmation.
+    /// The cells of a confirmation.
     fn confirmation(&self, setting: &Setting) -> Vec<String> {
         if !self.confirmed {
             return Vec::new();
@@ -180,7 +178,7 @@ fn has_predictions(report: &Report) -> bool {
     !report.predicted.is_empty()
 }
 
-/// What came of a trial as a cell, and the notes on it.
+/// The outcome of a trial as a cell, and notes.
 fn value_and_notes(trial: &Trial, is_rate: bool) -> (String, Vec<String>) {
     let mut notes = trial.notes.clone();
     let value = match &trial.outcome {
@@ -217,12 +215,12 @@ fn value_and_notes(trial: &Trial, is_rate: bool) -> (String, Vec<String>) {
     (value, notes)
 }
 
-/// Of what kind the engines are.
+/// The kind of the engines.
 pub fn engines(report: &Report) -> &'static str {
     if report.real { "real" } else { "simulated" }
 }
 
-/// The cost of the search and of the confirmations.
+/// The cost of search and confirmations.
 pub fn cost(report: &Report) -> String {
     let sum = |of: fn(&Trial) -> f64| report.trials.iter().map(of).sum::<f64>();
     let (starts, loads) = (sum(|trial| f64::from(trial.starts)), sum(|trial| f64::from(trial.loads)));
@@ -247,7 +245,7 @@ pub fn minutes(seconds: f64) -> String {
 /// The whole result as text.
 pub fn text(report: &Report, goal: &Goal) -> String {
     let Table { mut head, mut rows, legend } = Table::of(report, goal);
-    // The note is the last column and is not aligned.
+    // Notes are the last column and not aligned.
     let note = head.pop().unwrap_or_default();
     let notes: Vec<String> = rows.iter_mut().filter_map(Vec::pop).collect();
     let head = wrapped(&head, &rows);

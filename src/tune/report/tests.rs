@@ -1,5 +1,7 @@
-//! Reports of tunings with known outcomes: what comes first, which numbers stand where, and that
-//! nothing is said that was not found.
+//! Reports of tunings with known outcomes.
+//!
+//! The tests check the order, the place of each number, and that nothing is stated that was not
+//! found.
 
 use sluice_core::stats::{Change, Estimate, Sense};
 
@@ -25,8 +27,8 @@ fn goal() -> Goal {
     Goal::new(&TuneTable::default(), 1).unwrap()
 }
 
-/// The grid of auto_tune.sh, whose search found 18.5 for the defaults and for the winner, and whose
-/// confirmations found these.
+/// The grid of auto_tune.sh. The search found 18.5 for the defaults and the winner, the
+/// confirmations found these outcomes.
 fn report(default: Range, winner: Range) -> Report {
     let (untuned, best) = (Setting::new(), setting(256, 2048));
     let search = Effort::Race(None);
@@ -92,7 +94,7 @@ fn defaults_without_a_certified_rate_are_not_kept() {
     assert!(!lines.concat().contains("keep them"), "{lines:?}");
     let winner = report.winner.clone().unwrap();
     assert_eq!(answer::advised(&report, &goal), Some(winner.setting));
-    // Without a certified rate for either setting, the defaults may be as good.
+    // If neither setting has a certified rate, the defaults may be as good.
     report.winner.iter_mut().for_each(uncertified);
     assert_eq!(answer::advised(&report, &goal), Some(Setting::new()));
 }
@@ -132,7 +134,7 @@ fn a_rate_has_one_interval_that_of_its_confirmation_and_every_column_says_what_i
     ] {
         assert!(text.contains(meaning), "{text}");
     }
-    // One that lost its race has no value anywhere.
+    // A setting that lost a race has no value anywhere.
     let lost = text.lines().find(|line| line.contains("max-num-seqs=128")).unwrap();
     assert!(lost.contains("not better") && !lost.contains("18"), "{lost}");
 }
@@ -160,7 +162,7 @@ fn what_is_unknown_is_said_in_words() {
     let (report, goal) = (report(range(18.0, 17.9, 18.1), range(19.6, 19.4, 19.7)), goal());
     let script = result_txt::text(&report, &goal).to_lowercase();
     assert!(script.contains("e2el: unknown") && !script.contains("nan"), "{script}");
-    // A default that has no value when it is measured again.
+    // A default without a value in the confirmation.
     let mut report = report;
     report.comparison = None;
     report.default =

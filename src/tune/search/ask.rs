@@ -1,6 +1,6 @@
-//! What a search knows and asks for, and which trial is the best.
+//! The interface between the tuner and every search method.
 //!
-//! The interface between the tuner and every method: [`Search::next`] is given all trials so far and returns the next one.
+//! [`Search::next`] gets all trials so far and returns the next one to run.
 
 use super::pruned::Pruned;
 use crate::front::front;
@@ -9,41 +9,38 @@ use crate::setting::Setting;
 use crate::space::Space;
 use crate::trial::{Effort, Outcome, Trial};
 
-/// Combined with the seed for random choices.
 pub(super) const CHANCE: u64 = 0x7475_6E65;
 
-/// What a search knows: the space, and the trials so far.
+/// The knowledge of a search: the space, and the trials so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known<'a> {
     pub(crate) space: &'a Space,
-    /// Every setting of the space; the first is the default.
+    /// Every setting of the space, the default first.
     pub(crate) settings: &'a [Setting],
     pub(crate) goal: &'a Goal,
     pub(crate) trials: &'a [Trial],
-    /// What a simulation makes of the settings, at most one trial for each; empty without one.
+    /// Simulated trials, at most one for each setting; empty without a simulation.
     pub(crate) predicted: &'a [Trial],
 }
 
-/// A trial that a search asks for.
+/// A trial to run.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ask {
     pub(crate) setting: Setting,
     pub(crate) effort: Effort,
 }
 
-/// A method of searching.
 pub(crate) trait Search {
-    /// The next trial; `None` when the search is over.
+    /// The next trial; `None` ends the search.
     fn next(&mut self, known: &Known<'_>) -> Option<Ask>;
 
-    /// Settings that were left out, and why.
+    /// Settings that were left out.
     fn pruned(&self) -> &[Pruned] {
         &[]
     }
 }
 
 impl<'a> Known<'a> {
-    /// The best trial so far.
     pub(crate) fn best(&self) -> Option<&'a Trial> {
         best(self.trials, self.goal)
     }
@@ -59,7 +56,8 @@ impl<'a> Known<'a> {
         Ask { setting: setting.clone(), effort: Effort::Race(self.best().and_then(Trial::value)) }
     }
 
-    /// Every setting, by its number, in the order of [`Space::order`], but the best predicted ones as early as that allows.
+    /// All settings, by number, in the order of [`Space::order`], with the best predicted ones as
+    /// early as that allows.
     pub(crate) fn order(&self) -> Vec<usize> {
         let by_chance = self.space.order(self.settings, self.goal.seed);
         let scores: Vec<f64> =
@@ -67,7 +65,7 @@ impl<'a> Known<'a> {
         if self.predicted.is_empty() { by_chance } else { self.space.best_first(self.settings, &by_chance, &scores) }
     }
 
-    /// The score that was predicted for a setting.
+    /// The predicted score of a setting.
     pub(crate) fn prediction(&self, setting: &Setting) -> Option<f64> {
         score(self.predicted.iter().find(|trial| trial.setting == *setting)?, self.goal)
     }
@@ -79,7 +77,7 @@ impl<'a> Known<'a> {
     }
 }
 
-/// The trial with the best value, of those that were measured in full; the first of equals.
+/// The best trial that was measured in full; the first of equals.
 pub fn best<'a>(trials: &'a [Trial], goal: &Goal) -> Option<&'a Trial> {
     let full = |trial: &&Trial| match trial.effort {
         Effort::Race(_) | Effort::Script => true,
@@ -90,7 +88,7 @@ pub fn best<'a>(trials: &'a [Trial], goal: &Goal) -> Option<&'a Trial> {
     scored.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, trial)| trial)
 }
 
-/// What a model makes of an outcome: a score, or nothing where the setting cannot be used.
+/// The score of a trial; `None` if the setting is unusable. A lost race has a rough one.
 pub fn score(trial: &Trial, goal: &Goal) -> Option<f64> {
     match &trial.outcome {
         Outcome::Measured { value, .. } => Some(goal.score(value.value)),

@@ -1,33 +1,33 @@
-//! A small Gaussian process: what a function of a few variables may be, given some noisy values of it.
+//! A small Gaussian process: a distribution of functions of a few variables, given noisy values.
 //!
-//! Kernel: Matern 5/2 with a length for each coordinate, k(r) = (1 + s + s^2/3) exp(-s), s = sqrt(5) r, r^2 = sum (d_i / l_i)^2 (Rasmussen
-//! and Williams 2006, 4.2). Values are standardised, so the variance of the function is 1 and its mean 0. Lengths and noise
-//! are those with the highest marginal likelihood on a grid, one coordinate after the other.
+//! Kernel: Matern 5/2 with a length for each coordinate, k(r) = (1 + s + s^2/3) exp(-s), s =
+//! sqrt(5) r, r^2 = sum (d_i / l_i)^2 (Rasmussen and Williams 2006, 4.2). Values are standardised:
+//! mean 0, variance 1. Lengths and noise maximise the marginal likelihood on a grid, one coordinate
+//! after the other. Coordinates run from 0 to 1.
 //!
-//! Costs n^3 for each of some hundred likelihoods: made for up to a few hundred values. Lengths are in the unit of the
-//! coordinates, which run from 0 to 1.
+//! Cost: n^3 for each of some hundred likelihoods; meant for up to a few hundred values.
 
-/// Lengths that are tried.
+/// Candidate lengths.
 const LENGTHS: [f64; 5] = [0.15, 0.35, 0.8, 2.0, 6.0];
-/// Standard deviations of the noise that are tried, as a share of that of the values.
+/// Candidate standard deviations of the noise, relative to the deviation of the values.
 const NOISES: [f64; 4] = [0.02, 0.06, 0.18, 0.5];
 /// Passes over all coordinates.
 const PASSES: usize = 2;
 
-/// A process with its data.
+/// A process fitted to data.
 #[derive(Clone, Debug)]
 pub(super) struct Gaussian {
     points: Vec<Vec<f64>>,
     lengths: Vec<f64>,
     /// Lower triangle of the Cholesky factor of the kernel matrix, row by row.
     factor: Vec<Vec<f64>>,
-    /// Kernel matrix inverse times the standardised values.
+    /// Inverse of the kernel matrix times the standardised values.
     weights: Vec<f64>,
     mean: f64,
     deviation: f64,
 }
 
-/// The mean and the standard deviation of the function at a point.
+/// Mean and standard deviation of the function at a point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Prediction {
     pub(super) mean: f64,
@@ -35,7 +35,7 @@ pub(super) struct Prediction {
 }
 
 impl Gaussian {
-    /// Fits a process to values at points of the same number of coordinates; `None` for fewer than two, or if all are equal.
+    /// Fits a process to values at points; `None` for fewer than two values, or equal ones.
     pub(super) fn fit(points: &[Vec<f64>], values: &[f64]) -> Option<Self> {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -50,7 +50,6 @@ impl Gaussian {
         Some(Self { points: points.to_vec(), lengths, factor, weights, mean, deviation })
     }
 
-    /// What the function may be at a point.
     pub(super) fn predict(&self, point: &[f64]) -> Prediction {
         let near: Vec<f64> = self.points.iter().map(|other| kernel(point, other, &self.lengths)).collect();
         let mean: f64 = near.iter().zip(&self.weights).map(|(near, weight)| near * weight).sum();
@@ -59,7 +58,7 @@ impl Gaussian {
         Prediction { mean: self.mean + self.deviation * mean, deviation: self.deviation * deviation }
     }
 
-    /// The expected gain over `best` at a point, in the unit of the values.
+    /// Expected gain over `best` at a point, in the unit of the values.
     pub(super) fn expected_improvement(&self, point: &[f64], best: f64) -> f64 {
         let Prediction { mean, deviation } = self.predict(point);
         let z = (mean - best) / deviation;
@@ -67,7 +66,7 @@ impl Gaussian {
         (mean - best) * normal_share(z) + deviation * density
     }
 
-    /// How alike the function is at two points, from 0 to 1.
+    /// Correlation of the function at two points, 0 to 1.
     pub(super) fn likeness(&self, one: &[f64], other: &[f64]) -> f64 {
         kernel(one, other, &self.lengths)
     }
@@ -125,7 +124,7 @@ fn backward(factor: &[Vec<f64>], b: &[f64]) -> Vec<f64> {
     x
 }
 
-/// The lengths and the noise with which standardised values are likeliest.
+/// The lengths and the noise with the highest likelihood of the standardised values.
 fn likeliest(points: &[Vec<f64>], standard: &[f64]) -> (Vec<f64>, f64) {
     let dimensions = points.first().map_or(0, Vec::len);
     let (mut lengths, mut noise) = (vec![LENGTHS[2]; dimensions], NOISES[1]);
@@ -193,7 +192,7 @@ mod tests {
 
     #[test]
     fn noise_is_separated_from_the_function() {
-        // The function has a standard deviation of about 0.3: the noise is a third of it.
+        // The function's standard deviation is about 0.3, three times the noise.
         let noise = |size: f64| {
             let (points, values) = sample(80, size, 3);
             let standard: Vec<f64> = values.iter().map(|value| (value - 5.6) / 0.3).collect();

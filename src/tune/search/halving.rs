@@ -1,8 +1,9 @@
 //! Successive halving: many settings with little effort, few with much.
 //!
-//! Every setting is tried with a [`FIRST`] of the usual requests or runs, the best third of them with three times as many, until
-//! one round has the full effort (Jamieson and Talwalkar 2016). The default stays to the end. A setting that cannot be used leaves
-//! at once. Bounds: [`MOST`] settings in the first round, chosen at random if there are more.
+//! The first round tries every setting with a [`FIRST`] of the usual requests or runs. Each further
+//! round tries the best third with three times as many, up to the full effort (Jamieson and
+//! Talwalkar 2016). The default stays to the end; an unusable setting leaves at once. Bounds:
+//! [`MOST`] settings in the first round, chosen at random from more.
 
 use super::ask::{Ask, Known, Search, score};
 use super::race::Chance;
@@ -11,15 +12,14 @@ use crate::trial::Effort;
 
 /// The effort of the first round.
 const FIRST: f64 = 1.0 / 9.0;
-/// By how much the effort grows from round to round, and the number of settings shrinks.
+/// Factor by which effort grows and the number of settings shrinks in each round.
 const FACTOR: f64 = 3.0;
 /// The most settings of the first round.
 const MOST: usize = 243;
 
-/// The search. See the header of this file.
 pub(super) struct Halving {
     effort: f64,
-    /// Settings of this round, and how many of them were asked for.
+    /// Settings of this round, and the number asked for.
     round: Vec<Setting>,
     asked: usize,
 }
@@ -31,7 +31,7 @@ impl Halving {
         Self { effort: FIRST, round: drawn.collect(), asked: 0 }
     }
 
-    /// The settings of the next round: the default, and the best of this one.
+    /// The settings of the next round: the best, and the default.
     fn survivors(&self, known: &Known<'_>) -> Vec<Setting> {
         let value = |setting: &Setting| {
             let own = known.of(setting).find(|trial| trial.effort == Effort::Rung(self.effort));

@@ -1,6 +1,6 @@
-//! The methods by name, and the one that is chosen for a space.
+//! The search methods by name, and the choice for a space.
 //!
-//! A small space is searched whole, a large one by the model. `search/mod.rs` describes the methods.
+//! Small spaces are searched whole, large ones by the model. `search/mod.rs` describes the methods.
 
 use std::str::FromStr;
 
@@ -12,10 +12,10 @@ use crate::goal::Goal;
 /// The largest space for which `race` is chosen.
 const GRID: usize = 60;
 
-/// A method. `search/mod.rs` describes them.
+/// A search method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// The grid, with races.
+    /// The whole grid, by races.
     Race,
     /// Successive halving.
     Halving,
@@ -23,12 +23,12 @@ pub enum Method {
     Random,
     /// A Gaussian process.
     Model,
-    /// As `auto_tune.sh`.
+    /// The grid of `auto_tune.sh`.
     AutoTune,
 }
 
 impl Method {
-    /// Every method with its name.
+    /// All methods with their names.
     pub const NAMES: [(&'static str, Self); 5] = [
         ("race", Self::Race),
         ("halving", Self::Halving),
@@ -42,7 +42,7 @@ impl Method {
         Self::NAMES.iter().find(|(_, method)| *method == self).map_or("", |(name, _)| name)
     }
 
-    /// The method for a space of so many settings.
+    /// The method for a space with this many settings.
     pub fn for_space(settings: usize) -> Self {
         if settings <= GRID { Self::Race } else { Self::Model }
     }
@@ -50,7 +50,7 @@ impl Method {
     /// Whether the method can search for a goal.
     ///
     /// # Errors
-    /// It compares settings by one number, and the goal has two measures.
+    /// It compares one number, and the goal has two measures.
     pub(crate) fn check(self, goal: &Goal) -> Result<(), TuneError> {
         match self {
             Self::Halving | Self::AutoTune if goal.against.is_some() => {

@@ -1,15 +1,15 @@
-//! Which setting to try next: one interface, several methods.
+//! Chooses the next setting to try: one interface, several methods.
 //!
-//! A search asks for a trial and is given its outcome. It reads no clock, and its randomness comes from the seed, so the same
-//! outcomes lead to the same trials. That makes a tuning resumable.
+//! A search asks for a trial and gets the outcome. It reads no clock, and its randomness comes from
+//! the seed. So the same outcomes lead to the same trials, and a tuning can resume.
 //!
 //! | method | asks for |
 //! |---|---|
-//! | `race` | every setting of the grid, against the best so far; leaves out what earlier trials exclude |
-//! | `halving` | every setting with a few requests, the best third with three times as many, and so on |
-//! | `random` | settings at random, against the best so far: for comparison |
+//! | `race` | every setting of the grid against the best so far, unless earlier trials exclude it |
+//! | `halving` | every setting with few requests, the best third with three times as many, ... |
+//! | `random` | settings at random against the best so far, for comparison |
 //! | `model` | where a Gaussian process expects the largest gain, and the engine to start |
-//! | `auto-tune` | what vLLM's `auto_tune.sh` tries: for comparison |
+//! | `auto-tune` | the grid of vLLM's `auto_tune.sh`, for comparison |
 
 mod pruned;
 mod ask;

@@ -1,14 +1,14 @@
-//! Where a Gaussian process expects the largest gain, and the engine to start.
+//! Asks for settings with the largest expected gain, by a Gaussian process.
 //!
-//! It begins with the default, the [`PREDICTED`] settings that a simulation predicts to be best, and [`DESIGN`] settings for each
-//! dimension, spread evenly (the additive recurrence of Roberts 2018, mapped to the nearest settings). From then on it asks for the
-//! setting with the largest *expected improvement x probability of starting*. The process is fitted to the scores, or, with a
-//! simulation, to what they differ from the prediction. Its guesses for settings that lost a race are rough, which the noise
-//! absorbs. The probability is the share of started settings among those that were tried, weighted by how alike the process
-//! finds them. It ends when the largest product is below [`SMALL`].
+//! It begins with the default, the [`PREDICTED`] best settings of a simulation, and [`DESIGN`]
+//! evenly spread settings for each dimension (additive recurrence, Roberts 2018, mapped to the
+//! nearest settings). Then it asks for the largest *expected improvement x probability of
+//! starting*, and ends when that is below [`SMALL`]. The process is fitted to scores, or to their
+//! differences from predictions. Rough guesses for lost races count as noise. The probability is
+//! the share of started settings among the tried ones, weighted by their likeness.
 //!
-//! For a front of two measures each trial weighs them differently ([`Weight`]), and the search ends when none of [`WEIGHTS`] weights
-//! promises a gain.
+//! For a front each trial weighs the two measures differently ([`Weight`]), and the search ends
+//! when none of [`WEIGHTS`] weights promises a gain.
 
 use super::ask::{Ask, Known, Search, score};
 use super::gaussian::Gaussian;
@@ -16,25 +16,24 @@ use crate::front::{Weight, pair};
 use crate::setting::Setting;
 use crate::trial::{Outcome, Trial};
 
-/// Settings for each dimension that the search begins with.
+/// Settings per dimension at the beginning.
 const DESIGN: usize = 2;
-/// Settings that are predicted to be best, with which it begins.
+/// Best predicted settings at the beginning.
 const PREDICTED: usize = 3;
-/// An expected gain of the score below this one ends the search: 0.2 %.
+/// A smaller expected gain of the score ends the search: 0.2 %.
 const SMALL: f64 = 0.002;
-/// The weight of the belief that a setting starts, in trials.
+/// Prior weight of a start, in trials.
 const PRIOR: f64 = 0.5;
 /// Weights of two measures that are tried before the search ends.
 const WEIGHTS: usize = 8;
-/// Multiples of it, less their whole part, are spread evenly: the golden ratio.
+/// The golden ratio: fractional parts of multiples are spread evenly.
 const GOLDEN: f64 = 0.618_033_988_749_895;
 
-/// The search. See the header of this file.
 pub(super) struct Model {
     coordinates: Vec<Vec<f64>>,
     /// Settings of the beginning, the next one last.
     design: Vec<usize>,
-    /// The place of each setting's prediction.
+    /// The position of each setting's prediction.
     predicted: Vec<Option<usize>>,
 }
 
@@ -55,7 +54,7 @@ impl Model {
         known.settings.iter().position(|own| own == setting)
     }
 
-    /// The setting with the largest expected gain, and that gain.
+    /// The largest expected gain and its setting.
     fn most(&self, known: &Known<'_>, tried: &[(usize, &Trial)], weight: Option<Weight>) -> Option<(f64, usize)> {
         let score = |trial: &Trial| match weight {
             Some(weight) => pair(trial, known.goal).map(|pair| weight.score(pair)),
@@ -65,7 +64,7 @@ impl Model {
         let all: Vec<f64> = (0..known.settings.len()).filter_map(predicted).collect();
         let usual = all.iter().sum::<f64>() / all.len().max(1) as f64;
         let prior = |at: usize| predicted(at).unwrap_or(usual);
-        // The default may lie anywhere in the space: it says nothing about its neighbours.
+        // The default may lie anywhere in the space, so it does not inform about neighbours.
         let (points, differences): (Vec<Vec<f64>>, Vec<f64>) = tried
             .iter()
             .filter(|(at, _)| *at != 0)
@@ -75,7 +74,7 @@ impl Model {
         let best = measured.filter_map(|(_, trial)| score(trial)).reduce(f64::max);
         let mut open = (1..known.settings.len()).filter(|at| !tried.iter().any(|(own, _)| own == at));
         let Some((process, best)) = Gaussian::fit(&points, &differences).zip(best) else {
-            // Nothing to learn from yet.
+            // Nothing can be learned yet.
             return open.next().map(|at| (f64::INFINITY, at));
         };
         let starts = |point: &[f64]| {
@@ -95,7 +94,7 @@ impl Model {
     }
 }
 
-/// Settings with a prediction, the best first.
+/// Predicted settings, the best first.
 fn by_prediction(known: &Known<'_>) -> Vec<usize> {
     let scored = known.settings.iter().enumerate().filter_map(|(at, setting)| Some((known.prediction(setting)?, at)));
     let mut scored: Vec<(f64, usize)> = scored.collect();
@@ -103,7 +102,7 @@ fn by_prediction(known: &Known<'_>) -> Vec<usize> {
     scored.into_iter().map(|(_, at)| at).collect()
 }
 
-/// The settings `chosen` and `count` others that are spread evenly, in reverse order.
+/// The settings `chosen` and `count` evenly spread others, in reverse order.
 fn design(coordinates: &[Vec<f64>], mut chosen: Vec<usize>, count: usize, seed: u64) -> Vec<usize> {
     let dimensions = coordinates.first().map_or(0, Vec::len);
     // The root of x^(d+1) = x + 1.

@@ -1,12 +1,12 @@
-//! What earlier trials exclude.
+//! Settings that earlier trials exclude.
 //!
-//! These are rules of thumb. So each use is recorded, and at the end one setting that was left out is tried after all:
+//! These are rules of thumb, so each use is recorded, and at the end one excluded setting is tried.
 //!
-//! | seen | left out, with all other values the same |
+//! | observation | excluded, with all other values the same |
 //! |---|---|
 //! | the KV cache was full with `max-num-seqs` N | more sequences |
-//! | TPOT is missed by single requests with `max-num-batched-tokens` N | more tokens in a step |
-//! | the engine does not start for lack of memory | more of what needs memory |
+//! | single requests miss TPOT with `max-num-batched-tokens` N | more tokens in a step |
+//! | an engine did not start, or ended under load | a larger value of a key of [`MEMORY`] |
 
 use super::ask::Known;
 use crate::setting::{Setting, number, shown};
@@ -14,7 +14,7 @@ use crate::trial::{Outcome, Trial};
 
 const SEQS: &str = "vllm.max-num-seqs";
 const TOKENS: &str = "vllm.max-num-batched-tokens";
-/// More of these needs more memory.
+/// Larger values need more memory.
 const MEMORY: [&str; 4] = [SEQS, "vllm.max-model-len", "vllm.max-loras", "vllm.max-lora-rank"];
 
 /// Why a setting need not be tried, if so.

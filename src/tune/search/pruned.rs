@@ -1,6 +1,6 @@
 //! A setting that a search left out, and why.
 //!
-//! It is part of the report: nothing is left out silently.
+//! It is part of the report, so nothing is left out silently.
 
 use serde::Serialize;
 
@@ -11,8 +11,8 @@ use crate::setting::Setting;
 pub struct Pruned {
     /// The setting.
     pub setting: Setting,
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// Whether it was tried in the end, to check the rule.
+    /// Whether it was tried at the end, to check the rule.
     pub checked: bool,
 }

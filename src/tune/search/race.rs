@@ -1,10 +1,11 @@
 //! The whole grid, each setting against the best so far; and settings in random order.
 //!
-//! The order of the grid is the predicted one, best first, if a simulation has predicted the settings. Otherwise it is random,
-//! except that keys whose change is expensive change seldom: the n-th setting of a random order is better than all before it with
-//! probability 1/n, so of n settings about ln n + 0.6 need a full search of the rate, and the others one or two trials. After a
-//! good prediction only the first needs it. Settings that earlier trials exclude are left out (`prune`). At the end one of these
-//! is tried, and if it is the best, the others are tried as well.
+//! The grid begins with the best predicted settings. Without predictions the order is random,
+//! except that expensive keys change seldom. The n-th setting of a random order is the best so far
+//! with probability 1/n. So of n settings about ln n + 0.6 need a full rate search, and the others
+//! one or two trials; after a good prediction only the first does. Settings that earlier trials
+//! exclude are left out (`prune`). At the end one of them is tried, and the rest too if it is the
+//! best.
 
 use super::ask::{Ask, CHANCE, Known, Search};
 use super::prune::reason;
@@ -12,18 +13,17 @@ use super::pruned::Pruned;
 use crate::setting::Setting;
 use sluice_core::base::Rng;
 
-/// The grid. See the header of this file.
 pub(super) struct Race {
-    /// Settings that are still to be tried, the next one last.
+    /// Settings to try, the next one last.
     left: Vec<Setting>,
     pruned: Vec<Pruned>,
-    /// Whether one of the settings that were left out was tried.
+    /// The check of the rules on a setting that was left out.
     check: Check,
 }
 
 enum Check {
     Open,
-    /// The setting was asked for.
+    /// The setting at this position was asked for.
     Asked(usize),
     Done,
 }
@@ -38,7 +38,7 @@ impl Race {
         Self { left, pruned: Vec::new(), check: Check::Open }
     }
 
-    /// Asks for one of the settings that were left out; if it was better, puts the others back.
+    /// Asks for a setting that was left out; if it leads, puts the others back.
     fn check(&mut self, known: &Known<'_>) -> Option<Ask> {
         match self.check {
             Check::Open if !self.pruned.is_empty() => {
@@ -75,7 +75,7 @@ impl Search for Race {
     }
 }
 
-/// All settings in random order, the default first.
+/// All settings in random order, after the default.
 pub(super) struct Chance {
     left: Vec<Setting>,
 }

@@ -1,7 +1,7 @@
-//! What vLLM's `auto_tune.sh` tries: the memory, then the grid in the order of the file.
+//! The trials of vLLM's `auto_tune.sh`: the memory, then the grid in the order of the file.
 //!
-//! First it looks for the memory: with the last setting of the grid it tries `gpu-memory-utilization` from 0.98 down to 0.90 in
-//! steps of 0.01, until an engine starts. Then it tries every setting of the grid with that memory, in order, but not vLLM's
+//! With the last setting of the grid it tries `gpu-memory-utilization` from 0.98 down to 0.90 in
+//! steps of 0.01, until an engine starts. Then it tries the grid with that memory, without vLLM's
 //! defaults. `script_verdict` has the loads of a trial.
 
 use super::ask::{Ask, Known, Search};
@@ -14,18 +14,17 @@ const MEMORY: &str = "vllm.gpu-memory-utilization";
 const MOST: u32 = 98;
 const LEAST: u32 = 90;
 
-/// The search. See the header of this file.
 pub(super) struct Script {
-    /// The settings of the grid, the next one last.
+    /// Settings of the grid, the next one last.
     left: Vec<Setting>,
     last: Setting,
     memory: Memory,
 }
 
 enum Memory {
-    /// The next trial starts an engine with this share, per cent.
+    /// The next trial starts an engine with this share, in per cent.
     Trying(u32),
-    /// The last trial was that with this share, per cent.
+    /// The last trial had this share, in per cent.
     Asked(u32),
     Found(f64),
 }

@@ -1,4 +1,6 @@
-//! Streams as servers in the field send them, and what is read from them.
+//! Streams as real servers send them, and the messages that are read from them.
+//!
+//! One test splits a stream at random places.
 
 use super::*;
 use proptest::prelude::*;
@@ -22,7 +24,7 @@ const NOTHING: Message = Message {
     choices: 0,
     finished: 0,
 };
-/// A chunk of the first choice, with and without tokens.
+/// A chunk of the first choice with tokens; `SILENT` has none.
 const TOKEN: Message = Message { token: true, choices: 1, ..NOTHING };
 const SILENT: Message = Message { choices: 1, ..NOTHING };
 const DONE: Message = Message { done: true, ..NOTHING };

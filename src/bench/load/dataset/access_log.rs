@@ -1,13 +1,16 @@
 //! The gateway's access log as a workload, to replay recorded traffic.
 //!
-//! A line says when a request ended and how long it took, so it arrived at `time - total_ms`. Prompt tokens are those of the
-//! engine's usage, otherwise the gateway's estimate. Shed and failed requests are replayed too: their output length is the
-//! median of the known ones. Requests that do not generate text are left out. A model other than the configured one
-//! becomes an adapter, since adapters are sent as `"model"`. Copies for shadow arms are left out: a replay makes its own.
+//! A line has the time at which a request ended, so the request arrived at `time - total_ms`.
+//! Prompt tokens are the engine's count, otherwise the gateway's estimate. Requests without a
+//! response (shed or failed) are replayed, too; their output length is the median of the known
+//! ones. Requests that generate no text are left out, and copies for shadow arms, because a replay
+//! makes new copies. Models other than the run's become adapters, since adapters are sent as
+//! `"model"`.
 //!
-//! The log holds no prompts, so prompts of the recorded lengths are generated. The gateway's records ([records]) have the same
-//! lines with hashes of the beginnings of prompts: there, requests share prefixes as they did. A beginning is known every
-//! [`STEP`] bytes (in long prompts, more), which are as many tokens as on average in the file.
+//! The log holds no prompts, so prompts of the recorded lengths are generated. The gateway's
+//! records ([records]) add hashes of the beginnings of prompts, so that requests share prefixes as
+//! they did. A beginning ends every [`STEP`] bytes (less often in long prompts), which are
+//! converted to tokens by the file's average ratio.
 
 use serde_json::Value;
 
@@ -21,14 +24,12 @@ use sluice_core::openai::prefix::{RECORD_VERSION, STEP, ends};
 /// Routes that generate text, as named in the log.
 const GENERATING: [&str; 4] = ["chat_completions", "completions", "responses", "messages"];
 
-/// What is needed of all requests together.
 #[derive(Default)]
 struct Seen {
-    /// Known output lengths.
     outputs: Vec<u64>,
-    /// Places of items without one.
+    /// Indices of items without a known output length.
     waiting: Vec<usize>,
-    /// Bytes and tokens of prompts with hashes.
+    /// Bytes and tokens of all prompts with hashes.
     hashed: (u64, u64),
 }
 
@@ -63,14 +64,14 @@ pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> R
     Ok(items)
 }
 
-/// The text without a last line that the gateway was still writing, or that a crash cut off; and whether there was one.
+/// Drops a last line that was still being written, or cut off by a crash. Returns whether there was
+/// one.
 fn whole_lines(text: &str) -> (&str, bool) {
     let begin = text.rfind('\n').map_or(0, |end| end + 1);
     let is_torn = begin > 0 && begin < text.len() && serde_json::from_str::<Value>(&text[begin..]).is_err();
     (if is_torn { &text[..begin] } else { text }, is_torn)
 }
 
-/// When a request arrived, seconds since 1970.
 fn arrival(entry: &Value, file: &str, line: usize) -> Result<f64, DatasetError> {
     let missing = |key: &str| DatasetError::Column {
         file: file.to_owned(),
@@ -91,7 +92,7 @@ fn arrival(entry: &Value, file: &str, line: usize) -> Result<f64, DatasetError> 
     Ok(time.as_microsecond() as f64 / 1e6 - total / 1e3)
 }
 
-/// Adds a request; whether its length is known.
+/// Adds a request; returns `false` if the length is unknown.
 fn add(items: &mut Items, seen: &mut Seen, entry: &Value, at: f64, options: &ReadOptions<'_>) -> bool {
     let count = |key: &str| entry.get(key).and_then(Value::as_u64).filter(|count| *count > 0);
     let Some(tokens) = count("prompt_tokens").or_else(|| count("estimate_tokens")) else { return false };
@@ -113,8 +114,8 @@ fn add(items: &mut Items, seen: &mut Seen, entry: &Value, at: f64, options: &Rea
     true
 }
 
-/// Names of the blocks of [`STEP`] bytes that a prompt begins with, from the hashes of its beginnings: two prompts share the
-/// blocks up to the end of the last beginning that they share.
+/// Names of the blocks of [`STEP`] bytes at the beginning of a prompt, from hashes of beginnings.
+/// Two prompts share the blocks up to the end of their last common beginning.
 fn blocks(hashes: &[Value]) -> Vec<u64> {
     let mut names = Vec::new();
     let hashes = hashes.iter().map_while(|hash| u64::from_str_radix(hash.as_str()?, 16).ok());

@@ -1,7 +1,8 @@
-//! Counts the tokens of a text: exactly with a tokenizer, otherwise by its bytes.
+//! Counts the tokens of a text: exactly with a tokenizer, otherwise by bytes.
 //!
-//! [`BYTES_PER_TOKEN`] is the usual ratio for English. Counts only decide which conversations are kept and how long
-//! responses may be. A tokenizer is read from a local file; a text that it cannot encode is counted by bytes.
+//! Counts by bytes only decide which conversations are kept and how long responses may be. With a
+//! tokenizer, a run also counts the tokens of responses. A text that the tokenizer cannot encode is
+//! counted by bytes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,21 +12,21 @@ use tokenizers::Tokenizer;
 use super::error::DatasetError;
 use super::item::Items;
 
-/// Bytes that count as one token without a tokenizer.
+/// Bytes that count as one token without a tokenizer: the usual ratio for English.
 pub const BYTES_PER_TOKEN: usize = 4;
 
 /// Counts the tokens of a text.
 #[derive(Clone, Debug, Default)]
 pub enum TokenCounter {
-    /// By their bytes.
+    /// By bytes.
     #[default]
     Bytes,
-    /// By a tokenizer, special tokens included as a server would add them.
+    /// By a tokenizer, with the special tokens that a server would add.
     Exact(Arc<Tokenizer>),
 }
 
 impl TokenCounter {
-    /// With the tokenizer at `path`: a `tokenizer.json`, or the folder that holds one.
+    /// A counter with the tokenizer at `path`: a `tokenizer.json`, or the folder that holds one.
     ///
     /// # Errors
     /// The file is missing or is not a tokenizer.
@@ -46,7 +47,7 @@ impl TokenCounter {
         u32::try_from(count).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Tokens of a generated text, which has no special tokens; 0 for an empty one.
+    /// Tokens of a generated text, which has no special tokens; 0 if it is empty.
     pub fn output(&self, text: &str) -> u64 {
         self.plain(text) as u64
     }
@@ -60,7 +61,7 @@ impl TokenCounter {
         }
     }
 
-    /// Special tokens that the tokenizer adds to a text, as a server does to the prompt of a completion.
+    /// Special tokens that the tokenizer, like a server, adds to the prompt of a completion.
     pub fn special(&self) -> u32 {
         match self {
             Self::Bytes => 0,
@@ -78,7 +79,7 @@ impl TokenCounter {
         }
     }
 
-    /// Size of the tokenizer's vocabulary, without added tokens; `None` without a tokenizer.
+    /// Size of the tokenizer's vocabulary, without added tokens.
     pub fn vocabulary(&self) -> Option<u32> {
         match self {
             Self::Bytes => None,

@@ -1,9 +1,9 @@
 //! Why a dataset cannot be read.
 //!
-//! Each error names the file, the line if there is one, and what to do. A row that cannot be read is an error, because a
+//! Errors name the file, the line and the remedy. A row that cannot be read is an error, because a
 //! trace with missing rows is a different load. Only the first error is reported.
 
-/// The longest file that is read, bytes: the larger BurstGPT file has 250 MB.
+/// The longest file that is read, bytes. (The larger BurstGPT file has 250 MB.)
 pub const MAX_FILE: u64 = 4 << 30;
 
 /// Why a file gives no requests.
@@ -20,11 +20,11 @@ pub enum DatasetError {
     Column {
         /// The file.
         file: String,
-        /// What is missing.
+        /// The missing column or key.
         missing: String,
-        /// What there is.
+        /// The columns or keys that the file has.
         found: String,
-        /// What to do.
+        /// How to fix it.
         hint: String,
     },
     /// A row that cannot be read.
@@ -32,17 +32,17 @@ pub enum DatasetError {
     Row {
         /// The file.
         file: String,
-        /// Counted from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What is wrong.
+        /// The fault of the row.
         why: String,
     },
-    /// No request in it.
+    /// The file has no request.
     #[error("the dataset {file} holds no request to send{why}")]
     Empty {
         /// The file.
         file: String,
-        /// What was left out, if anything.
+        /// Rows that were left out, if any.
         why: String,
     },
     /// A tokenizer that cannot be used.

@@ -1,7 +1,7 @@
-//! The requests of a dataset, whatever format they were read from.
+//! The requests of a dataset, independent of the file's format.
 //!
-//! An item has the text of its prompt, or only its length. A trace may name the blocks of its prompts, which preserves shared
-//! prefixes. Times are seconds from the first request. Bounds: [`MAX_ITEMS`] items.
+//! An item has the text of a prompt, or only the length. A trace may name the blocks of prompts,
+//! which preserves shared prefixes. Bounds: [`MAX_ITEMS`] items.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ pub const MAX_ITEMS: usize = 10_000_000;
 /// One request of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
-    /// When it arrived, seconds from the first of the file; `None` if the file has no times.
+    /// Arrival time, seconds from the first request of the file, if the file has times.
     pub at: Option<f64>,
     /// Index into [`Items::classes`].
     pub class: u32,
-    /// Index into the workload's adapters, if the file names one.
+    /// Index into the workload's adapters, if the file names an adapter.
     pub adapter: Option<u32>,
     /// Requested output tokens. At least 1.
     pub output: u32,
@@ -32,14 +32,14 @@ pub enum ItemPrompt {
     Text {
         /// The prompt.
         text: Arc<str>,
-        /// Counted or estimated.
+        /// Tokens, counted or estimated.
         tokens: u32,
     },
-    /// A generated prompt of `tokens`, beginning with these blocks of `block` tokens each.
+    /// A generated prompt that begins with these blocks.
     Made {
-        /// Its length. At least 1.
+        /// Tokens of the prompt. At least 1.
         tokens: u32,
-        /// Names of blocks: blocks with equal names have equal tokens.
+        /// Names of blocks. Equal names mean equal tokens.
         blocks: Arc<[u64]>,
         /// Tokens in a block.
         block: u32,
@@ -47,7 +47,7 @@ pub enum ItemPrompt {
 }
 
 impl ItemPrompt {
-    /// Sets the length of a block, tokens. Blocks that would be longer than the prompt are left out.
+    /// Sets the length of a block, tokens. Blocks beyond the end of the prompt are dropped.
     pub(super) fn set_block(&mut self, length: u32) {
         if let Self::Made { tokens, blocks, block } = self {
             *block = length.max(1);
@@ -62,26 +62,26 @@ impl ItemPrompt {
 /// The requests of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Items {
-    /// In order of their times, if the file has any.
+    /// In the order of their times, if the file has any.
     pub list: Vec<Item>,
     /// Kinds of requests.
     pub classes: Vec<ClassConfig>,
-    /// Models in the file other than the requested one.
+    /// Models in the file other than the run's model.
     pub adapters: Vec<String>,
-    /// Notes for the user: rows left out, lengths estimated.
+    /// Notes for the user: rows left out, estimated lengths.
     pub notes: Vec<String>,
 }
 
 impl Items {
-    /// Request number `ordinal`; after the last item the first follows.
+    /// Request number `ordinal`; after the last item, the first follows.
     ///
     /// # Panics
-    /// There are no items, which [`load`] never returns.
+    /// There are no items, which `load` never returns.
     pub fn at(&self, ordinal: u64) -> &Item {
         &self.list[(ordinal % self.list.len() as u64) as usize]
     }
 
-    /// The arrival times; `None` when the file has none.
+    /// The arrival times, if the file has any.
     pub fn times(&self) -> Option<Vec<f64>> {
         self.list.iter().map(|item| item.at).collect()
     }
@@ -97,7 +97,7 @@ impl Items {
         self.list.iter_mut().for_each(|item| item.at = item.at.map(|at| at - first));
     }
 
-    /// The index of the class `name`, added when it is new.
+    /// The index of the class `name`, which is added if new.
     pub(super) fn class(&mut self, name: &str) -> u32 {
         let found = self.classes.iter().position(|class| class.name == name);
         let index = found.unwrap_or_else(|| {
@@ -114,7 +114,7 @@ impl Items {
         }
     }
 
-    /// The index of the adapter called `name`, added when it is new; `None` for the requested model.
+    /// The index of the adapter `name`, which is added if new; `None` for the run's model.
     pub(super) fn adapter(&mut self, name: Option<&str>, model: &str) -> Option<u32> {
         let name = name.filter(|name| *name != model)?;
         let found = self.adapters.iter().position(|found| found == name);

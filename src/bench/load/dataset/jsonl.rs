@@ -1,17 +1,16 @@
-//! Lines of text and lines of JSON, with their numbers for error messages.
+//! Lines of JSON with their numbers, for error messages.
 //!
-//! Blank lines are skipped. Every line must hold a JSON object. The caller limits the size of the file.
+//! Blank lines are skipped. Every other line must hold a JSON object. The caller limits the size of
+//! the file.
 
 use serde_json::Value;
 
 use super::error::{DatasetError, bad_row};
 
-/// Lines that are not blank, numbered from 1.
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).map(|(number, line)| (number, line.trim())).filter(|(_, line)| !line.is_empty())
 }
 
-/// One JSON object in each line.
 pub(super) fn objects(text: &str, file: &str) -> Result<Vec<(usize, Value)>, DatasetError> {
     let mut objects = Vec::new();
     for (line, text) in lines(text) {
@@ -25,7 +24,6 @@ pub(super) fn objects(text: &str, file: &str) -> Result<Vec<(usize, Value)>, Dat
     Ok(objects)
 }
 
-/// The keys of an object, for a message.
 pub(super) fn keys(value: Option<&Value>) -> String {
     match value.and_then(Value::as_object) {
         Some(map) => map.keys().cloned().collect::<Vec<_>>().join(", "),

@@ -2,20 +2,19 @@
 //!
 //! | name | file | gives |
 //! |---|---|---|
-//! | `sharegpt` | JSON array (or lines) of `conversations` | first turn as text, length of the second |
+//! | `sharegpt` | JSON array (or lines) of `conversations` | text of turn 1, length of turn 2 |
 //! | `custom` | JSON lines with `prompt`, `output_tokens` | text |
-//! | `burstgpt` | CSV with `Timestamp`, `Request tokens`, `Response tokens`; a class for each `Model` | lengths, times |
+//! | `burstgpt` | CSV `Timestamp`, `Model`, `Request tokens`, `Response tokens` | lengths, times |
 //! | `azure` | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths, times |
-//! | `mooncake` | JSON lines, `timestamp` in ms, blocks of 512 tokens | lengths, times, shared prefixes |
-//! | `timed_trace` | the same with configurable units, blocks and key names | lengths, times, shared prefixes |
-//! | `access_log` | the gateway's access log, or its records | lengths, times, adapters; of records, shared prefixes |
+//! | `mooncake` | JSON lines, times in ms, blocks of 512 tokens | lengths, times, shared prefixes |
+//! | `timed_trace` | the same with configurable units, blocks and keys | the same |
+//! | `access_log` | the gateway's access log | lengths, times, adapters |
+//! | `access_log` | the gateway's records | the same, and shared prefixes |
 //!
-//! Traces hold the lengths of prompts, not their text, so prompts are generated. If a trace names the blocks of a prompt,
-//! blocks with equal names get equal tokens: prefixes are shared as in the recorded traffic. Times are seconds from the
-//! first request of the file.
-//!
-//! Bounds: files up to [`MAX_FILE`] bytes, [`MAX_ITEMS`] requests. A row that cannot be read is an error with its line
-//! number.
+//! Traces hold lengths instead of text, so prompts are generated. Blocks of a trace with equal
+//! names get equal tokens: prefixes are shared as in the recorded traffic. Times are seconds from
+//! the first request. Bounds: [`MAX_FILE`] bytes, [`MAX_ITEMS`] requests. A row that cannot be read
+//! is an error with its line number.
 
 mod error;
 mod item;
@@ -52,7 +51,7 @@ pub fn load(path: &Path, format: &DatasetFormat, options: &ReadOptions<'_>) -> R
     parse(&String::from_utf8_lossy(&bytes), &file, format, options)
 }
 
-/// Reads the text of a file called `file`.
+/// Reads `text`, the content of a file called `file`.
 ///
 /// # Errors
 /// See [`DatasetError`].
@@ -84,7 +83,6 @@ pub fn parse(text: &str, file: &str, format: &DatasetFormat, options: &ReadOptio
     Ok(items)
 }
 
-/// Fisher and Yates.
 fn shuffle(list: &mut [Item], seed: u64) {
     let mut rng = rng_for(seed, Purpose::Shuffle, 0);
     for last in (1..list.len()).rev() {

@@ -1,6 +1,6 @@
 //! How to read a dataset: its format and the user's options.
 //!
-//! The defaults of a timed trace are those of `vllm bench serve`. Nothing here reads a file.
+//! Defaults of a timed trace follow `vllm bench serve`.
 
 use super::counter::TokenCounter;
 
@@ -21,18 +21,18 @@ pub enum DatasetFormat {
     AccessLog,
 }
 
-/// How a file is to be read.
+/// How to read a file.
 #[derive(Debug)]
 pub struct ReadOptions<'a> {
     /// Counts tokens of texts.
     pub counter: &'a TokenCounter,
-    /// The output length of all requests, instead of those in the file.
+    /// The output length of all requests, instead of the lengths in the file.
     pub output: Option<u32>,
     /// The most requests (0: all).
     pub limit: usize,
-    /// Seed for shuffling conversations and prompts; traces keep their order.
+    /// Seed for shuffling. Files with times keep their order.
     pub shuffle: Option<u64>,
-    /// The run's `"model"`; other models of an access log become adapters.
+    /// The run's `"model"`. Other models of an access log become adapters.
     pub model: &'a str,
 }
 

@@ -1,8 +1,9 @@
 //! Datasets with prompts as text: ShareGPT conversations and custom prompts.
 //!
-//! ShareGPT is read as by `vllm bench serve`: in a conversation of two turns or more, the first turn is the prompt, and the
-//! second gives the output length. A conversation is kept if the prompt has 4 to 1024 tokens, the output at least 4, and
-//! both together at most 2048. An output length given by the user may be below 4.
+//! ShareGPT is read as by `vllm bench serve`: the first turn of a conversation is the prompt, the
+//! second (which it must have) gives the output length. A conversation is kept if the prompt has 4
+//! to 1024 tokens, the output at least 4, and both together at most 2048. An output length given by
+//! the user may be below 4.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use super::item::{Item, ItemPrompt, Items};
 use super::jsonl::{keys, objects};
 use super::options::ReadOptions;
 
-/// Fewest tokens of a prompt, and of an output.
+/// Fewest tokens of a prompt or an output.
 const MIN_TOKENS: u32 = 4;
 /// Most tokens of a prompt.
 const MAX_PROMPT: u32 = 1024;
@@ -74,7 +75,8 @@ pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Res
     Ok(items)
 }
 
-/// Reads prompts: JSON lines with `prompt`, and `output_tokens` unless a length is given for all, which is then used instead.
+/// Reads JSON lines with `prompt` and `output_tokens`. An output length given for all requests
+/// replaces `output_tokens`.
 pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
     let mut items = Items::default();
     items.class("all");
@@ -97,7 +99,7 @@ pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Resul
             None => {
                 let hint = "add it to each line, or give --custom-output-len";
                 let output = entry.get("output_tokens").ok_or_else(|| missing("output_tokens", hint))?;
-                // As Python's int() reads it: 12, 12.0 or "12".
+                // As Python's `int()` reads it: 12, 12.0 or "12".
                 let number = output.as_f64().or_else(|| output.as_str()?.trim().parse().ok());
                 let output =
                     number.filter(|output| (1.0..f64::from(u32::MAX)).contains(output)).map(|output| output as u32);

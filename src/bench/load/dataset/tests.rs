@@ -1,4 +1,6 @@
-//! Tests of reading datasets: which rows are kept, and the errors for those that cannot be read.
+//! Tests of reading datasets: the rows that are kept, and the errors.
+//!
+//! Most files are strings in the tests.
 
 use super::*;
 
@@ -64,7 +66,7 @@ fn burstgpt_has_a_class_for_each_model_and_leaves_failures_out() {
     assert_eq!(items.times().unwrap(), [0.0, 40.0]);
     assert_eq!(items.classes.iter().map(|class| class.name.as_str()).collect::<Vec<_>>(), ["ChatGPT", "GPT-4"]);
     assert!(items.notes[0].contains("1 rows without a response"));
-    // The older files have fewer columns.
+    // Older files have fewer columns.
     let old = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,GPT-4,5,6,11,API log\n";
     assert_eq!(lengths(&read(old, &DatasetFormat::BurstGpt).unwrap()), [(5, 6)]);
 }

@@ -1,11 +1,11 @@
 //! Published traces: arrival times and lengths of real requests.
 //!
-//! - BurstGPT (CC BY 4.0): each `Model` is a class. Rows with 0 response tokens were failures and are left out. Session columns,
-//!   which only newer files have, are not used.
+//! - BurstGPT (CC BY 4.0): each `Model` is a class. Rows with 0 response tokens were failures and
+//!   are left out. Session columns, which only newer files have, are not used.
 //! - Azure LLM inference traces (CC BY 4.0): times are wall clock with seven decimals.
 //! - Mooncake and similar traces: JSON lines that may name the blocks of a prompt.
 //!
-//! Bounds: [`MAX_ITEMS`] rows.
+//! Bounds: [`MAX_ITEMS`] rows of CSV.
 
 use csv::StringRecord;
 use serde_json::Value;
@@ -15,19 +15,17 @@ use super::item::{Item, ItemPrompt, Items, MAX_ITEMS};
 use super::jsonl::{keys, objects};
 use super::options::TraceKeys;
 
-/// The header of a CSV file.
 struct Columns<'a> {
     file: &'a str,
     names: StringRecord,
 }
 
-/// A row of a CSV file and its line number.
 struct CsvRow {
     fields: StringRecord,
     line: usize,
 }
 
-/// Reads the header of `text`. The rows follow with [`Columns::rows`].
+/// Reads the header of `text`; [`Columns::rows`] reads the rows.
 fn open_csv<'a>(text: &'a str, file: &'a str) -> Result<(Columns<'a>, csv::Reader<&'a [u8]>), DatasetError> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_reader(text.as_bytes());
     let names = reader.headers().map_err(|error| bad_row(file, 1, format!("not CSV: {error}")))?.clone();
@@ -67,7 +65,6 @@ impl Columns<'_> {
     }
 }
 
-/// A request of which only the lengths are known.
 fn synthetic_item(at: f64, class: u32, input: f64, output: f64) -> Item {
     let tokens = (input as u32).max(1);
     let prompt = ItemPrompt::Made { tokens, blocks: [].into(), block: 1 };
@@ -118,8 +115,8 @@ pub(super) fn azure(text: &str, file: &str) -> Result<Items, DatasetError> {
     Ok(items)
 }
 
-/// Seconds since 1970 of a time like `2023-11-16 18:15:46.6805900`. An offset at its end is ignored: it is the same in all
-/// rows, and only differences matter.
+/// Seconds since 1970 of a time like `2023-11-16 18:15:46.6805900`. A time zone is ignored: it is
+/// the same in all rows, and only differences matter.
 fn wall_clock(text: &str) -> Option<f64> {
     let (date, time) = text.split_once([' ', 'T'])?;
     let date: jiff::civil::Date = date.parse().ok()?;
@@ -163,7 +160,6 @@ pub(super) fn timed(text: &str, file: &str, labels: &TraceKeys) -> Result<Items,
     Ok(items)
 }
 
-/// An id for a block name that is not a number.
 fn hashed(name: &Value) -> u64 {
     twox_hash::XxHash3_64::oneshot(name.to_string().as_bytes())
 }

@@ -1,4 +1,6 @@
-//! Text of an exact number of tokens, with tokenizers that have whole words and one that has none.
+//! Text of an exact number of tokens, with different tokenizers.
+//!
+//! Two have whole words, one has none.
 
 use std::path::Path;
 

@@ -1,4 +1,6 @@
-//! Tests of workloads: the request that each number gives.
+//! Tests of workloads: the request for each number.
+//!
+//! Hit rates are computed with an unlimited cache.
 
 use super::*;
 use crate::load::adapters::AdapterChoice;

@@ -1,10 +1,12 @@
 //! Comparisons of synthetic runs whose difference is known.
+//!
+//! One test counts how often equal runs are called different.
 
 use super::*;
 use crate::result::record::{ClassConfig, Slo};
 use sluice_core::base::Rng;
 
-/// An open loop at 20 requests per second. Its latencies are multiplied by `slower`.
+/// An open loop at 20 requests per second, with latencies multiplied by `slower`.
 fn run(seed: u64, requests: u64, slower: f64) -> RunResult {
     let mut rng = Rng::new(Rng::new(seed).next_u64());
     let record = |index: u64| {
@@ -103,7 +105,7 @@ fn a_large_difference_is_found_in_few_requests_and_in_an_overloaded_run() {
         few.rows.iter().filter(|row| row.unit == Unit::Seconds).all(|row| row.verdict == Verdict::Worse),
         "{few:?}"
     );
-    // Overloaded from the start: every request waits longer than the one before.
+    // Overloaded from the start: every request waits longer than the previous one.
     let mut growing = run(3, 800, 1.0);
     for record in &mut growing.requests {
         record.ttft += record.sent * 0.1;
@@ -176,7 +178,7 @@ fn class(name: &str) -> ClassConfig {
     ClassConfig { name: name.to_owned(), ..ClassConfig::default() }
 }
 
-/// A result with alternately short and long prompts, of these lengths.
+/// A result with alternately short and long prompts of these lengths.
 fn mixed_lengths(seed: u64, short: u64, long: u64) -> RunResult {
     let mut run = run(seed, 2000, 1.0);
     run.config.classes = vec![class("short"), class("long")];

@@ -1,4 +1,6 @@
 //! Tests of runs against a scripted server.
+//!
+//! They run in real time, so bounds allow for a loaded machine.
 
 use super::*;
 use crate::client::mock::{MockEngine, MockResponse, completion_stream, small_workload};
@@ -42,7 +44,7 @@ async fn a_request_that_is_due_at_the_start_is_not_sent_before_it() {
     for _ in 0..40 {
         let (outcome, _) = run_against(&engine, &burst).await;
         for record in &outcome.requests {
-            // The response ends after its last token, so the record is consistent only if `sent` is not cut off at 0.
+            // A response ends after the last token, so `sent` must not be clamped to 0.
             assert!(record.ended >= record.sent + record.latency, "{record:?}");
         }
     }
@@ -50,17 +52,18 @@ async fn a_request_that_is_due_at_the_start_is_not_sent_before_it() {
 
 #[tokio::test]
 async fn a_late_send_is_measured_and_its_lag_recorded() {
-    // Three requests due at once, one at a time, 50 ms or more each: the last waits for two.
+    // Three requests are due at once and sent one at a time, 50 ms or more each: the last waits for
+    // two.
     let pause = Duration::from_millis(25);
     let engine = MockEngine::start(move |_| MockResponse::stream(completion_stream(1), pause)).await;
     let burst = plan(Arrival::Burst { rate: 1_000.0, size: 3 }, Extent::Requests(3));
     let grain = TIMER_GRAIN.as_secs_f64();
-    // Our own bound: it counts as lag.
+    // The process's bound: waiting counts as lag.
     let (outcome, _) = run_against(&engine, &RunPlan { max_in_flight: 1, ..burst.clone() }).await;
     let last = &outcome.requests[2];
     assert!(last.lag() >= 0.1 - grain, "late by {}", last.lag());
     assert!(last.ttft >= 0.025 - grain && last.due.unwrap() < grain);
-    // The user's limit: it counts as a queue.
+    // The user's limit: waiting counts as queueing.
     let (outcome, _) = run_against(&engine, &RunPlan { max_concurrency: Some(1), ..burst }).await;
     let last = outcome.requests.iter().max_by(|a, b| a.sent.total_cmp(&b.sent)).unwrap();
     assert!(last.queued >= 0.1 - 2.0 * grain, "queued for {}", last.queued);

@@ -1,11 +1,14 @@
-//! `sluice bench --find-rate`: finds the highest rate at which the objectives hold, on real servers.
+//! `sluice bench --find-rate`: finds the highest rate at which the objectives hold, on real
+//! servers.
 //!
-//! The search is `bench::search`; this command runs its trials. Each trial is a run of the load generator with the configured
-//! workload and prompts of its own. Latencies count from when a request was *due*, so that lag of the client does not improve the
-//! result. A request counts as missed as soon as it is in flight for longer than its bound on E2EL, so that a trial ends when
-//! the server hangs. A trial ends at its verdict; requests in flight are abandoned.
+//! This command runs the trials of the search (`bench::search`), each a run of the load generator
+//! with the configured workload and fresh prompts. Latencies count from the time when a request was
+//! *due*, so lag of the client does not improve the result. A request counts as missed once it is
+//! in flight for longer than the bound on E2EL, so a trial ends even if the server hangs. After the
+//! verdict, requests in flight are abandoned.
 //!
-//! Ctrl-C ends the search; the trials so far are printed, marked as unfinished. Bounds: `--find-rate-runs` trials.
+//! Ctrl-C ends the search and prints the trials so far, marked as unfinished. Bound:
+//! `--find-rate-runs` trials.
 
 pub(super) mod args;
 mod servers;
@@ -23,7 +26,6 @@ use crate::bench::search::{SearchEnd, SearchGoal, SearchResult, TrialReport, fin
 use crate::bench::{RequestSource, Slo};
 use servers::{SearchError, Servers};
 
-/// Searches, and prints the result.
 pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals) -> Result<ExitCode, CommandError> {
     let objectives = objectives(setup).map_err(usage)?;
     let goal = goal(args, &objectives).map_err(usage)?;
@@ -57,7 +59,7 @@ pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals)
     Ok(if found.best.is_some() && !halted { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The objectives of each class, in order; every class has some.
+/// The objectives of each class, in order. It is an error if a class has none.
 fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
     let plan = &setup.plan;
     if plan.sessions.is_some() || plan.workload.leaving > 0.0 {

@@ -1,6 +1,6 @@
-//! Runs the trials of a search against the servers that the flags name, with a progress line, until a signal arrives.
+//! Runs the trials of a search against the servers that the flags name, until a signal arrives.
 //!
-//! `bench::search` has the trial itself ([`LiveTrial`]).
+//! Shows a progress line. `bench::search` has the trial itself ([`LiveTrial`]).
 
 use std::sync::Arc;
 
@@ -19,7 +19,6 @@ pub(super) enum SearchError {
     Interrupted,
 }
 
-/// The servers given by the flags.
 pub(super) struct Servers<'a> {
     args: &'a BenchArgs,
     setup: &'a Setup,
@@ -31,7 +30,7 @@ pub(super) struct Servers<'a> {
 
 impl<'a> Servers<'a> {
     pub(super) fn new(args: &'a BenchArgs, setup: &'a Setup, objectives: Vec<Slo>, stop: &'a mut StopSignals) -> Self {
-        // The rate is that of each trial.
+        // Each trial replaces the rate.
         let arrival = paced(1.0, args.load.burstiness.0, args.load.burst_size);
         let plan = RunPlan { arrival, scrape: Vec::new(), ..setup.plan.clone() };
         Self { args, setup, plan, groups: Arc::new(Groups::one(objectives)), stop, runs: 0 }

@@ -1,6 +1,8 @@
-//! The rate search against simulated engines on virtual time, whose true rate is measured by long runs.
+//! The rate search against simulated engines on virtual time, whose true rate is measured by long
+//! runs.
 //!
-//! The tests are here and not beside the search because the load generator may not depend on the simulator.
+//! The tests are here and not next to the search because the load generator may not depend on the
+//! simulator.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll, Waker};
@@ -22,16 +24,17 @@ struct Scenario {
     max_num_seqs: u32,
     prompt: (u32, u32),
     output: (u32, u32),
-    /// Of ten requests, this many are of the second length.
+    /// Number of requests of the second length among ten.
     long_of_ten: usize,
-    /// Seconds to the first token, and to the last.
+    /// Bounds on TTFT and E2EL, seconds.
     ttft: f64,
     e2el: f64,
-    /// Roughly the highest rate with 99 % attainment, requests per second: where [`LongRuns::rate`] starts.
+    /// Roughly the highest rate with 99 % attainment, requests per second; [`LongRuns::rate`]
+    /// starts there.
     about: f64,
 }
 
-/// Requests of a long run. Its attainment is then exact to about 0.1 %.
+/// Requests of a long run, enough for an attainment that is exact to about 0.1 %.
 const LONG: usize = 240_000;
 
 /// TTFT alone: attainment falls slowly with the rate.
@@ -76,7 +79,7 @@ struct Simulated {
 impl Simulated {
     fn virtual_server(&self, seed: u64) -> VirtualServer {
         let profile = Profile::named("h200-llama-8b").unwrap();
-        // No two prompts share a prefix, and the bookkeeping of the cache would take most of the simulation's time.
+        // No two prompts share a prefix, and the cache would take most of the simulation's time.
         let max_num_seqs = self.scenario.max_num_seqs;
         let config = EngineConfig { max_num_seqs, seed, prefix_caching: false, ..EngineConfig::default() };
         let cost = CostModel::new(&profile, config.max_num_seqs, config.max_num_batched_tokens);
@@ -99,7 +102,8 @@ impl SystemUnderTest for Simulated {
     async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, Infallible> {
         let seed = Rng::new((self.seed << 32) ^ trial.seed).next_u64();
         let (mut rng, mut server) = (Rng::new(seed), self.virtual_server(seed));
-        // Due time and TTFT of each request. A list by number: hashing was half of the time of these tests.
+        // Due time and TTFT of each request, by number: a hash table would double the time of these
+        // tests.
         let mut requests: Vec<(f64, f64)> = Vec::new();
         let (mut in_flight, mut now, mut due) = (0, 0.0, 0.0);
         let mut ends = Vec::new();
@@ -175,8 +179,8 @@ impl LongRuns {
         self.measured.push((rate, hits as f64 / LONG as f64));
     }
 
-    /// The rate with the attainment `share`, to 1 %: measured and not written down, so that the tests stay valid when the
-    /// cost model of the engine changes.
+    /// The rate with the attainment `share`, to 1 %. Measured rather than written down, so that the
+    /// tests stay valid when the cost model of the engine changes.
     fn rate(&mut self, share: f64) -> f64 {
         loop {
             let holding = self.measured.iter().filter(|(_, attainment)| *attainment >= share).map(|(rate, _)| *rate);
@@ -195,8 +199,8 @@ impl LongRuns {
     }
 }
 
-/// Searches with the first `seeds` seeds, on all cores. Returns how many results are within 5 % of the true rate, and how
-/// many are above the rate with 98 %.
+/// Searches with the first `seeds` seeds, on all cores. Returns how many results are within 5 % of
+/// the true rate, and how many are above the rate with 98 %.
 fn census(scenario: Scenario, seeds: u64) -> (usize, usize) {
     let mut long_runs = LongRuns { scenario, measured: Vec::new() };
     let (true_rate, slack_rate) = (long_runs.rate(0.99), long_runs.rate(0.98));
@@ -217,8 +221,8 @@ fn census(scenario: Scenario, seeds: u64) -> (usize, usize) {
     (near, too_high)
 }
 
-// Of 100 seeds, 99, 95 and 92 were within 5 % and none too high (with a slightly different cost model). The first of them are
-// run here. Where 5 and 8 in 100 are outside, one of four may be.
+// Of 100 seeds, 99, 95 and 92 were within 5 %, none too high (with a slightly different cost
+// model). The tests run the first seeds. Where 5 and 8 in 100 are outside, one of four may be.
 
 #[test]
 fn the_rate_of_an_engine_is_found_within_five_percent_and_never_too_high() {

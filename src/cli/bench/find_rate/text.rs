@@ -1,7 +1,8 @@
 //! The output of a search: a line for each trial as it ends, and the result as text or JSON.
 //!
-//! Lines go to stderr, the result to stdout. Rates are in requests per second with four significant digits, shares in
-//! percent; intervals state their confidence. When no rate is found, the text says what to do.
+//! Lines go to stderr, the result to stdout. Rates are in requests per second with four significant
+//! digits, shares in percent; intervals state their confidence. If no rate is found, the text gives
+//! advice.
 
 use std::io::Write as _;
 
@@ -13,7 +14,6 @@ use crate::bench::search::{
 };
 use crate::stats::Estimate;
 
-/// The header of the lines.
 pub(in crate::cli) const HEADER: &str = "run                        requests  within objectives     took  finding";
 
 /// A load in words.
@@ -62,7 +62,6 @@ pub(in crate::cli) fn report(report: &TrialReport) -> String {
     )
 }
 
-/// Prints the result.
 pub(super) fn print(found: &SearchResult, goal: &SearchGoal, halted: bool, json: bool) -> anyhow::Result<()> {
     let text = if json { format!("{:#}\n", as_json(found, goal, halted)) } else { as_text(found, goal, halted) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")
@@ -115,7 +114,7 @@ fn as_text(found: &SearchResult, goal: &SearchGoal, halted: bool) -> String {
     text + why + "\n"
 }
 
-/// The word for the end of a search in JSON.
+/// The end of a search as a word in JSON.
 pub(in crate::cli) fn ending(end: SearchEnd) -> &'static str {
     match end {
         SearchEnd::Found => "found",

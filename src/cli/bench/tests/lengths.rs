@@ -1,4 +1,6 @@
-//! Tokens asked for and tokens counted, before simulated engines that count with a tokenizer, and before scripted ones.
+//! Tests that compare the tokens asked for with the tokens counted.
+//!
+//! Simulated engines count with a tokenizer; scripted engines report any count.
 
 use std::path::Path;
 
@@ -10,11 +12,11 @@ use crate::sim::{self, Profile, SimConfig};
 use crate::vllm::args::ServeArgs;
 
 const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny/tokenizer.json");
-/// What a chat template adds, and that a text's blanks are stripped, as templates of common models do it.
+/// Adds tokens and strips a text's blanks, as templates of common models do.
 const TEMPLATE: &str = "<|system|>answer in few words<|end|>{% for m in messages %}<|{{m.role}}|>{{m.content | trim}}\
                         <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// An engine with the tokenizer of the fixtures, and this template.
+/// An engine with the tokenizer of the fixtures and this template.
 async fn counting_engine(folder: &Path) -> sim::Handle {
     std::fs::copy(TOKENIZER, folder.join("tokenizer.json")).unwrap();
     let config = json!({"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": TEMPLATE});

@@ -1,4 +1,6 @@
-//! Every measure, the end of a stream, and what goes to the client; and that none depends on how the bytes are cut.
+//! Tests of every measure, of the end of a stream, and of the bytes that go to the client.
+//!
+//! Each result must be independent of how the bytes are cut into chunks.
 
 use super::*;
 use proptest::prelude::*;
@@ -34,7 +36,7 @@ fn usage_event(completion: u64) -> String {
 
 const DONE: &str = "data: [DONE]\n\n";
 
-/// Feeds chunks at the given milliseconds; returns what went to the client and the stats.
+/// Feeds chunks at the given milliseconds; returns the bytes for the client and the stats.
 fn run(strip: Strip, chunks: &[(u64, &[u8])]) -> (Vec<u8>, StreamStats) {
     let start = Instant::now();
     let mut meter = StreamMeter::new(Dialect::Choices, start, strip);
@@ -101,7 +103,7 @@ fn continuous_usage_gives_token_gaps() {
         &[(10, event(1).as_bytes()), (22, event(4).as_bytes()), (25, event(4).as_bytes()), (30, event(5).as_bytes())],
     );
     assert!(stats.token_itl);
-    // Three tokens 4 ms apart, an event without a new one, then one token 8 ms after the last.
+    // Three tokens 4 ms apart, an event without a new token, then one token 8 ms after the last.
     assert_eq!(stats.itl.count(), 4);
     assert!((stats.itl.sum_seconds() - 0.020).abs() < 1e-9);
     assert!((stats.itl.max_seconds() - 0.008).abs() < 1e-9);
@@ -245,7 +247,8 @@ fn the_held_tail_of_a_broken_stream_is_forwarded_at_its_end() {
     assert!(!stats.done);
 }
 
-/// A stream of `n` deltas with or without continuous usage; and the same as the client must see it.
+/// A stream with one delta for each text, with or without continuous usage and a usage event at the
+/// end.
 fn stream(texts: &[String], continuous: bool, final_usage: bool) -> String {
     let rest = |tokens| if continuous { usage(tokens) } else { String::new() };
     let mut out = delta(r#"{"role":"assistant","content":""}"#, &rest(0));

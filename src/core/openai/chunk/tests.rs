@@ -1,4 +1,5 @@
-//! Reading of single events: the fast path against scanning, and both against a JSON tree.
+//! Tests of the reading of single events: the fast path against scanning, and both against a JSON
+//! tree.
 //!
 //! Events are generated, to cover every combination of fields that an engine may send.
 

@@ -1,4 +1,7 @@
-//! A document that is read part by part, however its bytes are cut, against the same document read at once.
+//! Tests that parts and whole agree: a document that is read part by part, however it is cut,
+//! against the same document read at once.
+//!
+//! Documents are generated, with the members that matter among others.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -82,7 +85,7 @@ fn what_is_no_object_or_breaks_off_is_not_complete() {
     assert!(parts(&[b"\xEF\xBB\xBF { } \n"]).1);
 }
 
-/// Any value, with the members that matter among others.
+/// Any value; objects have the members that matter among others.
 fn value() -> impl Strategy<Value = Value> {
     let scalar = prop_oneof![
         Just(Value::Null),
@@ -155,7 +158,7 @@ proptest! {
             members.into_iter().map(|(name, value)| (names[name].to_owned(), value)).collect();
         let map = Value::from(map);
         let text = if pretty { serde_json::to_string_pretty(&map).unwrap() } else { map.to_string() };
-        // Condensing keeps only the beginning of long texts and arrays, so there may be fewer bytes
+        // Condensing keeps only the beginning of long texts and arrays, so it may count fewer bytes
         // of output.
         let without_text = |summary: ResponseSummary| ResponseSummary { text: 0, ..summary };
         let singles: Vec<&[u8]> = text.as_bytes().chunks(1).collect();

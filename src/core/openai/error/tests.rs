@@ -1,4 +1,6 @@
-//! Every refusal in both shapes, with a code of its own.
+//! Tests of every refusal.
+//!
+//! Each must have both shapes, and a code that no other refusal has.
 
 use super::*;
 use crate::openai::LimitUnit;

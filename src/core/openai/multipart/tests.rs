@@ -1,7 +1,9 @@
-//! Reading of forms: by example, against recorded readings of starlette, and against `multer`.
+//! Tests of the reading of forms: by example, against recorded readings of starlette, and against
+//! `multer`.
 //!
-//! `tests/fixtures/forms.jsonl` holds hostile forms and what starlette 1.10 with python-multipart 0.0.34 reads in them; it
-//! is written by `tests/real/forms.py`. The property: what this reader accepts, others read alike.
+//! `tests/fixtures/forms.jsonl`, written by `tests/real/forms.py`, holds hostile forms and the
+//! readings of starlette 1.10 with python-multipart 0.0.34. The property: other parsers read every
+//! form that this reader accepts as this reader does.
 
 use super::*;
 use crate::openai::{EditedBody, Edits};
@@ -18,7 +20,7 @@ fn form(file: &[u8]) -> Vec<u8> {
     [head.as_bytes(), file, tail.as_bytes()].concat()
 }
 
-/// A form of parts, each with its headers.
+/// A form of parts, given as headers and content.
 fn of_parts(parts: &[(&str, &str)]) -> Vec<u8> {
     let parts = parts.iter().map(|(headers, value)| format!("--XyZ\r\n{headers}\r\n\r\n{value}\r\n"));
     (parts.collect::<String>() + "--XyZ--\r\n").into_bytes()
@@ -155,13 +157,13 @@ fn broken_forms_are_refused() {
     assert!(!refused(TYPE, part(64).as_bytes()));
 }
 
-/// What the recorded forms look like, and what starlette reads in each.
+/// A recorded form, and starlette's reading of it.
 #[derive(serde::Deserialize)]
 struct Recorded {
     content_type: String,
     /// Each character is one byte.
     body: String,
-    /// The last `model` that starlette reads; absent when it reads none or refuses the form.
+    /// The last `model` that starlette reads; absent if it reads none or refuses the form.
     model: Option<String>,
 }
 
@@ -184,7 +186,7 @@ fn recorded_hostile_forms_are_refused_or_read_as_starlette_reads_them() {
     assert!(accepted >= 20 && hostile >= 200, "{accepted} accepted, {hostile} refused");
 }
 
-/// The last `model` that `multer` reads; an error when it refuses the form.
+/// The last `model` that `multer` reads; an error if it refuses the form.
 fn by_multer(body: &[u8]) -> Result<Option<String>, multer::Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {

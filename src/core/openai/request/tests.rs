@@ -1,4 +1,4 @@
-//! Reading of request bodies, by example.
+//! Tests of the reading of request bodies, by example.
 //!
 //! Regressions are named by their symptom and stay.
 
@@ -122,7 +122,7 @@ fn inputs_that_generate_nothing_are_one_sequence_and_all_their_tokens() {
         assert_eq!((view.sequences(), view.prompts, view.shape.token_ids), (sequences, 2_048, 6_144), "{route}");
         assert_eq!(characters, 2_048 * 9, "{route}");
     }
-    // `n` has no meaning there, so whatever it is, the engine judges it.
+    // `n` has no meaning there, so the engine judges any value.
     for n in ["0", "300", "\"x\"", "[]"] {
         let body = format!(r#"{{"input":["a"],"n":{n}}}"#);
         assert_eq!(read(Route::Embeddings, body.as_bytes()).map(|view| view.sequences()), Ok(1), "{n}");
@@ -397,7 +397,7 @@ fn a_query_is_read_with_each_of_its_documents() {
 
 #[test]
 fn fields_of_newer_engines_pass() {
-    // vLLM 0.33, on chat and responses.
+    // Fields of vLLM 0.33, on chat and responses.
     for (route, body) in [
         (Route::ChatCompletions, r#"{"model":"m","messages":[],"return_weight_versions":true}"#),
         (Route::Completions, r#"{"model":"m","prompt":"x","return_weight_versions":false}"#),

@@ -1,7 +1,7 @@
 //! Strings in JSON: finds their end and decodes their escapes.
 //!
-//! A prompt is one string of up to 32 MiB, so its end is searched at memory speed; escapes are decoded only where the text
-//! is needed.
+//! A prompt is one string of up to 32 MiB, so the end is searched at memory speed. Escapes are
+//! decoded only where the text is needed.
 
 use fearless_simd::prelude::*;
 use fearless_simd::{Level, dispatch, u8x64};
@@ -12,7 +12,7 @@ use crate::openai::block::{BLOCK, Blocks, Escapes};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClosingQuote {
     pub(super) at: usize,
-    /// There are escapes before it.
+    /// Whether escapes precede it.
     pub(super) behind_escapes: bool,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn unescape(raw: &[u8]) -> String {
     out
 }
 
-/// The character that the escape at the start of `text` stands for, and the escape's length.
+/// The character of the escape at the start of `text`, and the length of the escape.
 fn escape_at(text: &str) -> (char, usize) {
     match text.as_bytes().get(1) {
         Some(b'n') => ('\n', 2),

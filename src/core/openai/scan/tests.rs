@@ -1,4 +1,5 @@
-//! Compares the scanner with serde_json on arbitrary documents, and shows what it refuses.
+//! Tests of the scanner: against serde_json on arbitrary documents, and on documents that it
+//! refuses.
 //!
 //! Regressions are named by their symptom and stay.
 

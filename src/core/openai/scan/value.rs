@@ -1,16 +1,16 @@
-//! What the scanner returns: kinds of values, their positions, strings that are still escaped, and errors.
+//! The results of the scanner: kinds of values, positions, strings that are still escaped, errors.
 //!
-//! Plain data, apart from the scanner because it is what other modules pass on.
+//! Plain data, in a separate file because other modules pass it on.
 
 use std::borrow::Cow;
 
 use super::string::unescape;
 
-/// The deepest nesting that is accepted: that of Python's parser, which stops at 1,000 calls. Requests of real clients stay
-/// below 20 (tool schemas). [`Scanner::skip`] does not recurse.
+/// The deepest accepted nesting; Python's parser also stops at 1,000 calls. Requests of real
+/// clients stay below 20 (tool schemas). [`Scanner::skip`] does not recurse.
 pub const MAX_DEPTH: u32 = 1_000;
 
-/// Why bytes are not an acceptable JSON document. The fault is downstream's.
+/// Why bytes are not an acceptable JSON document; the sender is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
     /// The input ends inside a value.
@@ -19,18 +19,18 @@ pub enum ScanError {
         /// Offset of the end.
         at: usize,
     },
-    /// Something else stands where `expected` should.
+    /// A byte does not fit; `expected` would.
     #[error("the JSON is broken at byte {at}: expected {expected}")]
     Broken {
         /// Offset of the first byte that does not fit.
         at: usize,
-        /// What would have fitted.
+        /// The syntax that would fit.
         expected: &'static str,
     },
-    /// More than [`MAX_DEPTH`] containers inside each other.
+    /// Nesting of more than [`MAX_DEPTH`] containers.
     #[error("the JSON nests deeper than {MAX_DEPTH} levels at byte {at}; flatten it")]
     TooDeep {
-        /// Offset of the container that is one too many.
+        /// Offset of the first container that is too deep.
         at: usize,
     },
     /// Bytes after the document.
@@ -57,7 +57,7 @@ impl Span {
     }
 }
 
-/// What kind of value comes next, judged by its first byte.
+/// The kind of the next value, judged by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JsonKind {
     /// `{`
@@ -75,7 +75,7 @@ pub enum JsonKind {
 }
 
 impl JsonKind {
-    /// The name to use in a message.
+    /// The name for a message.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Object => "an object",
@@ -88,17 +88,17 @@ impl JsonKind {
     }
 }
 
-/// A string of the input without its quotes, escapes not decoded.
+/// A string of the input without quotes, not decoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Text<'a> {
     /// The bytes between the quotes.
     pub raw: &'a [u8],
-    /// Whether `raw` holds at least one escape.
+    /// Whether `raw` holds an escape.
     pub escaped: bool,
 }
 
 impl<'a> Text<'a> {
-    /// The decoded bytes; borrowed when nothing is escaped.
+    /// The decoded bytes; borrowed if nothing is escaped.
     pub fn bytes(self) -> Cow<'a, [u8]> {
         if !self.escaped {
             return Cow::Borrowed(self.raw);
@@ -106,8 +106,8 @@ impl<'a> Text<'a> {
         Cow::Owned(unescape(self.raw).into_bytes())
     }
 
-    /// The decoded text; borrowed when nothing is escaped. Invalid UTF-8 and lone surrogates
-    /// become U+FFFD.
+    /// The decoded text; borrowed if nothing is escaped. Invalid UTF-8 and lone surrogates become
+    /// U+FFFD.
     pub fn decode(self) -> Cow<'a, str> {
         if !self.escaped {
             return String::from_utf8_lossy(self.raw);

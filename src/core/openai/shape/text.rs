@@ -1,7 +1,8 @@
 //! Counts the characters of a text by kind, in blocks (see [`super::super::block`]).
 //!
-//! UTF-8 continuation bytes do not count. An escape counts once, by its backslash. The digits of `\uXXXX` are first counted as
-//! characters and subtracted where the escape ends, because it may begin in the previous block.
+//! UTF-8 continuation bytes do not count. An escape counts once, by its backslash. The digits of
+//! `\uXXXX` are first counted as characters, and subtracted where the escape ends, because it may
+//! begin in the previous block.
 
 use fearless_simd::prelude::*;
 use fearless_simd::{Level, dispatch, u8x64};
@@ -27,7 +28,7 @@ impl TextShape {
         dispatch!(Level::new(), simd => count(simd, raw, true))
     }
 
-    /// Counts plain text, in which a backslash is a backslash.
+    /// Counts plain text, in which a backslash is an ordinary character.
     pub fn of_plain(text: &[u8]) -> Self {
         dispatch!(Level::new(), simd => count(simd, text, false))
     }
@@ -115,23 +116,24 @@ const DIGITS: usize = 4;
 struct CodeUnits {
     /// Digits that were counted as characters.
     digits: u64,
-    /// Those of them that were counted as letters.
+    /// Digits that were counted as letters.
     letters: u64,
     /// Escapes that stand for a letter or a blank.
     plain: u64,
-    /// Escapes that stand for a character outside ASCII, or for its first half.
+    /// Escapes of a character outside ASCII, or of the first half.
     wide: u64,
-    /// Escapes that are the second half of such a character.
+    /// Escapes of the second half of such a character.
     completed: u64,
     last: Digits,
-    /// Where high surrogates ended.
+    /// The mask of the ends of high surrogates.
     last_high: u64,
 }
 
-/// Masks of a block by the value of the hexadecimal digit; of the previous block only the [`tail`], where an escape may begin.
+/// Masks of a block by the value of the hexadecimal digit. Of the previous block only the [`tail`]
+/// is kept, where an escape may begin.
 #[derive(Default)]
 struct Digits {
-    /// Not a digit, but the escaped `u` in front of four.
+    /// The escaped `u` before four digits.
     u: u64,
     hex: u64,
     /// `a` to `f`.
@@ -139,15 +141,16 @@ struct Digits {
     zero: u64,
     two: u64,
     thirteen: u64,
-    /// The lowest and the two highest bits of the value.
+    /// Masks by the bits 1, 4 and 8 of the value.
     one: u64,
     four: u64,
     eight: u64,
 }
 
 impl CodeUnits {
-    /// Counts the escapes that end in this block. `u`: the mask of escaped `u`s. Returns 0 if the next block needs nothing from
-    /// this one. Not inlined, so that the sums stay in registers for texts without such escapes.
+    /// Counts the escapes that end in this block. `u`: the mask of escaped `u`s. Returns 0 if the
+    /// next block needs nothing from this one. Not inlined, so that the sums stay in registers for
+    /// texts without such escapes.
     #[inline(never)]
     fn count<S: Simd>(&mut self, simd: S, block: &[u8; BLOCK], u: u64) -> u64 {
         simd.vectorize(
@@ -161,7 +164,8 @@ impl CodeUnits {
         let splat = |byte| u8x64::splat(simd, byte);
         let decimal = (bytes - splat(b'0')).simd_lt(10);
         let letter = ((bytes | splat(0x20)) - splat(b'a')).simd_lt(6);
-        // The low four bits of a decimal digit are its value, those of a letter nine less.
+        // The low four bits of a decimal digit are its value; the low bits of a letter are nine
+        // less.
         let value = decimal.select(bytes, bytes + splat(9));
         let bit = |bit| (value & splat(bit)).simd_eq(bit).to_bitmask();
         let (one, two, four, eight) = (bit(1), bit(2), bit(4), bit(8));
@@ -177,7 +181,8 @@ impl CodeUnits {
             four,
             eight,
         };
-        // The mask of a digit `bytes` before the end: 0 is the last digit of a code unit, 3 its first.
+        // The mask of a digit `bytes` before the end: 0 is the last digit of a code unit, 3 the
+        // first.
         let back = |bytes, of: fn(&Digits) -> u64| behind(of(&now), of(&self.last), bytes);
         let ends = (0..DIGITS).fold(back(DIGITS, |d| d.u), |ends, n| ends & back(n, |d| d.hex));
         let ascii = ends & back(3, |d| d.zero) & back(2, |d| d.zero) & !back(1, |d| d.eight);
@@ -216,7 +221,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Counts byte by byte.
     fn one_by_one(raw: &[u8]) -> TextShape {
         let mut shape = TextShape::default();
         let (mut at, mut high_before) = (0, false);
@@ -270,7 +274,7 @@ mod tests {
     #[test]
     fn every_code_unit_is_counted_as_what_it_stands_for() {
         for code in 0..=u16::MAX {
-            // Two in a row, at all places of a block.
+            // Two in a row, at every place of a block.
             let raw = format!("{}\\u{code:04x}\\u{code:04X}-", "x".repeat(usize::from(code % 67)));
             assert_eq!(TextShape::of(raw.as_bytes()), one_by_one(raw.as_bytes()), "{raw}");
         }

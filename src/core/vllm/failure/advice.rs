@@ -1,12 +1,12 @@
-//! What the operator can do about a failure, in one sentence.
+//! One sentence of advice for the operator after a failure.
 //!
-//! Most classes have one advice, which stands in the table of classes. Where the log says more, the advice is more specific:
-//! a value that would have worked, or which of the engine's several ports is in use.
+//! The table of classes has one advice for each class. If the log says more, the advice is more
+//! specific: a value that would have worked, or which of the engine's ports is in use.
 
 use super::class::FailureClass;
 use super::suggestion::FlagSuggestion;
 
-/// The advice for a failure. `cause` is the line that shows what happened.
+/// The advice for a failure. `cause` is the log line that shows it.
 pub(super) fn advice(class: FailureClass, suggestion: Option<&FlagSuggestion>, cause: Option<&str>) -> String {
     let cause_contains = |texts: &[&str]| cause.is_some_and(|cause| texts.iter().any(|text| cause.contains(text)));
     let advice = match (class, suggestion) {
@@ -19,7 +19,7 @@ pub(super) fn advice(class: FailureClass, suggestion: Option<&FlagSuggestion>, c
         (FailureClass::BadArguments, Some(FlagSuggestion { flag, value })) => {
             return format!("set {flag} to {value} or less");
         }
-        // Engines open more ports than the one that they serve on.
+        // Engines open more ports than the one for HTTP.
         (FailureClass::PortInUse, _) if cause_contains(&["ZMQError", "tcp://"]) => {
             "the port is not the engine's HTTP port but an internal one; set a different endpoint in kv-events-config (each \
              engine on a host needs its own) or a different data-parallel-rpc-port, or stop the process that holds the port"

@@ -1,23 +1,23 @@
-//! The classes of failure, what to do about each, and whether a retry can help.
+//! The classes of failure: what to do about each, and whether a retry can help.
 //!
-//! A class answers "what must be changed?", so two error messages with the same remedy share a class. The labels are stable:
-//! journals, the admin API and metrics contain them.
+//! A class answers "what must be changed?", so two error messages with the same remedy share a
+//! class. The labels are stable: journals, the admin API and metrics contain them.
 
 use serde::{Deserialize, Serialize};
 
 /// Whether the same settings may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retryable {
-    /// No: the start fails again until something is changed.
+    /// No: the start fails again until the operator changes something.
     Never,
     /// Possibly: wait, and try again within the restart budget.
     Later,
 }
 
-/// The table of classes. Each entry: what happened; name, label, whether a retry can help, advice.
+/// The table of classes. Each entry: doc comment, name, label, whether a retry can help, advice.
 macro_rules! classes {
     ($($(#[doc = $doc:literal])+ $name:ident $label:literal $retry:ident $advice:literal)+) => {
-        /// What kind of failure it was.
+        /// The kind of a failure.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum FailureClass {
@@ -38,7 +38,7 @@ macro_rules! classes {
                 match self { $(Self::$name => Retryable::$retry,)+ }
             }
 
-            /// What the operator can do, where the log says no more than the class.
+            /// The advice if the log says no more than the class.
             pub(super) fn general_advice(self) -> &'static str {
                 match self { $(Self::$name => $advice,)+ }
             }
@@ -58,19 +58,19 @@ classes! {
     MemoryTaken "memory_taken" Later
         "another process uses memory of this device: stop it (nvidia-smi lists it), choose another gpu, or lower \
          gpu-memory-utilization"
-    /// Free memory changed while it was measured: another process started or ended.
+    /// Free memory changed while the engine measured it: another process started or ended.
     MemoryMoved "memory_moved" Later
         "another process on this device started or ended during the start: start engines on the same device one at a time"
-    /// Out of memory while weights were loaded.
+    /// Out of memory while loading weights.
     OutOfMemoryLoading "out_of_memory_loading" Never
         "the weights do not fit: use more devices (tensor-parallel-size), quantization, or a device with more memory"
-    /// Out of memory while memory was measured or the sampler warmed up.
+    /// Out of memory while measuring memory or warming up the sampler.
     OutOfMemoryWarmUp "out_of_memory_warm_up" Never
         "lower max-num-seqs, max-num-batched-tokens or gpu-memory-utilization"
-    /// Out of memory while graphs were captured.
+    /// Out of memory while capturing graphs.
     OutOfMemoryGraphs "out_of_memory_graphs" Never
         "lower gpu-memory-utilization or max-num-seqs, or capture fewer graphs (cudagraph-capture-sizes)"
-    /// Out of memory while requests were served.
+    /// Out of memory while serving requests.
     OutOfMemoryServing "out_of_memory_serving" Later
         "the engine is restarted with the same settings; to prevent it, lower gpu-memory-utilization by 0.02 to 0.05, or \
          lower max-num-batched-tokens"
@@ -99,7 +99,7 @@ classes! {
     /// An adapter's rank is above `--max-lora-rank`.
     LoraRank "lora_rank" Never
         "raise max-lora-rank to the adapter's rank and restart, or do not load the adapter"
-    /// The engine did not start, for the reason in the cause.
+    /// The engine did not start; the cause says why.
     EngineFailed "engine_failed" Later
         "look at the cause and the engine's log"
     /// The engine ended while it was serving.
@@ -108,7 +108,7 @@ classes! {
     /// No progress for longer than the phase allows.
     Timeout "timeout" Later
         "look at the last lines of the engine's log; if it was still working, raise fleet.start_timeout_scale"
-    /// Killed from outside, most likely by the system because the host was out of memory.
+    /// Killed from outside, most likely by the operating system because the host was out of memory.
     Killed "killed" Later
         "look for the OOM killer in dmesg and give the host more memory, or find out which process sent the signal"
     /// The program cannot be run.
@@ -135,16 +135,16 @@ classes! {
     /// No node can run the pod.
     Unschedulable "unschedulable" Later
         "free or add a node with what the pod asks for (devices, memory, labels, tolerations), or ask for less"
-    /// A container cannot be created from its description.
+    /// A container cannot be created from the description.
     ContainerConfig "container_config" Later
         "correct the pod's description: a ConfigMap, a Secret, a volume or the command that it names is not there"
-    /// A container used more memory than its limit.
+    /// A container used more memory than allowed.
     ContainerMemory "container_memory" Later
         "raise resources.limits.memory of the container (weights pass through host memory while they load), or use less of it"
     /// The API server of the cluster refused a call or cannot be reached.
     ClusterRefused "cluster_refused" Later
         "correct what the API server says; it is tried again"
-    /// Other programs or people manage what would have to be changed.
+    /// The settings to change are managed by other programs or people.
     ManagedElsewhere "managed_elsewhere" Never
         "change it where it is managed, or leave args out of that manifest so that the gateway owns them"
     /// The gateway may not start or stop this engine.

@@ -1,17 +1,14 @@
 //! Diagnoses the end of an engine from its log.
 //!
-//! vLLM prints the root cause early, from another process than the one that ends last, and the last line only says "see root
-//! cause above". So all kept lines are searched, in this order:
-//! 1. that a process of the engine was killed, where no error precedes it: later errors are its consequences;
+//! vLLM prints the root cause early, from another process than the one that ends last; the last
+//! line only says "see root cause above". So all kept lines are searched, in this order:
+//! 1. a line which shows that a process of the engine was killed, unless an error precedes it:
+//!    later errors are consequences;
 //! 2. messages of vLLM and CUDA that name one situation ([`PATTERNS`]), the most specific first;
 //! 3. the first exception that is not a mere consequence of another one;
-//! 4. that a process of the engine ended, for whatever reason;
-//! 5. a message of the second kind at level information or warning: vLLM may have worked around it, so it counts only where
-//!    no error says more;
+//! 4. a line which shows that a process of the engine ended, for any reason;
+//! 5. a message of kind 2 at level information or warning: vLLM may have worked around it;
 //! 6. the exit status.
-//!
-//! The log of an engine that had been serving also contains errors of single requests: then only lines after the last sign
-//! of health are searched. Messages are those of vLLM 0.22 to 0.33, and two of 0.6.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +26,8 @@ pub enum Exit {
     Code(i32),
     /// By this signal.
     Signal(i32),
-    /// It is gone, and its status could not be read because it was not a child of this process.
+    /// The process is gone. Its status could not be read because it was not a child of this
+    /// process.
     Unseen,
 }
 
@@ -43,16 +41,17 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// What is known about a failure.
+/// The diagnosis of a failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
-    /// Its class.
+    /// The class of the failure.
     pub class: FailureClass,
-    /// The line that shows it, without the logger's prefix, at most [`CAUSE_MAX`] characters.
+    /// The line that shows the failure, without the logger's prefix, at most [`CAUSE_MAX`]
+    /// characters.
     pub cause: Option<String>,
-    /// What the operator can do.
+    /// Advice for the operator.
     pub advice: String,
-    /// A flag value that would work, when the engine named one.
+    /// A flag value that would work, if the engine named one.
     pub suggestion: Option<FlagSuggestion>,
 }
 
@@ -68,7 +67,8 @@ impl Diagnosis {
     }
 }
 
-/// A text, and the class of a line that contains it. The most specific texts come first.
+/// A text, and the class of a line that contains it. The most specific texts come first. Messages
+/// of vLLM 0.22 to 0.33, and two of 0.6.
 const PATTERNS: &[(&str, FailureClass)] = &[
     ("To serve at least one request with the model's max seq len", FailureClass::KvTooSmall),
     ("larger than the maximum number of tokens that can be stored in KV cache", FailureClass::KvTooSmall),
@@ -115,7 +115,7 @@ const PATTERNS: &[(&str, FailureClass)] = &[
     ("CUBLAS_STATUS_ALLOC_FAILED", FailureClass::OutOfMemory),
     ("DefaultCPUAllocator: can't allocate memory", FailureClass::OutOfMemory),
     ("CUDA error: out of memory", FailureClass::OutOfMemory),
-    // Of vLLM's own allocator, of Triton, and of NCCL (`Cuda failure 2 'out of memory'`).
+    // Texts of vLLM's allocator, of Triton, and of NCCL (`Cuda failure 2 'out of memory'`).
     ("CUDA Error: out of memory", FailureClass::OutOfMemory),
     ("Triton Error [CUDA]: out of memory", FailureClass::OutOfMemory),
     ("'out of memory'", FailureClass::OutOfMemory),
@@ -130,14 +130,14 @@ const PATTERNS: &[(&str, FailureClass)] = &[
     ("NVMLError", FailureClass::DeviceError),
     ("Max retries exceeded with url", FailureClass::Network),
     ("Temporary failure in name resolution", FailureClass::Network),
-    // A refusal of pydantic that no other text here covers.
+    // A refusal of pydantic that matches no text above.
     (FOLDED, FailureClass::BadArguments),
 ];
 
-/// Texts that show that the host must not use a model hub: then an unreachable hub is no outage.
+/// Texts which show that the host must not use a model hub, so an unreachable hub is no outage.
 const OFFLINE: &[&str] = &["outgoing traffic has been disabled", "HF_HUB_OFFLINE", "OfflineModeIsEnabled"];
 
-/// Exceptions that only pass on another one.
+/// Exceptions that only pass on another exception.
 const CONSEQUENCES: &[&str] = &[
     "Engine core initialization failed",
     "EngineDeadError",
@@ -154,15 +154,18 @@ const CONSEQUENCES: &[&str] = &[
     "EOFError",
 ];
 
-/// What the API server prints when a signal ends it, or in 0.22 its engine core.
+/// Lines that the API server (in 0.22 the engine core) prints when a signal ends it.
 const SHUTDOWN: &[&str] = &["API server: shutdown triggered", "Shutdown initiated (timeout="];
 
-/// Lines that a healthy engine prints: errors before the last of them did not end it.
+/// Lines that a healthy engine prints. An error before the last of these lines did not end the
+/// engine.
 const HEALTHY: &[&str] = &["Avg prompt throughput:", "HTTP/1.1\" 200", "Application startup complete"];
 
-/// Diagnoses an end from the log's last lines (oldest first), the exit and the phase the start had reached.
+/// Diagnoses an end from the last lines of the log (oldest first), the exit and the phase that the
+/// start had reached.
 ///
-/// `phase` is [`StartPhase::Serving`] for an engine that had been ready.
+/// `phase` is [`StartPhase::Serving`] for an engine that had been ready. Its log also contains
+/// errors of single requests, so lines after the last sign of health are searched first.
 pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhase) -> Diagnosis {
     let lines = &fold::folded(lines)[..];
     let served = phase == StartPhase::Serving;
@@ -170,7 +173,8 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
         return Diagnosis::plain(FailureClass::Killed, Some(clipped(line)));
     }
     let from = if served { after_health(lines) } else { 0 };
-    // Another request or a probe may have been answered after the error, so the last healthy line may follow it.
+    // A healthy line may follow the fatal error: the engine may still answer a request or a probe.
+    // So if the log shows a crash, all lines are searched, from the last.
     let killed = killed(lines, served).map(|line| (FailureClass::Killed, line));
     let found = killed.or_else(|| most_specific(&lines[from..])).or_else(|| match served && crashed(lines) {
         true => last_match(lines)
@@ -180,25 +184,26 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
     let class = match (&found, exit) {
         (Some((FailureClass::OutOfMemory, _)), _) => out_of_memory_in(phase),
         (Some((FailureClass::Network, _)), _) if is_offline(lines) => FailureClass::ModelNotFound,
-        // An error that prevents a start did not end an engine that had started: it belongs to a refused request.
+        // An error that prevents a start did not end an engine that had started: it belongs to a
+        // refused request.
         (Some((class, _)), _)
             if served && (*class == FailureClass::EngineFailed || class.retry() == Retryable::Never) =>
         {
             FailureClass::EngineDied
         }
-        // argparse exits with status 2 and prints the reason in a line of its own.
+        // argparse exits with status 2 and prints the reason in a separate line.
         (Some((FailureClass::EngineFailed, _)) | None, Some(Exit::Code(2))) if !served => FailureClass::BadArguments,
         (Some((class, _)), _) => *class,
-        // Usually the OOM killer: the gateway's own stops are not diagnosed.
+        // Usually the OOM killer, since the gateway's own stops are not diagnosed.
         (None, Some(Exit::Signal(9) | Exit::Code(137))) => FailureClass::Killed,
         (None, Some(Exit::Code(126 | 127))) => FailureClass::ProgramMissing,
         (None, Some(_)) if served => FailureClass::EngineDied,
         (None, _) => FailureClass::EngineFailed,
     };
-    // Read from the whole line: the clipped cause may end before the number.
+    // Read from the whole line, because the clipped cause may end before the number.
     let suggestion = found.and_then(|(_, line)| FlagSuggestion::read(class, line));
     let cause = found.map(|(_, line)| clipped(line)).or_else(|| match (class, exit) {
-        // What it happened to log last has nothing to do with a signal from outside.
+        // The last log line has nothing to do with a signal from outside.
         (FailureClass::Killed, Some(exit)) => Some(exit.to_string()),
         _ => fallback_cause(lines),
     });
@@ -215,27 +220,29 @@ fn is_offline<S: AsRef<str>>(lines: &[S]) -> bool {
     lines.iter().any(|line| OFFLINE.iter().any(|mark| line.as_ref().contains(mark)))
 }
 
-/// The line that shows that a process of the engine got SIGKILL, unless an error precedes it.
+/// The line which shows that a process of the engine got SIGKILL, unless an error precedes it.
 fn killed<S: AsRef<str>>(lines: &[S], served: bool) -> Option<&str> {
     let at = lines.iter().rposition(|line| is_kill(message(line.as_ref())))?;
     let before = &lines[if served { after_health(&lines[..at]) } else { 0 }..at];
     (errors(before).is_none() && exception(before).is_none()).then(|| message(lines[at].as_ref()))
 }
 
-/// `Worker proc VllmWorker-1 died unexpectedly (exit code: -9)`, `Process ApiServer_1 (PID: 7) died with exit code -9`,
+/// Matches `Worker proc VllmWorker-1 died unexpectedly (exit code: -9)`,
+/// `Process ApiServer_1 (PID: 7) died with exit code -9`, and
 /// `Failed core proc(s): {'EngineCore': -9}`.
 fn is_kill(text: &str) -> bool {
     let died = text.contains("died ") && (text.contains("exit code: -9)") || text.ends_with("exit code -9"));
     died || text.contains("Failed ") && text.contains(" proc(s): {") && text.contains("': -9")
 }
 
-/// The line that shows that a signal ended a healthy server, if one did: later errors are its consequences.
+/// The line which shows that a signal ended a healthy server, if one did. Later errors are
+/// consequences of the signal.
 fn shutdown_line<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
     let at = lines.iter().position(|line| SHUTDOWN.iter().any(|mark| line.as_ref().contains(mark)))?;
     (!crashed(&lines[..at])).then(|| message(lines[at].as_ref()))
 }
 
-/// The most specific line, and its class.
+/// The most specific line, with its class.
 fn most_specific<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
     let unclassified = || exception(lines).or_else(|| died(lines)).map(|line| (FailureClass::EngineFailed, line));
     errors(lines).or_else(unclassified).or_else(|| best_match(lines.iter().map(AsRef::as_ref)))
@@ -246,12 +253,13 @@ fn errors<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
     best_match(lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)))
 }
 
-/// The first line that shows that a process of the engine ended.
+/// The first line which shows that a process of the engine ended.
 fn died<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
     lines.iter().map(|line| message(line.as_ref())).find(|text| text.contains("died unexpectedly"))
 }
 
-/// The most specific line that contains a known text, and its class; of equally specific lines the first.
+/// The most specific line that contains a known text, and its class. Of equally specific lines, the
+/// first.
 fn best_match<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<(FailureClass, &'l str)> {
     PATTERNS.iter().find_map(|(mark, class)| {
         let line = lines.clone().map(message).find(|text| reports(text, mark));
@@ -259,7 +267,7 @@ fn best_match<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<(Failu
     })
 }
 
-/// The last line that contains a known text, and its class.
+/// The last line that contains a known text, and the class of the text.
 fn last_match<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
     let errors = lines.iter().rev().map(AsRef::as_ref).filter(|line| !is_remark(line));
     errors.map(message).find_map(|text| {
@@ -268,7 +276,8 @@ fn last_match<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
     })
 }
 
-/// Whether a line reports the text, and does not quote source code, warn of it or announce a retry.
+/// Whether a line reports the text, rather than quoting source code, warning of it or announcing a
+/// retry.
 fn reports(text: &str, mark: &str) -> bool {
     let passing = ["This can cause", "thrown while requesting", "Retrying in"];
     text.contains(mark) && !text.starts_with("    ") && !passing.iter().any(|words| text.contains(words))
@@ -287,7 +296,7 @@ fn exception_last<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
     exceptions(lines).next_back()
 }
 
-/// Whether the log shows that the engine itself failed, not only a request.
+/// Whether the log shows that the engine failed, not only a request.
 fn crashed<S: AsRef<str>>(lines: &[S]) -> bool {
     lines.iter().any(|line| {
         let line = line.as_ref();
@@ -297,8 +306,8 @@ fn crashed<S: AsRef<str>>(lines: &[S]) -> bool {
     })
 }
 
-/// The last line of a traceback: a dotted name that ends in Error or Exception (or is one of the few that do not), then a
-/// colon or nothing.
+/// Whether the text is the last line of a traceback: a dotted name that ends in Error, Exception or
+/// Interrupt (or one of the few other names), then a colon or nothing.
 fn is_exception(text: &str) -> bool {
     let name = text.split(':').next().unwrap_or_default();
     let last = name.rsplit('.').next().unwrap_or_default();

@@ -1,22 +1,24 @@
 //! Joins the errors that pydantic prints over several lines.
 //!
-//! vLLM checks its configuration with pydantic, which prints `...ValidationError: 1 validation error for SchedulerConfig`
-//! and says what is wrong below it: `  Value error, max_num_batched_tokens (64) must be ... [type=value_error, ...]`, for a
-//! wrong field after a line with its name, and over more lines where the message has some. The first line alone says
-//! nothing. So the cause takes its place, behind [`FOLDED`], and the lines that it came from become empty; all others stay
-//! as they are. Bound: a cause is looked for in the next [`LINES_MAX`] lines of the same process. Only the first of
-//! several errors is taken.
+//! vLLM checks its configuration with pydantic, which prints
+//! `...ValidationError: 1 validation error for SchedulerConfig` and gives the cause in later lines:
+//! `  Value error, max_num_batched_tokens (64) must be ... [type=value_error, ...]`. A wrong field
+//! is named in a line before the cause. The first line alone says nothing, so the cause replaces
+//! it, behind [`FOLDED`], and the lines of the cause become empty.
+//!
+//! Bound: a cause is searched in the next [`LINES_MAX`] lines of the log, among lines of the same
+//! process. Only the first of several errors is used.
 
 use std::borrow::Cow;
 
 use crate::vllm::logs::{message, process};
 
-/// What a cause in one line begins with.
+/// The beginning of a folded line.
 pub(super) const FOLDED: &str = "ValidationError: ";
-/// Lines in which the end of a cause is looked for.
+/// Lines in which the end of a cause is searched.
 const LINES_MAX: usize = 16;
 
-/// The lines, each such error in one.
+/// The lines of the log, with each such error folded into one line.
 pub(super) fn folded<S: AsRef<str>>(lines: &[S]) -> Vec<Cow<'_, str>> {
     let mut folded: Vec<Cow<'_, str>> = lines.iter().map(|line| Cow::Borrowed(line.as_ref())).collect();
     for (at, line) in lines.iter().enumerate() {
@@ -39,7 +41,7 @@ fn is_head(text: &str) -> bool {
         && (text.contains(" validation error for ") || text.contains(" validation errors for "))
 }
 
-/// The cause, and the lines that it takes up.
+/// The cause, and the offsets of the lines that it takes up.
 fn cause<S: AsRef<str>>(lines: &[S], of: Option<&str>) -> Option<(String, Vec<usize>)> {
     let (mut parts, mut used) = (Vec::new(), Vec::new());
     for (offset, line) in lines.iter().take(LINES_MAX).enumerate() {
@@ -49,7 +51,7 @@ fn cause<S: AsRef<str>>(lines: &[S], of: Option<&str>) -> Option<(String, Vec<us
         }
         let text = message(line);
         used.push(offset);
-        // A field stands in a line of its own, before what is wrong with it.
+        // The name of a field stands in a separate line, before the error.
         let field = parts.is_empty() && !text.starts_with(' ');
         let text = text.trim();
         let text =

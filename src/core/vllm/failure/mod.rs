@@ -1,7 +1,7 @@
-//! Why an engine failed: a class, the line of the log that shows it, and what the operator can do.
+//! Why an engine failed: a class, the line of the log that shows it, and advice for the operator.
 //!
-//! [`diagnose`] reads the last lines of a log; [`FailureClass`] says whether the same settings may succeed later, and its
-//! advice says what to change. Nothing here reads a clock or a file.
+//! [`diagnose`] reads the last lines of a log. [`FailureClass`] says whether the same settings may
+//! succeed later, and what to change. Nothing here reads a clock or a file.
 
 mod advice;
 mod class;

@@ -1,13 +1,13 @@
-//! The flag values that vLLM itself names in its error messages.
+//! The flag values that vLLM itself names in error messages.
 //!
-//! Some refusals contain the largest value that would have worked, such as the longest context that fits into the KV cache.
-//! It is read from the message, so that the gateway can show it as a value and not only as text.
+//! Some refusals contain the largest value that would have worked, such as the longest context that
+//! fits into the KV cache. It is read from the message, to be shown as a value.
 
 use serde::{Deserialize, Serialize};
 
 use super::class::FailureClass;
 
-/// A flag with a value that would have worked, in the engine's own estimate.
+/// A flag with a value that would have worked, as the engine estimates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlagSuggestion {
     /// The flag, without dashes.
@@ -19,9 +19,10 @@ pub struct FlagSuggestion {
 impl FlagSuggestion {
     /// Reads the value from the message that shows the failure.
     pub(super) fn read(class: FailureClass, message: &str) -> Option<Self> {
-        // The text before the number, and the flag that the number is for.
+        // The text before the number, and the flag to which the number belongs.
         let patterns: &[(&str, &str)] = match class {
-            // 0.33: "the estimated maximum model length is 80272."; 0.6: "stored in KV cache (17072)."
+            // 0.33: "the estimated maximum model length is 80272."; 0.6: "stored in KV cache
+            // (17072)."
             FailureClass::KvTooSmall => {
                 &[("estimated maximum model length is ", "max-model-len"), ("stored in KV cache (", "max-model-len")]
             }

@@ -1,4 +1,7 @@
-//! Failure classes on captured logs and on the texts of other versions.
+//! Tests of the failure classes, on captured logs and on the texts of other versions.
+//!
+//! A captured log is cut into lines as the program cuts it, and followed to the phase that the
+//! start had reached.
 
 use super::*;
 use crate::vllm::logs::{StartFollower, StartPhase};
@@ -215,8 +218,8 @@ fn captured_starts_with_a_wrong_model_adapter_or_port_have_different_classes() {
     starts(&port, 1, StartPhase::Configuring, FailureClass::PortInUse, "OSError: [Errno 98] Address already in use");
 }
 
-/// A log of [README](../../../tests/fixtures/vllm-0.22-h200/README.md), its exit status, and what is to be found in it: the
-/// phase, the class, the cause's beginning, words of the advice.
+/// A log of [README](../../../tests/fixtures/vllm-0.22-h200/README.md), its exit status, and the
+/// expected diagnosis: phase, class, beginning of the cause, words of the advice.
 struct Captured(&'static str, i32, StartPhase, FailureClass, &'static str, &'static str);
 
 macro_rules! on_gpu {
@@ -232,7 +235,7 @@ macro_rules! on_gpu {
     };
 }
 
-/// Lines as the program cuts them, and the phase that they lead to.
+/// The lines of a log as the program cuts them, and the phase that they lead to.
 fn followed(log: &str) -> (Vec<&str>, StartPhase) {
     let lines: Vec<&str> = log.split(['\n', '\r']).collect();
     let mut follower = StartFollower::default();

@@ -1,4 +1,6 @@
-//! The commands of an operator against a shell: what they get, what they print, and how they fail.
+//! An operator's commands against a shell.
+//!
+//! Their arguments, their output, and how they fail.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +62,7 @@ async fn what_commands_print_is_the_log_that_operators_can_follow() {
     assert_eq!(all.lines, ["pulling", "ready"]);
     assert!(all.note.unwrap().starts_with("short/gpu0 is started by commands, and this is what they print"));
     assert_eq!(driver.log_lines(None, 1).unwrap().lines, ["ready"]);
-    // "half" is shown when its line is complete.
+    // "half" is shown when the line is complete.
     assert_eq!(driver.log_lines(Some(all.next), 10).unwrap().lines, Vec::<String>::new());
     let mut file = driver.open_output().unwrap();
     io::Write::write_all(&mut file, b" a line\n").unwrap();
@@ -85,7 +87,7 @@ async fn a_command_that_does_not_exit_is_killed_with_its_children() {
     let failure = driver.start(&settings()).await.unwrap_err();
     assert!(failure.to_string().contains("it must exit"), "{failure}");
     let child: i32 = fs::read_to_string(folder.path().join("up")).unwrap().trim().parse().unwrap();
-    // Its signal was sent; on a loaded machine it dies a moment later.
+    // The signal was sent, but on a loaded machine the child dies later.
     let deadline = Instant::now() + Duration::from_secs(20);
     while ProcessEntry::read(child).is_some_and(|row| row.is_alive()) {
         assert!(Instant::now() < deadline, "the child outlived its command");
@@ -105,7 +107,8 @@ async fn a_command_is_not_reaped_by_another_one_that_ends_first() {
         while !up.exists() {
             sleep(Duration::from_millis(5)).await;
         }
-        // Seen alive once, then as ended: this thread also runs the call that waits for it, so that call is late.
+        // The driver sees the command alive, then ended. This thread also runs the call that waits
+        // for the command, so that call is late.
         other.reap_daemons();
         std::thread::sleep(Duration::from_millis(600));
         other.reap_daemons();
@@ -119,7 +122,7 @@ async fn a_command_is_not_reaped_by_another_one_that_ends_first() {
 async fn an_engine_has_ended_after_several_failed_status_commands_in_a_row() {
     let (folder, mut driver) = rig("true");
     let calls = folder.path().join("calls").display().to_string();
-    // It fails at the third and fourth call, and again from the sixth on.
+    // Fails at the third and fourth call, and from the sixth on.
     let script = format!("echo >>{calls}; n=$(wc -l <{calls}); test $n -lt 3 -o $n -eq 5");
     driver.commands.status = words(&["sh", "-c", &script]);
     driver.status_interval = Duration::from_millis(1);

@@ -1,15 +1,17 @@
 //! The driver of an engine in a pod of a StatefulSet.
 //!
-//! A start applies the flags as the arguments of the container ([`set`]) and replaces the pod, if it is still the one that was
-//! stopped; the platform starts the new one. A stop therefore only lets the pod go: it is out of rotation, and the platform gives
-//! no device to two pods. A pod that the platform replaced or restarted by itself (a node was drained, the engine crashed) is an
-//! engine that ended: it is brought into rotation again as any other, and not replaced a second time.
+//! A start applies the flags as arguments of the container ([`set`]). It replaces the pod if it is
+//! still the stopped one; the platform starts the new one. So a stop only lets the pod go: it is
+//! out of rotation, and the platform gives no device to two pods. If the platform replaced or
+//! restarted the pod (a drained node, a crash), the engine has ended: it returns to rotation like
+//! any other, without a second replacement.
 //!
-//! Where another field manager owns the arguments, the gateway stands back: a planned change is refused before anything is stopped,
-//! and an engine that came up with other arguments serves with these, which [`Driver::remark`] says. When the API server is away,
-//! nothing is known and nothing is changed.
+//! If another field manager owns the arguments, the gateway yields: it refuses a planned change
+//! before any stop, and lets an engine with other arguments serve, with a [`Driver::remark`]. While
+//! the API server is away, the state is unknown and nothing is changed.
 //!
-//! Bounds: one look at the pod per [`LOOK`]; a pod may take its grace period and [`REPLACED`] to be replaced.
+//! Bounds: a look per [`LOOK`]; a replacement takes the pod's grace period and [`REPLACED`] at
+//! most.
 
 mod set;
 mod words;
@@ -34,13 +36,13 @@ use crate::launch::{check_values, words_of};
 use sluice_core::vllm::failure::{Exit, FailureClass};
 use sluice_gateway::config::PodEngine;
 
-/// Between two looks at the pod while its end is awaited.
+/// Pause between two looks at a pod whose end is awaited.
 const LOOK: Duration = Duration::from_secs(2);
-/// Between two looks while it is replaced.
+/// Pause between two looks at a pod that is being replaced.
 const REPLACE_LOOK: Duration = Duration::from_millis(500);
-/// For a pod to be there again, after its grace period.
+/// Time for a replacement, after the grace period.
 const REPLACED: Duration = Duration::from_secs(60);
-/// Its grace period, where it has none.
+/// The grace period of a pod that gives none, seconds.
 const GRACE: i64 = 30;
 
 /// Controls one engine in a pod.
@@ -53,22 +55,22 @@ pub struct PodDriver {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The pod, and the restarts of its container when it was started or taken over.
+    /// The uid of the pod, and the restarts of the container when it was started or adopted.
     current: Option<(String, i32)>,
-    /// The pod that was stopped, if its engine ran then: it is replaced by the next start.
+    /// The running pod that was stopped: the next start replaces it.
     stopped: Option<String>,
-    /// The arguments of the pod that was seen last.
+    /// The arguments of the pod, as last seen.
     args: Option<Vec<String>>,
-    /// The container was ready when it was seen last.
+    /// Whether the container was ready, as last seen.
     ready: bool,
-    /// The pod had our readiness gate, or needs none.
+    /// Whether the pod had our readiness gate, or needs none.
     warm: bool,
     failure: Option<EngineFailure>,
     remark: Option<String>,
 }
 
 impl PodDriver {
-    /// A driver for the backend called `name`.
+    /// A driver for the backend `name`.
     pub fn new(name: &str, engine: PodEngine) -> Self {
         Self { name: name.to_owned(), engine, state: Mutex::default() }
     }
@@ -88,7 +90,7 @@ impl PodDriver {
         Set::of(&self.engine).map_err(|error| self.failed(error))
     }
 
-    /// The pod as it is now, noted for the methods that do not ask.
+    /// Reads the pod, and records the state for methods that make no call.
     async fn look(&self) -> Result<Option<Pod>, EngineFailure> {
         let pod = self.set()?.pod().await.map_err(|error| self.failed(error))?;
         let mut state = self.state.lock();
@@ -109,7 +111,6 @@ impl PodDriver {
         failure::engine(pod, &self.engine.container).map_or(0, |engine| engine.restart_count)
     }
 
-    /// Whether the engine that was started or taken over has ended.
     fn status_of(&self, pod: Option<&Pod>) -> EngineStatus {
         let state = self.state.lock();
         let (Some((uid, restarts)), Some(pod)) = (&state.current, pod) else {
@@ -151,11 +152,12 @@ impl PodDriver {
         }
     }
 
-    /// Applies the flags. Whether they are in force; `false`: another manager owns them, which is accepted for a pod that is not
-    /// replaced by us.
+    /// Applies the flags. Returns whether they are in force. If another manager owns them, that is
+    /// accepted for a pod that we do not replace.
     async fn apply(&self, wanted: &[String], is_planned: bool) -> Result<bool, EngineFailure> {
         let set = self.set()?;
-        // Whether other pods have to be first was checked before the stop; what comes here besides goes back to what it had.
+        // The order of pods was checked before the stop. Other calls return to the arguments that
+        // the pod had.
         let applied = match set.plan(wanted, true).await {
             Ok(plan) => set.apply(&plan, false).await,
             Err(error) => Err(error),
@@ -182,7 +184,7 @@ impl Driver for PodDriver {
         check_values(settings)?;
         let (set, wanted) = (self.set()?, words_of(settings));
         let own = self.look().await?.and_then(|pod| args_of(pod.spec.as_ref(), &self.engine.container));
-        // After a stop it is asked once more, maybe for what a failed change goes back to.
+        // After a stop this may be the check of a rollback.
         let stays = own.as_ref() == Some(&wanted) || self.state.lock().current.is_none();
         let plan = set.plan(&wanted, stays).await.map_err(|error| self.failed(error))?;
         set.apply(&plan, true).await.map_err(|error| self.failed(error))?;
@@ -202,11 +204,11 @@ impl Driver for PodDriver {
         let own = before.as_ref().and_then(|pod| args_of(pod.spec.as_ref(), &self.engine.container));
         let runs_wanted = own.as_ref() == Some(&wanted);
         let is_planned = stopped.is_some() && stopped == uid;
-        // A pod that does not come up with other flags than these goes back.
+        // A pod that does not run these flags is replaced as well: a failed change goes back.
         let replaces = is_planned || before.is_some() && !runs_wanted;
         let applied = self.apply(&wanted, is_planned).await?;
         let pod = match before {
-            // Others delete it: the platform starts the next one.
+            // It is being deleted, and the platform starts the next one.
             Some(_) if is_leaving => self.replaced(uid.as_deref()).await?,
             Some(pod) if !(replaces && applied || is_planned) => pod,
             Some(_) => {
@@ -250,7 +252,7 @@ impl Driver for PodDriver {
         };
         let pod = self.look().await?;
         let Some(pod) = pod.filter(|pod| pod.metadata.uid.as_ref() == Some(uid)) else { return Ok(false) };
-        // It may have been restarted in its pod meanwhile; it is ready or not, which is seen next.
+        // The engine may have restarted in the pod; the next look shows whether it is ready.
         self.state.lock().current = Some((uid.clone(), self.restarts(&pod)));
         Ok(true)
     }
@@ -284,7 +286,8 @@ impl Driver for PodDriver {
         }
     }
 
-    /// Until the container is ready, whatever responds at the address is another pod that has it now.
+    /// Until the container is ready, the port counts as free: another pod may respond at the
+    /// address.
     async fn port_owner(&self) -> PortOwner {
         if self.state.lock().ready { PortOwner::Unknown } else { PortOwner::Free }
     }

@@ -1,11 +1,12 @@
-//! A StatefulSet whose pods are engines: reading it, and owning the arguments of its engines by server-side apply.
+//! A StatefulSet whose pods are engines: reads it, and owns the arguments by server-side apply.
 //!
-//! The gateway owns two fields, as the field manager `sluice`: `args` of the container and the partition of the rolling update. It
-//! never takes a field from another manager (no `force`), and tries every change with a dry run before anything is stopped.
+//! The field manager `sluice` owns two fields: `args` of the container, and the partition of the
+//! rolling update. It never takes a field from another manager (no `force`), and tries each change
+//! in a dry run before any stop.
 //!
-//! Pods from the partition on get the arguments of the template, those below it the arguments that the whole set had last. So the
-//! pods of a set are changed from the highest number down, and one that has to go back while higher ones have new arguments is put
-//! below the partition again ([`plan`]).
+//! Pods from the partition on get the arguments of the template, pods below it the previous
+//! arguments of the set. So pods change from the highest number down. A pod that must go back while
+//! higher ones keep new arguments is put below the partition again ([`plan`]).
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
@@ -16,7 +17,7 @@ use serde_json::json;
 use crate::discovery::client::{CallError, MANAGER, api, call};
 use sluice_gateway::config::PodEngine;
 
-/// The StatefulSet of one engine, and the engine's place in it.
+/// An engine's StatefulSet, and the number of the pod.
 #[derive(Debug)]
 pub(super) struct Set<'d> {
     engine: &'d PodEngine,
@@ -24,18 +25,19 @@ pub(super) struct Set<'d> {
     pub(super) number: i32,
 }
 
-/// What is applied so that a pod runs with the wanted arguments.
+/// The fields to apply, so that a pod runs with the wanted arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) args: Vec<String>,
     pub(super) partition: i32,
 }
 
-/// What to apply for pod `number` to come up with `wanted`. `template`: the arguments of the template; `higher`: those of the pods
-/// above it; `stays`: `wanted` is what it has or goes back to, so it may be below the partition.
+/// The plan for pod `number` to start with `wanted`. `template`, `higher`: arguments of the
+/// template and of higher pods. `stays`: the pod has or returns to `wanted`, so it may be below the
+/// partition.
 ///
 /// # Errors
-/// The pods above it have to be changed first; the number of one of them.
+/// The number of a higher pod, which must change first.
 pub(super) fn plan(
     number: i32,
     wanted: &[String],
@@ -52,7 +54,7 @@ pub(super) fn plan(
     }
 }
 
-/// The words of a container.
+/// The arguments of a container.
 pub(super) fn args_of(spec: Option<&PodSpec>, container: &str) -> Option<Vec<String>> {
     let is_it = |found: &&Container| found.name == container;
     spec?.containers.iter().find(is_it).map(|found| found.args.clone().unwrap_or_default())
@@ -60,7 +62,7 @@ pub(super) fn args_of(spec: Option<&PodSpec>, container: &str) -> Option<Vec<Str
 
 impl<'d> Set<'d> {
     /// # Errors
-    /// The name of the pod does not end in its number.
+    /// The name of the pod does not end in a number.
     pub(super) fn of(engine: &'d PodEngine) -> Result<Self, CallError> {
         let prefix = format!("{}-", engine.statefulset);
         let number = engine.pod.strip_prefix(&prefix).and_then(|number| number.parse().ok());
@@ -72,13 +74,13 @@ impl<'d> Set<'d> {
         api(self.engine.namespace.as_deref()).await.map_err(CallError::Other)
     }
 
-    /// The pod; `None`: there is none.
+    /// The pod; `None` if it does not exist.
     pub(super) async fn pod(&self) -> Result<Option<Pod>, CallError> {
         let pods = self.pods().await?;
         call("get pods", pods.get_opt(&self.engine.pod)).await
     }
 
-    /// Deletes the pod, unless another one has its name by now.
+    /// Deletes the pod, unless another pod has the name by now.
     pub(super) async fn delete(&self, uid: &str) -> Result<(), CallError> {
         let pods = self.pods().await?;
         let preconditions = kube::api::Preconditions { uid: Some(uid.to_owned()), ..Default::default() };
@@ -89,10 +91,11 @@ impl<'d> Set<'d> {
         }
     }
 
-    /// What has to be applied for these arguments.
+    /// The plan for these arguments.
     ///
     /// # Errors
-    /// There is no such set or container, or other pods have to be changed first.
+    /// The set or container does not exist, the set was scaled below this pod, or other pods must
+    /// change first.
     pub(super) async fn plan(&self, wanted: &[String], stays: bool) -> Result<Plan, CallError> {
         let PodEngine { statefulset, container, namespace, .. } = self.engine;
         let sets: Api<StatefulSet> = api(namespace.as_deref()).await.map_err(CallError::Other)?;
@@ -123,7 +126,7 @@ impl<'d> Set<'d> {
         })
     }
 
-    /// Applies a plan; with `dry_run` only asks whether it could be applied.
+    /// Applies a plan; with `dry_run` only checks whether it could be applied.
     ///
     /// # Errors
     /// [`CallError::Conflict`]: another field manager owns a field.
@@ -154,9 +157,9 @@ mod tests {
     #[test]
     fn pods_are_changed_from_the_highest_number_down() {
         let (old, new) = (words(64), words(32));
-        // The highest is first.
+        // The highest pod goes first.
         assert_eq!(plan(2, &new, &old, false, &[]), Ok(Plan { args: new.clone(), partition: 2 }));
-        // Then the next, and not the one below it.
+        // Then the next one, but not the one below it.
         let higher = [(2, new.clone())];
         assert_eq!(plan(1, &new, &new, false, &higher), Ok(Plan { args: new.clone(), partition: 1 }));
         let higher = [(1, old.clone()), (2, new.clone())];
@@ -170,7 +173,7 @@ mod tests {
         let back = Ok(Plan { args: new.clone(), partition: 2 });
         assert_eq!(plan(1, &old, &new, true, &higher), back);
         assert_eq!(plan(1, &old, &new, false, &higher), Err(2));
-        // The highest itself: the template goes back.
+        // The highest pod itself: the template goes back.
         assert_eq!(plan(2, &old, &new, true, &[]), Ok(Plan { args: old, partition: 2 }));
     }
 }

@@ -1,13 +1,15 @@
-//! The arguments of a container as settings: what `words_of` writes, and what people write.
+//! The arguments of a container as settings: in the form of `words_of`, and in forms that people
+//! write.
 //!
-//! Needed where a pod was started by another gateway or with arguments of another manager: what it runs with is what counts.
+//! Another gateway or manager may have chosen a pod's arguments, and the running ones count.
 
 use std::collections::BTreeMap;
 
 use crate::driver::{EngineSettings, dashed};
 use sluice_gateway::config::ArgValue;
 
-/// Reads `--flag=value`, `--flag value`, `--flag a b`, `--flag` and `--no-flag`. Words before the first flag are left out.
+/// Reads `--flag=value`, `--flag value`, `--flag a b`, `--flag` and `--no-flag`. Words before the
+/// first flag are skipped.
 pub(super) fn settings_of(words: &[String]) -> EngineSettings {
     let mut args = BTreeMap::new();
     let mut words = words.iter().skip_while(|word| !word.starts_with("--")).peekable();

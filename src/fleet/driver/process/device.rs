@@ -1,12 +1,13 @@
 //! Memory in use on an engine's devices, as `nvidia-smi` reports it.
 //!
-//! The memory of a process that ended may stay in use for a moment, and an engine that starts in that moment fails with
-//! "Free memory on device ... is less than desired" or measures too little free memory. So memory in use is recorded before
-//! a start, and after a stop it must return to that value, within [`SLACK_MIB`], in two successive readings.
+//! The memory of an ended process may stay in use for a moment. An engine that starts then fails
+//! with "Free memory on device ... is less than desired", or measures too little free memory. So
+//! after a stop, memory must return to its value before the start, within [`SLACK_MIB`], in two
+//! readings in a row.
 //!
-//! Without `nvidia-smi` there is no wait. When two engines of this gateway share a device, their memory cannot be
-//! distinguished, and there is no wait either. When the devices of an engine are not known, all devices are watched; memory
-//! that stays in use on them may belong to another process, so it causes a warning and no failure.
+//! There is no wait without `nvidia-smi`, or when engines of this gateway share a device. If an
+//! engine's devices are unknown, all are watched; memory that stays in use may be another
+//! process's, so it causes a warning, not a failure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -19,31 +20,30 @@ use tokio::time::{Instant, sleep, timeout};
 
 use sluice_gateway::config::Launch;
 
-/// What a CUDA context or a monitoring tool may take meanwhile, MiB.
+/// MiB that a CUDA context or a monitoring tool may take meanwhile.
 const SLACK_MIB: u64 = 256;
-/// Longest wait for `nvidia-smi`; its first call without the persistence daemon takes seconds.
+/// Longest wait for `nvidia-smi`; without the persistence daemon the first call takes seconds.
 const SMI_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause between readings.
 const READ_INTERVAL: Duration = Duration::from_millis(500);
 
-/// MiB in use, by index of the device.
+/// MiB in use, by device index.
 pub(super) type MemoryInUse = BTreeMap<u16, u64>;
 
-/// A pseudo device that every engine uses, so that engines whose devices are not known are counted too.
+/// A pseudo device of every engine, to count engines with unknown devices.
 const ANY_DEVICE: u16 = u16::MAX;
 
-/// How many running engines of this process use each device.
+/// Running engines of this process per device.
 static ENGINES_ON_DEVICE: Mutex<Option<HashMap<u16, u32>>> = Mutex::new(None);
 
 /// The devices of one engine.
 #[derive(Debug)]
 pub(super) struct Devices {
     program: OsString,
-    /// By index; empty: not known, so all devices are watched.
+    /// Device indices; empty: unknown, so all are watched.
     indices: Vec<u16>,
 }
 
-/// One engine counted on its devices until this is dropped.
+/// While this lives, one engine counts as using these devices.
 #[derive(Debug)]
 pub(super) struct DeviceUse(Vec<u16>);
 
@@ -65,7 +65,8 @@ impl Devices {
         Self { program: program.into(), indices }
     }
 
-    /// The devices that an engine may use: as configured, else those in `CUDA_VISIBLE_DEVICES` of its environment or ours.
+    /// The devices of an engine: as configured, else from `CUDA_VISIBLE_DEVICES` for the engine, or
+    /// else ours.
     pub(super) fn of(launch: &Launch) -> Self {
         let inherited = || std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let visible = launch
@@ -74,13 +75,13 @@ impl Devices {
             .map(|list| list.expose().to_owned())
             .or_else(inherited)
             .unwrap_or_default();
-        // Names such as GPU-1a2b... are no indices: then the devices are not known.
+        // Names such as GPU-1a2b... are no indices, so the devices are unknown.
         let indices: Option<Vec<u16>> = visible.split(',').map(|index| index.trim().parse().ok()).collect();
         let indices = if launch.gpu.is_empty() { indices.unwrap_or_default() } else { launch.gpu.clone() };
         Self::new("nvidia-smi", indices)
     }
 
-    /// Counts an engine on these devices until the result is dropped.
+    /// Counts an engine on these devices while the result lives.
     pub(super) fn register_engine(&self) -> DeviceUse {
         let mut engines = ENGINES_ON_DEVICE.lock();
         let counts = engines.get_or_insert_default();
@@ -91,7 +92,6 @@ impl Devices {
         DeviceUse(used)
     }
 
-    /// Whether the engine's devices are known.
     pub(super) fn are_known(&self) -> bool {
         !self.indices.is_empty()
     }
@@ -99,12 +99,12 @@ impl Devices {
     fn are_shared(&self) -> bool {
         let mut engines = ENGINES_ON_DEVICE.lock();
         let counts = engines.get_or_insert_default();
-        // Without indices, any other engine may be on the same device.
+        // Any other engine may be on an unknown device.
         let watched = if self.indices.is_empty() { &[ANY_DEVICE][..] } else { &self.indices };
         watched.iter().any(|index| counts.get(index).is_some_and(|count| *count > 1))
     }
 
-    /// Memory in use now; `None` where it cannot be read.
+    /// Memory in use now; `None` if it cannot be read.
     pub(super) async fn memory_in_use(&self) -> Option<MemoryInUse> {
         let mut command = Command::new(&self.program);
         command.args(["--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]);
@@ -117,10 +117,10 @@ impl Devices {
         (!in_use.is_empty()).then_some(in_use)
     }
 
-    /// Waits until memory in use is back at `baseline`. `None`: it cannot be determined.
+    /// Waits until memory is back at `baseline`. `None`: unknown.
     ///
     /// # Errors
-    /// The last reading, when memory is not back within `limit`.
+    /// The last reading, if memory is not back within `limit`.
     pub(super) async fn wait_for_memory(
         &self,
         baseline: &MemoryInUse,
@@ -149,7 +149,7 @@ fn is_back(now: &MemoryInUse, baseline: &MemoryInUse) -> bool {
     baseline.iter().all(|(index, before)| now.get(index).is_some_and(|used| *used <= before + SLACK_MIB))
 }
 
-/// Lines of `0, 1234`, those of `wanted` only.
+/// Parses lines of `0, 1234`, for the devices in `wanted`; all if it is empty.
 fn parse(text: &str, wanted: &[u16]) -> MemoryInUse {
     let lines = text.lines().filter_map(|line| {
         let (index, used) = line.split_once(',')?;
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use crate::test_programs::write_program;
 
-    /// A program that prints the first line of a list and removes it, until one is left.
+    /// A program that prints the first line of a list and removes it, except for the last line.
     fn smi(readings: &[&str]) -> (tempfile::TempDir, Devices) {
         let folder = tempfile::tempdir().unwrap();
         let (program, list) = (folder.path().join("smi"), folder.path().join("list"));

@@ -1,17 +1,17 @@
-//! An engine's log: a file that the engine writes itself, its last lines in memory, and how far the start is.
+//! An engine's log: a file that the engine writes, the last lines in memory, and the start's
+//! progress.
 //!
-//! The engine's output goes straight into a file, not through a pipe: a gateway that is slow or crashes must not block or
-//! break a serving engine. The file is read every [`READ_INTERVAL`].
+//! Output goes into a file, not a pipe, because a slow or crashed gateway must not block or break a
+//! serving engine. The file is read every [`READ_INTERVAL`].
 //!
-//! Files: `NAME.log`, and up to [`OLD_FILES`] older ones, `NAME.log.1` the newest. A start begins a new file. A file over
-//! [`FILE_MAX`] bytes is copied and truncated; the engine writes in append mode, so it continues at the new beginning. What
-//! it writes between the copy and the truncation (microseconds) is lost from the files.
+//! A start begins a new `NAME.log`. Up to [`OLD_FILES`] older ones are kept; `NAME.log.1` is the
+//! newest. A file over [`FILE_MAX`] bytes is copied and truncated; the engine appends, so it
+//! continues at the beginning. Output between copy and truncation (microseconds) is lost from the
+//! files. They are for the gateway's user alone, since an engine may print arguments; lines in
+//! memory, which are shown, have secrets masked.
 //!
-//! The file is for the gateway's user alone, since an engine may print its arguments. In the lines in memory, which are
-//! quoted in failures and shown, the secrets of the engine are masked.
-//!
-//! Bounds: [`LINES_MAX`] lines of [`LINE_MAX`] bytes in memory, [`FILE_MAX`] * ([`OLD_FILES`] + 1) bytes on disk plus what
-//! is written between two reads.
+//! Bounds: [`LINES_MAX`] lines of [`LINE_MAX`] bytes in memory; [`FILE_MAX`] * ([`OLD_FILES`] + 1)
+//! bytes on disk, plus the output between two reads.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -27,20 +27,20 @@ use crate::driver::{LogLines, Redactor, StartProgress};
 use crate::state_folder;
 use sluice_core::vllm::logs::{Movement, StartFollower, StartPhase};
 
-/// How often the file is read.
+/// Pause between two reads of the file.
 pub(super) const READ_INTERVAL: Duration = Duration::from_millis(100);
 /// Lines kept in memory.
 pub(super) const LINES_MAX: usize = 1_000;
-/// Longest line that is kept, bytes; the rest of it is dropped.
+/// Bytes kept of a line; the rest is dropped.
 const LINE_MAX: usize = 4_096;
-/// A larger file is rotated.
+/// A file of more bytes is rotated.
 const FILE_MAX: u64 = 32 << 20;
-/// Rotated files that are kept.
+/// Rotated files kept.
 const OLD_FILES: u32 = 3;
-/// Most that is read at once; the rest waits for the next read.
+/// Most bytes read at once; the rest waits for the next read.
 const READ_MAX: u64 = 4 << 20;
 
-/// The log of one backend's engine, over all its starts.
+/// The log of one backend's engine, across all starts.
 #[derive(Debug)]
 pub(super) struct EngineLog {
     path: PathBuf,
@@ -52,28 +52,27 @@ pub(super) struct EngineLog {
 #[derive(Debug, Default)]
 struct ReadState {
     lines: VecDeque<String>,
-    /// The beginning of a line whose end has not been written yet.
+    /// The beginning of an incomplete line.
     unfinished: Vec<u8>,
-    /// Lines that were read since the gateway started, over all starts of the engine.
+    /// Lines read since the gateway started, across all starts.
     count: u64,
     read_to: u64,
     follower: StartFollower,
 }
 
 impl EngineLog {
-    /// The log in `folder` of the backend called `name`, which may hold `/`. Nothing is opened yet.
+    /// The log in `folder` of the backend `name`, which may contain `/`. Opens nothing.
     pub(super) fn new(folder: &Path, name: &str, redactor: Redactor) -> Self {
         let path = folder.join(format!("{}.log", name.replace('/', ".")));
         let progress = watch::Sender::new(StartProgress::begin(Instant::now()));
         Self { path, redactor, progress, state: Mutex::default() }
     }
 
-    /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Prepares for a start: rotates the old file and resets lines and progress. Returns the file to write to.
+    /// Prepares a start: rotates the old file and resets lines and progress. Returns the new file.
     pub(super) fn begin(&self) -> io::Result<File> {
         if let Some(folder) = self.path.parent() {
             state_folder::open(folder)?;
@@ -87,8 +86,9 @@ impl EngineLog {
         state_folder::options().append(true).open(&self.path)
     }
 
-    /// Continues with the file of an engine that runs already. A short file is read from its beginning, because the engine
-    /// may still be starting and its phase decides the time limits; a long file is that of a serving engine.
+    /// Continues with the file of a running engine. A short file is read from the beginning,
+    /// because the engine may still be starting, and the phase decides the time limits. A long file
+    /// is a serving engine's.
     pub(super) fn resume(&self) {
         let length = self.path.metadata().map_or(0, |file| file.len());
         let long = length > READ_MAX;
@@ -101,13 +101,13 @@ impl EngineLog {
         self.read_new();
     }
 
-    /// Forgets the lines in memory. Their numbers go on, so that a reader who follows the log sees those of the next start.
+    /// Forgets the lines in memory. Numbers continue, so that a reader also sees the next start.
     fn restart_reading(&self, read_to: u64) {
         let mut state = self.state.lock();
         *state = ReadState { count: state.count, read_to, ..ReadState::default() };
     }
 
-    /// Records that the engine serves. Its log may not show it: uvicorn's lines can be turned off.
+    /// Records that the engine serves. The log may not show it: uvicorn's lines can be turned off.
     pub(super) fn mark_ready(&self) {
         self.progress.send_if_modified(|progress| {
             let before = std::mem::replace(&mut progress.phase, StartPhase::Serving);
@@ -118,7 +118,7 @@ impl EngineLog {
         });
     }
 
-    /// Reads what was written since the last read; returns whether there was anything.
+    /// Reads new output; returns whether there was any.
     pub(super) fn read_new(&self) -> bool {
         let mut state = self.state.lock();
         let Ok(bytes) = self.read_bytes(&mut state) else { return false };
@@ -180,7 +180,7 @@ impl EngineLog {
         state.count += 1;
     }
 
-    /// Copies and truncates the file when it is large. At worst lines are lost, so an error is only logged.
+    /// Copies and truncates a large file. Errors are only logged: at worst lines are lost.
     fn rotate_if_large(&self) {
         if !self.path.metadata().is_ok_and(|file| file.len() > FILE_MAX) {
             return;
@@ -197,7 +197,7 @@ impl EngineLog {
         }
     }
 
-    /// Renames the rotated files so that the name of the newest is free.
+    /// Renames the rotated files, so that the newest name is free.
     fn shift_old_files(&self) -> io::Result<()> {
         for age in (1..OLD_FILES).rev() {
             if self.old(age).exists() {
@@ -213,7 +213,7 @@ impl EngineLog {
         name.into()
     }
 
-    /// The last lines, oldest first; an unfinished one counts.
+    /// The last lines, oldest first, including an incomplete one.
     pub(super) fn tail(&self, lines: usize) -> Vec<String> {
         let state = self.state.lock();
         let unfinished = self.redactor.apply(String::from_utf8_lossy(&state.unfinished)).trim_end().to_owned();
@@ -221,8 +221,8 @@ impl EngineLog {
         all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).clone()).collect()
     }
 
-    /// Complete lines from number `after` on, the oldest that are still in memory first; without it, or with one that is of
-    /// another gateway, the last ones. At most `most`.
+    /// At most `most` complete lines from number `after` on, beginning with the oldest in memory.
+    /// Without `after`, or with a number of another gateway, the last ones.
     pub(super) fn lines(&self, after: Option<u64>, most: usize) -> LogLines {
         let state = self.state.lock();
         let kept = state.lines.len();
@@ -235,7 +235,6 @@ impl EngineLog {
         LogLines { next: oldest + (skipped + lines.len()) as u64, lines, note: None }
     }
 
-    /// How far the start is.
     pub(super) fn progress(&self) -> watch::Receiver<StartProgress> {
         self.progress.subscribe()
     }
@@ -283,7 +282,7 @@ mod tests {
         let next = log.lines(Some(5), 2);
         assert_eq!((next.lines, next.next), (vec!["line 5".to_owned(), "line 6".to_owned()], 7));
         assert_eq!(log.lines(Some(7), 9).lines, ["line 7"]);
-        // Numbers of an earlier gateway, and lines that are no longer in memory.
+        // Numbers of an earlier gateway, and lines no longer in memory.
         assert_eq!(log.lines(Some(99), 1).lines, ["line 7"]);
         assert_eq!(log.lines(Some(0), 1).lines, ["line 5"]);
     }
@@ -328,7 +327,7 @@ mod tests {
         next.resume();
         assert_eq!(next.progress().borrow().phase, StartPhase::LoadingWeights);
         assert_eq!(next.tail(9), ["old lines", "Starting to load model x..."]);
-        // It is ready, and its log does not show it.
+        // The engine is ready, but the log does not show it.
         next.mark_ready();
         assert_eq!(next.progress().borrow().phase, StartPhase::Serving);
         let mut file = log.begin().unwrap();

@@ -1,15 +1,12 @@
-//! The mark that identifies the processes of an engine: a value in the environment that the
-//! processes inherit.
+//! The mark of an engine's processes: a value in the environment that they inherit.
 //!
-//! `FOLDER#BACKEND#TOKEN.START`: the state folder, the backend, a digest of both by the random key
-//! of the folder, and the time of the start. Only the gateway's user can read the key and the
-//! environment of its engines. So no other process has the token: neither a process that a forged
-//! journal names, nor a process that got the id of an engine. A process counts only if the
-//! gateway's user owns it, too ([`carries`]).
+//! `FOLDER#BACKEND#TOKEN.START`: the state folder, the backend, a digest of both by the folder's
+//! random key, and the start time. Only the gateway's user can read the key and the environment. So
+//! neither a process that a forged journal names, nor one that got an engine's id, has the token. A
+//! process must also belong to the gateway's user ([`carries`]).
 //!
-//! A mark of an earlier version has no token. The gateway takes over an engine with such a mark by
-//! the journal that describes it, if the mark, the process id and the start time are exactly as in
-//! the journal. It never finds such an engine otherwise.
+//! Marks of an earlier version have no token. The gateway takes over an engine with such a mark
+//! only if mark, process id and start time are exactly as in the journal.
 
 use std::collections::HashSet;
 use std::io;
@@ -23,7 +20,7 @@ use sluice_gateway::owner::own_user;
 /// The user that may act for all others.
 const ROOT: u32 = 0;
 
-/// Identifies the processes of an engine over time.
+/// Identifies an engine's processes over time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProcessIdentity {
     pub(super) leader: i32,
@@ -33,14 +30,13 @@ pub(super) struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// The features that the processes of the engine share. `known`: processes that were found to
-    /// belong to the engine earlier.
+    /// The features that the engine's processes share. `known`: processes found to belong to it
+    /// earlier.
     pub(super) fn membership<'a>(&'a self, known: &'a HashSet<ProcessId>) -> Membership<'a> {
         Membership { leader: self.leader, started: self.started, mark: &self.mark, known }
     }
 }
 
-/// The marks of the engines of one backend.
 #[derive(Clone, Debug)]
 pub(super) struct Marks {
     folder: PathBuf,
@@ -50,12 +46,12 @@ pub(super) struct Marks {
 impl Marks {
     /// The marks of a backend of the gateway with this state `folder`.
     pub(super) fn new(folder: &Path, name: &str) -> Self {
-        // The mark contains the folder, and must not depend on the spelling of the folder.
+        // The mark contains the folder, so it must not depend on the spelling of the path.
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         Self { folder, name: name.to_owned() }
     }
 
-    /// The beginning of all marks of the backend, also of marks of earlier versions.
+    /// The beginning of all marks of the backend, including an earlier version's.
     fn prefix(&self) -> String {
         format!("{}#{}#", self.folder.display(), self.name)
     }
@@ -64,7 +60,7 @@ impl Marks {
         state_folder::digest(key, format!("engine {}", self.prefix()).as_bytes())
     }
 
-    /// Makes a mark for an engine that is about to start. Creates the key if there is none.
+    /// Makes a mark for a new engine, and the key if it is missing.
     ///
     /// # Errors
     /// The key cannot be read or written.
@@ -82,8 +78,7 @@ impl Marks {
         rest.is_some_and(|rest| rest.starts_with('.'))
     }
 
-    /// Whether the journal may describe an engine by this mark: a mark with the token, or a mark of
-    /// an earlier version.
+    /// Whether the journal may name this mark: it has the token, or the form of an earlier version.
     pub(super) fn may_be_recorded(&self, mark: &str) -> bool {
         let is_earlier = || {
             let rest = mark.strip_prefix(&self.prefix());
@@ -92,7 +87,7 @@ impl Marks {
         self.has_token(mark) || is_earlier()
     }
 
-    /// The processes of the own user that carry a mark with the token, each with its mark.
+    /// The own user's processes that carry a mark with the token, and the marks.
     pub(super) fn find(&self) -> impl Iterator<Item = (ProcessEntry, String)> {
         let own = own_user();
         let marked = move |entry: ProcessEntry| {
@@ -102,8 +97,8 @@ impl Marks {
         table::all().into_iter().filter(ProcessEntry::is_alive).filter_map(marked)
     }
 
-    /// Whether a process of the own user carries a mark of the backend, perhaps of an earlier
-    /// version. Only for decisions that touch no process.
+    /// Whether a process of the own user carries a mark of the backend, even an earlier version's.
+    /// Only for decisions that touch no process.
     pub(super) fn is_carried(&self) -> bool {
         let (own, prefix) = (own_user(), self.prefix());
         let marked = |entry: &ProcessEntry| {
@@ -115,12 +110,10 @@ impl Marks {
     }
 }
 
-/// Whether the processes that an identity describes are an engine of this user: one of them carries
-/// the engine's mark, and is not older than the engine. If the gateway is root's, the leader may
-/// have changed its user since its start. Otherwise a process of another user does not count,
-/// whatever mark it carries.
-///
-/// The session and the group of the gateway itself are never an engine.
+/// Whether the described processes are an engine of this user: one of them, not older than the
+/// engine, carries its mark. For a gateway of root, the leader may have changed user. Otherwise a
+/// process of another user does not count, whatever mark it carries. The session and group of the
+/// gateway itself are never an engine.
 pub(super) fn carries(table: &[ProcessEntry], identity: &ProcessIdentity) -> bool {
     let own = table.iter().find(|entry| entry.pid == table::own_pid());
     let is_own = |id: i32| own.is_some_and(|own| [own.pid, own.group, own.session].contains(&id));
@@ -142,10 +135,10 @@ pub(super) fn carries(table: &[ProcessEntry], identity: &ProcessIdentity) -> boo
     let carriers: Vec<&ProcessEntry> = table.iter().filter(marked).collect();
     let leads = |entry: &&ProcessEntry| [entry.pid, entry.group, entry.session].contains(&identity.leader);
     match table.iter().find(|entry| entry.pid == identity.leader && entry.is_alive()) {
-        // A leader that lost its environment is identified by the processes that it leads.
+        // A leader that lost the environment is identified by the processes that it leads.
         Some(leader) if is_leader(leader) => carriers.iter().any(leads),
-        // The leader is gone, or another process has its id: the processes with the mark are the
-        // rest of the engine.
+        // The leader is gone, or the id was reused: processes with the mark are the rest of the
+        // engine.
         Some(_) | None => !carriers.is_empty(),
     }
 }
@@ -167,7 +160,7 @@ mod tests {
         for forged in ["", "x", "#p/a#", &format!("{}#p/a#{}.1", one.path().display(), "0".repeat(16))] {
             assert!(!marks.may_be_recorded(forged), "{forged}");
         }
-        // Another key, as in a copy of the folder without its key.
+        // Another key, as in a copy of the folder without the key.
         std::fs::write(one.path().join("key"), [7; 32]).unwrap();
         assert!(!marks.may_be_recorded(&mark));
     }

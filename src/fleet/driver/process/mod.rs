@@ -1,15 +1,14 @@
 //! The driver that runs an engine as a child process of the gateway.
 //!
-//! An engine gets a session and a process group of its own, writes its own log file, and carries a mark in its environment.
-//! The engine outlives the gateway on purpose: after a crash of the gateway, the next gateway finds
-//! the engine by its identity and its mark. Without the mark the gateway takes over or ends no
-//! process, regardless of the journal (`mark.rs`).
+//! An engine has a separate session and process group, writes a log file, and carries a mark in the
+//! environment. It outlives a crash of the gateway on purpose: the next gateway finds it by
+//! identity and mark. Without the mark no process is taken over or ended, whatever the journal says
+//! (`mark.rs`).
 //!
-//! The gateway declares itself the reaper of orphans, so that an engine process whose parent was killed becomes a child of
-//! the gateway and can be waited for.
-//!
-//! The leader is waited for without being reaped until [`Driver::stop`]: as long as it is a zombie its process id is not
-//! reused, so a signal to its group cannot hit another process. Every end must therefore be followed by a stop.
+//! The gateway reaps orphans: an engine process whose parent was killed becomes a child of the
+//! gateway, and can be waited for. The leader is waited for, but not reaped before
+//! [`Driver::stop`]: while it is a zombie, the process id is not reused, so a signal to the group
+//! cannot hit another process. So a stop must follow every end.
 
 mod device;
 mod engine_log;
@@ -41,7 +40,7 @@ use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_gateway::config::Launch;
 use table::ProcessEntry;
 
-/// Whether a process runs that was started for the backend `name` by a gateway with this state `folder`.
+/// Whether a process runs that a gateway with this state `folder` started for the backend `name`.
 pub fn is_running(folder: &Path, name: &str) -> bool {
     Marks::new(folder, name).is_carried()
 }
@@ -55,15 +54,15 @@ pub struct ProcessDriver {
     log: Arc<EngineLog>,
     flags: InstalledFlagsCache,
     devices: Devices,
-    /// The controlled engine. Start, adopt and stop hold the lock while they run, so that they cannot overlap.
+    /// The controlled engine. Start, adopt and stop hold the lock, so that they cannot overlap.
     running: Mutex<Option<Arc<Monitor>>>,
-    /// The same, for readers that must not wait for those.
+    /// The same engine, for readers that must not wait for that lock.
     current: parking_lot::Mutex<Option<Arc<Monitor>>>,
 }
 
 impl ProcessDriver {
-    /// A driver for the backend called `name` (unique in the gateway, such as `short/gpu0`). It keeps logs and the flag list
-    /// of the engine's program in `folder`. Starts nothing.
+    /// A driver for the backend `name` (unique in the gateway, such as `short/gpu0`). Logs and the
+    /// program's flag list are in `folder`. Starts nothing.
     pub fn new(name: &str, launch: Launch, folder: &Path) -> Self {
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         Self {
@@ -78,7 +77,7 @@ impl ProcessDriver {
         }
     }
 
-    /// The same for checks alone, by a process that is not the gateway: nothing is written.
+    /// A driver for checks in a process that is not the gateway: it writes nothing.
     pub fn for_checks(name: &str, launch: Launch, folder: &Path) -> Self {
         let driver = Self::new(name, launch, folder);
         Self { flags: InstalledFlagsCache::without_writing(folder), ..driver }
@@ -93,10 +92,10 @@ impl ProcessDriver {
         *self.current.lock() = monitor;
     }
 
-    /// Waits until the memory of the engine's devices is back at its value before the start.
+    /// Waits until the memory of the devices is back at the value before the start.
     ///
     /// # Errors
-    /// It is not, for the first time, on devices that are known to be the engine's.
+    /// It is not, for the first time, on devices known to be the engine's.
     async fn wait_for_memory(
         &self,
         monitor: &Monitor,
@@ -125,7 +124,7 @@ impl ProcessDriver {
         Ok(Some(false))
     }
 
-    /// The process that already listens on the engine's port, if another one does.
+    /// Another process that already listens on the engine's port.
     fn port_holder(&self) -> Option<String> {
         match table::port_owner(self.launch.port, &HashSet::new()) {
             PortOwner::Other(holder) => Some(holder),
@@ -134,7 +133,7 @@ impl ProcessDriver {
     }
 }
 
-/// Refuses a second engine beside the one that `running` holds.
+/// Refuses a second engine next to `running`.
 fn require_none(running: Option<&Arc<Monitor>>, found: &str) -> Result<(), EngineFailure> {
     match running {
         None => Ok(()),
@@ -220,7 +219,7 @@ impl Driver for ProcessDriver {
     }
 
     async fn find_running(&self) -> Option<EngineIdentity> {
-        // The leader if it lives; else any remaining process has the id of the session that it led.
+        // The leader if it lives; else any remaining process has the id of the session.
         let (entry, mark) = self.marks.find().min_by_key(|(entry, _)| (entry.pid != entry.session, entry.started))?;
         let started = ProcessEntry::read(entry.session).map_or(entry.started, |leader| leader.started);
         Some(EngineIdentity::Process { pid: entry.session, started, boot: table::boot_id(), mark, baseline: None })
@@ -232,7 +231,7 @@ impl Driver for ProcessDriver {
             return Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None });
         };
         let mut stopped = stop::stop_processes(&monitor, self.launch.port, rules).await?;
-        // From here on no process is left; only the memory may still be in use.
+        // No process is left; only memory may still be in use.
         if let Some(baseline) = &monitor.baseline {
             stopped.memory_back = self.wait_for_memory(&monitor, baseline, rules).await?;
         }

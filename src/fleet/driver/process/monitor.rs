@@ -1,8 +1,9 @@
-//! Watches one running engine: its log, its end, and the processes that belong to it.
+//! Watches one running engine: the log, the end, and the processes.
 //!
-//! One thread per engine, because it reads files. It reads the log and checks whether the leader ended every
-//! [`READ_INTERVAL`], and scans the process table every [`SCAN_INTERVAL`], to remember processes that may later leave the
-//! session and lose their parent. Dropping the monitor ends the thread, not the engine.
+//! One thread per engine, because it reads files. Every [`READ_INTERVAL`] it reads the log and
+//! checks for the leader's end. Every [`SCAN_INTERVAL`] it scans the process table, to remember
+//! processes that may later leave the session and lose their parent. Dropping the monitor ends the
+//! thread, not the engine.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,27 +24,28 @@ use crate::driver::{EngineFailure, EngineIdentity};
 use crate::launch::LaunchPlan;
 use sluice_core::vllm::failure::{Exit, FailureClass};
 
-/// How often the process table is scanned while the engine runs.
+/// Time between scans of the process table.
 const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 
-/// An engine that runs, or that has ended and was not stopped yet.
+/// An engine that runs, or has ended and was not stopped.
 #[derive(Debug)]
 pub(super) struct Monitor {
     pub(super) identity: ProcessIdentity,
-    /// Memory in use before it started.
+    /// Memory in use before the start.
     pub(super) baseline: Option<MemoryInUse>,
-    /// Whether a stop has failed because of the memory. The operator was informed then, and the next stop does not wait.
+    /// Whether a stop failed because of the memory. That was reported, so the next stop does not
+    /// wait.
     pub(super) memory_reported: AtomicBool,
     shared: Arc<Shared>,
     _device_use: DeviceUse,
 }
 
-/// What the monitor and its thread share.
+/// State shared by the monitor and the thread.
 #[derive(Debug)]
 struct Shared {
     identity: ProcessIdentity,
     log: Arc<EngineLog>,
-    /// Whether the leader is a child of this process: only then its exit status can be read.
+    /// Whether the leader is a child of this process, so that the exit status can be read.
     child: bool,
     exit: watch::Sender<Option<Exit>>,
     known: Mutex<HashSet<ProcessId>>,
@@ -57,7 +59,6 @@ impl Drop for Monitor {
 }
 
 impl Monitor {
-    /// Starts an engine with this mark.
     pub(super) fn start(
         plan: &LaunchPlan,
         mark: String,
@@ -73,14 +74,14 @@ impl Monitor {
             .map_err(|error| EngineFailure::new(FailureClass::ProgramMissing, format!("{}: {error}", plan.argv[0])))?;
         let leader = i32::try_from(child.id())
             .map_err(|_| EngineFailure::new(FailureClass::CommandFailed, "a process id of over 31 bits"))?;
-        // It is not reaped before its stop, so its entry exists even when it has ended already.
+        // The leader is not reaped before the stop, so the entry exists even if it has ended.
         let started = ProcessEntry::read(leader).map_or(0, |entry| entry.started);
         let identity = ProcessIdentity { leader, started, boot: table::boot_id(), mark };
         Ok(Self::watch(identity, true, log, devices, baseline))
     }
 
-    /// Takes control of the remaining processes of an engine that an earlier gateway started;
-    /// `None` if no process remains, or no process that carries the engine's mark.
+    /// Takes control of an earlier gateway's engine; `None` unless processes remain and one carries
+    /// the engine's mark.
     pub(super) fn adopt(
         identity: ProcessIdentity,
         log: &Arc<EngineLog>,
@@ -128,14 +129,14 @@ impl Monitor {
         let watched = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || watched.run());
         if let Err(error) = thread {
-            // Without it an end is detected at the next probe only, and the log is not read.
+            // Without the thread, an end is detected only by probes, and the log is not read.
             tracing::error!(%error, "cannot start the thread that watches an engine");
         }
         let memory_reported = AtomicBool::new(false);
         Self { identity, baseline, memory_reported, shared, _device_use: devices.register_engine() }
     }
 
-    /// What identifies the engine after a restart of the gateway.
+    /// The identity of the engine after a restart of the gateway.
     pub(super) fn engine_identity(&self) -> EngineIdentity {
         let ProcessIdentity { leader, started, boot, mark } = self.identity.clone();
         let baseline = self.baseline.as_ref();
@@ -149,7 +150,6 @@ impl Monitor {
         *self.shared.exit.borrow()
     }
 
-    /// Returns when the leader has ended.
     pub(super) async fn wait_for_exit(&self) -> Exit {
         let mut exit = self.shared.exit.subscribe();
         // The sender lives as long as `self`.
@@ -159,12 +159,11 @@ impl Monitor {
         }
     }
 
-    /// The living processes of the engine.
     pub(super) fn members(&self) -> Vec<ProcessEntry> {
         self.shared.scan()
     }
 
-    /// Reaps the leader and returns its exit. After this its process id must not be signalled any more.
+    /// Reaps the leader and returns its exit. Then the process id must not be signalled any more.
     pub(super) fn reap_leader(&self) -> Option<Exit> {
         let exit = self.exit();
         if self.shared.child {
@@ -188,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// Records the end of the leader if it has ended, without reaping it.
+    /// Records the end of the leader, without reaping it.
     fn check_for_exit(&self) {
         if self.exit.borrow().is_some() {
             return;
@@ -200,7 +199,7 @@ impl Shared {
                 Ok(WaitStatus::Exited(_, code)) => Exit::Code(code),
                 Ok(WaitStatus::Signaled(_, signal, _)) => Exit::Signal(signal as i32),
                 Ok(_) => return,
-                // It was reaped by other code in this process.
+                // Other code in this process reaped it.
                 Err(_) => Exit::Unseen,
             }
         } else {
@@ -209,12 +208,12 @@ impl Shared {
                 _ => Exit::Unseen,
             }
         };
-        // The last lines that it wrote are read before its end is published.
+        // Reads the leader's last lines before publishing the end.
         while self.log.read_new() {}
         self.exit.send_if_modified(|known| known.is_none() && known.replace(exit).is_none());
     }
 
-    /// Returns the living members and remembers them. Reaps members that became our children and ended.
+    /// Returns the living members and remembers them. Reaps ended members that became our children.
     fn scan(&self) -> Vec<ProcessEntry> {
         let mut known = self.known.lock();
         let members = table::members(&table::all(), &self.identity.membership(&known));

@@ -1,8 +1,8 @@
-//! Spawns an engine in a session of its own, with its output in a log file.
+//! Spawns an engine in a new session, with the output in a log file.
 //!
-//! Unsafe code is forbidden in this project, so no code of ours can run between fork and exec. The session therefore comes
-//! from the `setsid` program of util-linux. It replaces itself by the engine without a fork unless it leads a process group,
-//! which a newly spawned child does not; so the child's process id is the engine's.
+//! Unsafe code is forbidden in this project, so none of our code can run between fork and exec. So
+//! util-linux's `setsid` makes the session. It replaces itself by the engine, without a fork unless
+//! it leads a process group. A new child does not, so the child's process id is the engine's.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use nix::sys::prctl;
 use super::table::MARK;
 use crate::launch::{LaunchPlan, find_program};
 
-/// Makes this process the parent of descendants whose own parent ended. Once is enough.
+/// Makes this process the parent of descendants whose parent ended. Once is enough.
 fn become_subreaper() {
     static DONE: OnceLock<()> = OnceLock::new();
     DONE.get_or_init(|| {
@@ -25,7 +25,7 @@ fn become_subreaper() {
     });
 }
 
-/// Starts the engine that `plan` describes, with its output in `log` and `mark` in its environment.
+/// Starts the engine of `plan`, with the output in `log` and `mark` in the environment.
 pub(super) fn spawn(plan: &LaunchPlan, log: File, mark: &str) -> io::Result<Child> {
     become_subreaper();
     let (program, arguments) = plan.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;

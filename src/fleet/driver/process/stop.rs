@@ -1,14 +1,17 @@
 //! Ends all processes of an engine.
 //!
-//! 1. SIGTERM to the leader, which ends its own children in order: with `--shutdown-timeout` it lets requests finish, which a
-//!    signal to the whole group would interrupt. Processes that outlive the leader get SIGTERM too.
-//! 2. After the grace period, SIGKILL to the group and to every process, repeatedly, since new ones may have been started.
-//! 3. The engine's port must be free, or held by a process that can be named: a start in the moment in which the kernel closes
-//!    the socket of an engine would find the port taken.
-//! 4. The leader is reaped last. Until then its process id, and so its session's, cannot be reused.
+//! 1. SIGTERM to the leader, which ends the child processes in order: with `--shutdown-timeout`
+//!    requests can finish, which a signal to the whole group would interrupt. Then SIGTERM to
+//!    processes that outlive the leader.
+//! 2. After the grace period, SIGKILL to the group and every process, repeatedly, since new ones
+//!    may have been started.
+//! 3. Wait until the port is free, or a known process has it: otherwise a start could find it taken
+//!    while the kernel closes the engine's socket.
+//! 4. Reap the leader. Until then the process and session ids cannot be reused.
 //!
-//! A process is signalled by its id right after its start time was read. If the id were reused within those microseconds,
-//! the signal would hit another process; today's systems hand out four million ids in turn.
+//! A process is signalled by id right after the start time was read. If the id were reused within
+//! these microseconds, another process would get the signal; systems hand out four million ids in
+//! turn.
 
 use std::time::Duration;
 
@@ -27,7 +30,7 @@ const SCAN_INTERVAL: Duration = Duration::from_millis(25);
 /// Ends all processes of an engine that was started on `port`.
 ///
 /// # Errors
-/// [`FailureClass::WontDie`] when some are left; a second stop tries again.
+/// [`FailureClass::WontDie`] if some are left; a second stop tries again.
 pub(super) async fn stop_processes(monitor: &Monitor, port: u16, rules: StopRules) -> Result<Stopped, EngineFailure> {
     let orphans = terminate(monitor, rules.grace).await;
     let forced = kill_remaining(monitor, rules.kill).await?;
@@ -35,7 +38,8 @@ pub(super) async fn stop_processes(monitor: &Monitor, port: u16, rules: StopRule
     Ok(Stopped { exit: monitor.reap_leader(), forced, orphans, memory_back: None })
 }
 
-/// Sends SIGTERM and waits for at most `grace`. Returns the number of processes that outlived the leader.
+/// Sends SIGTERM and waits for at most `grace`. Returns the number of processes that outlived the
+/// leader.
 async fn terminate(monitor: &Monitor, grace: Duration) -> u32 {
     let deadline = Instant::now() + grace;
     let mut orphans: Option<u32> = None;
@@ -47,7 +51,7 @@ async fn terminate(monitor: &Monitor, grace: Duration) -> u32 {
     let mut left = members(monitor).await;
     while !left.is_empty() && Instant::now() < deadline {
         if orphans.is_none() && monitor.exit().is_some() {
-            // The list may be older than the exit, and have the leader and its last children.
+            // The list may be older than the exit, with the leader and the last children.
             left = members(monitor).await;
             orphans = Some(u32::try_from(left.len()).unwrap_or(u32::MAX));
             left.iter().for_each(|entry| signal(entry, Signal::SIGTERM));
@@ -58,7 +62,7 @@ async fn terminate(monitor: &Monitor, grace: Duration) -> u32 {
     orphans.unwrap_or_default()
 }
 
-/// Sends SIGKILL to what is left until it is gone. Returns whether that was necessary.
+/// Sends SIGKILL to remaining processes until all are gone. Returns whether there were any.
 async fn kill_remaining(monitor: &Monitor, limit: Duration) -> Result<bool, EngineFailure> {
     let leader = monitor.identity.leader;
     let deadline = Instant::now() + limit;
@@ -66,7 +70,8 @@ async fn kill_remaining(monitor: &Monitor, limit: Duration) -> Result<bool, Engi
     let forced = !left.is_empty();
     while !left.is_empty() {
         if left.iter().any(|entry| entry.group == leader) {
-            // Also reaches processes started since the scan. The id is the group's: a member was just found in it.
+            // Also reaches processes started since the scan. The id is still the group's: it has a
+            // member.
             let _ = killpg(Pid::from_raw(leader), Signal::SIGKILL);
         }
         left.iter().for_each(|entry| signal(entry, Signal::SIGKILL));
@@ -82,7 +87,7 @@ async fn kill_remaining(monitor: &Monitor, limit: Duration) -> Result<bool, Engi
     Ok(forced)
 }
 
-/// Waits until no hidden process listens on the port. One that still does after `limit` is reported by the next start.
+/// Waits until no hidden process listens on the port. After `limit` the next start reports it.
 async fn wait_for_port(port: u16, limit: Duration) {
     let deadline = Instant::now() + limit;
     while table::is_held_in_hiding(port) && Instant::now() < deadline {
@@ -92,15 +97,15 @@ async fn wait_for_port(port: u16, limit: Duration) {
 
 /// The living members. A scan reads one file per process of the system.
 async fn members(monitor: &Monitor) -> Vec<ProcessEntry> {
-    // A few milliseconds on most hosts; requests run on the other threads of the runtime.
+    // A few milliseconds on most hosts; other threads of the runtime serve requests meanwhile.
     tokio::task::yield_now().await;
     monitor.members()
 }
 
-/// Signals a process if it is still the one that was found.
+/// Signals a process if it is still the same.
 fn signal(entry: &ProcessEntry, signal: Signal) {
     if ProcessEntry::read(entry.pid).is_some_and(|now| now.started == entry.started && now.is_alive()) {
-        // An error means that it is gone, or that we may not signal it, which the next scan shows.
+        // On an error it is gone, or we may not signal it; the next scan shows that.
         let _ = kill(Pid::from_raw(entry.pid), signal);
     }
 }

@@ -1,18 +1,15 @@
-//! The system's process table: which processes belong to an engine, and which process listens on a port.
+//! The system's process table: the processes of an engine, and the process that listens on a port.
 //!
-//! The crate `procfs` reads `/proc`; this file has the rules on top of it. No process is ever chosen by its name: an
-//! unrelated `vllm serve` must survive whatever the gateway does, and vLLM's own children rename themselves. A process
-//! belongs to an engine when one of these holds:
-//! - it is in the session or the process group of the engine's leader;
-//! - the environment with which the process was started carries the engine's [`MARK`], and the
-//!   process belongs to the gateway's user;
-//! - its parent belongs, directly or through other processes;
-//! - it was found to belong earlier, and is still the same process (same id and same start time).
+//! No process is chosen by name: an unrelated `vllm serve` must survive, and vLLM's children rename
+//! themselves. A process belongs to an engine if one of these holds:
+//! - it is in the session or process group of the engine's leader;
+//! - it started with the engine's [`MARK`] in its environment, and the gateway's user owns it;
+//! - the parent belongs, directly or through other processes;
+//! - it belonged earlier, and is the same process (id and start time).
 //!
-//! Each rule covers a gap of the others: a child may leave the session, overwrite its environment (with a title longer than
-//! its command line), or lose its parent. A child that does all three between two scans is missed.
-//!
-//! Linux only. Of processes of other users, session and parent are readable, but neither environment nor sockets.
+//! Each rule covers a gap of the others: a child may leave the session, overwrite the environment
+//! (with a title longer than the command line), or lose the parent. A child that does all three
+//! between two scans is missed. Linux only. Another user's environment and sockets cannot be read.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -29,17 +26,17 @@ pub(crate) const MARK: &str = "SLUICE_ENGINE";
 /// Longest chain of parents that is followed.
 const DEPTH_MAX: usize = 64;
 
-/// For messages: the holder of a socket that no process shows to be its own.
+/// For messages: the holder of a socket that no readable process has.
 const HIDDEN_HOLDER: &str = "a process that is ending or belongs to another user";
 
-/// Identifies a process: its id, and when it started (clock ticks since boot).
+/// A process id, and the start time in clock ticks since boot.
 pub(crate) type ProcessId = (i32, u64);
 
 /// A process at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessEntry {
     pub(crate) pid: i32,
-    /// The command's name, or the name that the process gave itself; for messages only.
+    /// The name of the command, or one that the process chose; for messages only.
     pub(crate) name: String,
     /// `Z`: ended and not reaped; `X`: about to disappear.
     pub(crate) state: char,
@@ -48,7 +45,7 @@ pub(crate) struct ProcessEntry {
     pub(crate) session: i32,
     /// Clock ticks since boot.
     pub(crate) started: u64,
-    /// Threads that have not ended, and the first one even when it has.
+    /// Threads that have not ended, plus the first one even if it has.
     pub(crate) threads: i64,
 }
 
@@ -68,19 +65,18 @@ impl From<Stat> for ProcessEntry {
 }
 
 impl ProcessEntry {
-    /// Reads one process; `None` when it is gone.
+    /// Reads one process; `None` if it is gone.
     pub(crate) fn read(pid: i32) -> Option<Self> {
         Some(Process::new(pid).ok()?.stat().ok()?.into())
     }
 
-    /// Whether it still runs. The state is that of its first thread: a process whose first thread has ended is shown as `Z`,
-    /// and its descriptors cannot be read, while the other threads keep its memory and its sockets. After SIGKILL that lasts
-    /// as long as the last thread takes to free the memory.
+    /// Whether the process runs. `Z` is the state of the first thread. When that has ended,
+    /// descriptors cannot be read, but other threads keep memory and sockets. After SIGKILL this
+    /// lasts until the last thread has freed the memory.
     pub(crate) fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X') || self.threads > 1
     }
 
-    /// What identifies it over time.
     pub(crate) fn id(&self) -> ProcessId {
         (self.pid, self.started)
     }
@@ -91,23 +87,22 @@ impl ProcessEntry {
     }
 }
 
-/// The id of this process.
 pub(crate) fn own_pid() -> i32 {
     i32::try_from(std::process::id()).unwrap_or_default()
 }
 
-/// All processes. One that disappears while the table is read is left out.
+/// All processes, without any that disappear during the reading.
 pub(crate) fn all() -> Vec<ProcessEntry> {
     let Ok(processes) = all_processes() else { return Vec::new() };
     processes.filter_map(|process| Some(process.ok()?.stat().ok()?.into())).collect()
 }
 
-/// Identifies this boot: process ids and start times of another boot are meaningless.
+/// Identifies this boot: process ids and start times of other boots are meaningless.
 pub(crate) fn boot_id() -> String {
     procfs::sys::kernel::random::boot_id().unwrap_or_default()
 }
 
-/// The engine's mark in the environment of a process; `None` when it has none, is unreadable or was overwritten.
+/// The mark in the environment of a process; `None` if absent, unreadable or overwritten.
 pub(crate) fn mark_of(pid: i32) -> Option<String> {
     let environment = Process::new(pid).ok()?.environ().ok()?;
     Some(environment.get(OsStr::new(MARK))?.to_string_lossy().into_owned())
@@ -118,7 +113,7 @@ pub(crate) fn user_of(pid: i32) -> Option<u32> {
     Process::new(pid).ok()?.uid().ok()
 }
 
-/// What the processes of one engine have in common.
+/// The features that the processes of one engine share.
 #[derive(Clone, Debug)]
 pub(crate) struct Membership<'a> {
     /// The leader of the session.
@@ -127,15 +122,15 @@ pub(crate) struct Membership<'a> {
     pub(crate) started: u64,
     /// The value of [`MARK`].
     pub(crate) mark: &'a str,
-    /// Processes that were found to belong earlier.
+    /// Processes found to belong earlier.
     pub(crate) known: &'a HashSet<ProcessId>,
 }
 
-/// The processes of an engine in `table`, including ended ones. Never this process itself.
+/// The processes of an engine in `table`, including ended ones, but never this process.
 ///
-/// The system does not reuse the id of a session or group that still has processes. So the session
-/// counts while it contains the leader or another known process of the engine. Without either, all
-/// processes had ended before, and the id may belong to another session.
+/// The system does not reuse the id of a session or group that has processes. So the session counts
+/// while it contains the leader or another known process of the engine. Otherwise all had ended
+/// before, and the id may be another session's.
 pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<ProcessEntry> {
     let own = own_pid();
     let mut found: HashSet<i32> = HashSet::new();
@@ -155,7 +150,7 @@ pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<Pr
             found.insert(entry.pid);
         }
     }
-    // Children of members, to any depth; a parent may follow its child in the table.
+    // Children of members, to any depth; a parent may follow the child in the table.
     let parents: HashMap<i32, i32> = table.iter().map(|entry| (entry.pid, entry.parent)).collect();
     for entry in table.iter().filter(|entry| entry.pid != own) {
         let (mut chain, mut at) = (Vec::new(), entry.pid);
@@ -170,7 +165,8 @@ pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<Pr
     table.iter().filter(|entry| found.contains(&entry.pid)).cloned().collect()
 }
 
-/// The sockets that listen on `port` on any local address, by inode. `None` when neither table (IPv4, IPv6) can be read.
+/// The sockets that listen on `port` at any local address, by inode. `None` if neither table (IPv4,
+/// IPv6) can be read.
 fn listening_sockets(port: u16) -> Option<HashSet<u64>> {
     let tables: Vec<File> = ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().flat_map(File::open).collect();
     if tables.is_empty() {
@@ -179,11 +175,9 @@ fn listening_sockets(port: u16) -> Option<HashSet<u64>> {
     Some(tables.into_iter().flat_map(|table| listening_in(BufReader::new(table), port)).collect())
 }
 
-/// The sockets that listen on `port` in one table. A line that is cut short or of another form is left out: the kernel
-/// writes the table in pieces, while sockets come and go.
-///
-/// The kernel lists the sockets that listen before all others. The rest is not read: with thousands of connections it takes
-/// the kernel milliseconds to write.
+/// The sockets in one table that listen on `port`. The kernel writes the table in pieces while
+/// sockets come and go, so invalid lines are skipped. It lists listening sockets first. The rest is
+/// not read: with thousands of connections, writing it takes the kernel milliseconds.
 fn listening_in(table: impl BufRead, port: u16) -> impl Iterator<Item = u64> {
     const LISTEN: &str = "0A";
     let read = |line: std::io::Result<String>| {
@@ -197,7 +191,7 @@ fn listening_in(table: impl BufRead, port: u16) -> impl Iterator<Item = u64> {
     entries.filter_map(move |(at, _, inode)| inode.filter(|_| at == port))
 }
 
-/// Which of the sockets a process holds open; none when its descriptors cannot be read.
+/// The sockets of the set that a process holds open; none if the descriptors cannot be read.
 fn held_sockets(pid: i32, sockets: &HashSet<u64>) -> HashSet<u64> {
     let descriptors = Process::new(pid).and_then(|process| process.fd()).into_iter().flatten().flatten();
     let inodes = descriptors.filter_map(|descriptor| match descriptor.target {
@@ -207,7 +201,7 @@ fn held_sockets(pid: i32, sockets: &HashSet<u64>) -> HashSet<u64> {
     inodes.filter(|inode| sockets.contains(inode)).collect()
 }
 
-/// Which process listens on `port`, as seen from an engine with these processes.
+/// The process that listens on `port`, as seen from an engine with these processes.
 pub(crate) fn port_owner(port: u16, engine: &HashSet<i32>) -> PortOwner {
     let Some(mut sockets) = listening_sockets(port) else { return PortOwner::Unknown };
     if sockets.is_empty() {
@@ -224,13 +218,13 @@ pub(crate) fn port_owner(port: u16, engine: &HashSet<i32>) -> PortOwner {
     PortOwner::Other(holder(&sockets).map_or_else(|| HIDDEN_HOLDER.to_owned(), |entry| entry.describe()))
 }
 
-/// The process that holds one of these sockets; `None` when no process shows that it does: it belongs to another user, or is
-/// ending and has closed its table of descriptors before the socket.
+/// The process that holds one of these sockets. `None`: the holder is another user's, or is ending
+/// and has closed the descriptors before the socket.
 fn holder(sockets: &HashSet<u64>) -> Option<ProcessEntry> {
     all().into_iter().find(|entry| !held_sockets(entry.pid, sockets).is_empty())
 }
 
-/// Whether a socket listens on `port` that no process shows to be its own.
+/// Whether a socket listens on `port` that no readable process holds.
 pub(crate) fn is_held_in_hiding(port: u16) -> bool {
     listening_sockets(port).is_some_and(|sockets| !sockets.is_empty() && holder(&sockets).is_none())
 }
@@ -295,7 +289,7 @@ mod tests {
             entry(9_000_006, 1, 9_000_006, 90),
         ];
         assert_eq!(found(&table, &[(remembered, 80)]), [grandchild, leader, by_session, child, remembered]);
-        // The id was given to another process since: a later start.
+        // The id was reused: a later start.
         assert_eq!(found(&table, &[(remembered, 79)]), [grandchild, leader, by_session, child]);
     }
 
@@ -309,8 +303,8 @@ mod tests {
 
     #[test]
     fn a_session_in_which_no_process_is_known_any_more_does_not_count() {
-        // The engine has ended. A process with the id of its leader has begun a session and ended,
-        // so the children in that session are foreign.
+        // The engine has ended. A process with the leader's id began a session and ended, so the
+        // children there are foreign.
         let foreign = entry(9_000_002, 1, 9_000_001, 60);
         assert!(found(std::slice::from_ref(&foreign), &[]).is_empty());
         assert_eq!(found(&[foreign, entry(9_000_003, 1, 9_000_001, 55)], &[(9_000_003, 55)]), [9_000_002, 9_000_003]);

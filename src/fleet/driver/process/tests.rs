@@ -1,4 +1,6 @@
-//! Engines that behave badly, as shell scripts: every engine that was started can be found, stopped and diagnosed.
+//! Engines that behave badly, as shell scripts.
+//!
+//! Every started engine can be found, stopped and diagnosed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +23,7 @@ use ports::free_port;
 use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::config::ArgValue;
 
-/// Long enough for a loaded machine; only a failing test waits that long.
+/// Enough for a loaded machine; only a failing test waits that long.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 struct Rig {
@@ -30,7 +32,7 @@ struct Rig {
     _cleanup: KillOnDrop,
 }
 
-/// Kills what a failed test left running: the marks begin with the folder of the test.
+/// Kills processes that a failed test left: their marks begin with the test's folder.
 struct KillOnDrop(PathBuf);
 
 impl Drop for KillOnDrop {
@@ -44,7 +46,7 @@ impl Drop for KillOnDrop {
 }
 
 impl Rig {
-    /// A driver whose engine is a script for `sh`. `$DIR` is its folder.
+    /// A driver whose engine is a script for `bash`, with `$DIR` as the folder.
     fn new(script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("engine");
@@ -158,8 +160,9 @@ async fn an_engine_that_ignores_sigterm_is_killed_with_all_it_keeps_starting() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// A program for `python3` that listens on the port `$1`, ignores SIGTERM and ends its first thread; the second one runs
-/// `$2`. To the process table it then looks as a process does that was killed and whose last thread is not through yet.
+/// A `python3` program that listens on port `$1`, ignores SIGTERM and ends the first thread; the
+/// second runs `$2`. In the process table it looks like a killed process whose last thread has not
+/// ended.
 const HALF_ENDED: &str = r#"
 import ctypes, os, platform, signal, socket, sys, threading, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -186,7 +189,7 @@ async fn a_stop_waits_until_a_port_that_no_process_shows_is_free() {
     let rig = Rig::new(&format!("echo $$ >$DIR/pid\n{SERVE}"));
     let (pid, port) = (rig.start().await, rig.driver.launch.port);
     rig.number("pid").await;
-    // Keeps the port for a moment longer than the engine lives.
+    // Keeps the port a moment longer than the engine lives.
     let then =
         format!("while ') Z ' not in open('/proc/{pid}/stat').read(): time.sleep(0.01)\ntime.sleep(0.3)\nos._exit(0)");
     let mut hidden = Command::new("python3").args(["-c", HALF_ENDED, &port.to_string(), &then]).spawn().unwrap();
@@ -198,7 +201,8 @@ async fn a_stop_waits_until_a_port_that_no_process_shows_is_free() {
 
 #[tokio::test]
 async fn children_that_outlive_a_killed_leader_are_stopped_and_an_unrelated_process_of_the_same_name_is_not() {
-    // One child in the session, one in a session of its own, and one there that has also dropped its environment.
+    // One child in the session, one in a separate session, and one there that also dropped the
+    // environment.
     let rig = Rig::new(
         "sh -c 'echo $$ >$DIR/near; exec sleep 600' & setsid sh -c 'echo $$ >$DIR/far; exec sleep 600' &\n\
          setsid env -i DIR=$DIR sh -c 'echo $$ >$DIR/bare; exec sleep 600' &\nwait"
@@ -286,7 +290,6 @@ async fn an_identity_whose_process_id_was_reused_is_not_adopted() {
     assert!(rig.driver.adopt(&EngineIdentity::External).await.is_err());
 }
 
-/// A process that is no engine.
 struct Foreign(std::process::Child);
 
 impl Foreign {
@@ -301,7 +304,7 @@ impl Foreign {
         i32::try_from(self.0.id()).unwrap()
     }
 
-    /// The identity as a journal would describe this process.
+    /// The identity of this process, as a journal would have it.
     async fn identity(&self, mark: &str) -> EngineIdentity {
         let started =
             until("it runs", || ProcessEntry::read(self.pid()).filter(|row| row.name == "sleep")).await.started;
@@ -329,13 +332,13 @@ async fn a_forged_journal_neither_adopts_nor_ends_a_process_that_does_not_carry_
         panic!()
     };
     let second = Rig::driver(&rig.folder);
-    // The identity is true in all points, but the process is no engine. Even the mark belongs to an
-    // engine that runs.
+    // The identity is correct in all points, but the process is no engine. Even the mark is a
+    // running engine's.
     let plain = Foreign::start(None);
     for forged in [&mark, "", "x", &format!("{}/state#short/gpu0#1", rig.folder.path().display())] {
         assert!(!second.adopt(&plain.identity(forged).await).await.unwrap(), "{forged}");
     }
-    // The process carries a mark of the right form, without the token of the folder.
+    // A mark of the right form, without the folder's token.
     let guessed = format!("{}/state#short/gpu0#{}.1", rig.folder.path().display(), "0".repeat(16));
     let marked = Foreign::start(Some(&guessed));
     assert!(!second.adopt(&marked.identity(&guessed).await).await.unwrap());
@@ -361,7 +364,6 @@ async fn an_engine_of_an_earlier_version_is_taken_over_by_the_journal_that_descr
 #[tokio::test]
 async fn a_process_of_another_user_is_not_adopted_whatever_it_carries() {
     if sluice_gateway::owner::own_user() != 0 {
-        // Only root can start a process of another user.
         return;
     }
     let rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));
@@ -443,7 +445,7 @@ async fn memory_on_unknown_devices_fails_no_stop() {
     rig.start().await;
     fs::write(&used, "79, 90000\n").unwrap();
     let back = rig.driver.stop(rules(DEADLINE)).await.unwrap().memory_back;
-    // Engines of other tests count too when devices are not known: then the result may be unknown.
+    // If devices are unknown, engines of other tests count, so the result may be unknown.
     assert_ne!(back, Some(true));
     assert_eq!(rig.driver.status().await, EngineStatus::Absent);
 }

@@ -1,32 +1,33 @@
-//! Planned changes of an engine's settings: what is requested, what is under way, and how it ended.
+//! Planned changes of an engine's settings: requested, under way, ended.
 //!
-//! A change goes through drain, stop and start. `S` are the settings, opaque here. Serialized shapes are part of the journal.
+//! A change goes through drain, stop and start. `S` are the settings, opaque here. The serialized
+//! shapes are part of the journal.
 
 use serde::{Deserialize, Serialize};
 
 use super::blocked::RestartBlocked;
 
-/// A planned change that is requested.
+/// A requested change.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ChangeRequest<S> {
-    /// Its number; grows.
+    /// Number of the change; grows.
     pub id: u64,
-    /// What is to run.
+    /// The new settings.
     pub to: S,
-    /// Requests that outlast the drain's deadline are cut, instead of the change being given up.
+    /// Cut requests that outlast the drain, instead of giving the change up.
     pub cut: bool,
-    /// It goes on although no other backend can serve the engine's models.
+    /// Continue even if no other backend can serve the engine's models.
     pub hold: bool,
 }
 
-/// A planned change under way.
+/// A change under way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Change<S> {
-    /// Its number; grows.
+    /// Number of the change; grows.
     pub id: u64,
-    /// What ran before.
+    /// The settings before.
     pub from: S,
-    /// What is to run.
+    /// The new settings.
     pub to: S,
     /// See [`ChangeRequest::cut`].
     pub cut: bool,
@@ -45,42 +46,41 @@ pub enum Outcome {
     Done,
     /// Nothing was stopped; the old engine serves.
     Aborted(String),
-    /// The new settings did not come up; the old ones serve again.
+    /// The new settings did not work; the old ones are back.
     RolledBack(String),
-    /// Neither came up so far; the good settings are tried again, as after a crash.
+    /// Neither worked so far; the good settings are retried, as after a crash.
     Failed(String),
-    /// Neither came up; an operator has to find the cause.
+    /// Neither worked; an operator must find the cause.
     Held(String),
 }
 
-/// The last change and how it ended.
+/// The last change that ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EndedChange {
-    /// Its number.
+    /// Number of the change.
     pub id: u64,
-    /// How it ended.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// Settings that were asked for and are not in force.
+/// Requested settings that are not in force.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct TakenBack<S> {
-    /// The change that asked for them; 0: it was refused before it began.
+    /// The change that requested them; 0 if it was refused before it began.
     pub id: u64,
-    /// What was asked for.
+    /// The requested settings.
     pub asked: S,
-    /// Why it is not in force.
+    /// Why they are not in force.
     pub why: String,
 }
 
-/// Why a command does not fit the present step.
+/// Why a command is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeRefused {
-    /// Not now.
+    /// It does not fit the present step.
     #[error(transparent)]
     Blocked(#[from] RestartBlocked),
-    /// It was taken out of the configuration, or the gateway stops.
+    /// The engine left the configuration, or the gateway stops.
     #[error("it is being shut down")]
     ShuttingDown,
 }

@@ -1,27 +1,24 @@
-//! The life cycle of one engine that the gateway runs, as a state machine without clock and without I/O.
+//! The life cycle of one engine that the gateway runs: a state machine without clock and I/O.
 //!
 //! ```text
-//!   Recover --> Adopt (an engine of an earlier gateway: like Start, but nothing is spawned), or Stop
-//!   Off --> Start --> Adapters --> Golden --> WarmUp --> Ramp --> Serve --change--> Drain --> Stop --> Start ..
-//!             |  any of these fails, or the engine dies: Stop --> Start (back to what ran before a change)
-//!             |                                          Stop --> Backoff --> Start (within the budget)
-//!             |                                          Stop --> Hold (budget spent, or no retry can help)
-//!   Serve --rest--> Drain --> Stop --> Idle --wake--> Stop --> Start ..     a wake during the drain: Serve again
+//!   Recover --> Adopt (as Start, for an engine that an earlier gateway left), or Stop
+//!   Off --> Start --> Adapters --> Golden --> WarmUp --> Ramp --> Serve
+//!     one of these fails, or the engine dies: Stop --> Start (the settings before a change)
+//!                                             Stop --> Backoff --> Start (within the budget)
+//!                                             Stop --> Hold (budget spent, or a retry cannot help)
+//!   Serve --change--> Drain --> Stop --> Start ..
+//!   Serve --rest--> Drain --> Stop --> Idle --wake--> Stop --> Start ..   (wake in Drain: Serve)
 //! ```
 //!
-//! Each step has one effect (`engine::effects`). When it ends, [`Lifecycle::on`] decides what comes next. Rules:
-//! - an engine is started only after a confirmed stop: never two engines of one backend, never two on one device;
-//! - a planned change stops an engine only when it is drained and other backends can serve its models; past the deadline of
-//!   the drain the change is given up, unless it was requested with `cut`;
-//! - settings are `good` once they served for the settling time. A change that fails returns to what ran before it, a
-//!   crash before that time to what was good;
-//! - an engine that is not wanted (autoscaling) is stopped only when it is drained; past the deadline of the drain it serves on.
-//!   A change of one that is idle is in force with its next start;
-//! - unplanned restarts: at most [`RestartRules::restarts`] per [`RestartRules::window_ms`], each after twice the wait of the
-//!   one before, then `Hold` until an operator enables the engine or the settings change.
-//!
-//! The state is written to the journal before each step; [`Lifecycle::recover`] goes on from there. `S` are the settings,
-//! opaque here. Fields are read by anyone and written here only.
+//! Each step has one effect (`engine::effects`); then [`Lifecycle::on`] decides the next step.
+//! - An engine starts only after a confirmed stop: never two of one backend or on one device.
+//! - A planned change stops an engine when it is drained and others serve the models (not with
+//!   `hold`). If the drain takes too long, the change is given up (not with `cut`).
+//! - Settings are `good` once they served for the settling time. A failed change returns to the
+//!   settings before it, a crash before that time to the good ones.
+//! - A rest stops an engine when it is drained; if that takes too long, it serves on.
+//! - Unplanned restarts: [`RestartRules::restarts`] per [`RestartRules::window_ms`], each after
+//!   twice the last wait. Then `Hold`, until an operator enables the engine or the settings change.
 
 mod blocked;
 mod change;
@@ -43,14 +40,14 @@ pub use step::Step;
 /// Why a step failed or an engine was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StepFailure {
-    /// What happened, and what to do about it.
+    /// The cause, and the remedy.
     pub why: String,
-    /// The same settings would fail the same way: they are not tried again.
+    /// Whether the same settings would fail again, so they are not retried.
     pub permanent: bool,
 }
 
 impl StepFailure {
-    /// One that another attempt may overcome.
+    /// A failure that a retry may overcome.
     pub(crate) fn temporary(why: impl Into<String>) -> Self {
         Self { why: why.into(), permanent: false }
     }
@@ -59,7 +56,7 @@ impl StepFailure {
 /// How a step ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The effect is complete. In `Serve`: the engine has served for the settling time.
+    /// The effect is complete. In `Serve`: the settling time has passed.
     Done,
     /// The effect failed.
     Failed(StepFailure),
@@ -67,12 +64,12 @@ pub(crate) enum Event {
     EngineLost(StepFailure),
 }
 
-/// Limits of unplanned restarts. Times in milliseconds.
+/// Limits of unplanned restarts, times in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RestartRules {
-    /// Unplanned restarts within the window.
+    /// Most unplanned restarts within the window.
     pub restarts: usize,
-    /// The window.
+    /// Length of the window.
     pub window_ms: u64,
     /// The first wait before an unplanned restart; doubles with each.
     pub backoff_ms: u64,
@@ -80,7 +77,6 @@ pub(crate) struct RestartRules {
     pub backoff_max_ms: u64,
 }
 
-/// What follows a confirmed stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum AfterStop {
@@ -90,49 +86,49 @@ enum AfterStop {
     Idle,
 }
 
-/// Where an engine stands, with all that decides what follows.
+/// The state of an engine, with everything that decides the next step. `S`: the settings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Lifecycle<S> {
     /// The step under way.
     pub step: Step,
     /// The settings that run, or are being brought up.
     pub wanted: S,
-    /// The last that served for the settling time; before that, those of the configuration.
+    /// The last settings that served for the settling time; until then, the configured ones.
     pub good: S,
     /// The planned change under way.
     pub change: Option<Change<S>>,
-    /// How the last one ended.
+    /// How the last change ended.
     pub ended: Option<EndedChange>,
-    /// What the last one asked for, where that is not in force.
+    /// The settings that the last change requested, if they are not in force.
     pub taken_back: Option<TakenBack<S>>,
-    /// It is to end in `Off`.
+    /// Whether the engine must end in `Off`.
     pub leaving: bool,
-    /// Autoscaling wants it to be stopped: it is to end in `Idle`.
+    /// Whether autoscaling wants it to end in `Idle`.
     #[serde(default)]
     pub resting: bool,
-    /// The last failure, while it still matters.
+    /// The last failure, while it is relevant.
     pub why: Option<String>,
     then: AfterStop,
-    /// When unplanned restarts were counted, oldest first; at most one more than the budget.
+    /// Times of unplanned restarts, oldest first; at most one more than the budget.
     restarts: Vec<u64>,
     /// Unplanned restarts in a row.
     attempts: u32,
-    /// The running settings come from the configuration at a start, and not from the last change.
+    /// The settings came from a new configuration at a start, not from the last change.
     #[serde(default)]
     reconfigured: bool,
-    /// The engine that runs was taken over from an earlier gateway: it is warm.
+    /// The engine was taken over from an earlier gateway, so it is warm.
     #[serde(skip)]
     pub adopted: bool,
-    /// The engine serves, and is kept out of rotation because another one is about to replace it.
+    /// The engine serves out of rotation, because another one is about to replace it.
     #[serde(skip)]
     pub withdrawn: bool,
-    /// Why the configuration in force has not been applied to the engine yet.
+    /// Why the configuration in force is not applied yet.
     #[serde(skip)]
     pub blocked: Option<RestartBlocked>,
 }
 
 impl<S: Clone + PartialEq> Lifecycle<S> {
-    /// An engine that is configured like this and of which nothing else is known yet.
+    /// An engine of which only the configuration is known.
     pub(crate) fn new(settings: S) -> Self {
         Self {
             step: Step::Recover,
@@ -166,7 +162,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         let from = self.wanted.clone();
         match self.step {
             Step::Serve => self.step = Step::Drain,
-            // Nothing serves, so there is nothing to drain and nothing worth going back to. An idle engine stays stopped.
+            // No engine serves, so there is nothing to drain or return to. An idle engine stays
+            // stopped.
             Step::Hold | Step::Backoff | Step::Off | Step::Idle => {
                 self.end(Outcome::Aborted("another change was requested".to_owned()));
                 self.wanted = to.clone();
@@ -176,13 +173,14 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             busy => return Err(RestartBlocked::Busy(busy).into()),
         }
         self.change = Some(Change { id, from, to, cut, hold, failed: None });
-        // What went wrong before is not the reason of this change.
+        // Earlier failures are not the reason of this change.
         (self.blocked, self.taken_back, self.why) = (None, None, None);
         self.reconfigured = false;
         Ok(())
     }
 
-    /// Tries again now, with a fresh budget, in `Hold`, `Backoff` and `Off`; no effect in other steps.
+    /// Retries now, with a fresh budget, in `Hold`, `Backoff` and `Off`; does nothing in other
+    /// steps.
     ///
     /// # Errors
     /// The engine is being shut down.
@@ -197,11 +195,11 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         Ok(())
     }
 
-    /// Shuts the engine down: drained, stopped, `Off`; `Hold` if the stop cannot be confirmed.
+    /// Drains and stops the engine and ends in `Off`, or in `Hold` if the stop is not confirmed.
     pub(crate) fn leave(&mut self) {
         (self.leaving, self.why) = (true, None);
         if let Some(change) = &self.change {
-            // The next start begins with what has served.
+            // The next start uses the settings that served.
             self.wanted = change.from.clone();
         }
         self.end(Outcome::Aborted("the gateway stops, or the backend is no longer configured".to_owned()));
@@ -212,13 +210,13 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         };
     }
 
-    /// The step's effect has ended, or the engine was lost: decides what comes next.
+    /// Decides the next step when the effect has ended or the engine was lost.
     pub(crate) fn on(&mut self, event: Event, rules: &RestartRules, now_ms: u64) {
         match (self.step, event) {
             (Step::Recover | Step::Off | Step::Idle | Step::Hold, _) => {}
             (Step::Drain, Event::Done | Event::EngineLost(_)) => self.drained(),
             (Step::Drain, Event::Failed(failure)) => {
-                // Without replacement capacity cutting does not help: the change is given up.
+                // Without a replacement, cutting requests does not help: the change is given up.
                 let cut = self.change.as_ref().is_some_and(|change| change.cut) && !failure.permanent;
                 if self.leaving || cut {
                     self.drained();
@@ -229,7 +227,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             (Step::Stop, Event::Done | Event::EngineLost(_)) if self.leaving => self.step = Step::Off,
             (Step::Stop, Event::Done) => self.stopped(),
-            // The stop goes on.
+            // The stop continues.
             (Step::Stop, Event::EngineLost(_)) => {}
             (Step::Stop, Event::Failed(failure)) => self.stop_trying(failure.why),
             (Step::Backoff, Event::Done) => self.step = Step::Start,
@@ -250,18 +248,18 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         }
     }
 
-    /// Whether the settings that run are known to be good, and nothing went wrong lately.
+    /// Whether the running settings are good, without a recent failure.
     pub(crate) fn is_settled(&self) -> bool {
         self.wanted == self.good && self.attempts == 0
     }
 
-    /// The wait in `Backoff`.
     pub(crate) fn backoff_ms(&self, rules: &RestartRules) -> u64 {
         let doublings = self.attempts.saturating_sub(1).min(20);
         rules.backoff_ms.saturating_mul(1 << doublings).min(rules.backoff_max_ms)
     }
 
-    /// How long an engine that is being stopped after a failure waits for its next start; `None`: it is not started again.
+    /// How long an engine that failed and is being stopped waits for the next start; `None`: it is
+    /// not started again.
     pub(crate) fn next_try_ms(&self, rules: &RestartRules) -> Option<u64> {
         match self.then {
             AfterStop::Start => Some(0),
@@ -270,50 +268,49 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         }
     }
 
-    /// Unplanned restarts within the window that ends now.
     pub(crate) fn restarts_within(&self, rules: &RestartRules, now_ms: u64) -> usize {
         self.restarts.iter().filter(|at| now_ms.saturating_sub(**at) < rules.window_ms).count()
     }
 
-    /// Takes a serving engine out of rotation, to be replaced.
+    /// Takes a serving engine out of rotation before the replacement.
     pub(crate) fn withdraw(&mut self) {
         self.withdrawn = true;
     }
 
-    /// It is not replaced after all.
+    /// Undoes [`Lifecycle::withdraw`].
     pub(crate) fn reinstate(&mut self) {
         self.withdrawn = false;
     }
 
-    /// Notes why the configuration cannot be applied yet. Whether that is another reason than before.
+    /// Records why the configuration cannot be applied yet. Returns whether the reason is new.
     pub(crate) fn block(&mut self, reason: RestartBlocked) -> bool {
         let is_new = !self.blocked.as_ref().is_some_and(|before| before.is_same_reason(&reason));
         self.blocked = Some(reason);
         is_new
     }
 
-    /// The configuration is applied, or is not tried any more.
+    /// The configuration was applied, or is given up.
     pub(crate) fn unblock(&mut self) {
         self.blocked = None;
     }
 
-    /// An engine that could not be stopped in order is known to be gone.
+    /// After a failed stop, the engine is now known to be gone.
     pub(crate) fn confirm_stopped(&mut self) {
         (self.step, self.leaving) = (Step::Off, true);
     }
 
-    /// An engine that could not be stopped in order still cannot.
+    /// Another attempt to stop the engine failed.
     pub(crate) fn stop_failed(&mut self, why: String) {
         self.why = Some(why);
     }
 
-    /// Whether a ramp opens the backend: not one that came back after it was withdrawn.
+    /// Whether a ramp opens the backend. An engine that was withdrawn stays closed after a crash.
     pub(crate) fn opens_in_ramp(&self) -> bool {
         !self.withdrawn && !self.leaving
     }
 
-    /// The cordon set in admission when the step begins; `None`: no change. A ramp opens the backend itself, together with a
-    /// limit on slots; the place of an engine that is shut down may belong to another one by now.
+    /// The cordon when the step begins; `None`: unchanged. A ramp opens the backend together with a
+    /// limit on slots. When an engine is shut down, the backend may already be another's.
     pub(crate) fn cordon(&self) -> Option<Cordon> {
         if self.leaving {
             return None;
@@ -336,7 +333,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.stop_then(self.after_stop());
     }
 
-    /// What follows the stop of an engine that did not fail.
+    /// The step after an engine was stopped without a failure.
     fn after_stop(&self) -> AfterStop {
         if self.resting { AfterStop::Idle } else { AfterStop::Start }
     }
@@ -347,7 +344,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                 self.step = Step::Idle;
                 self.end_change();
             }
-            // Its stop had failed before.
+            // `Idle` without `resting`: an earlier stop had failed.
             AfterStop::Start | AfterStop::Idle => self.step = Step::Start,
             AfterStop::Backoff => self.step = Step::Backoff,
             AfterStop::Hold => {
@@ -363,7 +360,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.end(Outcome::Held(why));
     }
 
-    /// Stops whatever ran; then starts the settings before a change, or the good ones after a wait.
+    /// Stops the engine, then starts the settings before the change, or the good ones after a wait.
     fn recover_from(&mut self, failure: StepFailure, rules: &RestartRules, now_ms: u64) {
         self.why = Some(failure.why.clone());
         if let Some(change) = self.change.as_mut()
@@ -386,7 +383,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         if spent || (settled && failure.permanent) {
             return self.stop_then(AfterStop::Hold);
         }
-        // From here on it is an unplanned restart like any other, and other changes need not wait for it.
+        // From here this is an ordinary unplanned restart, and other changes need not wait for it.
         if self.change.as_ref().is_some_and(|change| change.failed.is_some()) || self.attempts > 1 {
             self.end(Outcome::Failed(failure.why));
         }
@@ -397,9 +394,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         (self.step, self.then, self.adopted) = (Step::Stop, then, false);
     }
 
-    /// Settings that served, but for less than the settling time, are no longer in force: the
-    /// change that brought the settings is rolled back. If the configuration brought them at a
-    /// start, no change is rolled back.
+    /// Settings did not serve for the settling time. The change that brought them is rolled back,
+    /// unless the configuration brought them at a start.
     fn take_back(&mut self, asked: S, why: String) {
         let is_change = !self.reconfigured;
         let ended = self.ended.as_mut().filter(|ended| is_change && ended.outcome == Outcome::Done);
@@ -410,7 +406,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.taken_back = Some(TakenBack { id, asked, why });
     }
 
-    /// Settings that were asked for were refused before a change to them began.
+    /// Requested settings were refused before a change began.
     pub(crate) fn refuse(&mut self, asked: S, why: String) {
         if self.taken_back.is_none() && self.wanted != asked {
             self.taken_back = Some(TakenBack { id: 0, asked, why });

@@ -1,55 +1,52 @@
-//! What a gateway makes of an engine of which an earlier one left a record, a process, or both.
+//! How a life cycle continues from the record and the process that an earlier gateway left.
 //!
-//! Before the stop of a change nothing was touched, so the change is given up; from the stop on it is completed. An engine that was
-//! stopped because autoscaling wanted fewer stays so.
+//! A change that had not reached the stop touched nothing and is given up; after that it is
+//! completed. An engine that rested because autoscaling wanted fewer stays stopped.
 
 use super::{AfterStop, Lifecycle, Outcome, Step};
 
-/// How the configuration now differs from what the journal's engine was started with.
+/// How the configuration differs from the one in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Difference {
-    /// Not at all.
     None,
-    /// Flags only: the engine may go on, and gets the new flags by a planned change.
+    /// Flags only: the engine continues, and gets the new flags by a planned change.
     Flags,
     /// Program, port, devices or environment: another engine.
     Program,
 }
 
-/// What an earlier gateway left running.
+/// The engine that an earlier gateway left running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Survivor {
-    /// No process.
     None,
-    /// An engine that may go on (`fleet.on_start = "adopt"`).
+    /// It may continue (`fleet.on_start = "adopt"`).
     Adoptable,
-    /// An engine that is to be stopped first (`fleet.on_start = "stop"`).
+    /// It must be stopped first (`fleet.on_start = "stop"`).
     ToStop,
 }
 
-/// What [`Lifecycle::recover`] made of the journal.
+/// The result of [`Lifecycle::recover`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recovery {
     /// There was no record.
     New,
-    /// The recorded life cycle goes on.
+    /// The recorded life cycle continues.
     Resumed,
-    /// The engine is stopped and started as configured now.
+    /// The engine is stopped, and started as now configured.
     Reconfigured,
 }
 
 impl<S: Clone + PartialEq> Lifecycle<S> {
-    /// Ends `Recover`: goes on from what the journal says (`previous`) and from what still runs.
-    ///
-    /// Before the stop of a change nothing has been touched: the change is given up. From the stop on it is completed.
+    /// Ends `Recover`: continues from the record in the journal (`previous`) and the engine that
+    /// still runs.
     pub(crate) fn recover(&mut self, previous: Option<(Self, Difference)>, survivor: Survivor) -> Recovery {
         let recovery = match previous {
             None => {
                 match survivor {
-                    // Without a record there may be no engine, or one that is not known of: a stop is harmless.
+                    // An unknown engine may run, and a needless stop is harmless.
                     Survivor::None => self.stop_then(self.after_stop()),
                     Survivor::Adoptable => self.step = Step::Adopt,
-                    // It may carry requests: it was in rotation until now, or other clients use it.
+                    // It may have requests: it was in rotation until now, or has other clients.
                     Survivor::ToStop => self.step = Step::Drain,
                 }
                 self.resting &= survivor == Survivor::None;
@@ -59,7 +56,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                 *self = life.resumed(survivor);
                 Recovery::Resumed
             }
-            // Other flags are no reason to stop an engine that serves, or to forget what was good.
+            // Different flags are no reason to stop an engine that serves, or to forget the good
+            // settings.
             Some((life, Difference::Flags)) if survivor == Survivor::Adoptable => {
                 *self = life.resumed(survivor);
                 Recovery::Resumed
@@ -69,7 +67,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                 Recovery::Reconfigured
             }
         };
-        // These belong to the engine that runs, not to the one of the record.
+        // These describe the running engine, not the recorded one.
         (self.adopted, self.withdrawn, self.blocked) = (self.step == Step::Adopt, false, None);
         recovery
     }
@@ -82,14 +80,14 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         }
         match before {
             Step::Hold => {}
-            // It was shut down on request, so it starts as if for the first time, unless it rested then.
+            // It was shut down on request, so it starts as if new, unless it rested.
             Step::Off => {
                 self.reset_budget();
                 self.stop_then(self.after_stop());
             }
-            // It is not known whether the stop was complete: it is repeated, which is harmless.
+            // The stop may be incomplete; repeating it is harmless.
             Step::Stop | Step::Backoff => self.step = Step::Stop,
-            // An engine of others in the place of one that rests, and one that drained for a rest.
+            // Even if the engine rested or drained for a rest: some engine runs there.
             _ if survivor == Survivor::Adoptable => (self.step, self.resting) = (Step::Adopt, false),
             Step::Idle => self.stop_then(AfterStop::Idle),
             _ => {
@@ -100,17 +98,18 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self
     }
 
-    /// Stops whatever runs and starts with other settings. The good settings stay a fallback unless the program differs.
+    /// Stops the engine and starts other settings. The good settings remain a fallback unless the
+    /// program differs.
     fn reconfigured(mut self, settings: S, difference: Difference) -> Self {
         self.end(Outcome::Aborted("the configuration of the engine has changed".to_owned()));
-        // An earlier configuration asked for these settings. The number and the outcome of the last
-        // change stay: later changes are numbered from it.
+        // An earlier configuration requested these settings. The last change is kept, because
+        // numbers continue from it.
         (self.taken_back, self.reconfigured) = (None, true);
         if difference == Difference::Program {
             self.good = settings.clone();
         }
         self.wanted = settings;
-        // The earlier gateway may have shut it down.
+        // The earlier gateway may have been shutting it down.
         self.leaving = false;
         self.reset_budget();
         self.stop_then(self.after_stop());

@@ -1,22 +1,24 @@
-//! Rest: an engine that autoscaling does not want is stopped without a failure, and starts again when it is wanted.
+//! Rest: autoscaling stops an engine that it does not want, and starts it again when it is wanted.
 //!
-//! No request is lost by it: the engine leaves the rotation, is drained, and is stopped then. One that is wanted while it drains is
-//! in rotation again at once.
+//! No request is lost: the engine leaves the rotation and is drained before the stop. If it is
+//! wanted during the drain, it returns to rotation at once.
 
 use super::{AfterStop, ChangeRefused, Lifecycle, RestartBlocked, Step};
 
 impl<S: Clone + PartialEq> Lifecycle<S> {
-    /// Autoscaling wants fewer engines: drained, stopped, `Idle`. One that does not serve yet is stopped at once.
+    /// Drains and stops the engine, which ends in `Idle`. One that does not serve yet is stopped at
+    /// once.
     ///
     /// # Errors
-    /// It is being changed, stopped or taken over, or waits for an operator. Nothing has changed then.
+    /// It is being changed, stopped or taken over, or waits for an operator. Nothing has changed
+    /// then.
     pub(crate) fn rest(&mut self) -> Result<(), ChangeRefused> {
         if self.leaving {
             return Err(ChangeRefused::ShuttingDown);
         }
         match self.step {
             Step::Idle => return Ok(()),
-            // One that was taken over may have requests of others.
+            // An adopted engine may have requests of other clients.
             _ if self.change.is_some() || self.withdrawn || (self.adopted && !self.step.in_rotation()) => {
                 return Err(RestartBlocked::Busy(self.step).into());
             }
@@ -30,20 +32,20 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         Ok(())
     }
 
-    /// Autoscaling wants the engine: one that rests starts, one that drains for a rest serves on. No effect on others.
+    /// Starts a resting engine; one that drains for a rest serves on. Does nothing to others.
     pub(crate) fn wake(&mut self) {
         if !std::mem::replace(&mut self.resting, false) || self.leaving {
             return;
         }
         match self.step {
             Step::Drain => self.step = Step::Serve,
-            // Whatever was found to run beside the record is stopped first.
+            // An engine found next to the record is stopped first.
             Step::Idle | Step::Stop => self.stop_then(AfterStop::Start),
             _ => {}
         }
     }
 
-    /// It is to rest when nothing of it is found to run: it is new, and its pool may have enough engines.
+    /// Makes a new engine rest, unless it is found to run: the pool may have enough engines.
     pub(crate) fn begin_at_rest(&mut self) {
         self.resting = true;
     }

@@ -1,41 +1,42 @@
 //! The steps of an engine's life cycle, as the journal and the admin API name them.
 //!
-//! Each step has one effect (`engine::effects`). Which step follows is decided by [`Lifecycle`](super::Lifecycle). Names are
-//! stored in journals: a step may be added, and none renamed.
+//! Each step has one effect (`engine::effects`); [`Lifecycle`](super::Lifecycle) decides the next
+//! step. Names are stored in journals: steps may be added, but not renamed.
 
 use serde::{Deserialize, Serialize};
 
-/// What is being done, or waited for.
+/// The action or wait under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// The gateway looks for an engine that an earlier gateway left. Never in the journal: nothing is known yet.
+    /// The gateway looks for an engine of an earlier gateway. Never in the journal: nothing is
+    /// known yet.
     Recover,
-    /// Nothing runs and nothing is to run.
+    /// Nothing runs, and nothing should.
     Off,
-    /// Nothing runs, because autoscaling wants fewer engines in its pool. It starts when more are wanted.
+    /// Nothing runs, because autoscaling wants fewer engines. Starts when more are wanted.
     Idle,
-    /// An engine of an earlier gateway is taken over and must be ready.
+    /// An engine of an earlier gateway is taken over and must become ready.
     Adopt,
     /// No new requests; requests in flight finish.
     Drain,
-    /// The engine and every process that it started are ended, and that is confirmed.
+    /// The engine and all its processes are ended, and that is confirmed.
     Stop,
     /// A process is started and must become ready.
     Start,
-    /// Configured adapters that are missing are loaded.
+    /// Missing adapters are loaded.
     Adapters,
-    /// The engine must generate, and golden prompts must give the same text as before.
+    /// The engine must generate, and the same text for golden prompts as before.
     Golden,
-    /// Generations before the first request of a client.
+    /// Generations before a client's first request.
     WarmUp,
     /// In rotation with a growing share of its slots.
     Ramp,
     /// In rotation.
     Serve,
-    /// A wait before the next attempt.
+    /// The wait before the next attempt.
     Backoff,
-    /// No further attempt until an operator asks for one.
+    /// No attempt until an operator requests one.
     Hold,
 }
 
@@ -58,7 +59,7 @@ impl Step {
         Self::Hold,
     ];
 
-    /// The name in the admin API and in the journal.
+    /// The name in the admin API and the journal.
     pub fn label(self) -> &'static str {
         match self {
             Self::Recover => "recover",
@@ -78,17 +79,17 @@ impl Step {
         }
     }
 
-    /// Whether requests may be sent to the engine.
+    /// Whether the engine may get requests.
     pub fn in_rotation(self) -> bool {
         matches!(self, Self::Ramp | Self::Serve)
     }
 
-    /// Whether requests should wait for the engine: it comes back without an operator.
+    /// Whether requests should wait, because the engine returns without an operator.
     pub fn is_coming(self) -> bool {
         !matches!(self, Self::Off | Self::Idle | Self::Hold)
     }
 
-    /// Whether there may be a process.
+    /// Whether a process may run.
     pub fn may_run(self) -> bool {
         !matches!(self, Self::Off | Self::Idle | Self::Backoff)
     }

@@ -1,6 +1,6 @@
-//! The life cycle by example, and every one there is by exhaustive exploration, beside a model of the processes.
+//! The life cycle by example, and exhaustively next to a model of the processes.
 //!
-//! The model knows whether a process may be running and whether requests may be running on it; the life cycle does not.
+//! The model knows whether a process may run and have requests; the life cycle does not.
 
 mod rest;
 mod taken_back;
@@ -23,7 +23,7 @@ fn lost() -> Event {
     Event::EngineLost(failure("lost"))
 }
 
-/// Runs effects that all succeed until the engine serves.
+/// Lets every effect succeed until the engine serves.
 fn up(life: &mut Lifecycle<u8>) {
     for _ in 0..16 {
         if life.step == Step::Serve {
@@ -38,14 +38,14 @@ fn request(id: u64, to: u8, cut: bool) -> ChangeRequest<u8> {
     ChangeRequest { id, to, cut, hold: false }
 }
 
-/// An engine of which an earlier gateway left nothing.
+/// An engine without a predecessor.
 fn new(settings: u8) -> Lifecycle<u8> {
     let mut life = Lifecycle::new(settings);
     assert_eq!((life.step, life.recover(None, Survivor::None)), (Step::Recover, Recovery::New));
     life
 }
 
-/// What the next gateway makes of a life cycle that the journal holds, with the same configuration.
+/// The life cycle of the next gateway, with the same configuration.
 fn recovered(life: Lifecycle<u8>, survivor: Survivor) -> Lifecycle<u8> {
     let mut next = Lifecycle::new(life.wanted);
     assert_eq!(next.recover(Some((life, Difference::None)), survivor), Recovery::Resumed);
@@ -108,7 +108,7 @@ fn a_change_after_which_nothing_comes_up_ends_and_the_good_settings_are_tried_ag
     for to in [0, 5] {
         let mut life = serving();
         life.change(request(1, to, false)).unwrap();
-        // Drained and stopped; then two starts in a row fail.
+        // Drained and stopped; then two starts fail.
         (0..2).for_each(|_| life.on(Event::Done, &RULES, 0));
         for _ in 0..2 {
             life.on(failed(), &RULES, 0);
@@ -149,7 +149,7 @@ fn crashes_are_restarted_after_doubling_waits_until_the_budget_is_spent() {
     life.enable().unwrap();
     assert_eq!(life.step, Step::Stop, "a stop that failed may be why it is in `Hold`");
     up(&mut life);
-    // A window later the same number of crashes is no reason for `Hold`.
+    // The same number of crashes, each a window later, is no reason for `Hold`.
     for round in 1..10u64 {
         life.on(lost(), &RULES, round * RULES.window_ms);
         up(&mut life);
@@ -281,21 +281,21 @@ fn an_engine_that_crashes_while_it_is_withdrawn_comes_back_closed() {
     assert_eq!((life.opens_in_ramp(), life.cordon()), (true, None));
 }
 
-/// A life cycle, and what may be true of its processes.
+/// A life cycle, and the possible state of the processes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct LifecycleModel {
     life: Lifecycle<u8>,
-    /// A process may run that no stop has confirmed to be gone.
+    /// A process may run: no stop was confirmed.
     process: bool,
-    /// It is known to have died by itself, or to hang.
+    /// It is known to be dead, or to hang.
     dead: bool,
-    /// Requests may be running on it.
+    /// It may have requests.
     busy: bool,
     changes: u8,
 }
 
 impl LifecycleModel {
-    /// The step has just begun: what that means, and what must hold.
+    /// Checks the rules when a step begins.
     fn enter(&mut self, before: Step) {
         let step = self.life.step;
         if step == Step::Start {
@@ -308,7 +308,7 @@ impl LifecycleModel {
         }
         if step.in_rotation() {
             assert!(self.process && !self.dead, "in rotation without an engine: {self:?}");
-            // A withdrawn engine gets no new requests, also when it comes back after a crash.
+            // A withdrawn engine gets no new requests, even when it returns after a crash.
             let opens = self.life.cordon() == Some(Cordon::Open) || (step == Step::Ramp && self.life.opens_in_ramp());
             assert!(!(opens && self.life.withdrawn), "opened although it is withdrawn: {self:?}");
             let closed = self.life.leaving || self.life.cordon() == Some(Cordon::Draining);
@@ -342,12 +342,12 @@ impl LifecycleModel {
         next
     }
 
-    /// Everything that can happen now.
+    /// All states that one event leads to.
     fn successors(&self) -> Vec<Self> {
         let step = self.life.step;
         let mut all = Vec::new();
         let mut push = |act: &dyn Fn(&mut Self)| all.push(self.after(act));
-        // A dead engine's steps do not succeed, but for the stop and the waits.
+        // The steps of a dead engine fail, except for the stop and the waits.
         if !self.dead || matches!(step, Step::Stop | Step::Drain | Step::Backoff) {
             push(&|w| {
                 if step == Step::Stop {
@@ -379,14 +379,14 @@ impl LifecycleModel {
                 });
             }
         }
-        // The change that it was withdrawn for is given up, wherever it is by then.
+        // The change that it was withdrawn for may be given up in any step.
         if self.life.withdrawn {
             push(&|w| {
                 w.life.reinstate();
                 w.busy |= step.in_rotation();
             });
         }
-        // A stop that failed is repeated from outside once the engine is to leave.
+        // The coordinator repeats a failed stop of an engine that leaves.
         if step == Step::Hold && self.life.leaving {
             push(&|w| {
                 (w.process, w.busy) = (false, false);
@@ -405,14 +405,14 @@ impl LifecycleModel {
                 });
             }
         }
-        // The gateway dies: the journal is all that is left, and the engine lives on or does not. The next gateway has the
-        // same configuration, other flags or another program.
+        // The gateway dies. Only the journal remains, and perhaps the engine. The next gateway has
+        // the same configuration, other flags or another program.
         for survivor in [Survivor::Adoptable, Survivor::ToStop, Survivor::None] {
             if survivor != Survivor::None && (!self.process || self.dead) {
                 continue;
             }
             for difference in [None, Some(Difference::None), Some(Difference::Flags), Some(Difference::Program)] {
-                // Without a record nothing is known of the engine, and a process that is not found must not exist.
+                // Without a record, a process that is not found must not exist.
                 if difference.is_none() && survivor == Survivor::None && self.process {
                     continue;
                 }
@@ -429,8 +429,9 @@ impl LifecycleModel {
     }
 }
 
-/// Two changes, any failure at any step, crashes of the gateway at any step: nothing is ever started beside another
-/// engine, nothing is stopped under requests, every change has an outcome, and from every state a run of successes serves.
+/// Two changes, any failure and any crash of the gateway at any step. No engine starts next to
+/// another, none is stopped under requests, every change has an outcome, and from every state a run
+/// of successes serves.
 #[test]
 fn exhaustively_no_order_of_events_breaks_the_rules() {
     let mut first = LifecycleModel { life: new(0), process: false, dead: false, busy: false, changes: 0 };

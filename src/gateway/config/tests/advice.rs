@@ -1,4 +1,7 @@
-//! Messages say what to write instead.
+//! Messages must say what to write instead.
+//!
+//! Each test makes one mistake in a valid configuration and looks for the advice in the only
+//! message.
 
 use super::problems::one_in;
 use super::{TWO_POOLS, read};
@@ -32,9 +35,9 @@ fn the_problem_with_a_key_in_the_wrong_table_names_its_own() {
     one_in(TWO_POOLS, &["listen=x"], "listen", "write it as server.listen");
     one_in(TWO_POOLS, &["pool.short.backend.a.long_prefix={}"], "pool[0].backend[0].long_prefix", "pool.long_prefix");
     one_in(TWO_POOLS, &["tls={}"], "tls", "server.tls");
-    // One that nearly is a key of its own table was meant to be that.
+    // An unknown key that is similar to a key of the table was meant to be that key.
     one_in(TWO_POOLS, &["pool.short.backend.a.wieght=1"], "pool[0].backend[0].wieght", "did you mean 'weight'?");
-    // One that many tables have belongs to none in particular.
+    // A key that many tables have belongs to none in particular.
     one_in(TWO_POOLS, &["name=x"], "name", "known: server");
 }
 

@@ -1,4 +1,7 @@
-//! A reload is described by its differences, and by nothing else.
+//! The description of a reload has the differences, and nothing else.
+//!
+//! Each test compares two configurations that differ in one or two keys, mostly by `--set`, and
+//! checks the list of changes. Secrets must be compared and never appear in it.
 
 use super::{TWO_POOLS, read_with, valid};
 use crate::config::Config;

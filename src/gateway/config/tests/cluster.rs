@@ -1,4 +1,7 @@
-//! `[cluster]`: each mistake is named with its key.
+//! `[cluster]`: each mistake is reported at the key.
+//!
+//! The base is a valid configuration of two pools with a `[cluster]` table. Some mistakes depend on
+//! the cargo feature `kubernetes`.
 
 use std::time::Duration;
 

@@ -1,4 +1,7 @@
-//! `server.cors`: how origins are written, and what is refused.
+//! `server.cors`: accepted spellings of origins, and refused ones.
+//!
+//! A refused spelling must give a message with the spelling that browsers send. Settings for
+//! credentials must be unknown, because the gateway has none.
 
 use super::problems::one_in;
 use super::{TWO_POOLS, read, read_with};
@@ -20,7 +23,7 @@ fn origins_are_written_as_browsers_send_them() {
     one_in(TWO_POOLS, &[r#"server.cors=["*", "https://a.example"]"#], "server.cors", "leave out the others");
     one_in(TWO_POOLS, &[r#"server.cors=["https://a.example", "https://a.example"]"#], "server.cors[1]", "used twice");
     one_in(TWO_POOLS, &["server.cors=true"], "server.cors", "expected \"*\" or a list of origins");
-    // Browsers refuse credentials with "*": there is no such setting.
+    // Browsers refuse credentials with "*", so there is no such setting.
     let credentials = r#"server.cors={ origins = "*", credentials = true }"#;
     one_in(TWO_POOLS, &[credentials], "server.cors", "expected \"*\" or a list of origins");
     one_in(TWO_POOLS, &["server.cors_credentials=true"], "server.cors_credentials", "unknown key");

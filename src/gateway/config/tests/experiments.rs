@@ -1,6 +1,7 @@
-//! Mistakes in experiments, each found at its key.
+//! Mistakes in experiments, each reported at the key.
 //!
-//! The base is two pools that serve two models, and one experiment between these.
+//! The base is two pools that serve two models, and an experiment between these models. Each test
+//! changes a few keys of it by `--set`.
 
 use super::problems::one_in;
 use super::{TWO_POOLS, read, read_with};
@@ -20,7 +21,7 @@ weight = 50
 model = "lora"
 "#;
 
-/// The same for two pools that serve two models and an experiment.
+/// Like `one`, for two pools that serve two models and an experiment.
 #[track_caller]
 fn one_of_experiment(sets: &[&str], path: &str, part: &str) {
     let text = TWO_POOLS.replace("models = [\"m\"]", "models = [\"m\", \"lora\"]") + EXPERIMENT;

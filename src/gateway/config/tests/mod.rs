@@ -1,8 +1,8 @@
-//! The configuration as a whole: each problem is found, samples are valid, a printed configuration reads back as the
-//! same, and a reload lists the changes.
+//! The configuration as a whole: each problem is found, samples are valid, a printed configuration
+//! reads back as the same, and a reload lists the changes.
 //!
-//! [`Surroundings`] are fixed: four cores and 16 GiB, and the environment variables in [`environment`]. A test that needs
-//! files writes them to a temporary folder.
+//! [`Surroundings`] are fixed: four cores and 16 GiB, and the environment variables in
+//! [`environment`]. A test that needs files writes them to a temporary folder.
 
 mod advice;
 mod changes;
@@ -49,7 +49,7 @@ fn read(text: &str) -> Result<Loaded, Problems> {
     read_with(text, &[])
 }
 
-/// Compares with `tests/golden/NAME.snap`; `INSTA_UPDATE=always cargo test` writes it.
+/// Compares `text` with `tests/golden/NAME.snap`; `INSTA_UPDATE=always cargo test` writes the file.
 fn assert_golden(name: &str, text: &str) {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden"));
@@ -62,7 +62,7 @@ fn valid(text: &str) -> Config {
     read(text).unwrap_or_else(|problems| panic!("{problems}")).config
 }
 
-/// A valid configuration of two pools; tests add mistakes to it.
+/// A valid configuration of two pools, to which tests add mistakes.
 const TWO_POOLS: &str = r#"
 [[model]]
 name = "m"
@@ -120,7 +120,7 @@ fn flags_without_long_backends_make_one_pool_for_everything() {
     assert_eq!(config.pools[0].models, super::ModelScope::All);
 }
 
-/// The pools of a sample, with what flags do not say left out: names, models, backends.
+/// The pools of a sample without the keys that flags do not set: names, models, backends.
 fn arrangement(mut config: super::Config) -> Vec<super::Pool> {
     for pool in &mut config.pools {
         (pool.name, pool.models, pool.backends) = (String::new(), super::ModelScope::All, Vec::new());

@@ -1,4 +1,7 @@
 //! The priorities that requests may ask for, and engines that schedule by them.
+//!
+//! A range must contain the default priority. Mistakes must be reported at their keys: in
+//! `[[auth.keys]]` with keys, in `[server]` without them.
 
 use super::problems::one_in;
 use super::{DIGEST, TWO_POOLS, read, read_with};

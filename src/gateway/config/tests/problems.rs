@@ -1,4 +1,5 @@
-//! Each problem has a test that finds it at its key, and one report shows many at once.
+//! Each problem has a test that finds it at the key, and one report shows many at once. Most tests apply `--set` texts to two valid pools ([`one`]) and expect exactly one error, with a
+//! certain path and a part of the message.
 
 use super::{DIGEST, TWO_POOLS, environment, read, read_with};
 use crate::config::{ArgValue, Config, Problems, Target};
@@ -9,7 +10,7 @@ fn errors_with(text: &str, sets: &[&str]) -> Vec<String> {
     problems.errors.iter().map(|problem| format!("{}: {}", problem.path(), problem.situation())).collect()
 }
 
-/// Asserts that `sets` applied to two valid pools give exactly one error, at `path`, that contains `part`.
+/// Asserts that `sets` give two valid pools exactly one error, at `path`, that contains `part`.
 #[track_caller]
 fn one(sets: &[&str], path: &str, part: &str) {
     one_in(TWO_POOLS, sets, path, part);
@@ -220,7 +221,7 @@ fn launch_is_checked_as_far_as_that_is_possible_without_starting_it() {
     let launch = |table: &str| format!("pool.long.backend=[{{name=\"b\", launch={table}}}]");
     one(&[&launch("{port=8005}")], "pool[1].backend[0].launch.command", "missing");
     one(&[&launch("{command=[\"vllm\"], port=70000}")], "pool[1].backend[0].launch.port", "70000");
-    // Ports that are chosen later are not the same one.
+    // Ports that are chosen later do not clash.
     let unchosen = "pool.long.backend=[{name=\"b\", launch={command=[\"vllm\"]}}, {name=\"c\", launch={command=[\"vllm\"], port=0}}]";
     read_with(TWO_POOLS, &[unchosen]).unwrap();
     for range in ["9000", "9000-8000", "0-9", "a-b"] {
@@ -379,7 +380,7 @@ fn a_misspelt_range_or_model_list_of_a_pool_is_one_problem() {
     let misspelt = TWO_POOLS.replacen("models =", "model =", 1);
     assert_ne!(misspelt, TWO_POOLS);
     one_in(&misspelt, &[], "pool[0].model", "did you mean 'models'?");
-    // Another unknown key hides no gap.
+    // Another unknown key must not hide a gap.
     let errors = errors_with(&TWO_POOLS.replace("min = \"5k\"", "min = \"6k\""), &["pool.short.slotz=1"]);
     assert_eq!(errors.len(), 2, "{errors:#?}");
 }
@@ -454,7 +455,6 @@ fn engines_that_the_gateway_does_not_run_are_not_scaled_by_it() {
     one_in(&pool("url = \"http://b:1\""), &[], "pool[0].autoscale.apply", "give every backend launch or control");
 }
 
-/// A pool of pods.
 fn pods(table: &str, rest: &str) -> String {
     format!("[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nkubernetes = {{ {table} }}\n{rest}")
 }

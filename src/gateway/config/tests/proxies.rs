@@ -1,5 +1,7 @@
-//! `server.trusted_proxies` and `server.proxy_protocol`: how values are read, and which are
-//! refused.
+//! `server.trusted_proxies` and `server.proxy_protocol`: accepted and refused values.
+//!
+//! A refused range must give a message with the range to write instead. By default no peer is
+//! trusted.
 
 use super::problems::one_in;
 use super::{TWO_POOLS, read, read_with};

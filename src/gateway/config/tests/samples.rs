@@ -1,4 +1,6 @@
-//! Shipped and printed configurations: samples are valid, the reference is generated from the definitions, and a printed
+//! Shipped and printed configurations.
+//!
+//! Samples must be valid, the reference is generated from the definitions, and a printed
 //! configuration reads back as the same.
 
 use std::path::{Path, PathBuf};
@@ -19,7 +21,7 @@ fn sample(name: &str) -> String {
 
 fn load(name: &str) -> Loaded {
     let folder = with_files();
-    // The folder of a service's logs.
+    // Replaces the log folder of a service.
     let text = sample(name).replace("/var/log/sluice", &folder.path().display().to_string());
     let loaded = Config::parse(&text, name, &[], &surroundings(folder.path()));
     loaded.unwrap_or_else(|problems| panic!("config/{name}: {problems}"))
@@ -103,9 +105,10 @@ fn every_example_in_the_reference_can_be_read() {
     let folder = with_files();
     std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
     let problems = Config::parse(&text, "sluice.toml", &[], &surroundings(folder.path())).unwrap_err();
-    // Some examples exclude each other; there are no other problems.
+    // Some examples exclude each other; there must be no other problems.
     let situations = problems.errors.iter().map(|problem| problem.situation().clone());
-    // The rules of pool.kubernetes, or that it is not built; they have different places in the file.
+    // The rule about `pool.kubernetes`, or the missing feature; the two are at different places of
+    // the file.
     let (of_pods, others): (Vec<_>, Vec<_>) =
         situations.partition(|one| matches!(one, Situation::PodsAndBackends | Situation::WithoutKubernetes));
     assert_eq!(of_pods.len(), 1, "{problems}");
@@ -120,7 +123,7 @@ fn every_example_in_the_reference_can_be_read() {
                 Situation::TwoStores,
                 Situation::TlsWithoutHttps,
                 Situation::FewArms,
-                // The rules of [tracing], or that it is not built.
+                // The rule about `[tracing]`, or the missing feature.
                 Situation::TlsWithoutHttps | Situation::WithoutTracing
             ]
         ),

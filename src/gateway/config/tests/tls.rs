@@ -1,4 +1,7 @@
-//! `[server.tls]` and `[pool.tls]`: files that are missing, wrong or do not belong together, and which table applies.
+//! `[server.tls]` and `[pool.tls]`.
+//!
+//! The tests cover files that are missing, wrong or do not belong together, and which of several
+//! tables applies. Certificates are issued into a temporary folder.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,7 +21,7 @@ fn errors(folder: &Path, text: &str) -> Vec<String> {
     problems.errors.iter().map(|problem| format!("{}: {}", problem.path(), problem.situation())).collect()
 }
 
-/// Whether there is one problem for each of these, at its path and with its words.
+/// Asserts that there is one problem for each of `wanted`, at that path and with those words.
 #[track_caller]
 fn are(found: &[String], wanted: &[(&str, &str)]) {
     assert_eq!(found.len(), wanted.len(), "{found:#?}");
@@ -82,7 +85,6 @@ fn a_key_that_all_users_can_read_is_warned_of() {
     are(&warnings(), &[("server.tls.key", "(mode 644); chmod 640 it")]);
 }
 
-/// Adds a table to the first pool.
 fn with_table(text: &str, table: &str) -> String {
     text.replacen("name = \"short\"\n", &format!("name = \"short\"\ntls = {{ {table} }}\n"), 1)
 }

@@ -1,8 +1,7 @@
-//! The parts of a request that depend on the attempt: its id and its priority.
+//! Sets the parts of a request that depend on the attempt: id and priority.
 //!
-//! Both are set when the backend is known and before the request is sent. An attempt on another
-//! backend begins with the values that the attempt before has set, so each part is set or removed
-//! every time.
+//! Both are set when the backend is known and before the request is sent. The request still has the
+//! values of the attempt before, so each part is set or removed every time.
 
 use http::header::HeaderValue;
 
@@ -12,12 +11,12 @@ use crate::flow::respond::REQUEST_ID;
 use crate::pool::Lease;
 
 impl<U: Upstream> Attempts<'_, U> {
-    /// Sets the parts of the request that belong to this attempt on the leased backend.
+    /// Sets the id and the priority for this attempt on the leased backend.
     ///
-    /// Each attempt has its own id. The engine may still be working on an earlier attempt whose
-    /// connection broke, and vLLM identifies requests by this id. Before 0.14 it mixed up two
-    /// running requests with the same id. It still does where ids are not randomized, are passed to
-    /// KV connectors, or are aborted from outside.
+    /// Each attempt has another id, because the engine may still be working on an earlier attempt
+    /// whose connection broke, and vLLM identifies requests by this id. Before 0.14, vLLM mixed up
+    /// two running requests with the same id. It still does where ids are not randomized, are
+    /// passed to KV connectors, or are aborted from outside.
     pub(super) fn address_to(&mut self, lease: &Lease) {
         let id = &self.incoming.upstream_id;
         let value = match self.made {

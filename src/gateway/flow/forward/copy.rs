@@ -1,4 +1,4 @@
-//! The single attempt of a copy for a shadow arm (`copies.rs` has the rules).
+//! The single attempt of a copy for a shadow arm (rules: `copies.rs`).
 //!
 //! A copy must take nothing from requests of clients: it does not wait for room, and no other
 //! backend takes it over. Bounds: one attempt, repeated only after a stale connection, with the

@@ -1,6 +1,9 @@
-//! Requests whose engine dies: `suspects.rs` has the rules, this file asks it at the right moments.
+//! Applies the rules of `suspects.rs`, which recognise a body whose engines die, to the attempts of
+//! a request.
 //!
-//! Before a delivery it asks whether the body is a suspect; after a broken one it reports a death.
+//! Before a delivery, a body that engines died of is refused or waits for its turn. After a
+//! delivery whose connection broke, the death of the engine is reported if there was one. Bound:
+//! [`DEATHS_MAX`] deaths for one request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +18,11 @@ use crate::flow::respond;
 use crate::pool::Lease;
 use sluice_core::openai::Refusal;
 
-/// Deaths after which a request is not delivered again.
+/// Engine deaths after which a request is not delivered again.
 const DEATHS_MAX: u32 = 2;
 
 impl<U: Upstream> Attempts<'_, U> {
-    /// Refuses a body that engines died of. A suspect is delivered only in its turn, and never
-    /// copied.
+    /// Refuses a body that engines died of. A suspect waits for its turn, and is never copied.
     pub(super) fn check_body<R: Recorder>(&mut self, record: &mut RecordGuard<'_, R>) -> Result<(), Refusal> {
         let checked = self.backends.suspects.check(self.body, Instant::now());
         let refused = |left: Duration| Refusal::SuspectedCrash { seconds: respond::whole_seconds(left) };
@@ -31,7 +33,7 @@ impl<U: Upstream> Attempts<'_, U> {
         Ok(())
     }
 
-    /// Waits for the turn of a suspect; any other request has none to wait for.
+    /// Waits for the turn of a suspect; other requests do not wait.
     pub(super) async fn wait_for_turn<D: Downstream, R: Recorder>(
         &self,
         down: &mut D,
@@ -42,12 +44,12 @@ impl<U: Upstream> Attempts<'_, U> {
             biased;
             () = trial.turn() => Ok(()),
             () = down.gone() => Err(ClientGone),
-            // The wait for a lease that follows ends at once.
+            // The wait for a lease that follows then ends at once.
             () = self.backends.abort.cancelled() => Ok(()),
         }
     }
 
-    /// Notes for the body how an attempt ended: the engine died, or the body was served whole.
+    /// Reports the end of an attempt for the body: the engine died, or the response was complete.
     pub(super) async fn note_end<X, R: Recorder>(
         &mut self,
         result: &AttemptResult<X>,
@@ -67,7 +69,8 @@ impl<U: Upstream> Attempts<'_, U> {
                 false
             }
             Outcome::UpstreamError(UpstreamFault::Hung) => !self.backends.abort.is_cancelled(),
-            // A connection that closed without a byte, and then none could be established.
+            // The attempt before lost the connection without a byte of a response, and no new one
+            // could be established.
             Outcome::UpstreamError(UpstreamFault::Broken | UpstreamFault::Connect) if record.is_lost => {
                 let backend = lease.backend();
                 let is_certain = suspects.breaks(backend, lease.others_in_flight());
@@ -94,7 +97,7 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
-    /// Whether the request must not be delivered again, because two engines died with it.
+    /// Whether the request must not be delivered again, because [`DEATHS_MAX`] engines died of it.
     pub(super) fn is_suspended(&self) -> bool {
         self.deaths >= DEATHS_MAX
     }

@@ -1,7 +1,9 @@
-//! A request in the arm of an experiment that the arm cannot serve: it is served as if there were
-//! no experiment.
+//! Falls back: a request that its arm of an experiment cannot serve is served as if there were no
+//! experiment.
 //!
-//! It keeps its place in time and its attempts, with one more for the arm that could not serve it.
+//! An arm cannot serve a request if it has no backend left to try, has no room in time, or if the
+//! engine does not know the model. The request keeps arrival time and attempts, and gets one more
+//! attempt for the one that the arm took.
 
 use super::Attempts;
 use crate::flow::admit::{AdmitError, PlacedRequest};
@@ -12,7 +14,8 @@ use crate::pool::Lease;
 use sluice_core::openai::ShedReason;
 
 impl<U: Upstream> Attempts<'_, U> {
-    /// Waits for a lease; where the arm of the request cannot serve it, on any backend.
+    /// Waits for a lease on a backend of the request's arm; if the arm cannot serve the request, on
+    /// any backend.
     pub(super) async fn admit_to_any<D: Downstream, R: Recorder>(
         &mut self,
         down: &mut D,
@@ -34,7 +37,8 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
-    /// From now on the request is served as if there were no experiment. False if it is already.
+    /// Takes the request out of its arm. Returns `false` if it is in no arm, or no pool serves it
+    /// without one.
     pub(super) fn fall_back<R: Recorder>(&mut self, record: &mut RecordGuard<'_, R>) -> bool {
         let table = self.backends.router.current();
         let tokens = self.prepared.need.prompt_tokens;

@@ -1,11 +1,12 @@
-//! A request that moves on because an engine does not serve it, and one that no engine serves.
+//! Moves a request on when an engine does not serve it, and refuses a request that no engine
+//! serves.
 //!
-//! Engines of one pool may serve different models, routes and lengths, and the lists of what they
-//! serve may be out of date. Such an answer is no fault, and costs no attempt. A refusal counts
-//! only if its whole body was read, and not where one engine alone can serve the request.
+//! Engines of one pool may serve different models, routes and lengths, and the lists of these may
+//! be out of date. An answer that says so is no fault and costs no attempt. It counts only if the
+//! whole body was read, and not if only one engine can serve the request.
 //!
-//! Bounds: a request moves on at most [`MOVES_MAX`] times, also where no list has its model: while
-//! engines are renamed one by one, only one of them may have it. The refusal after that ends it,
+//! Bound: a request moves on at most [`MOVES_MAX`] times, because while engines are renamed one by
+//! one, only one of them may have the model. The refusal after the last move ends the request,
 //! whatever `retry.attempts` is.
 
 use http::StatusCode;
@@ -23,7 +24,7 @@ use crate::pool::{Lack, Lease};
 use sluice_core::base::PoolId;
 use sluice_core::openai::Refusal;
 
-/// How often a request goes on to another engine because one does not serve its model, its route or its length.
+/// How often a request moves on because an engine does not serve the model, route or length.
 const MOVES_MAX: u32 = 8;
 
 impl<U: Upstream> Attempts<'_, U> {
@@ -31,7 +32,7 @@ impl<U: Upstream> Attempts<'_, U> {
     /// whether all of it was read.
     ///
     /// # Errors
-    /// When the client left or the backend was found hung. The pump meets any other error again.
+    /// When the client left or the backend was found hung. Any other error recurs in the pump.
     pub(super) async fn read_refusal<D: Downstream>(
         &self,
         response: &mut ResponseStart<U::Exchange>,
@@ -48,13 +49,14 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
-    /// Whether this status says that the engine of the arm does not know the model: the model of
-    /// the arm, or an adapter that only other engines have loaded.
+    /// Whether this status says that the engine does not know the model of the arm, or has not
+    /// loaded an adapter that other engines have.
     pub(super) fn lacks_model(&self, status: StatusCode) -> bool {
         status == StatusCode::NOT_FOUND && self.prepared.arm.is_some()
     }
 
-    /// Notes what the engine of an attempt has not. Returns whether another engine may have it.
+    /// Notes the model, route or length that the engine does not serve. Returns whether another
+    /// engine may be asked.
     pub(super) fn moves_on(&mut self, refused: Refused, lease: &Lease) -> bool {
         let asks = &mut self.prepared.asks;
         let lack = match refused {
@@ -80,9 +82,9 @@ impl<U: Upstream> Attempts<'_, U> {
         std::iter::once(self.placed.home().id).chain(self.placed.placement.spill.iter().copied())
     }
 
-    /// The refusal of a request that one engine does not serve and no other takes now, where
-    /// another engine would serve it later: that engine is ejected, starts, or has no room. To the
-    /// client the answer of the first engine would be final.
+    /// The refusal of a request that one engine does not serve and no other takes now, if another
+    /// engine may serve it later: that engine is ejected, is starting, or has no room. The first
+    /// engine's answer would look final to the client.
     pub(super) fn shed_until_later<R: Recorder>(
         &self,
         refused: Option<Refused>,
@@ -90,7 +92,7 @@ impl<U: Upstream> Attempts<'_, U> {
         record: &mut RecordGuard<'_, R>,
     ) -> Option<Refusal> {
         let AdmitError::Shed { reason, home } = error else { return None };
-        // Without a limit it is not known which engine takes a longer prompt.
+        // Without a limit, the gateway does not know which engines take a longer prompt.
         refused.filter(|refused| *refused != Refused::Length(None))?;
         let (admission, prepared) = (self.backends.admission, &self.prepared);
         if !admission.may_serve_later(self.pools(), &prepared.need, &prepared.asks, &self.avoid) {
@@ -100,7 +102,7 @@ impl<U: Upstream> Attempts<'_, U> {
         Some(respond::shed(reason, room_in, record))
     }
 
-    /// The last engine that served the model serves it no more.
+    /// Refuses a request for a model that the last engine no longer serves.
     pub(super) fn unserved<R: Recorder>(&self, record: &mut RecordGuard<'_, R>) -> Refusal {
         let table = self.backends.router.current();
         let model = record.model.clone().unwrap_or_default();

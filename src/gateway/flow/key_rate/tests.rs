@@ -1,4 +1,7 @@
 //! Rates, bursts and debts on virtual time.
+//!
+//! One test compares the window of a day with a list of all charges, another the lead of a key with
+//! a sum of its tokens. Both draw charges, corrections and pauses at random.
 
 use super::*;
 use sluice_core::base::Rng;
@@ -45,7 +48,7 @@ fn no_window_of_a_day_has_more_than_the_limit_and_corrections_keep_the_sum() {
             budget.settle(limit, now);
             let tokens = 1 + rng.below(2_000) as u64;
             if budget.take(tokens, limit, now).is_ok() {
-                // Some of it is given back at once.
+                // A part of the charge is given back at once.
                 let kept = tokens - rng.below(tokens as usize) as u64;
                 budget.correct(tokens, kept, limit);
                 used.push((now, kept));
@@ -76,8 +79,8 @@ fn debt_is_paid_off_at_the_pace_and_is_bounded() {
     budget.take(6_000, limits, now).unwrap();
 }
 
-/// Whatever is charged, corrected and paid, and in whatever order: the key is ahead by the tokens
-/// that it has used, less the tokens that its pace has paid.
+/// For any order of charges, corrections and payments, the key is ahead by the tokens used less the
+/// tokens that the pace has paid.
 #[test]
 fn no_token_is_used_that_is_not_charged() {
     let mut rng = Rng::new(9);

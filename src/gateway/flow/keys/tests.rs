@@ -1,4 +1,7 @@
-//! Keys, and their limits on requests, sequences and tokens at once.
+//! API keys and the limits on requests, sequences and tokens at once.
+//!
+//! The tests on rates use the virtual clock of the caller: every call takes the time as an
+//! argument. One test floods a key with requests without `max_tokens`, and bounds the tokens used.
 
 use super::*;
 use crate::config::{self, KeyDigest, ModelScope};
@@ -152,11 +155,11 @@ fn per_minute(tokens: u64) -> ApiKey {
     known(&Keyring::new(&auth(limit), &KeyUsage::default()))
 }
 
-/// An estimate that others have taught to be short.
+/// An estimate far below the real output, as other requests may have caused it.
 const SHORT: Need = Need { slots: 1, prompt_tokens: 10, output_tokens: 5 };
 
-/// Sends 100 requests at once, seven times, each with `output` output tokens; streams show them as
-/// they come.
+/// Sends 100 requests at once, seven times, each with `output` output tokens. Streams report tokens
+/// as they come.
 fn used_by_bursts(key: &ApiKey, output: u64, stream: bool, mut now: Instant) -> u64 {
     let mut used = 0;
     for _ in 0..7 {

@@ -1,8 +1,8 @@
 //! The pump before the first token of a stream.
 //!
-//! It holds head and preamble, so that the response of another engine can still take their place;
-//! passes comments on; and gives the request back if the engine's answer says that another engine
-//! may serve it. Bounds: [`super::PREAMBLE_MAX`].
+//! It holds head and preamble, so that the response of another engine can still replace them;
+//! passes comments on; and returns the request for another attempt if the engine's answer says that
+//! another engine may serve it. Bounds: [`super::PREAMBLE_MAX`].
 
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
@@ -17,12 +17,13 @@ use sluice_core::meter::{Forward, StreamStage};
 use sluice_core::openai::{Route, UpstreamError};
 
 impl<R: Recorder> Pump<'_, '_, R> {
-    /// Whether a chunk of pings may precede the response. It may not where the head decides who owns the response.
+    /// Whether a chunk of pings may precede the response. Not for `/v1/responses`, where the head
+    /// decides who owns the response.
     pub(super) fn may_send_comments(&self, forward: &Forward) -> bool {
         self.context.route != Route::Responses && forward.first().is_some_and(|piece| piece.starts_with(b":"))
     }
 
-    /// Comments, which are passed on while the preamble is held.
+    /// A delivery of comments, which are passed on while the preamble is held.
     pub(super) fn comments(&mut self, forward: Forward) -> Delivery {
         let head = match &self.head {
             Some(head) if !*self.is_head_sent => self.take_head(head.clone()),
@@ -31,8 +32,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
         Delivery { head, forward, ..Delivery::default() }
     }
 
-    /// Keeps the preamble of a stream, until it has a token or is too long. Returns what goes to the client now; an error if
-    /// another engine may serve the request.
+    /// Holds the preamble of a stream until it has a token or is too long. Returns the bytes that
+    /// go to the client now. An error means that another engine may serve the request.
     pub(super) fn hold<X>(&mut self, forward: Forward, now: Instant) -> Result<Forward, Box<FailedAttempt<X>>> {
         let is_open = self.meter.stage() == StreamStage::Open;
         if is_open && self.preamble.is_empty() && self.meter.error().is_none() {
@@ -48,7 +49,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         Ok(std::iter::once(Bytes::from(std::mem::take(&mut self.preamble))).collect())
     }
 
-    /// The failed attempt if the first event says that another engine may serve the request.
+    /// The failed attempt, if the first event says that another engine may serve the request.
     pub(super) fn answered_elsewhere<X>(&mut self, now: Instant) -> Option<Box<FailedAttempt<X>>> {
         let credentials = self.context.credentials?;
         let error = self.meter.error().filter(|_| !self.meter.has_content())?;
@@ -63,15 +64,15 @@ impl<R: Recorder> Pump<'_, '_, R> {
             _ => Outcome::UpstreamError(UpstreamFault::InStream),
         };
         let head = if busy.is_none() { self.head.take() } else { None };
-        // The end of an event may come behind the refusal: its beginning, which the meter holds,
-        // belongs before it.
+        // The meter may hold the beginning of an event whose end came together with the refusal.
+        // These bytes belong to the response.
         self.meter.finish(now).iter().for_each(|piece| self.preamble.extend_from_slice(piece));
         let read = Bytes::from(std::mem::take(&mut self.preamble));
         let held = head.map(|head| HeldResponse { head, read });
         Some(Box::new(FailedAttempt { reason, outcome, response: None, busy, held }))
     }
 
-    /// The backend's own admission control, in a stream of which nothing was passed on.
+    /// The refusal of an overloaded backend, in a stream of which nothing was passed on.
     fn busy_backend(&self, error: &UpstreamError) -> BusyBackend {
         let message = match error.message.is_empty() {
             true => "the backend is overloaded; try again later".to_owned(),

@@ -1,13 +1,13 @@
-//! The client's side of a response that is passed on: one write at a time, and the backlog of a
-//! client that takes bytes slower than the engine sends them.
+//! The client's side of a response: one write at a time, and the backlog of a client that takes
+//! bytes slower than the engine sends them.
 //!
-//! A write that the client does not take at once is waited for, and the engine is read meanwhile.
-//! Its bytes are measured as they arrive and copied into the backlog, which is written in pieces of
-//! at most `PIECE` bytes once the client takes the bytes before them.
+//! While a write waits for the client, the engine is read. The bytes are measured on arrival and
+//! copied into the backlog, which is written in pieces of at most `PIECE` bytes once the client
+//! takes the bytes before them.
 //!
-//! Bounds: see `parts.rs`. At a bound the engine is not read. The client causes that delay: from
-//! then on the stream has no ITL, TPOT and E2EL, since the times at which its bytes arrive are no
-//! longer the engine's.
+//! Bounds: see `parts.rs`. At a bound the engine is not read. The client causes that delay, so from
+//! then on the stream has no ITL, TPOT and E2EL: the times at which bytes arrive are no longer the
+//! engine's.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -81,7 +81,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
     }
 
-    /// The engine is not read any more until the client takes bytes.
+    /// Notes that the engine is not read until the client takes bytes. Returns the time.
     fn hold_up(&mut self) -> Instant {
         if !std::mem::replace(&mut self.is_held_up, true) {
             self.meter.stop_timing();

@@ -1,8 +1,8 @@
-//! How a response ends, and the effects of the end on its record, its backend and its key.
+//! The end of a response, and the effects on record, backend and key.
 //!
-//! A response is settled once, when the engine has no more part in it: its outcome is noted, it is
-//! measured, and the lease and the count of its key are returned. Bytes may still be on their way
-//! to the client.
+//! A response is settled once, when the engine has no more part in it: the outcome is noted, the
+//! response is measured, and the lease and the count of the key are returned. Bytes may still be on
+//! their way to the client.
 
 use std::fmt::Display;
 
@@ -22,7 +22,7 @@ use sluice_core::meter::Forward;
 use sluice_core::openai::error::{StreamFailure, sse_error_event};
 
 impl<R: Recorder> Pump<'_, '_, R> {
-    /// The backend's response has ended in order.
+    /// Ends a response whose body the backend has ended properly.
     pub(super) fn end<X>(&mut self, now: Instant) -> Result<Delivery, Box<FailedAttempt<X>>> {
         self.meter.end_of_body(now);
         if self.head.is_some() && self.meter.is_stream() {
@@ -40,7 +40,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         Ok(delivery)
     }
 
-    /// The response ends with this delivery and with the bytes that were held back.
+    /// Completes the response with this delivery and the bytes that were held back.
     pub(super) fn complete(&mut self, delivery: &mut Delivery, now: Instant) {
         self.meter.end_of_body(now);
         delivery.forward.extend(self.meter.finish(now));
@@ -49,8 +49,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.settle(now);
     }
 
-    /// The engine has sent all of its response. A client may send its next request as soon as it
-    /// has the last bytes, so this comes before they are sent. Idempotent.
+    /// Settles a response that the engine has sent completely. Called before the last bytes are
+    /// sent, because the client may send its next request as soon as it has them. Idempotent.
     pub(super) fn settle(&mut self, now: Instant) {
         if !self.is_settled {
             self.note_outcome(now);
@@ -58,25 +58,24 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
     }
 
-    /// Measures the response, and returns the lease and the count of the key.
     fn release(&mut self) {
         self.is_settled = true;
         self.record_measurements();
         self.record.end_in_flight();
-        // A copy that gives its room back counts as cut, and holds no room that a request could
-        // use.
+        // A copy keeps the lease: a copy that gives its room back counts as cut, and holds no room
+        // that a request could use.
         if self.record.copy.is_none() {
             self.lease.release();
         }
     }
 
-    /// The client has left, or does not read any more.
+    /// Ends a response whose client has left, or does not read any more.
     pub(super) fn client_gone(&mut self, now: Instant) {
         if self.ending == Some(Ending::Stopped) {
             return;
         }
         if self.is_settled {
-            // A client that closes as soon as it has the last event has received the whole stream.
+            // A client that closes once it has the last event has received the whole stream.
             let has_all = self.meter.is_stream() && self.backlog.is_empty();
             if self.record.outcome == Outcome::Completed && !has_all {
                 self.record.outcome = Outcome::ClientGone;
@@ -94,22 +93,22 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.ending = Some(Ending::ClientGone);
     }
 
-    /// The response cannot be completed: another backend if nothing was sent, otherwise an error
-    /// event in the stream.
+    /// Handles a response that the backend cannot complete. If nothing was sent, another backend
+    /// may serve the request; otherwise the stream ends with an error event.
     pub(super) fn interrupted<X>(
         &mut self,
         why: Interruption,
         now: Instant,
     ) -> Result<Delivery, Box<FailedAttempt<X>>> {
         if self.is_settled {
-            // Its end was seen before.
+            // The end of the response was seen before.
             let mut delivery = self.delivery(Forward::new());
             self.complete(&mut delivery, now);
             return Ok(delivery);
         }
         let nothing_sent = self.head.is_some();
         let (reason, outcome) = match &why {
-            // The 4xx counts as the response. An engine that refuses a body without reading it may
+            // The 4xx counts as the response: an engine that refuses a body without reading it may
             // reset the connection.
             Interruption::Broken(_) | Interruption::Unfinished | Interruption::Silent
                 if self.status.is_client_error() =>
@@ -150,8 +149,6 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.release();
     }
 
-    /// Handles a 4xx whose body is incomplete: the status is forwarded, with an empty body if no
-    /// byte was forwarded yet.
     fn refused_without_body(&mut self, now: Instant) -> Delivery {
         if let Some(head) = &mut self.head {
             head.headers.remove(CONTENT_TYPE);
@@ -167,7 +164,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         Delivery::default()
     }
 
-    /// The bytes that were held back, and the event that says why the stream ends.
+    /// The bytes that were held back, and the event that gives the reason of the end.
     fn error_event(&mut self, why: &Interruption, now: Instant) -> Forward {
         if !self.meter.is_stream() {
             return Forward::new();
@@ -183,7 +180,6 @@ impl<R: Recorder> Pump<'_, '_, R> {
         forward
     }
 
-    /// Why the exchange was aborted.
     pub(super) fn why_aborted(&self) -> Interruption {
         match self.context.abort.is_cancelled() {
             true => Interruption::Stopping,
@@ -191,7 +187,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
     }
 
-    /// Notes how the response of the backend ended, in the record and for the backend's health.
+    /// Notes the outcome of the response in the record, and reports it to the backend's health.
     fn note_outcome(&mut self, now: Instant) {
         self.record.outcome = self.outcome();
         self.note_refusal();
@@ -207,7 +203,6 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
     }
 
-    /// Notes why the engine refused the request, if it did.
     fn note_refusal(&mut self) {
         if self.record.outcome == Outcome::Refused {
             let code = self.meter.error().and_then(|error| error.code);
@@ -230,19 +225,18 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
     }
 
-    /// Reports a failed response.
     pub(super) fn fault(&self, why: &dyn Display, now: Instant) {
         faults::report(self.lease, BackendFault::Response, &self.record.request_id, why, now);
     }
 
-    /// Whether an upstream error does not count against the backend here: its own admission
-    /// control, which is no fault, or a fault that was counted when the attempt failed.
+    /// Whether an upstream error must not count against the backend: it is the backend's admission
+    /// control, or a fault that was counted when the attempt failed.
     fn is_no_fault(&self) -> bool {
         self.context.credentials.is_none() || self.meter.error().is_some_and(is_busy)
     }
 
-    /// Writes the measurements into the record; the backend's speed and the estimator learn from
-    /// them.
+    /// Writes the measurements into the record, and teaches them to the estimator and to the
+    /// backend's speed.
     fn record_measurements(&mut self) {
         let mut stats = self.meter.stats();
         let sequences = self.context.feedback.sequences;
@@ -258,7 +252,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
         self.lease.settle(stats.usage.prompt, stats.usage.cached, stats.generated());
         self.context.feedback.learn(stats.usage, completed, now);
-        // How long the engine would have taken is not known if it was not read for a while.
+        // If the engine was not read for a while, its own time is not known.
         let is_judged = completed && !self.is_held_up && self.context.route.generates();
         if is_judged && !self.context.objectives.is_empty() {
             let estimate = self.record.estimate.map_or(0, |estimate| estimate.tokens);

@@ -1,7 +1,7 @@
-//! The engine's side of a response that is passed on: its exchange, and the events that end a wait
-//! for it.
+//! The engine's side of a response: the exchange, and the events that end a wait for it.
 //!
-//! It knows nothing of the client: the pump passes in any other event that may end a wait.
+//! It knows nothing of the client. The pump passes in the future that resolves when the client
+//! leaves.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,20 +13,18 @@ use tokio_util::sync::WaitForCancellationFuture;
 use super::super::exchange::{Exchange, ExchangeError};
 use super::super::stream_work::{SilenceTimer, WorkClock};
 
-/// The next thing to happen to a response.
 pub(super) enum EngineEvent {
     Bytes,
-    /// The body has ended in order.
+    /// The body has ended properly.
     End,
     Broken(ExchangeError),
     /// The backend was found hung, or the gateway aborts all requests.
     Aborted,
-    /// Nothing came for as long as was to be waited.
+    /// Nothing came until the silence limit.
     Quiet,
     ClientGone,
 }
 
-/// The engine's side of one response.
 pub(super) struct EngineSide<'t, 'c, X> {
     exchange: &'t mut Option<X>,
     pub(super) chunk: BytesMut,
@@ -67,18 +65,16 @@ impl<'t, 'c, X: Exchange> EngineSide<'t, 'c, X> {
         }
     }
 
-    /// Waits until the exchange is aborted. Nothing is read.
     pub(super) async fn aborted(&mut self) {
         self.aborted.as_mut().await;
     }
 
-    /// Whether the bytes read so far were the last ones.
     pub(super) fn at_end(&self) -> bool {
         self.chunk.is_empty() && self.exchange.as_ref().is_none_or(Exchange::at_end)
     }
 
-    /// The engine was not read since `since`, because the client had not read: this was no silence
-    /// of the engine.
+    /// Extends the limit by the time since `since`, in which the engine was not read because of a
+    /// slow client.
     pub(super) fn was_not_read(&mut self, since: Instant, now: Instant) {
         self.silence.set_limit(self.clock.resume(now.saturating_duration_since(since)));
     }

@@ -1,11 +1,11 @@
-//! The parts of a response that is passed on: one write, the bytes that wait, and how it ends.
+//! The parts of a response in the pump: one write, the waiting bytes, and the kinds of end.
 //!
-//! They know nothing of the pump, so that its files can share them.
+//! They know nothing of the pump, so that the files of the pump can share them.
 //!
-//! Bounds: [`STREAM_MAX`] bytes of one response wait for its client. The waiting bytes of all
+//! Bounds: [`STREAM_MAX`] bytes of one response wait for the client. The waiting bytes of all
 //! responses are bounded by `server.max_response_memory`, which clients share by the rule in
-//! `shares`: one place for each block. A read of the engine that was begun with room may exceed a
-//! bound by its size.
+//! `shares`: one place for each block. A read that began with room may exceed a bound by the size
+//! of that read.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,57 +17,50 @@ use super::super::incoming::IncomingRequest;
 use crate::shares::{Demand, Holding, Owner, Shares};
 use sluice_core::meter::Forward;
 
-/// How a response ends at the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// In order.
+    /// The response is complete.
     Complete,
-    /// The connection is closed when the client has the bytes that came before the end.
+    /// The connection is closed once the client has the bytes that came before the end.
     Cut,
     /// The gateway stops, and the client has not read the rest.
     Stopped,
     ClientGone,
 }
 
-/// Why the backend does not complete a response.
 pub(super) enum Interruption {
     Broken(ExchangeError),
-    /// The body ended in order, but a choice has no finish reason: the engine was stopped.
+    /// The body ended properly, but a choice has no finish reason: the engine was stopped.
     Unfinished,
     Hung,
     Silent,
-    /// The gateway stops, and its drain time is over.
+    /// The gateway stops, and the drain time is over.
     Stopping,
 }
 
-/// Bytes of one response that may wait for its client.
 pub(super) const STREAM_MAX: usize = 1 << 20;
 /// Bytes of a block of the backlog.
 const BLOCK: usize = 8 << 10;
-/// Bytes of the backlog that are written as one. A client must take them within `timeouts.send`, so
-/// that one which takes 35 bytes a second is not cut with the default.
+/// Bytes of the backlog that are written at once. A client must take them within `timeouts.send`;
+/// with the default, a client that takes 35 bytes a second does so.
 const PIECE: usize = 2 << 10;
-/// The same for bytes that a client may take at once.
+/// Bytes of one write that do not come from the backlog.
 const WRITE_MAX: usize = 16 << 10;
 
-/// The bytes of one write, in order.
 #[derive(Default)]
 pub(super) struct Delivery {
     pub(super) head: Option<ResponseHead>,
     pub(super) preamble: Bytes,
     pub(super) forward: Forward,
-    /// The response ends here.
     pub(super) finish: bool,
 }
 
 impl Delivery {
-    /// Whether there is nothing to send.
     pub(super) fn is_empty(&self) -> bool {
         self.head.is_none() && self.preamble.is_empty() && self.forward.is_empty() && !self.finish
     }
 }
 
-/// Sends a delivery.
 pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery) -> Result<(), ClientGone> {
     let Delivery { head, preamble, forward, finish } = delivery;
     if let Some(head) = head {
@@ -76,7 +69,7 @@ pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery) -> 
     if !preamble.is_empty() {
         down.body(preamble, finish || !forward.is_empty()).await?;
     }
-    // The pieces leave in one write, as far as they are gathered below.
+    // The pieces leave in one write, as far as the downstream side gathers them.
     let mut pieces = forward.into_iter().peekable();
     while let Some(piece) = pieces.next() {
         let mut piece = piece;
@@ -89,7 +82,7 @@ pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery) -> 
     if finish { down.finish().await } else { Ok(()) }
 }
 
-/// The memory in which a response of one request may wait.
+/// The memory in which the response to a request may wait.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::flow) struct WaitingRoom<'a> {
     pub(in crate::flow) memory: &'a Arc<Shares>,
@@ -97,7 +90,7 @@ pub(in crate::flow) struct WaitingRoom<'a> {
 }
 
 impl WaitingRoom<'_> {
-    /// A place for one block. `None`: the client has its share, or there is none.
+    /// A place for one block. `None`: the client has used its share, or there is no memory left.
     fn place(self) -> Option<Holding> {
         let owner = match &self.incoming.key {
             Some(key) => Owner::Key(Arc::clone(key.name())),
@@ -107,7 +100,7 @@ impl WaitingRoom<'_> {
     }
 }
 
-/// Bytes that wait, with their place in memory; without one they are beyond a bound.
+/// Waiting bytes, with their place in memory. Without a place they exceed a bound.
 struct Block {
     bytes: BytesMut,
     place: Option<Holding>,
@@ -123,7 +116,8 @@ pub(super) struct Backlog {
 }
 
 impl Backlog {
-    /// The next piece; the last one finishes a complete response. `None`: there is nothing to send.
+    /// The next piece to write; the last one finishes a complete response. `None`: there is nothing
+    /// to send.
     pub(super) fn next(&mut self, ending: Option<Ending>) -> Option<Delivery> {
         let block = match self.blocks.front_mut() {
             Some(Block { bytes, .. }) => bytes.split_to(bytes.len().min(PIECE)).freeze(),
@@ -143,12 +137,11 @@ impl Backlog {
         Some(Delivery { forward: std::iter::once(block).collect(), finish, ..Delivery::default() })
     }
 
-    /// Whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Whether more may be read for a client. Takes the place of the next block.
+    /// Whether the engine may be read for this client. Takes the place of the next block.
     pub(super) fn has_room(&mut self, room: WaitingRoom<'_>) -> bool {
         let places = self.blocks.iter_mut().map(|block| &mut block.place).chain([&mut self.spare]);
         let is_placed = |place: &mut Option<Holding>| {

@@ -1,6 +1,8 @@
 //! The record of a request that is in progress.
 //!
-//! It is handed over when dropped, so that a request whose task is cancelled is recorded too.
+//! The guard hands the record over when it is dropped, so that a request whose task is cancelled is
+//! recorded too. It also holds the count against the limits of the client's key, and settles it
+//! before the record is written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +24,11 @@ pub struct RecordGuard<'a, R: Recorder> {
     recorder: &'a R,
     record: Record,
     arrived: tokio::time::Instant,
-    /// Counts against the limits of the client's key.
+    /// The count against the limits of the client's key.
     in_flight: Option<InFlight>,
-    /// Its body may kill engines: a delivery of a suspect.
+    /// The trial of a suspect: the request's body may kill engines.
     pub(in crate::flow) trial: Option<Trial>,
-    /// The connection of the last attempt closed before its response was complete.
+    /// Whether the connection of the last attempt closed before the response was complete.
     pub(in crate::flow) is_lost: bool,
 }
 
@@ -73,13 +75,12 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         Self { recorder, record, arrived, in_flight: None, trial: None, is_lost: false }
     }
 
-    /// Notes the home pool. The request has the objectives of this pool.
+    /// Notes the home pool, whose objectives apply to the request.
     pub(in crate::flow) fn set_home(&mut self, home: &PoolRoute) {
         self.record.home = Some(Arc::clone(&home.name));
         self.record.has_objectives = !home.objectives.is_empty();
     }
 
-    /// Starts to count the request against the limits of the client's key.
     pub(in crate::flow) fn start_in_flight(&mut self, in_flight: Option<InFlight>) {
         self.in_flight = in_flight;
     }
@@ -102,36 +103,34 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         trace.announce(number, headers);
     }
 
-    /// Notes in the trace that the request was sent.
     pub(in crate::flow) fn sent(&mut self) {
         if let Some(trace) = &mut self.record.trace {
             trace.sent(self.arrived.elapsed());
         }
     }
 
-    /// Notes that its engine has survived the prompt.
     pub(in crate::flow) fn first_token_seen(&self) {
         if let Some(trial) = &self.trial {
             trial.survived();
         }
     }
 
-    /// The request as it counts against the limits of its key.
+    /// The count against the limits of the client's key.
     pub(in crate::flow) fn in_flight(&mut self) -> Option<&mut InFlight> {
         self.in_flight.as_mut()
     }
 
-    /// Notes that a stream has had this many output tokens: tokens beyond the charge are charged
-    /// while it runs.
+    /// Notes the output tokens of a stream so far. Tokens beyond the charge are charged while it
+    /// runs.
     pub(in crate::flow) fn note_tokens(&mut self, output: u64) {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.observe(output);
         }
     }
 
-    /// Ends the count of the request at its key, before the last bytes of the response are sent: a
-    /// client may send its next request as soon as it has them. The limits on tokens are settled
-    /// too, if the measurements are in the record.
+    /// Ends the count at the client's key before the last bytes of the response are sent, because a
+    /// client may send its next request as soon as it has them. Settles the limits on tokens too if
+    /// the record has the measurements.
     pub(in crate::flow) fn end_in_flight(&mut self) {
         if self.record.stats.is_some() {
             self.settle_in_flight();
@@ -140,8 +139,8 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         }
     }
 
-    /// Ends the count of the request at its key, and settles the limits on tokens with the usage in
-    /// the record.
+    /// Ends the count at the client's key, and settles the limits on tokens with the usage in the
+    /// record.
     pub(in crate::flow) fn settle_in_flight(&mut self) {
         if let Some(mut in_flight) = self.in_flight.take() {
             in_flight.release();

@@ -1,4 +1,7 @@
-//! Refusals of vLLM and of other servers, and texts that only look like them.
+//! Refusals of vLLM and of other servers, and texts that only look like refusals.
+//!
+//! Each case is a status and a body, with the conclusion about the engine. Texts that a client
+//! could have caused, because an engine repeats them, must lead to no conclusion.
 
 use super::*;
 

@@ -1,4 +1,7 @@
 //! Which bodies are refused after engines died, on paused time.
+//!
+//! The tests play deaths by hand: they begin trials, deliver them to backends and report that these
+//! died. They check the turns of suspects and the bounds on remembered bodies too.
 
 use super::*;
 

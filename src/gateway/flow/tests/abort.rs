@@ -1,4 +1,7 @@
-//! Requests that still run when `server.drain_timeout` has passed: what their clients get.
+//! Requests that still run when `server.drain_timeout` has passed.
+//!
+//! Each test aborts everything 50 ms after the start, and checks the answer to the client: an error
+//! event in a stream that has begun, otherwise a 503.
 
 use super::*;
 use sluice_core::openai::Route;

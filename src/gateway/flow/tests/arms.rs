@@ -1,5 +1,7 @@
-//! Requests in the arms of experiments: the model is renamed upstream, an arm has its pool and backends, and what an arm
-//! cannot serve is served as if there were no experiment.
+//! Requests in the arms of experiments.
+//!
+//! The model is renamed upstream, and an arm may have a pool and certain backends. A request that
+//! the arm cannot serve is served as if there were no experiment, and recorded as fallen back.
 
 use super::*;
 use crate::config::Config;
@@ -10,7 +12,7 @@ const TWO_BACKENDS: &str = "[[model]]\nname = \"m\"\n[[model]]\nname = \"lora\"\
      [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
      [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n";
 
-/// A gateway with an experiment whose second arm has everything.
+/// A gateway with an experiment whose second arm gets all requests.
 fn promoted(target: &str, first: Vec<Script>, second: Vec<Script>) -> (TestFlow, LearnedState) {
     let text = format!(
         "{TWO_BACKENDS}[[experiment]]\nname = \"x\"\nmodels = [\"m\"]\n[[experiment.arm]]\nname = \"base\"\nweight = 50\n\

@@ -1,5 +1,7 @@
-//! Faults of a backend before its response begins: how often and with which ids the request is sent, what the client gets, and
-//! what counts against the backend.
+//! Faults of a backend before the response begins.
+//!
+//! The tests check how often and under which ids the request is sent, the answer that the client
+//! gets, and whether the fault counts against the backend.
 
 use super::*;
 

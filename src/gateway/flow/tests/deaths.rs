@@ -1,4 +1,7 @@
 //! Requests whose engines die: a body is delivered once more, and refused after a second death.
+//!
+//! A dying engine closes the connection before the head of a response. Other failures, such as an
+//! invalid response, are no deaths.
 
 use super::*;
 use crate::flow::suspects::REFUSED_FOR;

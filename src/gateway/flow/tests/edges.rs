@@ -1,5 +1,7 @@
-//! Edge cases: incomplete first events, forwarded refusals, absurd numbers, pools that a reload replaces, and requests that
-//! wait while they hold capacity.
+//! Edge cases of the request path.
+//!
+//! Among them: incomplete first events, forwarded refusals, absurd numbers, pools that a reload
+//! replaces, and requests that wait while they hold capacity.
 
 use super::*;
 
@@ -123,7 +125,7 @@ async fn a_client_that_left_before_its_turn_was_noticed_reaches_no_engine() {
     {
         let mut waiting = Box::pin(test.flow.run(test.incoming(STREAM), &mut client));
         assert!(tokio::time::timeout(Duration::ZERO, waiting.as_mut()).await.is_err(), "it waits");
-        // It is granted a lease, and its client leaves, before the request is looked at again.
+        // The request is granted a lease, and the client leaves, before the task runs again.
         drop(held);
         sleep(Duration::from_secs(2)).await;
         waiting.await;
@@ -185,7 +187,7 @@ async fn a_request_that_is_repeated_waits_as_long_as_any_other() {
     drop(first);
     let begun = Instant::now();
     let busy = async {
-        // A second after the first attempt has ended by its timeout.
+        // One second after the first attempt has timed out.
         sleep(Duration::from_secs(61)).await;
         drop(second);
     };

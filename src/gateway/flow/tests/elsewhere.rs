@@ -1,4 +1,8 @@
-//! Answers after which another backend serves the request, and the answer that the client gets when none can.
+//! Answers after which another backend serves the request, and the answer that the client gets if
+//! none can.
+//!
+//! The tests also check which answers count against an engine's health, and that an engine which
+//! refuses the gateway's credentials is left out.
 
 use super::*;
 use crate::pool::Served;
@@ -61,7 +65,7 @@ async fn a_429_never_ejects_and_a_failed_event_counts_once() {
     assert!(states(&test).contains(&"ejected"));
 }
 
-/// The same with an `api_key` for each backend.
+/// Like `new`, with an `api_key` for each backend.
 fn with_own_keys(first: Vec<Script>, second: Vec<Script>) -> TestFlow {
     let mut config = Config::clone(&config_of("p", ""));
     for backend in &mut config.pools[0].backends {

@@ -1,6 +1,7 @@
-//! Scripted engines in memory: each request takes the next script of its engine.
+//! Scripted engines in memory.
 //!
-//! They count open exchanges, and record each request that they receive: port, request id and body.
+//! Each request takes the next script of the engine. The engines count open exchanges, and record
+//! each request that they receive: port, request id and body.
 
 use std::collections::VecDeque;
 
@@ -9,25 +10,24 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 
 use super::*;
 
-/// What an engine does with one request.
 #[derive(Clone)]
 pub(super) enum Script {
     NoConnection,
     StaleConnection,
     CloseBeforeHead,
     NeverAnswers,
-    /// Does not read the request.
     StopsReading,
-    /// A reused connection is closed without a byte; a new one gets this.
+    /// A reused connection is closed without a byte; a new one gets this response.
     Stale(u16, &'static str),
-    /// A head of this status, and then the connection is closed.
+    /// A head with this status; then the connection is closed.
     HeadOnly(u16),
     Json(u16, &'static str),
-    /// The same with a coding that the gateway does not read.
+    /// Like `Json`, with a coding that the gateway does not read.
     Coded(u16, &'static str),
-    /// The same, whose body comes after this many milliseconds.
+    /// Like `Json`, with the body after this many milliseconds.
     Late(u16, u64, &'static str),
-    /// Chunks of a stream with the pause before each; `true`: ends in order.
+    /// Chunks of a stream with the pause before each, in milliseconds; `true`: the stream ends
+    /// properly.
     Stream(Vec<(u64, &'static str)>, bool),
 }
 
@@ -48,7 +48,7 @@ pub(super) fn good() -> Script {
     Script::Stream(vec![(10, ROLE), (0, WORD), (5, LAST), (0, USAGE), (0, DONE)], true)
 }
 
-/// Engines by port; each request takes the next script, the last one stays.
+/// Engines by port. Each request takes the next script; the last one stays.
 #[derive(Default)]
 pub(super) struct Engines {
     pub(super) scripts: Mutex<Vec<(u16, VecDeque<Script>)>>,
@@ -58,7 +58,8 @@ pub(super) struct Engines {
 
 pub(super) struct Served {
     script: VecDeque<(u64, &'static str)>,
-    /// When the next chunk comes, once it was waited for: a wait may be given up and begun again.
+    /// When the next chunk comes. Set by the first wait, since a wait may be cancelled and begun
+    /// again.
     next_at: Option<Instant>,
     in_order: bool,
     head: Result<ResponseHead, ExchangeError>,

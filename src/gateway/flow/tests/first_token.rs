@@ -1,4 +1,7 @@
-//! Up to the first token another engine may serve a stream, whatever bytes came before; and bytes without a token are no work.
+//! Streams before and after their first token.
+//!
+//! Up to the first token another engine may serve a stream, whatever bytes came before. Bytes
+//! without a token are no work, so pings do not keep a stream alive.
 
 use super::*;
 use crate::pool::EngineLook;
@@ -141,8 +144,8 @@ async fn a_stream_is_complete_by_its_finish_reasons_and_cut_without() {
     assert!(text(&client).contains("event: error"));
 }
 
-/// A stream with a pause of `pause` seconds between tokens, while the engine generates `each` tokens a second that no stream
-/// receives.
+/// A stream with a pause of `pause` seconds between tokens, while the engine generates `each`
+/// tokens a second that no stream receives.
 async fn silent(pause: u64, each: f64, begin: &'static str) -> (TestClient, Record, Duration) {
     let events = [(1, begin), (pause * 1_000, WORD), (1, LAST), (0, DONE)];
     let test = TestFlow::new(vec![stream(&events, true)], vec![stream(&events, true)]);

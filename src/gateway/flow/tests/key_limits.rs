@@ -1,4 +1,7 @@
-//! The charges of requests to their key's limits on tokens, however they end.
+//! The charges of requests to their key's limits on tokens, however the requests end.
+//!
+//! The key has limits per minute and per day. Each case is a script of the engine, and the tokens
+//! that the key must have used.
 
 use super::*;
 use crate::flow::keys::KeyUsage;
@@ -64,7 +67,7 @@ async fn a_request_is_charged_with_what_it_used_however_it_ends() {
         let (used, outcome) = charged(script, body, leaves_after).await;
         assert_eq!(used, expected, "{what}: {outcome:?}");
     }
-    // How much of a body was generated is not known.
+    // The engine may have generated any part of the body, so the whole charge stays.
     let (used, outcome) = charged(Script::NeverAnswers, PLAIN, Some(100)).await;
     assert_eq!((used, outcome), (prompt + 16_384, Outcome::ClientGone));
 }

@@ -1,5 +1,7 @@
-//! Refusals of one engine: the conclusions about the engine, how far a request moves on, and the
-//! answer that the client gets in the end.
+//! Refusals by one engine of requests that other engines may serve.
+//!
+//! The tests check the conclusions about the engine, how far a request moves on, and the answer
+//! that the client gets in the end.
 
 use super::*;
 use crate::flow::response_owners::ResponseOwner;
@@ -29,14 +31,14 @@ impl TestFlow {
         (client, record)
     }
 
-    /// Sets the models and the context limit that an engine says it has.
+    /// Sets the models and the context limit that an engine reports.
     fn serves(&self, engine: usize, served: Served, max_model_len: Option<u64>) {
         let id = self.flow.routing_table().pools[0].backends[engine];
         self.flow.admission().set_served(id, served, max_model_len, Instant::now());
     }
 }
 
-/// A pool of so many engines that all answer in the same way.
+/// A pool of `engines` engines that all answer in the same way.
 fn of_many(engines: u16, script: &Script) -> TestFlow {
     let mut text = "[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n".to_owned();
     for number in 0..engines {

@@ -1,9 +1,13 @@
-//! The priority of a request: clamped, in the queue, and sent only to engines that schedule by it.
+//! The priority of a request: clamped to the client's range, used in the queue, and sent only to
+//! engines that schedule by it.
+//!
+//! The bodies that the engines receive are compared byte by byte: without a priority they must be
+//! the client's.
 
 use super::*;
 use sluice_core::openai::Route;
 
-/// A flow over two engines; the first, second or both schedule by priority.
+/// A flow with two engines; `by_priority` says which of them schedule by priority.
 fn flow(first: Vec<Script>, by_priority: [bool; 2]) -> TestFlow {
     let test = TestFlow::with(first, vec![good(), good(), good(), good()], "");
     let backends = test.flow.routing_table().pools[0].backends.clone();
@@ -13,8 +17,7 @@ fn flow(first: Vec<Script>, by_priority: [bool; 2]) -> TestFlow {
     test
 }
 
-/// Sends a body, and with it the priority of the header. Returns the bodies that engines got, by
-/// port.
+/// Sends a body with the priority of the header. Returns the bodies that engines got, by port.
 async fn send(test: &TestFlow, body: &'static str, header: Option<i64>) -> Vec<(u16, String)> {
     let incoming = Box::new(IncomingRequest { priority: header, ..*test.incoming(body) });
     test.flow.run(incoming, &mut TestClient::default()).await;
@@ -39,7 +42,7 @@ async fn an_engine_that_schedules_by_priority_gets_the_clamped_number() {
     let answers = || (0..5).map(|_| Script::Json(200, "{}")).collect();
     let test = flow(answers(), [true, false]);
     let sent = |priority: &str| [(PORTS[0], BARE.replacen('{', &format!("{{\"priority\":{priority},"), 1))];
-    // Without keys no request goes before the others, and each may step back. The header wins.
+    // Without keys no client can go before others, but each may step back. The header wins.
     assert_eq!(send(&test, ASKS, None).await, sent("0"));
     assert_eq!(send(&test, LATER, None).await, sent("7"));
     assert_eq!(send(&test, ASKS, Some(i64::MAX)).await, sent(&i32::MAX.to_string()));

@@ -1,13 +1,15 @@
-//! A client that reads slower than its engine writes holds its own bytes, and no resource of the
-//! engine.
+//! A client that reads slower than the engine writes.
+//!
+//! The gateway must hold the bytes for such a client, within bounds, and keep no resource of the
+//! engine for it.
 
 use super::*;
 
-/// A client that takes each piece of the body only after its pause; the last pause repeats.
+/// A client that takes each piece of the body only after a pause; the last pause repeats.
 struct SlowClient {
     inner: TestClient,
     pauses: Vec<Duration>,
-    /// Pieces after which it has left.
+    /// Number of pieces after which the client has left.
     leaves_after: usize,
 }
 
@@ -45,7 +47,7 @@ impl Downstream for SlowClient {
     }
 }
 
-/// `words` tokens, one each 5 ms, and an orderly end.
+/// `words` tokens, one every 5 ms, and a proper end.
 fn stream(words: usize) -> Vec<(u64, &'static str)> {
     let mut chunks = vec![(10, ROLE)];
     chunks.extend((0..words).map(|_| (5, WORD)));

@@ -1,4 +1,6 @@
-//! The machine by itself: which events move a backend, and which do not.
+//! The state machine by itself.
+//!
+//! Tests which events move a backend to another phase, and which do not.
 
 use super::*;
 
@@ -141,7 +143,7 @@ fn one_refusal_of_the_gateway_s_credentials_ejects_and_its_reason_ends_with_it()
     assert_eq!(health.refused(), None);
 }
 
-/// Every sequence of up to six events from every side: the invariants hold in each state.
+/// The invariants hold after every sequence of up to six events from all sides.
 #[test]
 fn exhaustively_no_sequence_of_events_breaks_the_machine() {
     let start = Instant::now();
@@ -174,7 +176,7 @@ fn exhaustively_no_sequence_of_events_breaks_the_machine() {
                 if let Phase::Ejected { until, .. } = health.phase() {
                     assert!(until <= now + RULES.eject_max);
                 }
-                // Nothing but a probe brings a backend into rotation that was out of it.
+                // Only a probe brings a backend back into rotation.
                 let was_out = matches!(before, Phase::Starting | Phase::Ejected { .. } | Phase::Down);
                 let is_in = matches!(health.phase(), Phase::Ready | Phase::Probation);
                 assert!(!is_in || probed);

@@ -1,22 +1,19 @@
-//! Which owners are present: which ones count towards the shares of a pool, which ones are
-//! forgotten, and which prompts an owner may send to an engine.
+//! Which owners are present, which are forgotten, and which prompts an owner may send to an engine.
 //!
-//! An owner is present from its first request until each engine of the pool has done
-//! [`PRESENT_FOR`] seconds of work after its last one. The clock is work, so it needs no timer, and
-//! stands still while nothing is done. One that has left is forgotten when V has reached its level:
-//! a newcomer starts at V anyway.
+//! Only present owners count in the shares of a pool: from the first request until each engine of
+//! the pool has done [`PRESENT_FOR`] seconds of work after the last one. The clock is work, so it
+//! needs no timer, and stands still while nothing is done. An owner that has left is forgotten once
+//! V has reached its level, because a newcomer starts at V anyway.
 
 use super::{BackendId, Level, Owners};
 use crate::pool::fair_owner::EVERYONE;
 use crate::pool::queue::OwnerIndex;
 use crate::pool::share_of_prefill::Allowance;
 
-/// An owner counts as present until each engine of the pool has done this many seconds of work
-/// since its last request.
+/// Seconds of work of each engine after which an owner without requests is no longer present.
 const PRESENT_FOR: f64 = 2.0;
 
 impl Owners {
-    /// The owner has a request.
     pub(in crate::pool) fn come(&mut self, owner: OwnerIndex) {
         let found = self.at_mut(owner);
         if !std::mem::replace(&mut found.present, true) {
@@ -31,7 +28,7 @@ impl Owners {
         }
     }
 
-    /// A request of the owner has left: if none is left, the owner may leave.
+    /// A request of the owner has left. If none is left, the owner may leave.
     pub(in crate::pool) fn rest(&mut self, owner: OwnerIndex) {
         let clock = self.clock;
         let found = self.at_mut(owner);
@@ -76,7 +73,7 @@ impl Owners {
                 gone = if group.present == 0 { group.weight } else { 0.0 };
             }
             self.present -= 1;
-            // Sums of numbers that were added and taken away drift.
+            // Resets the sum, because additions and subtractions make it drift.
             self.weights = if self.present == 0 { 0.0 } else { self.weights - gone };
             self.loosened = true;
             if owner != EVERYONE {
@@ -99,19 +96,19 @@ impl Owners {
         self.free.push(owner);
     }
 
-    /// A prompt goes to an engine, and has this many tokens to compute.
+    /// A prompt with this many tokens to compute goes to an engine.
     pub(in crate::pool) fn begin_prefill(&mut self, owner: OwnerIndex, backend: BackendId, computed: u64) {
         self.at_mut(owner).prefill.begin(backend, computed);
     }
 
-    /// Its first token was seen, or it has ended.
+    /// The first token of such a prompt was seen, or the request has ended.
     pub(in crate::pool) fn end_prefill(&mut self, owner: OwnerIndex, backend: BackendId, computed: u64) {
         let found = self.at_mut(owner);
         found.prefill.end(backend, computed);
         self.loosened |= !self.at(owner).queue.is_empty();
     }
 
-    /// The prompts that an owner may send to `backend`, one of `engines`, now.
+    /// The prompts that an owner may send to `backend` now, in a pool of `engines`.
     pub(in crate::pool) fn allowance(&self, owner: OwnerIndex, backend: BackendId, engines: usize) -> Allowance {
         let found = self.at(owner);
         let others = self.present - usize::from(found.present);
@@ -123,17 +120,16 @@ impl Owners {
         found.prefill.allowance(backend, weight / of_all.max(weight), engines)
     }
 
-    /// Whether an owner may be held back: it shares the pool with others.
+    /// Whether an owner may be held back, because several owners are present.
     pub(in crate::pool) fn is_shared(&self) -> bool {
         self.present > 1
     }
 
-    /// A waiter was held although there is room.
     pub(in crate::pool) fn hold(&mut self) {
         self.held = true;
     }
 
-    /// Whether waiters that were held may have room now; once.
+    /// Whether waiters that were held may have room now. Resets the answer.
     pub(in crate::pool) fn take_loosened(&mut self) -> bool {
         let loosened = std::mem::take(&mut self.loosened) && self.held && self.waiting > 0;
         if loosened {

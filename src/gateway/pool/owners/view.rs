@@ -1,11 +1,11 @@
 //! Facts about the owners of a pool: for views, for other gateways, and for tests.
 //!
-//! Views are bounded: the owners with most work, and the owners that wait, come first.
+//! Views are bounded: owners with waiters come first, then owners with the most work.
 
 use super::{Level, OwnerView, Owners};
 
 impl Owners {
-    /// Up to `most` owners with the most work, owners with waiters first.
+    /// Up to `most` owners: owners with waiters first, then the most work first.
     pub(in crate::pool) fn view(&self, most: usize) -> Vec<OwnerView> {
         let shown =
             (1..).zip(self.all.iter().skip(1)).filter(|(_, owner)| owner.in_use).map(|(index, owner)| OwnerView {
@@ -21,7 +21,7 @@ impl Owners {
         all
     }
 
-    /// Whether sums and orders say the same as the owners (for tests).
+    /// Checks that sums and orders agree with the owners (for tests).
     pub(in crate::pool) fn check(&self) -> Result<(), String> {
         let queued: usize = self.all.iter().map(|owner| owner.queue.len()).sum();
         let listed = self.all.iter().filter(|owner| owner.listed.is_some()).count();
@@ -47,14 +47,13 @@ impl Owners {
         Ok(())
     }
 
-    /// The level of an owner by its id (for tests).
     #[cfg(test)]
     pub(in crate::pool) fn level_of(&self, id: u64) -> Option<f64> {
         self.by_id.get(&id).map(|owner| self.at(*owner).level.0)
     }
 
-    /// Seconds that owners were charged here since they came, the largest first, for other
-    /// gateways.
+    /// Seconds of engine time charged to owners since they entered the table, largest first, for
+    /// other gateways.
     pub(in crate::pool) fn attained(&self, most: usize) -> Vec<(u64, f64)> {
         let named = self.all.iter().skip(1).filter(|owner| owner.in_use && owner.work > 0.0);
         let mut all: Vec<(u64, f64)> = named.map(|owner| (owner.id, owner.work)).collect();

@@ -1,8 +1,9 @@
-//! What a policy sees of a backend: what it has room for, its weight, its load and its observed pace.
+//! The data of a backend that a policy sees: room, weight, load and observed pace.
 //!
-//! A candidate holds until its backend changes, however much time passes: what runs off with time is stored with the time
-//! when it is over. So the candidates of a pool lie side by side (`room.rs`), and a choice copies none. Times are in
-//! seconds since admission began; work is in seconds of the engine.
+//! A candidate stays valid until the backend changes, however much time passes: work that runs off
+//! is stored by the time when it ends. So the candidates of a pool lie side by side (`room.rs`),
+//! and a choice copies none. Times are in seconds since admission began, work in seconds of the
+//! engine.
 
 use super::pace::SeenPace;
 use crate::pool::adapters::AdapterPlace;
@@ -11,10 +12,10 @@ use sluice_core::base::BackendId;
 
 /// How many candidates most policies compare (`policy::compared`).
 pub(in crate::pool) const COMPARED: usize = 6;
-/// The share of a prefill that is still to come when it should be over.
+/// The share of a prefill that counts as left when it should be over.
 pub(in crate::pool) const OVERDUE: f64 = 0.3;
-/// About as long as a busy engine takes to the first token of a small prompt, seconds. Not learned: where requests wait for
-/// something else, such as an adapter, it must not grow with their wait.
+/// About as long as a busy engine takes to the first token of a small prompt, seconds. Not learned,
+/// because it must not grow where requests wait for something else, such as an adapter.
 const LATELY: f64 = 0.05;
 
 /// A backend.
@@ -22,11 +23,11 @@ const LATELY: f64 = 0.05;
 pub struct Candidate {
     /// The backend.
     pub id: BackendId,
-    /// Sequences for which it has room; 0 out of rotation.
+    /// Free sequences; 0 out of rotation.
     pub free_slots: u32,
-    /// Tokens for which it has room.
+    /// Free tokens.
     pub free_tokens: u64,
-    /// The longest prompt that its limit of prefill tokens lets in now.
+    /// The longest prompt that the limit of prefill tokens admits now.
     pub free_prefill: u64,
     /// Share of new work relative to the others.
     pub weight: f64,
@@ -40,9 +41,9 @@ pub struct Candidate {
     pub tokens: f64,
     /// Prefill work.
     pub backlog: Backlog,
-    /// Tokens of small prompts that wait for their first token.
+    /// Prompt tokens of small prompts that wait for their first token.
     pub small_tokens: f64,
-    /// How much longer small prompts wait for their first token while a large one is in prefill, on average, seconds.
+    /// How much longer small prompts wait while a large one is in prefill, on average, seconds.
     pub interference: f64,
     /// The share of predicted cached tokens that the engine had.
     pub trust: f64,
@@ -50,7 +51,7 @@ pub struct Candidate {
     pub decode: SeenPace,
     /// Pace of prefill.
     pub prefill: SeenPace,
-    /// The number of the last request that it was granted, counted over all backends: lower is less recently used.
+    /// The number of the backend's last grant, over all backends: lower is less recently used.
     pub granted: u64,
 }
 
@@ -62,7 +63,6 @@ impl Candidate {
             & (need.prompt_tokens <= self.free_prefill)
     }
 
-    /// One without load, for tests.
     #[cfg(test)]
     pub(in crate::pool) fn idle(position: usize) -> Self {
         Self {
@@ -91,14 +91,14 @@ impl Candidate {
 pub struct Backlog {
     /// When the prefills of large prompts are expected to be over.
     pub large_until: f64,
-    /// Seconds of prefill of large prompts that wait for their first token. No more than this is left, and no less than
-    /// [`OVERDUE`] of it.
+    /// Seconds of prefill of large prompts without a first token. At most this is left, and at
+    /// least [`OVERDUE`] of it.
     pub large_waiting: f64,
-    /// When the prefills of the small prompts that reached it a moment ago are over.
+    /// When the prefills of the small prompts that arrived a moment ago are over.
     pub small_until: f64,
     /// Seconds of prefill of the small prompts that came lately, as it counts at `at`.
     pub lately: f64,
-    /// When it was noted.
+    /// When the backlog was noted.
     pub at: f64,
 }
 
@@ -108,23 +108,24 @@ impl Backlog {
         smaller(larger(self.large_until - now, OVERDUE * self.large_waiting), self.large_waiting)
     }
 
-    /// Seconds of prefill of small prompts that reached it a moment ago.
+    /// Seconds until the prefills of small prompts that arrived a moment ago are over.
     pub fn small(&self, now: f64) -> f64 {
         larger(self.small_until - now, 0.0)
     }
 
-    /// Seconds of prefill of the small prompts that reached it within about as long as a first token takes, answered or not.
+    /// Seconds of prefill of small prompts that arrived within about the time to a first token,
+    /// answered or not.
     pub fn lately(&self, now: f64) -> f64 {
         self.lately * larger(1.0 - larger(now - self.at, 0.0) * (1.0 / LATELY), 0.0)
     }
 }
 
-/// The larger of two numbers. `f64::max` also decides what becomes of NaN, which takes five instructions instead of one.
+/// The larger of two numbers. `f64::max` also handles NaN, which takes five instructions instead of
+/// one.
 pub(super) fn larger(one: f64, other: f64) -> f64 {
     if one > other { one } else { other }
 }
 
-/// The smaller of two numbers.
 pub(super) fn smaller(one: f64, other: f64) -> f64 {
     if one < other { one } else { other }
 }
@@ -134,8 +135,8 @@ pub(super) fn smaller(one: f64, other: f64) -> f64 {
 pub struct Offer<'c> {
     /// The backend.
     pub candidate: &'c Candidate,
-    /// Tokens of the request's prompt that it is expected to have in its prefix cache.
+    /// Tokens of the request's prompt that are expected in the backend's prefix cache.
     pub cached: f64,
-    /// What the request's adapter meets on it.
+    /// Whether the request's adapter has a slot there.
     pub adapter: AdapterPlace,
 }

@@ -1,6 +1,7 @@
-//! Fewest requests: the backend with the fewest in flight in relation to its weight, as nginx's `least_conn`.
+//! Fewest requests: the backend with the fewest requests in flight by weight, as nginx's
+//! `least_conn`.
 //!
-//! Knows nothing of what requests cost. Of equal ones the least recently used.
+//! It ignores the cost of requests. On a tie, the least recently used backend wins.
 
 use super::candidate::{Candidate, Offer};
 use sluice_core::base::BackendId;
@@ -11,7 +12,6 @@ pub(super) fn pick(offers: &[Offer<'_>]) -> Option<BackendId> {
     least.map(|candidate| candidate.id)
 }
 
-/// Requests in flight in relation to the weight.
 pub(super) fn share(candidate: &Candidate) -> f64 {
     f64::from(candidate.requests) / candidate.weight
 }

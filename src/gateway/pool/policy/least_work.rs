@@ -1,39 +1,23 @@
-//! Least work: where the request is predicted to get its first token soonest and to delay others least.
+//! Least work: where the request is predicted to get the first token soonest and to delay others
+//! least.
 //!
 //! ```text
-//! cost = (wait + adapter + own prefill + CROWD x output tokens x SEQUENCE x sequences) / weight + output tokens x STEP
+//! cost = (wait + adapter + own prefill + CROWD x output tokens x SEQUENCE x sequences) / weight
+//!      + output tokens x STEP
 //!
 //! wait of a large prompt = backlog of large prompts + prefill of as many tokens as are outstanding
-//! wait of a small prompt = min(backlog, 2 x interference) + recent + WAITING x max(lately, small prompts without a first token)
+//! wait of a small prompt = min(backlog, 2 x interference) + recent
+//!                        + WAITING x max(lately, small prompts without a first token)
 //! ```
 //!
-//! Own prefill is the time to compute the prompt tokens that the engine is not expected to have in its prefix cache
-//! (`prefix.rs`). Their number also decides whether the prompt counts as small or large. So the next turn of a conversation goes
-//! to the same engine, unless waiting there takes longer than computing the whole prompt on another engine.
+//! The lowest cost wins. Among backends that differ only in load, and by less than a prediction can
+//! tell ([`TIE`]), the least recently used wins. Everything is in seconds at the engine's own pace.
 //!
-//! A request with a LoRA adapter that has no slot on the engine waits until the adapter is in one (`adapters.rs`): a moment if
-//! one is free, and otherwise until an adapter before it has no requests left, each of which is assumed to decode as long as
-//! this one. An engine that does not serve the adapter would refuse the request, and is chosen only if all do not.
-//!
-//! Everything is in seconds at the engine's own pace. The lowest cost wins; of backends that differ in load only, and by less
-//! than a prediction can tell ([`TIE`]), the least recently used one.
-//! Each term corrects a measured fault of simpler rules (`config/lab/placement`):
-//!
-//! - Depending on its flags, an engine computes prompts one after another, or large ones in chunks that share steps with small
-//!   ones. In the first case a small prompt waits for the rest of a large one, in the second for a step or two. `interference` is
-//!   the observed mean of that wait. On average a small prompt arrives in the middle of a large prefill, so the predicted wait is
-//!   at most twice that mean.
-//! - Prompts that are computed in the same step delay each other, and such a step often has more tokens than the largest CUDA
-//!   graph. So small prompts make an engine more expensive for the next one while their own prefill lasts (`recent`) and while
-//!   they have no first token. Where all requests are alike, this is as good as round robin.
-//! - An engine sends first tokens in groups, one group for each step. If only prompts without a first token counted, an engine
-//!   that has just ended a step would look empty and would get all requests until another engine ends its step. So the small
-//!   prompts that arrived within about the time to one first token (`lately`) count as well, answered or not. Where more wait
-//!   for their first token, as with requests that wait for an adapter, those count instead.
-//! - A large prefill delays all decodes on its engine. An engine that had a large prompt not long ago still has many outstanding
-//!   tokens, so the next large prompt goes elsewhere, and the delays do not always hit the same requests.
-//! - More sequences make every step a little longer. A second by which decoding gets longer costs as much as a tenth of a second
-//!   of waiting for the first token ([`CROWD`]).
+//! Own prefill is the time to compute the prompt tokens that are not expected in the engine's
+//! prefix cache (`prefix.rs`). Their number also decides whether the prompt is small or large. So
+//! the next turn of a conversation goes to the same engine, unless waiting there takes longer than
+//! computing the whole prompt elsewhere. `cost` has the reasons for the other terms; each corrects
+//! a measured fault of simpler rules (`config/lab/placement`).
 
 use smallvec::SmallVec;
 
@@ -44,22 +28,25 @@ use crate::pool::adapters::AdapterPlace;
 use crate::pool::capacity::{LARGE_PROMPT, Need};
 use sluice_core::base::BackendId;
 
-/// The cost of a second by which decoding gets longer, relative to a second of waiting for the first token.
+/// The cost of a second by which decoding gets longer, relative to a second of waiting for the
+/// first token.
 const CROWD: f64 = 0.1;
-/// The share of the small prompts without a first token that the engine still has to compute. Those of the others are computed,
-/// and their first tokens are on the way to the gateway.
+/// The share of small prompts without a first token that the engine still has to compute. The other
+/// prompts are computed, and their first tokens are on the way to the gateway.
 const WAITING: f64 = 0.3;
-/// Loads whose costs differ by less, in seconds, count as equal: half a step, about the difference between a token that has left
-/// the engine and one that is about to. In bursts of equal requests, where turns are best, smaller differences are noise: where
-/// they decide, the P99 of the time to first token is 8 % higher.
+/// Costs that differ by less, in seconds, count as equal: half a step, about the difference between
+/// a token that has left the engine and one that is about to. In bursts of equal requests, smaller
+/// differences are noise and turns are best: otherwise the P99 of the time to first token is 8 %
+/// higher.
 const TIE: f64 = 3e-3;
 
-/// How long it takes until an adapter is in a free slot, seconds: 40 to 170 MB, from host memory or from a disk.
+/// How long it takes to copy an adapter into a free slot, seconds: 40 to 170 MB, from host memory
+/// or from a disk.
 const ADAPTER_LOAD: f64 = 0.05;
 /// The cost of an engine that does not serve the adapter, seconds: more than any wait.
 const ADAPTER_MISSING: f64 = 1e6;
 
-/// What is the same for all backends of one choice.
+/// The inputs that are the same for all backends of one choice.
 #[derive(Clone, Copy, Debug)]
 struct Common {
     prompt_tokens: f64,
@@ -68,13 +55,14 @@ struct Common {
     slots: f64,
     decode: f64,
     prefill: f64,
-    /// The longest predicted wait of a small prompt for large ones: twice the mean over the backends. It is one number for all:
-    /// engines of a pool have the same flags, so differences between them are noise, which must not decide the choice.
+    /// The longest predicted wait of a small prompt for large ones: twice the mean over the
+    /// backends. The engines of a pool have the same flags, so differences are noise and must not
+    /// decide.
     interference: f64,
     now: f64,
 }
 
-/// The best, and the one that would have been the best without it.
+/// The best backend, and the one that would be the best without it.
 pub(super) fn pick(offers: &[Offer<'_>], need: &Need, now: f64) -> (Option<BackendId>, Option<BackendId>) {
     if offers.len() < 2 {
         return (offers.first().map(|only| only.candidate.id), None);
@@ -120,13 +108,31 @@ impl Common {
     }
 }
 
-/// Whether two backends have the same weight, cached prefix and adapter. Where they differ in these, the difference is known, and
-/// taking turns would undo it.
+/// Whether two backends have the same weight, cached prefix and adapter. If they differ in these,
+/// the difference is certain, and taking turns would undo it.
 fn differ_in_load_only(one: &Offer<'_>, other: &Offer<'_>) -> bool {
     one.candidate.weight == other.candidate.weight && one.cached == other.cached && one.adapter == other.adapter
 }
 
-/// What the request costs on one backend, seconds.
+/// The cost of the request on one backend, seconds.
+///
+/// - `interference`: the observed mean time that small prompts wait for a large one. Depending on
+///   flags, an engine computes prompts one after another, or large ones in chunks, so this is the
+///   rest of a prefill, or a step or two. On average a small prompt arrives in the middle, so it
+///   waits at most twice the mean.
+/// - `backlog.small` (recent): prompts in one step delay each other, and such a step often exceeds
+///   the largest CUDA graph. If all requests are alike, this is as good as round robin.
+/// - `backlog.lately`: an engine sends first tokens in groups, one for each step. If only prompts
+///   without a first token counted, an engine that has just ended a step would look empty, and
+///   would get all requests until another ends a step. Where more prompts wait, for example for an
+///   adapter, these count instead.
+/// - `candidate.tokens`: a large prefill delays all decodes on the engine. An engine that had a
+///   large prompt lately still has many outstanding tokens, so the next one goes elsewhere and the
+///   delays do not always hit the same requests.
+/// - `CROWD`: more sequences make every step a little longer.
+/// - The adapter (`adapters.rs`): a moment if a slot is free; otherwise until an adapter ahead has
+///   no requests left, each of which is assumed to decode as long as this one. An engine that lacks
+///   the adapter is chosen only if all do.
 #[inline]
 fn cost(offer: &Offer<'_>, common: &Common) -> f64 {
     let Offer { candidate, cached, adapter } = offer;
@@ -160,7 +166,7 @@ mod tests {
     use super::super::{Backlog, Candidate, Pace, SeenPace};
     use super::*;
 
-    /// When a choice is made.
+    /// The time of a choice.
     const NOW: f64 = 100.0;
 
     fn candidate(position: usize) -> Candidate {
@@ -175,7 +181,8 @@ mod tests {
     const SMALL: Need = Need { slots: 1, prompt_tokens: 200, output_tokens: 128 };
     const LARGE: Need = Need { slots: 1, prompt_tokens: 16_000, output_tokens: 64 };
 
-    /// The backend that is chosen at `now`. Each candidate has the number of prompt tokens that it is expected to have cached.
+    /// The backend that is chosen at `now`. Each candidate comes with the expected cached prompt
+    /// tokens.
     fn chosen_at(candidates: &[(Candidate, u64)], need: &Need, now: f64) -> usize {
         let offers: Vec<Offer<'_>> = candidates
             .iter()
@@ -189,7 +196,8 @@ mod tests {
         chosen_at(&uncached, need, NOW)
     }
 
-    /// The pace of an engine that was observed, until now, to take `ratio` times as long as the reference.
+    /// The pace of an engine that was observed, until [`NOW`], to take `ratio` times as long as the
+    /// reference.
     fn paced(ratio: f64) -> SeenPace {
         let (epoch, mut pace) = (Instant::now(), Pace::default());
         let now = epoch + std::time::Duration::from_secs_f64(NOW);
@@ -203,7 +211,8 @@ mod tests {
         assert_eq!(chosen(&[used(0, 7), used(1, 5), used(2, 6)], &SMALL), 1);
     }
 
-    /// Differences that are smaller than what a prediction can tell do not break the turns of equal engines.
+    /// Differences that are smaller than a prediction can tell do not break the turns of equal
+    /// engines.
     #[test]
     fn a_difference_of_two_milliseconds_does_not_decide() {
         let used = |position, granted, small| Candidate { granted, backlog: work(0.0, small), ..candidate(position) };
@@ -236,7 +245,8 @@ mod tests {
         assert_eq!(chosen(&[busy, candidate(1)], &SMALL), 1);
     }
 
-    /// An engine that has just sent the first tokens of a step is not emptier than one whose step is still running.
+    /// An engine that has just sent the first tokens of a step is not emptier than one whose step
+    /// is still running.
     #[test]
     fn the_end_of_a_step_attracts_nothing_and_a_queue_repels() {
         let lately = Backlog { lately: 0.02, at: NOW, ..Backlog::default() };
@@ -320,7 +330,7 @@ mod tests {
     }
 
     proptest! {
-        /// More load on a backend never attracts a request that it did not get before.
+        /// More load on a backend never attracts a request that went elsewhere before.
         #[test]
         fn load_repels(
             mut engines in proptest::collection::vec(any_candidate(), 2..6),

@@ -1,8 +1,8 @@
-//! Which of several backends with room takes a request: a closed set, chosen per pool.
+//! Policies: which of several backends with room takes a request. A closed set, configured per
+//! pool.
 //!
-//! A policy sees only backends that fit (admission has checked), and returns one of them. It is
-//! a pure function of its arguments and a random generator. Work is measured against the configured weight:
-//! a backend of weight 2 carries twice the work before it looks as busy.
+//! A policy is a pure function of backends with room and a random generator. Work counts relative
+//! to weight: a backend of weight 2 carries twice the work before it looks as busy.
 
 mod pace;
 mod candidate;
@@ -19,8 +19,8 @@ pub(super) use candidate::COMPARED;
 pub use candidate::{Backlog, Candidate, Offer};
 pub use pace::{Pace, SeenPace};
 
-/// Up to this many backends that may have room, a choice compares all of them; with more, this many of a random walk
-/// (`room.rs`). Turns are exact among more, since comparing them is an addition.
+/// Up to this many backends that may have room, a choice compares all; with more, this many of a
+/// random walk (`room.rs`). Round robin compares more, because a comparison is one addition.
 pub(super) fn compared(policy: Policy) -> usize {
     match policy {
         Policy::RoundRobin => 64,
@@ -28,14 +28,14 @@ pub(super) fn compared(policy: Policy) -> usize {
     }
 }
 
-/// Whether a policy predicts how much of a prompt an engine has in its prefix cache.
+/// Whether a policy predicts how much of a prompt is in an engine's prefix cache.
 pub(super) fn predicts(policy: Policy) -> bool {
     matches!(policy, Policy::LeastWork | Policy::PrefixAffinity)
 }
 
-/// Picks one of `offers` (none when empty) at `now`, in seconds since admission began. Also returns the runner-up, where
-/// that is worth comparing at the next choice. Round robin keeps its turn with the backends and is decided there;
-/// `prefix_affinity` is an old name of `least_work`; the configuration warns about it.
+/// Picks one of `offers` (none if empty) at `now`, in seconds since admission began. Also returns
+/// the runner-up, if it should be compared at the next choice. Round robin is decided in
+/// `choice.rs`. `prefix_affinity` is an old name of `least_work`; the configuration warns about it.
 pub fn pick(
     policy: Policy,
     offers: &[Offer<'_>],

@@ -1,26 +1,32 @@
-//! How many times longer than the reference an engine takes for the same work, from decayed sums of both.
+//! How much longer than the reference an engine takes for the same work, from decayed sums of both
+//! times.
 //!
-//! The reference knows the load (see `cost.rs`), so equal engines have about the same pace however busy they are. Their
-//! difference is then noise, and counts as none up to [`NOISE`]: work goes to the emptier one of two equal engines, not to
-//! the luckier. A pace ages: a backend that was once slow gets few requests, so few observations would correct its pace.
-//! While there are none, its difference from the fastest falls, to half after [`HALF_LIFE`], and what was observed before counts
-//! less in the next observation; after [`FORGOTTEN`] it counts as unmeasured. An unmeasured engine counts as the fastest, so it gets one request and is measured again.
+//! The reference accounts for the load (`cost.rs`), so equal engines have about the same pace
+//! however busy they are. Differences up to [`NOISE`] count as none, so work goes to the emptier of
+//! two equal engines, not to the luckier.
+//!
+//! A pace ages, because a backend that was once slow gets few requests and so few observations.
+//! Without observations, the difference from the fastest falls to half after [`HALF_LIFE`], and
+//! past observations weigh less in the next one. After [`FORGOTTEN`] the engine counts as
+//! unmeasured. An unmeasured engine counts as the fastest, so it gets a request and is measured
+//! again.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What an observation keeps of those before it: about the last twenty count.
+/// Weight that earlier observations keep at each new one: about the last twenty count.
 const KEEP: f64 = 0.95;
-/// One observation counts as at most this factor above or below the known pace, so that a single outlier cannot starve an engine.
+/// One observation counts as at most this factor above or below the known pace, so that a single
+/// outlier cannot starve an engine.
 const ODD: f64 = 8.0;
-/// No backend counts as more than so many times slower than the fastest.
+/// No backend counts as slower than the fastest by more than this factor.
 const SPREAD_MAX: f64 = 8.0;
 /// Differences below this factor are noise.
 const NOISE: f64 = 1.25;
-/// The time after which an engine that is not observed counts as half as much slower than the fastest.
+/// The time after which an unobserved engine's difference from the fastest counts half.
 const HALF_LIFE: Duration = Duration::from_secs(10);
-/// The time after which an engine that is not observed counts as unmeasured.
+/// The time after which an unobserved engine counts as unmeasured.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
 /// The pace of one engine at one kind of work; 2 is twice as long as the reference.
@@ -28,13 +34,14 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 pub struct Pace {
     observed: f64,
     expected: f64,
-    /// Of the two sums; 0 before the first observation.
+    /// Ratio of the two sums; 0 before the first observation.
     ratio: f64,
     at: Option<Instant>,
 }
 
 impl Pace {
-    /// Records that work for which the reference needs `expected` seconds took `observed` seconds. Both are above 0.
+    /// Records that work for which the reference needs `expected` seconds took `observed` seconds.
+    /// Both are above 0.
     pub fn observe(&mut self, observed: f64, expected: f64, now: Instant) {
         if !(observed.is_finite() && expected.is_finite() && observed > 0.0 && expected > 0.0) {
             return;
@@ -43,8 +50,8 @@ impl Pace {
         if age >= FORGOTTEN {
             *self = Self::default();
         }
-        // What is old counts less: else the one request that an engine gets when its pace has aged would make all of it count
-        // again, as if it had been seen just now.
+        // Old observations weigh less. Otherwise the one request that an engine gets after the pace
+        // has aged would make all of them count again.
         let keep = KEEP * 0.5_f64.powf(age.as_secs_f64() / HALF_LIFE.as_secs_f64());
         let known = self.ratio().unwrap_or(observed / expected);
         let likely = (expected * known / ODD, expected * known * ODD);
@@ -59,24 +66,25 @@ impl Pace {
         (self.ratio > 0.0).then_some(self.ratio)
     }
 
-    /// The same at the time `now`: `None` also if the last observation is [`FORGOTTEN`].
+    /// Like [`Pace::ratio`] at the time `now`: `None` also if the last observation is
+    /// [`FORGOTTEN`].
     pub fn ratio_at(&self, now: Instant) -> Option<f64> {
         self.ratio().filter(|_| self.at.is_some_and(|at| now.saturating_duration_since(at) < FORGOTTEN))
     }
 
-    /// What the policies see of it, with times in seconds since `epoch`.
+    /// The pace as policies see it, with times in seconds since `epoch`.
     pub fn seen(&self, epoch: Instant) -> SeenPace {
         let at = self.at.map_or(0.0, |at| at.saturating_duration_since(epoch).as_secs_f64());
         SeenPace { ratio: self.ratio().unwrap_or(f64::INFINITY), at }
     }
 }
 
-/// The pace of one engine at one kind of work, as it was when it was last observed.
+/// The pace of one engine at one kind of work, as of the last observation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SeenPace {
-    /// Infinite if none was observed.
+    /// Infinite without an observation.
     ratio: f64,
-    /// When that was, seconds.
+    /// When the pace was last observed, seconds.
     at: f64,
 }
 
@@ -87,10 +95,10 @@ impl Default for SeenPace {
 }
 
 impl SeenPace {
-    /// The pace that counts at `now`, where `fastest` is that of the fastest engine.
+    /// The pace that counts at `now`. `fastest` is the pace of the fastest engine.
     #[inline]
     pub(super) fn factor(self, fastest: f64, now: f64) -> f64 {
-        // Nearly always: engines of a pool are alike.
+        // The usual case: engines of a pool are alike.
         if self.ratio < fastest * NOISE { fastest } else { self.slower(fastest, now) }
     }
 
@@ -106,7 +114,6 @@ impl SeenPace {
     }
 }
 
-/// The smallest pace of several.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fastest(f64);
 
@@ -123,7 +130,7 @@ impl Fastest {
         }
     }
 
-    /// 1 if none was measured.
+    /// The smallest pace; 1 if none was measured.
     pub(super) fn ratio(self) -> f64 {
         if self.0 < f64::INFINITY { self.0 } else { 1.0 }
     }
@@ -139,7 +146,7 @@ mod tests {
         pace
     }
 
-    /// The pace that counts at `now`, beside an engine with the pace `fastest`.
+    /// The pace that counts at `now`, next to an engine with the pace `fastest`.
     fn factor(pace: &Pace, fastest: f64, now: Instant) -> f64 {
         let epoch = now - Duration::from_secs(3_600);
         pace.seen(epoch).factor(fastest, (now - epoch).as_secs_f64())
@@ -171,7 +178,8 @@ mod tests {
         assert_eq!(again.ratio(), Some(1.0), "after a pause the past says little");
     }
 
-    /// A backend that was slow for a while gets a request now and then. It must not need twenty of them to be known as fast again.
+    /// A backend that was slow for a while gets a request now and then. It must not need twenty
+    /// requests to be known as fast again.
     #[test]
     fn a_slow_past_counts_less_the_older_it_is() {
         let now = Instant::now();

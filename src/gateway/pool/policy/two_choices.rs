@@ -1,8 +1,9 @@
-//! Two choices: of two random backends the one with fewer requests in flight, as nginx's `random two least_conn`.
+//! Two choices: of two random backends the one with fewer requests in flight, as nginx's
+//! `random two least_conn`.
 //!
-//! A backend is drawn as often as its weight says, and requests are compared in relation to it. It knows nothing of what
-//! requests cost: nearly as even as comparing all backends, and without herding when the figures are stale (Mitzenmacher,
-//! "The power of two choices in randomized load balancing", 2001). A tie goes to the one that was drawn first.
+//! Backends are drawn by weight, and requests count relative to weight. Nearly as even as comparing
+//! all backends, without herding on stale figures (Mitzenmacher, "The power of two choices in
+//! randomized load balancing", 2001). On a tie, the backend that was drawn first wins.
 
 use super::candidate::Offer;
 use super::fewest_requests::share;
@@ -15,7 +16,7 @@ pub(super) fn pick(offers: &[Offer<'_>], rng: &mut Rng) -> Option<BackendId> {
     Some(if share(second) < share(first) { second.id } else { first.id })
 }
 
-/// The position of a random one other than `drawn`.
+/// The position of a random backend other than `drawn`.
 fn draw(offers: &[Offer<'_>], drawn: Option<usize>, rng: &mut Rng) -> Option<usize> {
     let others = || offers.iter().enumerate().filter(|(position, _)| Some(*position) != drawn);
     let mut left = rng.unit() * others().map(|(_, offer)| offer.candidate.weight).sum::<f64>();
@@ -36,7 +37,7 @@ mod tests {
     use super::*;
     use crate::pool::adapters::AdapterPlace;
 
-    /// How often each of these backends, by weight and requests in flight, is chosen of 3,000 times.
+    /// How often each backend, given by weight and requests in flight, is chosen in 3,000 choices.
     fn chosen<const N: usize>(backends: [(f64, u32); N]) -> [u32; N] {
         let candidate =
             |at: usize| Candidate { weight: backends[at].0, requests: backends[at].1, ..Candidate::idle(at) };

@@ -1,4 +1,6 @@
-//! What a request wants of engines that differ.
+//! The wants of a request.
+//!
+//! Tested with engines that have different facts.
 
 use super::*;
 
@@ -18,7 +20,7 @@ fn asks(model: &str) -> Asks {
     Asks { model: Some(key(model)), route: Some(Route::ChatCompletions), ..Asks::default() }
 }
 
-/// Which of these engines may be chosen, all of which could serve it now.
+/// The engines that may be chosen, if all of them could serve now.
 fn chosen(asks: &Asks, engines: &[Facts]) -> Vec<usize> {
     let wants = Wants::of(asks, || engines.iter().map(|facts| (facts, true)));
     (0..engines.len()).filter(|index| engines[*index].meets(&wants)).collect()
@@ -97,7 +99,7 @@ fn a_long_prompt_goes_where_it_surely_fits_or_else_to_the_highest_limit() {
     assert_eq!(of(u64::MAX, u64::MAX), [1]);
     let unknown = [limited(4_096), serves(&["x"])];
     assert_eq!(chosen(&Asks { prompt_tokens: 9_000, ..asks("x") }, &unknown), [1]);
-    // The only engine with the model takes it, whatever others could.
+    // The only engine with the model takes it, even if others could take more.
     let other = [limited(4_096), Facts { max_model_len: Some(32_768), ..serves(&["y"]) }];
     assert_eq!(chosen(&Asks { prompt_tokens: 9_000, ..asks("x") }, &other), [0]);
 }

@@ -1,4 +1,6 @@
-//! Capacity is conserved: random histories of everything that can happen to admission, with wide requests among them.
+//! Capacity is conserved.
+//!
+//! Random histories of all events of admission, including wide requests.
 
 use proptest::prelude::*;
 
@@ -12,9 +14,9 @@ enum Move {
         prompt: u64,
         slots: u32,
         priority: i32,
-        /// Its owner; 0: none.
+        /// The owner; 0: none.
         owner: u64,
-        /// Pinned to this backend and those after it.
+        /// Pinned to this backend and later ones.
         pinned: Option<usize>,
     },
     Poll(usize),
@@ -53,7 +55,7 @@ enum Move {
         backend: usize,
         tokens: Option<u64>,
     },
-    /// The engine of a lease refuses: the model, another one, the route, or the length.
+    /// The engine of a lease refuses the model, another model, the route, or the length.
     Refuse {
         lease: usize,
         lack: usize,
@@ -63,7 +65,7 @@ enum Move {
         up: bool,
     },
     DropPool,
-    /// A reload lets the long pool spill into the short one, or not.
+    /// A reload starts or stops spilling from the long pool into the short one.
     Spill(bool),
     Wait(u64),
 }
@@ -119,7 +121,7 @@ fn four_backends(slots: u32, permits: u32, tokens: Option<u64>, order: QueueOrde
     let limits = |permits| BackendLimits { tokens, ..limits(slots, permits) };
     let mut specs = vec![spec("short", 2, limits(permits.min(1)), vec![]), spec("long", 2, limits(permits), vec![0])];
     specs.iter_mut().for_each(|spec| spec.rules.order = order);
-    // The other one refuses at once.
+    // The other pool refuses at once.
     specs[0].rules.hold = Some(Duration::from_secs(60));
     specs
 }
@@ -127,8 +129,8 @@ fn four_backends(slots: u32, permits: u32, tokens: Option<u64>, order: QueueOrde
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Whatever happens in whatever order: no backend has room for a waiter, unless it is reserved for an earlier one,
-    /// and in the end all counters are zero.
+    /// In any order of events, no backend has room for a waiter, unless it is reserved for an
+    /// earlier one, and in the end all counters are zero.
     #[test]
     fn permits_are_conserved_under_any_order_of_events(
         history in proptest::collection::vec(moves(), 1..120),
@@ -228,7 +230,7 @@ proptest! {
                 }
                 Move::StartFailed(backend) => fixture.admission.start_failed(BackendId::new(backend)),
                 Move::ContextLimit { backend, tokens } => {
-                    // What the engine serves changes with it.
+                    // The served models change as well.
                     let served = match tokens.map_or(0, |tokens| tokens % 4) {
                         0 => Served::unreadable(),
                         1 => Served::list(["m"]),

@@ -1,4 +1,6 @@
-//! Copies for shadow arms: they use what requests leave free, and requests get what they would get without them.
+//! Copies for shadow arms.
+//!
+//! They use room that requests leave free, and requests get the same as without them.
 
 use proptest::prelude::*;
 
@@ -71,7 +73,7 @@ fn a_request_that_waits_cuts_all_copies_and_none_begins_while_it_waits() {
     assert!(fixture.admission.enter_copy(&fixture.request(0, 10)).is_some());
 }
 
-/// As in an experiment whose arms have backends of their own.
+/// As in an experiment whose arms have separate backends.
 #[test]
 fn a_request_that_waits_for_other_backends_leaves_copies_alone() {
     let fixture = Fixture::new(&[spec("one", 2, limits(1, 1), vec![])]);
@@ -145,7 +147,7 @@ fn copies_are_spread_over_the_backends_of_their_pool() {
 }
 
 proptest! {
-    /// What a request gets at once, and which waiter is next, does not depend on the copies that run beside them.
+    /// The room that a request gets at once, and the next waiter, do not depend on copies.
     #[test]
     fn requests_get_what_they_would_get_without_copies(
         steps in proptest::collection::vec((0..4u8, any::<usize>(), 1..3_000u64, 1..3u32), 1..80),
@@ -157,7 +159,7 @@ proptest! {
             for (step, index, prompt, slots) in &steps {
                 let mut request = fixture.request(0, *prompt);
                 request.need.slots = *slots;
-                // Each has one backend to go to.
+                // Each request has one backend to go to.
                 request.avoid.push(fixture.layout.backends[0][index % 2]);
                 match step {
                     0 => match fixture.admission.enter(request) {

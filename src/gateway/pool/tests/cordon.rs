@@ -1,4 +1,6 @@
-//! What a supervisor says of an engine: a cordon beside the operator's drain, a ceiling on slots, another engine.
+//! Decisions of a supervisor about an engine.
+//!
+//! A cordon next to the operator's drain, a ceiling on slots, another engine.
 
 use super::*;
 
@@ -21,7 +23,7 @@ fn a_backend_that_drains_or_comes_is_given_nothing_and_waited_for_and_one_that_i
             AdmissionDecision::Queued(mut ticket, _) => {
                 assert!(waits && poll(&mut ticket).is_none(), "{cordon:?}");
                 fixture.admission.check_invariants().unwrap();
-                // It is ready: the waiter gets it at once.
+                // The backend is ready: the waiter gets it at once.
                 fixture.admission.set_cordon(first, Cordon::Open);
                 drop(lease_of(&mut ticket));
                 fixture.admission.set_cordon(first, cordon);

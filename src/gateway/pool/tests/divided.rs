@@ -1,4 +1,6 @@
-//! Shares of a ledger as one more bound, and what is measured for it.
+//! Shares of a ledger.
+//!
+//! They are one more bound, and admission measures usage and wants for the ledger.
 
 use super::*;
 use crate::pool::divided::TICK;

@@ -1,4 +1,6 @@
-//! Owners of requests share a pool by the engine time that they have had. All on virtual time.
+//! Owners of requests share a pool by their engine time.
+//!
+//! All tests run on virtual time.
 
 use std::collections::BinaryHeap;
 
@@ -55,15 +57,15 @@ fn granted(tickets: &mut Vec<Ticket>) -> Vec<Lease> {
     leases
 }
 
-/// Ends a request that has taken the estimated tokens.
+/// Ends a request with as many tokens as estimated.
 fn end(mut lease: Lease) {
     lease.first_token();
     lease.release();
     lease.settle(None, None, 10);
 }
 
-/// The most seconds that a request of this many prompt tokens and ten output tokens may cost:
-/// decoding alone on an engine.
+/// The most seconds that a request of this many prompt tokens and ten output tokens may cost: it
+/// decodes alone on an engine.
 fn most(prompt: u64) -> f64 {
     prompt as f64 * 31e-6 + 10.0 * 5.1e-3
 }
@@ -71,8 +73,8 @@ fn most(prompt: u64) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// The bound that `owners.rs` states: while two owners wait, the engine time that they have had
-    /// differs by at most one request of either.
+    /// The bound in `owners.rs`: while two owners wait, their engine time differs by at most one
+    /// request of either.
     #[test]
     fn what_two_waiting_owners_have_attained_differs_by_one_request_at_most(
         prompts in proptest::collection::vec((1..900u64, 1..900u64), 60..61),
@@ -107,8 +109,8 @@ proptest! {
         }
     }
 
-    /// The bound on a wait: a request of an owner at the virtual time is overtaken by one request
-    /// of each other owner.
+    /// The bound on a wait: each other owner overtakes a request of an owner at V with at most one
+    /// request.
     #[test]
     fn a_newcomer_waits_for_one_request_of_each_other_owner_at_most(
         others in 1..12u64,
@@ -149,7 +151,7 @@ proptest! {
     }
 }
 
-/// A request that runs until a moment of virtual time, microseconds.
+/// A request that runs until a time in virtual microseconds.
 struct Running {
     until: u64,
     owner: usize,
@@ -176,7 +178,7 @@ impl Ord for Running {
 #[test]
 fn over_a_minute_the_shares_follow_the_weights_whatever_the_requests_and_their_estimates() {
     let mut fixture = Fixture::new(&[pool(2, BackendLimits { slots: 8, ..NO_PERMITS }, 4_096)]);
-    // Weight, prompt, output: the estimate says ten tokens of output.
+    // Weight, prompt, output. The estimate is ten output tokens.
     let owners = [(1.0, 600, 40), (2.0, 100, 12), (4.0, 900, 200)];
     let mut running = BinaryHeap::new();
     let begin = |owner: usize, until: u64, mut lease: Lease| {
@@ -199,7 +201,7 @@ fn over_a_minute_the_shares_follow_the_weights_whatever_the_requests_and_their_e
     while let Some(Running { until: ended, owner, mut lease }) = running.pop().filter(|next| next.until < 60_000_000) {
         fixture.now = begun + Duration::from_micros(ended);
         let (weight, prompt, output) = owners[owner];
-        // After the release, as the usage of a slow client comes.
+        // After the release, like the usage of a slow client.
         lease.release();
         lease.settle(Some(prompt), None, output);
         match fixture.admission.enter(fixture.owned(owner as u64, weight, prompt)) {
@@ -316,7 +318,7 @@ fn a_wide_request_gets_its_turn_and_its_owner_no_more_than_its_share() {
     for _ in 0..3 {
         let mut request = fixture.owned(2, 1.0, 10);
         request.need = Need { slots: 4, output_tokens: 40, ..request.need };
-        // It has waited for a quarter of the timeout, so that room is kept for it.
+        // It has waited for a quarter of the timeout, so room is kept for it.
         request.arrived -= Duration::from_secs(6);
         let AdmissionDecision::Queued(ticket, _) = fixture.admission.enter(request) else { panic!("it waits") };
         wide.push(ticket);
@@ -353,7 +355,7 @@ fn a_changed_weight_counts_from_the_next_request_and_no_waiter_is_lost() {
         assert_eq!(fixture.admission.check_invariants(), Ok(()));
     }
     assert_eq!(fixture.owners().iter().map(|view| view.weight).fold(0.0, f64::max), 1_000.0, "clamped");
-    // A reload that turns fair queues off: later requests have no owner.
+    // A reload turns fair queues off: later requests have no owner.
     tickets.push(fixture.queued(0, 10));
     while !tickets.is_empty() {
         drop(running);

@@ -1,4 +1,6 @@
-//! Two gateways divide the limits of one backend, by messages that arrive late.
+//! Two gateways divide the limits of one backend.
+//!
+//! They do it by messages that arrive late.
 
 use proptest::prelude::*;
 
@@ -11,7 +13,7 @@ const LIMITS: BackendLimits = BackendLimits {
     long_prefix: Some(LongPrefix { threshold: 1_000, slots: 1 }),
 };
 
-/// One gateway with what its requests hold and wait for.
+/// One gateway with leases and tickets.
 struct Gateway {
     fixture: Fixture,
     leases: Vec<Lease>,
@@ -36,7 +38,7 @@ impl Gateway {
         self.take();
     }
 
-    /// Takes the leases that were granted to waiting requests.
+    /// Takes the leases that were granted to waiters.
     fn take(&mut self) {
         let mut waiting = Vec::new();
         for mut ticket in std::mem::take(&mut self.tickets) {
@@ -70,7 +72,7 @@ impl Gateway {
     }
 }
 
-/// A gateway that drains and the one that has taken its place, with the one message between them that is on its way.
+/// A draining gateway and its successor, with the one message that is in transit.
 struct Pair {
     old: Gateway,
     new: Gateway,
@@ -86,7 +88,7 @@ impl Pair {
         Self { old, new, claimed: None, conceded: None }
     }
 
-    /// The next message: claim, answer, and its arrival.
+    /// Performs the next step: claim, answer, or arrival of the answer.
     fn step(&mut self) {
         if let Some(conceded) = self.conceded.take() {
             self.old.fixture.admission.set_shares(&[(self.old.backend(), Some(conceded))]);
@@ -160,7 +162,7 @@ proptest! {
             }
             pair.check();
         }
-        // All requests end sometime; then none waits for room that no gateway uses.
+        // All requests end at some point; then none waits for room that no gateway uses.
         for _ in 0..200 {
             pair.old.end(0);
             pair.new.end(0);

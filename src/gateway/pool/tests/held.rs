@@ -1,4 +1,6 @@
-//! Requests for a pool that may have no engine: they wait for the first one.
+//! Requests for a pool that may have no engine.
+//!
+//! They wait for the first engine.
 
 use super::*;
 

@@ -1,4 +1,6 @@
-//! Pools of more backends than one request is compared on.
+//! Pools with many backends.
+//!
+//! They have more backends than a choice compares.
 
 use super::*;
 

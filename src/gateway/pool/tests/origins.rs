@@ -1,5 +1,6 @@
-//! Failures count by distinct origins, and a part of a pool stays in rotation whatever failures
-//! requests cause.
+//! Failures count by distinct origins.
+//!
+//! Part of a pool stays in rotation, even if requests cause failures.
 
 use super::*;
 use crate::origin::Origin;

@@ -1,4 +1,6 @@
-//! The bound on overtakers that `dispatch.rs` states, for every order, priority and length, with wide requests beside.
+//! The bound on overtakers in `dispatch.rs`.
+//!
+//! Tested for every order, priority and length, also with wide requests.
 
 use proptest::prelude::*;
 
@@ -23,7 +25,7 @@ struct Fresh {
     lease: Lease,
 }
 
-/// Admission under observation: every grant is compared with every request that still waits.
+/// Compares every grant with every request that still waits.
 struct Observed {
     fixture: Fixture,
     entered: u64,
@@ -53,7 +55,7 @@ impl Observed {
         self.settle(fresh)
     }
 
-    /// Takes the grants of the last event, and counts whom they overtook.
+    /// Takes the grants of the last event, and counts the waiters that they overtook.
     fn settle(&mut self, mut fresh: Vec<Fresh>) -> Result<(), TestCaseError> {
         for mut waiting in std::mem::take(&mut self.waiting) {
             match poll(&mut waiting.ticket) {
@@ -83,7 +85,7 @@ impl Observed {
     }
 }
 
-/// Whether a waiting request could have had the room that another was granted.
+/// Whether a waiting request could have had the room that another one was granted.
 fn fits_instead(views: &[PoolView], granted: &Fresh, waiting: &AdmissionRequest) -> bool {
     let pool = granted.lease.pool();
     let may_use = waiting.home == pool || waiting.spill.contains(&pool);
@@ -182,8 +184,8 @@ proptest! {
     }
 }
 
-/// The issue's own case: under `shortest_first` with its defaults, prompts of 40,000 tokens beside short ones that never
-/// stop coming.
+/// `shortest_first` with the defaults: prompts of 40,000 tokens among short ones that never stop
+/// coming.
 #[test]
 fn a_long_prompt_is_served_beside_short_ones_that_never_stop_coming() {
     let order = QueueOrder { aging_per_token: Duration::from_micros(500) };

@@ -1,9 +1,11 @@
-//! Requests that share a beginning, and the engines that have it.
+//! Requests that share a beginning.
+//!
+//! Tests which engines are expected to have the beginning, and get the requests.
 
 use super::*;
 use sluice_core::openai::{Beginning, PromptPrefix};
 
-/// A prompt of 32 kB: its first quarter is number `system` of some, the whole of it is number `own`.
+/// A prompt of 32 kB. `system` numbers the first quarter, `own` the rest.
 fn prompt(system: u64, own: u64) -> Arc<PromptPrefix> {
     let begin = |quarter: u64| {
         let hash =
@@ -27,7 +29,7 @@ impl Fixture {
         }
     }
 
-    /// The same, and the response is over; with the backend and the expected cached tokens.
+    /// Like `sent`, with a finished response. Returns the backend and the expected cached tokens.
     fn served(&self, prompt: &Arc<PromptPrefix>) -> (BackendId, u64) {
         let mut lease = self.sent(prompt);
         lease.first_token();

@@ -1,4 +1,6 @@
-//! What engines serve takes part in the choice, for requests that enter and for those that wait.
+//! The facts of engines take part in the choice.
+//!
+//! Tested for requests that enter and for requests that wait.
 
 use super::*;
 
@@ -66,7 +68,8 @@ fn a_request_that_waits_goes_to_the_engine_that_serves_its_model_now() {
     let fixture = pool_of(&[&["old"], &["old"]]);
     let held: Vec<Lease> = (0..2).map(|_| fixture.lease("old")).collect();
     let (mut old, mut new) = (fixture.waits("old"), fixture.waits("new"));
-    // The first engine is renamed: the old name waits for the second one, the new name for the first.
+    // The first engine is renamed: the old name waits for the second one, the new name for the
+    // first.
     let first = held.iter().position(|lease| &**lease.name() == "one0").unwrap();
     fixture.serves(0, &["new"]);
     let mut held = held;
@@ -155,7 +158,7 @@ fn a_reload_that_removes_the_only_engine_of_a_model_frees_those_that_wait_for_it
     let mut only_second = spec("one", 2, limits(1, 1), vec![]);
     only_second.backends.remove(0);
     fixture.admission.apply(&[only_second], RULES, fixture.now);
-    // Its engine lists another model; it is asked, and its answer goes to the client.
+    // The remaining engine lists another model. It is asked, and the answer goes to the client.
     assert_eq!(&**lease_of(&mut waiting).name(), "one1");
     drop(held);
     fixture.admission.check_invariants().unwrap();
@@ -173,7 +176,7 @@ fn engines_that_serve_the_same_cost_nothing_and_differences_end_with_the_reading
     assert_eq!(wants("y"), Wants::default());
 }
 
-/// The wants of a request that entered now.
+/// The wants of a request that enters now.
 fn wants_of(fixture: &Fixture, asks: Asks) -> Wants {
     let request = AdmissionRequest { asks, ..fixture.request(0, 10) };
     fixture.admission.shared.lock().wants_of(&request)
@@ -188,7 +191,7 @@ fn a_request_that_waits_for_an_adapter_is_not_refused_while_its_engine_loads_it(
     fixture.serves(1, &["x"]);
     assert!(poll(&mut waiting).is_none(), "its adapters are loaded after its start");
     assert!(fixture.admission.view()[0].backends[1].facts_due);
-    // The other engine was never thought to have it.
+    // The other engine was never believed to have the adapter.
     fixture.serves(0, &["x", "y"]);
     assert!(poll(&mut waiting).is_none());
     fixture.admission.engine_replaced(loading, fixture.now);
@@ -229,8 +232,7 @@ fn a_route_that_was_refused_is_tried_again_after_some_seconds() {
     assert_ne!(wants_of(&fixture, asks()), Wants::default());
     fixture.admission.record_probe(refusing, true, later);
     assert_eq!(wants_of(&fixture, asks()), Wants::default());
-    // A page of routes that is read later than the refusal ends the refusal at once; a page that is
-    // older does not.
+    // A page of routes that is read after the refusal ends it at once; an older page does not.
     let lease = fixture.lease("x");
     lease.refused_by_engine(Lack::Route(Route::Embeddings), later);
     fixture.admission.set_routes(lease.backend(), Some(RouteSet::ALL), fixture.now);
@@ -289,7 +291,7 @@ fn a_refusal_of_a_model_is_no_matter_of_requests_that_wait_for_another() {
     fixture.admission.set_served(engine, Served::unreadable(), None, fixture.now);
     let held: Vec<Lease> = (0..2).map(|_| fixture.lease("x")).collect();
     let mut waiting = fixture.waits("x");
-    // A mark that a second look would remove.
+    // A mark that a second determination would remove.
     let mark = wants_of(&fixture, Asks { route: Some(Route::Embeddings), needs_route: true, ..Asks::default() });
     assert_ne!(mark, Wants::default());
     let wants = |set: Option<Wants>| {

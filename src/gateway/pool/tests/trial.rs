@@ -1,4 +1,6 @@
-//! A backend whose engine is on trial: copies first, then requests as far as the copies have shown that it sustains them.
+//! A backend whose engine is on trial.
+//!
+//! It gets copies first, then requests up to the load that it sustained with copies.
 
 use super::*;
 
@@ -56,7 +58,7 @@ fn a_request_larger_than_all_copies_together_is_served_by_another_engine() {
     };
     assert_ne!(lease.backend(), canary);
     large.avoid.push(lease.backend());
-    // In the arm of an experiment: it leaves the arm at once, and does not wait until its time is over.
+    // In the arm of an experiment, the request leaves the arm at once instead of waiting.
     let decision = fixture.admission.enter(large);
     assert!(matches!(decision, AdmissionDecision::Shed(ShedReason::NoBackend)), "{decision:?}");
 }

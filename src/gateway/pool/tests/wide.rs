@@ -1,5 +1,7 @@
-//! Requests that need more than is free: refused when no backend could ever take them, and otherwise given their room
-//! without holding up the others.
+//! Requests that need more room than is free.
+//!
+//! They are refused if no backend could ever take them. Otherwise they get room without delaying
+//! others.
 
 use proptest::prelude::*;
 
@@ -43,7 +45,7 @@ fn a_need_that_no_backend_could_ever_grant_is_refused_at_once_with_the_limit() {
     let need = Need { slots: 1, prompt_tokens: 10, output_tokens: 1_000_000_000 };
     let endless = AdmissionRequest { need, ..fixture.request(0, 10) };
     assert_eq!(fixture.refused(endless), TooLarge { unit: LimitUnit::Tokens, wanted: 1_000_000_010, limit: 1_000 });
-    // The largest limit of the pools that it may use.
+    // The largest limit of the pools that the request may use.
     let at = |slots| AdmissionRequest { need: Need { slots, ..need_of_one() }, ..fixture.request(1, 10) };
     assert_eq!(fixture.refused(at(9)), sequences(9, 8));
     assert!(matches!(fixture.admission.enter(at(8)), AdmissionDecision::Granted(_)));
@@ -54,7 +56,7 @@ fn need_of_one() -> Need {
     Need { slots: 1, prompt_tokens: 10, output_tokens: 10 }
 }
 
-/// The issue's own case: 4 backends, 2 of 256 slots in use on each.
+/// Four backends, with 2 of 256 slots in use on each.
 #[test]
 fn a_wide_request_holds_up_no_others_and_is_served_when_one_backend_is_free() {
     let fixture = pool(4, 256);
@@ -147,8 +149,9 @@ fn a_reload_that_lowers_the_limits_sends_a_wide_waiter_back_and_refuses_it() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Against clients that keep every backend busy for ever, with requests of higher priority that live for at most
-    /// `life` steps: a wide request is passed by as many as its queue is long, and then waits for one backend.
+    /// Clients keep every backend busy for ever with requests of higher priority, which live for at
+    /// most `life` steps. At most as many of them pass a wide request as the queue is long; then it
+    /// waits for one backend.
     #[test]
     fn a_wide_request_is_served_after_a_bounded_amount_of_work(
         backends in 1..4usize,
@@ -174,7 +177,8 @@ proptest! {
         };
         let mut waiting: Vec<Ticket> = Vec::new();
         let mut number = 0;
-        // Each of the passes takes at most a life, and so does the work on the backend that is kept after them.
+        // Each pass takes at most one life, and so does the work on the backend that is reserved
+        // afterwards.
         let bound = (queue + 2) * life;
         for step in 0.. {
             prop_assert!(step <= bound, "not served after {bound} steps");

@@ -1,4 +1,7 @@
 //! The limits of clients by example. The rule of shares itself is tested in `shares`.
+//!
+//! Other tests of `proxy` use the helpers that build a `[server]` table and a counted connection;
+//! both helpers are visible in the whole of `proxy`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +20,7 @@ pub(in crate::proxy) fn server(sets: &[&str]) -> Server {
     Config::parse(text, "test", &sets, &around).unwrap_or_else(|problems| panic!("{problems}")).config.server
 }
 
-/// A connection that is counted as one over the limit.
+/// A connection that counts as one over the limit.
 pub(in crate::proxy) fn connection() -> Arc<CountedConnection> {
     let counted = Arc::new(ClientLimits::default()).connected([127, 0, 0, 1].into(), &server(&[]));
     Arc::new(counted.unwrap())
@@ -132,12 +135,12 @@ async fn a_handshake_always_finds_a_place_who_stops_in_one() {
         let connection = limits.connected(address, &server).unwrap();
         connection.handshake()
     };
-    // One address, and thousands of them.
+    // One address, and then thousands.
     let mut held: Vec<Holding> = (0..1_400).map(|_| places(address("10.0.0.1")).unwrap()).collect();
     for number in 0..5_000_u32 {
         let place = places(IpAddr::from((number + 1_000_000).to_be_bytes()));
         held.push(place.unwrap_or_else(|| panic!("handshake {number}")));
-        // The task of a handshake that gave way ends.
+        // The tasks of handshakes that gave way end.
         held.retain(|place| {
             let mut cx = Context::from_waker(std::task::Waker::noop());
             place.poll_gave_way(&mut cx).is_pending()

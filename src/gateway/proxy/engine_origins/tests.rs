@@ -1,4 +1,7 @@
-//! Answers of engines about origins, and who waits for them, on paused time.
+//! Answers of engines about origins, and the requests that wait for them, on paused time.
+//!
+//! The tests replace the engine by a future. They check when a question is asked again, and which
+//! origins leave when there are too many.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,12 +1,14 @@
 //! One request and its response on a connection to an engine.
 //!
-//! Sending: nearly every request fits into the socket buffer at once. Otherwise the connection is read while the rest is sent,
-//! because an engine may respond before it has read the whole body (401, 413) and then close or stop reading. After an error
-//! response the rest is not sent (RFC 9112, 9.5); after a success it is. A connection on which a request was not sent
-//! completely is not reused. If the backend accepts no byte for `timeouts.send`, the attempt fails.
+//! Sending: nearly every request fits into the socket buffer at once. Otherwise the connection is
+//! read while the rest is sent, because an engine may respond before it has read the whole body
+//! (401, 413) and then close or stop reading. After an error response the rest is not sent (RFC
+//! 9112, 9.5); after a success it is. A connection with an incomplete request is not reused. If the
+//! backend accepts no byte for `timeouts.send`, the attempt fails.
 //!
-//! Receiving: a read takes all bytes that have arrived and waits for no more. The size of the read buffer adapts to the last
-//! read, from [`READ_MIN`] to [`READ_MAX`], so that 5,000 streams that each wait for a token use little memory.
+//! Receiving: a read takes all bytes that have arrived and waits for no more. The size of the read
+//! buffer adapts to the last read, from [`READ_MIN`] to [`READ_MAX`], so that 5,000 streams that
+//! wait for tokens use little memory.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -27,33 +29,31 @@ use crate::connect::EngineStream;
 use crate::flow::{Exchange, ExchangeError, ResponseHead, UpstreamRequest};
 use crate::pool::Address;
 
-/// Smallest size of a read; larger than any event of one token.
+/// Smallest size of a read, in bytes; larger than any event of one token.
 const READ_MIN: usize = 1 << 10;
-/// Largest size of a read.
+/// Largest size of a read, in bytes.
 const READ_MAX: usize = 64 << 10;
-/// Interim responses (such as 100 Continue) before one response. Engines send at most one. Without a limit, an endless
-/// sequence of them would keep the task busy, so that its timers never fire.
+/// The most interim responses (such as 100 Continue) before one response. Engines send at most one.
+/// An endless sequence would keep the task busy, so that no timer fires.
 const INTERIM_MAX: u32 = 64;
 /// The most bytes that are gathered into one write to the client.
 const COALESCE_MAX: usize = 256 << 10;
 
-/// How far the request was sent.
 enum Sending {
-    /// Completely.
     Done,
-    /// Partly; this is the rest.
+    /// Partly; the rest will be sent.
     Rest(Box<Outgoing>),
     /// Partly, and the rest will not be sent.
     BrokenOff,
 }
 
-/// What happens first while a request is being sent.
+/// The first event while a request is being sent.
 enum SendEvent {
     /// The request was sent completely, or the connection failed.
     Sent(Sending),
-    /// This much of a response was read; 0 at the end of the connection.
+    /// This many bytes of a response were read; 0 at the end of the connection.
     Read(std::io::Result<usize>),
-    /// The limit on the pause may have expired.
+    /// The pause between accepted bytes may be too long.
     Timer,
 }
 
@@ -63,16 +63,15 @@ pub struct EngineExchange {
     idle: Arc<IdleConnections>,
     connect_time: Duration,
     sending: Sending,
-    /// Bytes that were read and not yet parsed.
     input: BytesMut,
     read_size: usize,
     framing: Framing,
-    /// Decompresses the body, if the engine compressed it although it was not asked to.
+    /// Decompresses the body, if the engine compressed it without being asked.
     gunzip: Option<Box<Gunzip>>,
     keepalive: bool,
-    /// Interim responses so far.
     interim: u32,
-    /// The connection has ended or failed. The error is returned after the bytes that were read before.
+    /// The connection has ended or failed. The error is returned after the bytes that were read
+    /// before.
     ended: Option<ExchangeError>,
 }
 
@@ -93,8 +92,8 @@ impl EngineExchange {
         }
     }
 
-    /// Sends the request until it is complete or the engine responds. A failing connection is not an error yet, because the
-    /// engine may have responded before it closed.
+    /// Sends the request until it is complete or the engine responds. A failing connection is no
+    /// error yet, because the engine may have responded before it closed.
     pub(super) async fn write(
         &mut self,
         to: &Address,
@@ -108,12 +107,14 @@ impl EngineExchange {
                 self.sending = Sending::after(sent);
                 Ok(())
             }
-            // Boxed, so that the common case, a body that is sent at once, needs no room for this state.
+            // Boxed, so that the common case, a body that is sent at once, needs no room for this
+            // state.
             Poll::Pending => Box::pin(self.write_and_read(Box::new(outgoing), pause)).await,
         }
     }
 
-    /// Sends the rest of a request and reads at the same time. Returns at the first bytes of a response.
+    /// Sends the rest of a request and reads at the same time. Returns at the first bytes of a
+    /// response.
     async fn write_and_read(&mut self, mut outgoing: Box<Outgoing>, pause: Duration) -> Result<(), ExchangeError> {
         let (mut sent, mut taken_at) = (outgoing.sent(), Instant::now());
         let mut timer = pin!(sleep_until(taken_at + pause));
@@ -150,7 +151,7 @@ impl EngineExchange {
         }
     }
 
-    /// Waits for bytes; false at the end of the connection.
+    /// Waits for bytes. Returns `false` at the end of the connection.
     async fn fill(&mut self) -> Result<bool, ExchangeError> {
         if self.input.is_empty() && self.input.capacity() > READ_MAX {
             // Frees a buffer that has grown in a burst.
@@ -171,7 +172,7 @@ impl EngineExchange {
         }
     }
 
-    /// Reads bytes that have already arrived. False: there are none.
+    /// Reads bytes that have already arrived. Returns `false` if there are none.
     async fn fill_ready(&mut self) -> bool {
         self.input.reserve(self.read_size);
         let (stream, input) = (&mut self.connection.stream, &mut self.input);
@@ -203,7 +204,7 @@ impl EngineExchange {
         }
     }
 
-    /// Adapts the size of the next read to what this one returned.
+    /// Adapts the size of the next read to the size of this one.
     fn adapt(&mut self, count: usize) {
         self.read_size = if count >= self.read_size {
             (self.read_size * 4).min(READ_MAX)
@@ -212,7 +213,7 @@ impl EngineExchange {
         };
     }
 
-    /// Whether the last read filled its buffer, so that more bytes may have arrived.
+    /// Whether the last read filled the buffer, so that more bytes may have arrived.
     fn may_have_more(&self) -> bool {
         self.input.capacity() == self.input.len()
     }
@@ -225,12 +226,12 @@ impl EngineExchange {
         gunzip.decode(into, COALESCE_MAX).map_err(malformed)
     }
 
-    /// Whether the body was read and decoded completely.
     fn is_done(&self) -> bool {
         self.framing == Framing::Done && self.gunzip.as_ref().is_none_or(|gunzip| gunzip.is_drained())
     }
 
-    /// Handles the end of the connection: the regular end of a body without a length, or the error `broken`.
+    /// Handles the end of the connection: the regular end of a body without a length, or the error
+    /// `broken`.
     fn connection_ended(&mut self, broken: ExchangeError) -> Result<bool, ExchangeError> {
         match self.framing {
             Framing::UntilClose => {
@@ -256,7 +257,6 @@ impl Sending {
         }
     }
 
-    /// Stops sending.
     fn break_off(&mut self) {
         if !matches!(self, Self::Done) {
             *self = Self::BrokenOff;
@@ -337,7 +337,7 @@ impl Exchange for EngineExchange {
             if let Err(broken) = self.decode(into) {
                 self.ended = Some(broken);
                 self.framing = Framing::Length(u64::MAX);
-                // Nothing after it can be parsed.
+                // Nothing after a malformed chunk can be parsed.
                 self.input.clear();
             }
         }

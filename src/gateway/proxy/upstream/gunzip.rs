@@ -1,28 +1,25 @@
 //! Decompresses event streams that arrive with gzip.
 //!
-//! Engines are asked for uncompressed responses, but a proxy in front of an engine may compress all the same. A compressed
-//! stream cannot be metered, its usage event cannot be removed, and the client did not ask for compression. Only event
-//! streams with gzip are decompressed; everything else is forwarded as it is.
+//! Engines are asked for uncompressed responses, but a proxy in front of one may compress them. A
+//! compressed stream can be neither metered nor edited, and the client did not ask for compression.
+//! Only event streams with gzip are decompressed; all other responses are forwarded as they are.
 //!
-//! Bounds: the caller limits the size of the output per call, so a few bytes cannot expand without limit. The undecoded input is
-//! at most what was read.
+//! Bounds: the caller limits the output per call, so a few bytes cannot expand without limit. The
+//! undecoded input is at most one read.
 
 use bytes::{Buf, BytesMut};
 use flate2::{Decompress, FlushDecompress, Status};
 
 use super::wire::WireError;
 
-/// Bytes that are decoded in one step.
 const STEP: usize = 8 << 10;
 /// The base-two logarithm of the largest window that gzip uses.
 const WINDOW_BITS: u8 = 15;
 
-/// The decoder of one response.
 pub(super) struct Gunzip {
     inflate: Decompress,
-    /// Received and not yet decoded.
     pub(super) coded: BytesMut,
-    /// The last step filled its buffer, so there may be more output without more input.
+    /// Whether the last step filled the buffer, so there may be more output without more input.
     full: bool,
 }
 

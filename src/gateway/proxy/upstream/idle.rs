@@ -1,10 +1,10 @@
 //! Idle connections to engines.
 //!
-//! pingora's pool decides which connections are kept. Each idle connection is owned by a task that watches it, and is sent to
-//! the request that takes it. Why not pingora's connector, which does the same: there the pool and the task share the
-//! connection through a lock and a reference count. The task releases the lock before its reference. A request that takes the
-//! connection in between fails to get sole ownership, drops it and opens a new one. On two busy cores that happened to one
-//! request in four.
+//! pingora's pool decides which connections are kept. A task owns and watches each idle connection,
+//! and sends it to the request that takes it. Why not pingora's connector: there the pool and the
+//! task share the connection through a lock and a reference count. A request that takes the
+//! connection between the release of the two fails to own it, drops it and opens a new one. On two
+//! busy cores that happened to one request in four.
 //!
 //! Bounds: [`IDLE_MAX`] connections in all, each for [`limits::UPSTREAM_IDLE`].
 
@@ -25,21 +25,19 @@ use crate::connect::EngineStream;
 use crate::pool::Address;
 use crate::tls::ClientTls;
 
-/// Idle connections in all; the oldest is closed first.
+/// The most idle connections in all. The oldest is closed first.
 const IDLE_MAX: usize = 4_096;
 
-/// A connection to an engine.
 pub(super) struct EngineConnection {
     pub(super) stream: EngineStream,
-    /// Its other end, one of the addresses of the engine's name.
+    /// The other end, one of the addresses of the engine's name.
     pub(super) socket: SocketAddr,
-    /// Requests to engines with the same key may use it.
+    /// Key of the engines that the connection may be used for.
     pub(super) key: u64,
-    /// It carried an earlier request.
     pub(super) reused: bool,
 }
 
-/// The key of connections to an engine: its name and port, and the TLS settings.
+/// The key of connections to an engine: name, port and TLS settings.
 pub(super) fn key_of(to: &Address) -> u64 {
     let mut hasher = DefaultHasher::new();
     to.authority.hash(&mut hasher);
@@ -47,7 +45,6 @@ pub(super) fn key_of(to: &Address) -> u64 {
     hasher.finish()
 }
 
-/// Idle connections of all engines.
 pub(super) struct IdleConnections(Arc<ConnectionPool<oneshot::Receiver<EngineConnection>>>);
 
 impl std::fmt::Debug for IdleConnections {
@@ -61,10 +58,10 @@ impl IdleConnections {
         Self(Arc::new(ConnectionPool::new(IDLE_MAX)))
     }
 
-    /// Takes an open connection whose address `is_current`; others are closed.
+    /// Takes an open connection whose address `is_current`. Others are closed.
     pub(super) async fn take(&self, key: u64, is_current: impl Fn(SocketAddr) -> bool) -> Option<EngineConnection> {
         loop {
-            // On error this connection has just been closed; try the next one.
+            // An error means that this connection was just closed; the next one is tried.
             let Ok(mut idle) = self.0.get(&key)?.await else { continue };
             if is_current(idle.socket) && is_quiet(&mut idle.stream) {
                 return Some(EngineConnection { reused: true, ..idle });
@@ -83,11 +80,13 @@ impl IdleConnections {
             tokio::select! {
                 biased;
                 Ok(_) = wanted => {
-                    // On error the request ended before it received the connection, which is then closed.
+                    // An error means that the request ended before it received the connection,
+                    // which is then closed.
                     let _ = hand_over.send(connection);
                 }
                 () = evicted.notified() => {}
-                // The engine closed it or sent unexpected bytes, or it was idle for too long.
+                // The engine closed the connection or sent unexpected bytes, or it was idle for too
+                // long.
                 _ = timeout(limits::UPSTREAM_IDLE, connection.stream.read(&mut byte)) => pool.pop_closed(&meta),
             }
         });

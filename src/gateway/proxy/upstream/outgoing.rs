@@ -1,8 +1,9 @@
-//! The part of a request that is still to be sent to an engine.
+//! The part of a request that is still to send to an engine.
 //!
-//! Pieces of up to [`INLINE_BODY`] at the front of the body are copied behind the head, so a usual request is one write. A
-//! longer prompt is sent from the buffer in which it was received. Sending can be interrupted whenever the socket is full, so
-//! that the response can be read in between. Only the buffer of the head is allocated.
+//! Pieces of up to [`INLINE_BODY`] at the front of the body are copied behind the head, so a usual
+//! request is one write. A longer prompt is sent from the buffer in which it was received. Sending
+//! stops whenever the socket is full, so that the response can be read in between. Only the buffer
+//! of the head is allocated.
 
 use std::io;
 use std::pin::Pin;
@@ -17,17 +18,15 @@ use crate::connect::EngineStream;
 use crate::flow::UpstreamRequest;
 use crate::pool::Address;
 
-/// Pieces of a body up to this size are copied behind the head.
+/// Pieces of a body up to this many bytes are copied behind the head.
 const INLINE_BODY: usize = 64 << 10;
 
-/// A request that is being sent.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     /// The head, followed by the front of the body.
     gathered: BytesMut,
-    /// The rest of the body.
     pieces: SmallVec<[Bytes; 5]>,
-    /// The first of `pieces` that is not sent.
+    /// The first of `pieces` that is not sent completely.
     next: usize,
     sent: u64,
 }
@@ -43,7 +42,6 @@ impl Outgoing {
         Self { gathered, pieces: pieces[inline..].iter().cloned().collect(), next: 0, sent: 0 }
     }
 
-    /// Bytes that the socket has accepted.
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
@@ -78,9 +76,9 @@ impl Outgoing {
     }
 }
 
-/// Writes the head. Values come from parsed headers and from the configuration, so they contain no line breaks.
-///
-/// `Accept-Encoding: identity`, because a compressed stream can neither be metered nor have its usage event removed.
+/// Writes the head. Values come from parsed headers and from the configuration, so they contain no
+/// line breaks. `Accept-Encoding: identity`, because a compressed stream can be neither metered nor
+/// edited.
 fn request_head(to: &Address, request: &UpstreamRequest) -> BytesMut {
     let inline = if request.body.len() <= INLINE_BODY { request.body.len() } else { 0 };
     let mut head = BytesMut::with_capacity(512 + request.path.len() + inline);

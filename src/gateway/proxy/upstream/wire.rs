@@ -1,14 +1,14 @@
 //! Parses HTTP/1.1 responses: the head, and the framing of the body.
 //!
-//! These are pure functions of bytes, so that any split and any malformed input can be tested in memory. Why not pingora's own
-//! session: it keeps a 64 KiB buffer for every open response, of which there may be 5,000, and sends head and body of a
-//! request in separate writes. Connections and their pool are still pingora's.
+//! Pure functions of bytes, so that any split and any malformed input can be tested in memory. Why
+//! not pingora's session: it keeps a 64 KiB buffer for every open response, of which there may be
+//! 5,000, and sends head and body of a request in separate writes.
 //!
-//! Framing (RFC 9112, 6.3): 1xx, 204 and 304 have no body. Otherwise the body is `chunked`, or has a `Content-Length`, or ends
-//! with the connection. A response with both, with several different lengths or with an unknown coding is an error, because
-//! its end is ambiguous.
-//! Bounds: [`HEAD_MAX`] bytes and [`HEADERS_MAX`] lines of head, [`LINE_MAX`] bytes of a chunk's size line,
-//! [`TRAILER_MAX`] bytes of trailers (which are dropped).
+//! Framing (RFC 9112, 6.3): 1xx, 204 and 304 have no body. Otherwise the body is `chunked`, or has
+//! a `Content-Length`, or ends with the connection. A response with both, with different lengths or
+//! with an unknown coding is an error, because the end is ambiguous. Bounds: [`HEAD_MAX`] bytes and
+//! [`HEADERS_MAX`] lines of head, [`LINE_MAX`] bytes of a chunk's size line, [`TRAILER_MAX`] bytes
+//! of trailers (which are dropped).
 
 use std::mem::MaybeUninit;
 
@@ -16,16 +16,15 @@ use bytes::{Buf, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{HeaderMap, StatusCode};
 
-/// Bytes of a response's head.
+/// The most bytes of a response's head.
 pub(super) const HEAD_MAX: usize = 64 << 10;
-/// Headers of a response.
+/// The most header lines of a response.
 const HEADERS_MAX: usize = 128;
-/// Bytes of the line with the size of a chunk, including extensions.
+/// The most bytes of a chunk's size line, including extensions.
 const LINE_MAX: usize = 1_024;
-/// Bytes of trailers.
+/// The most bytes of trailers.
 const TRAILER_MAX: usize = 16 << 10;
 
-/// Why a response cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum WireError {
     #[error("the head is not HTTP/1: {0}")]
@@ -44,13 +43,11 @@ pub(super) enum WireError {
     Gzip,
 }
 
-/// A parsed head.
 #[derive(Debug)]
 pub(super) struct ParsedHead {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) framing: Framing,
-    /// Whether the connection can be reused afterwards.
     pub(super) keepalive: bool,
 }
 
@@ -70,8 +67,8 @@ pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, Wire
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(WireError::NotHttp(httparse::Error::Status))?;
     let first_version = parsed.version == Some(0);
-    // With room for headers that are added for the client. Values are copied, because slices would keep the whole read buffer
-    // alive until the response ends.
+    // Has room for headers that are added for the client. Values are copied, because slices would
+    // keep the whole read buffer alive until the response ends.
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 6);
     for line in parsed.headers.iter() {
         let name = HeaderName::from_bytes(line.name.as_bytes());
@@ -102,7 +99,6 @@ pub(super) enum Framing {
     Chunked(Chunk),
     /// Until the connection closes.
     UntilClose,
-    /// Nothing is left.
     Done,
 }
 
@@ -113,7 +109,7 @@ pub(super) enum Chunk {
     Size,
     /// Inside a chunk: this many bytes are left.
     Bytes(u64),
-    /// At the line end behind a chunk.
+    /// At the line end after a chunk.
     End,
     /// In the trailers, of which this many bytes were dropped.
     Trailers(usize),
@@ -145,10 +141,10 @@ impl Framing {
         }
     }
 
-    /// Moves the body from `input` to `out` until more input is needed or the body ends ([`Framing::Done`]). Bytes after the
-    /// body stay in `input`.
+    /// Moves the body from `input` to `out` until more input is needed or the body ends
+    /// ([`Framing::Done`]). Bytes after the body stay in `input`.
     pub(super) fn decode(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<(), WireError> {
-        // Once for all chunks of a read: each would move the buffers a little further otherwise.
+        // Once for all chunks of a read: otherwise each chunk would grow the buffer.
         if *self != Self::Done {
             out.reserve(input.len());
         }
@@ -265,7 +261,8 @@ mod tests {
         take_head(&mut BytesMut::from(text.as_bytes()))
     }
 
-    /// Reads a body that arrives in pieces of `size`; the rest is what follows it.
+    /// Reads a body that arrives in pieces of `size`. Returns the framing, the body and the bytes
+    /// after it.
     fn read(mut framing: Framing, body: &[u8], size: usize) -> Result<(Framing, Vec<u8>, Vec<u8>), WireError> {
         let (mut input, mut out) = (BytesMut::new(), BytesMut::new());
         for piece in body.chunks(size) {

@@ -1,9 +1,10 @@
-//! For tests: the sums of a ledger, counted again.
+//! Recounts the sums of a ledger.
+//!
+//! For tests only.
 
 use super::*;
 
 impl<O: Clone + Eq + Hash, T> Ledger<O, T> {
-    /// Units of one owner.
     pub(in super::super) fn of(&self, name: &O) -> u64 {
         self.by_name.get(name).map_or(0, |index| self.owners[*index as usize].units)
     }

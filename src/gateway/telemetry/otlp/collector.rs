@@ -1,8 +1,9 @@
 //! The connection to an OpenTelemetry collector: OTLP over HTTP/1.1, with protobuf.
 //!
-//! One connection, which is kept. A collector may have closed it while it was idle, so a request that fails on a used connection
-//! is repeated once on a new one; the collector may then get spans twice, with the same ids. Redirects are not followed. The
-//! caller limits the time. Bounds: [`RESPONSE_MAX`] bytes of response.
+//! One connection, which is kept. A collector may have closed it while it was idle, so a request
+//! that fails on a used connection is repeated once on a new one; the collector may then get spans
+//! twice, with the same ids. Redirects are not followed. The caller limits the time. Bounds:
+//! [`RESPONSE_MAX`] bytes of response.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,35 +21,29 @@ use tokio::net::TcpStream;
 use crate::config::{Endpoint, Tracing};
 use crate::tls::{ClientTls, TlsError};
 
-/// Between two warnings about a collector.
+/// Pause between two warnings about a collector.
 pub(super) const WARN_EVERY: Duration = Duration::from_secs(60);
-/// Bytes of a response: it is empty, or has one sentence.
+/// The most bytes of a response, which is empty or has one sentence.
 const RESPONSE_MAX: usize = 64 << 10;
 
-/// A request to send everything, and where its end is said.
+/// A request to send everything. The channel signals the end.
 pub(super) type Flush = std::sync::mpsc::SyncSender<()>;
 
-/// Why a collector did not take what was sent.
+/// The reason why a collector did not take a request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CollectorError {
-    /// It was too slow.
     #[error("no answer within {0:?} (tracing.timeout)")]
     TimedOut(Duration),
-    /// No connection.
     #[error("no connection: {0}; is the collector running, and is this its OTLP port for HTTP?")]
     Connect(std::io::Error),
-    /// The exchange failed.
     #[error("{0}; is this its OTLP port for HTTP, and not that for gRPC?")]
     Http(#[from] hyper::Error),
-    /// The response could not be read.
     #[error("its response cannot be read: {0}")]
     Response(String),
-    /// It refused.
     #[error("it answered with status {0}")]
     Status(StatusCode),
 }
 
-/// A collector.
 pub(super) struct Collector {
     endpoint: Endpoint,
     tls: Option<ClientTls>,
@@ -57,7 +52,6 @@ pub(super) struct Collector {
     connection: Option<SendRequest<Full<Bytes>>>,
 }
 
-/// Its address.
 impl fmt::Display for Collector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.endpoint.fmt(f)
@@ -65,7 +59,7 @@ impl fmt::Display for Collector {
 }
 
 impl Collector {
-    /// The collector of the configuration, which takes requests at `path` below its address.
+    /// The configured collector, which takes requests at `path` below the address.
     pub(super) fn new(config: &Tracing, path: &str) -> Result<Self, TlsError> {
         let endpoint = config.endpoint.clone();
         let mut headers = HeaderMap::new();
@@ -86,7 +80,8 @@ impl Collector {
         Ok(Self { tls: config.connection()?, endpoint, uri, headers, connection: None })
     }
 
-    /// Sends a request and returns the response of a collector that took it. If the future is dropped, the connection is closed.
+    /// Sends a request and returns the response of a collector that took it. Dropping the future
+    /// closes the connection.
     pub(super) async fn post<R: Message + Default>(&mut self, request: &impl Message) -> Result<R, CollectorError> {
         let body = Bytes::from(request.encode_to_vec());
         if let Some(connection) = self.connection.take()
@@ -98,7 +93,7 @@ impl Collector {
         self.exchange(connection, body).await?
     }
 
-    /// One request and its response. An error of the outer result: the connection was not usable.
+    /// Makes one request. An error of the outer result means that the connection was not usable.
     async fn exchange<R: Message + Default>(
         &mut self,
         mut connection: SendRequest<Full<Bytes>>,
@@ -127,13 +122,13 @@ impl Collector {
     }
 }
 
-/// HTTP on a connection.
 async fn serve<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, CollectorError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    // It ends when the sender is dropped or the collector closes it. What broke it is reported to the request.
+    // The task ends when the sender is dropped or the collector closes the connection. The request
+    // gets the error.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }
@@ -145,6 +140,6 @@ async fn read<R: Message + Default>(response: Response<Incoming>) -> Result<R, C
     if !status.is_success() {
         return Err(CollectorError::Status(status));
     }
-    // It was taken; a collector may say so in JSON.
+    // The collector took the request; the response may be JSON.
     Ok(R::decode(body).unwrap_or_default())
 }

@@ -1,10 +1,12 @@
-//! Metrics for an OpenTelemetry collector: what the metrics page shows, every `tracing.metrics_interval`.
+//! Metrics for an OpenTelemetry collector: the content of the metrics page, every
+//! `tracing.metrics_interval`.
 //!
-//! Names, labels and buckets are those of the page, so that dashboards work with either way; units are `s` and `By`. Counters and
-//! histograms are cumulative since the start of the process, as Prometheus has them: what a lost request did not bring, the next
-//! one does. Histograms carry their exemplars.
+//! Names, labels and buckets are the same as on the page, so that dashboards work with either way;
+//! units are `s` and `By`. Counters and histograms are cumulative since the start of the process,
+//! as in Prometheus, so the next request makes up for a lost one. Histograms carry exemplars.
 //!
-//! Bounds: one request at a time, within `tracing.timeout`; a slow collector makes the next one later.
+//! Bounds: one request at a time, within `tracing.timeout`. A slow collector delays the next
+//! request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,14 +32,13 @@ use crate::telemetry::exposition::shown;
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
-/// What became of requests with metrics.
+/// Counts of requests with metrics by result.
 #[derive(Debug, Default)]
 pub(super) struct ExportCounts {
     pub(super) sent: AtomicU64,
     pub(super) failed: AtomicU64,
 }
 
-/// Sends metrics.
 pub(super) struct MetricsSender {
     pub(super) collector: Collector,
     pub(super) resource: Resource,
@@ -51,7 +52,7 @@ pub(super) struct MetricsSender {
 }
 
 impl MetricsSender {
-    /// Sends until `flushes` is closed, and at each of its requests.
+    /// Sends until `flushes` is closed, and for each message in it.
     pub(super) async fn run(mut self, mut flushes: mpsc::Receiver<Flush>) {
         let mut ticks = interval_at(Instant::now() + self.interval, self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -150,7 +151,7 @@ impl Points {
         let bounded = || counts.get_bucket().iter().filter(|bucket| bucket.upper_bound().is_finite());
         let mut below = 0;
         let up_to = bounded().map(prometheus::proto::Bucket::cumulative_count).chain([counts.get_sample_count()]);
-        // A bucket of OTLP counts its own values only.
+        // A bucket of OTLP has only the values of that bucket.
         let bucket_counts = up_to.map(|count| count.saturating_sub(std::mem::replace(&mut below, count))).collect();
         let own = found.get(name).and_then(|rows| rows.get(&labels_key(metric.get_label())));
         HistogramDataPoint {
@@ -181,7 +182,6 @@ fn attributes(metric: &prometheus::proto::Metric) -> Vec<KeyValue> {
     metric.get_label().iter().map(|label| text(label.name(), label.value())).collect()
 }
 
-/// The unit that a name says.
 fn unit(name: &str) -> &'static str {
     let name = name.strip_suffix("_total").unwrap_or(name);
     match name {

@@ -1,12 +1,15 @@
 //! Traces of finished requests, and metrics, for an OpenTelemetry collector (OTLP over HTTP).
 //!
-//! [`spans`] builds the spans of a request from its record, [`collector`] sends them, and [`Exporter`] stands between: a bounded
-//! queue, and a thread that takes from it. On the same thread, [`metrics`] sends what the metrics page shows, if that is wanted. On the path of a request there is only a copy of its record, after its end and only
-//! if it is sampled. The thread waits [`LINGER`] for more traces, or until it has [`BATCH`] of them.
+//! [`spans`] builds the spans of a request from the record, and [`collector`] sends them.
+//! [`Exporter`] stands between: a bounded queue, and a thread that reads it. On the same thread,
+//! [`metrics`] sends the metrics page if configured. The path of a request only copies the record,
+//! after the end and only if the trace is sampled. The thread waits [`LINGER`] for more traces, or
+//! until it has [`BATCH`] of them.
 //!
-//! A collector that refuses, hangs or is gone costs traces and nothing else: a batch is sent once (and once more if a
-//! connection was closed while idle), within `tracing.timeout`; a trace that finds the queue full is dropped. Both are
-//! counted, and reported at most every [`WARN_EVERY`](collector::WARN_EVERY).
+//! A collector that refuses, hangs or is gone costs traces and nothing else: a batch is sent once
+//! (and once more if a connection was closed while idle), within `tracing.timeout`; a trace that
+//! finds the queue full is dropped. Both are counted, and reported at most every
+//! [`WARN_EVERY`](collector::WARN_EVERY).
 
 mod origin;
 mod collector;
@@ -35,20 +38,19 @@ use prometheus::Registry;
 use prometheus::core::{Collector as PrometheusCollector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
 
-/// Traces in a request to the collector: about 1 MiB.
+/// The most traces in a request to the collector: about 1 MiB.
 const BATCH: usize = 512;
 /// How long the first trace of a batch waits for more.
 const LINGER: Duration = Duration::from_secs(1);
 /// The longest that [`Exporter::flush`] waits for the collector.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A sampled request that is over.
+/// A sampled request that has ended.
 struct Finished {
     record: Record,
     ended: SystemTime,
 }
 
-/// What became of traces.
 #[derive(Debug, Default)]
 struct Counts {
     sent: AtomicU64,
@@ -63,18 +65,19 @@ impl Counts {
     }
 }
 
-/// Sends traces. When it is dropped, the thread sends what is queued and ends.
+/// Sends traces. When it is dropped, the thread sends the queued traces and ends.
 #[derive(Debug)]
 pub(super) struct Exporter {
     queue: mpsc::Sender<Finished>,
     flushes: mpsc::Sender<Flush>,
     counts: Arc<Counts>,
-    /// Where metrics are sent, too.
+    /// The sender of metrics, if configured.
     metrics: Option<(mpsc::Sender<Flush>, Arc<ExportCounts>)>,
 }
 
 impl Exporter {
-    /// Starts the thread that sends to the collector of the configuration. `registry` and `exemplars`: the metrics.
+    /// Starts the thread that sends to the configured collector. `registry` and `exemplars`: the
+    /// metrics.
     pub(super) fn start(config: &Tracing, registry: Registry, exemplars: Exemplars) -> std::io::Result<Self> {
         let (queue, queued) = mpsc::channel(config.queue);
         let (flushes, flushing) = mpsc::channel(1);
@@ -113,7 +116,7 @@ impl Exporter {
         Ok(Self { queue, flushes, counts, metrics })
     }
 
-    /// Takes the trace of a request that is over now, if it is sampled. Never waits.
+    /// Takes the trace of a request that has ended, if it is sampled. Never waits.
     pub(super) fn take(&self, record: &Record) {
         if !record.trace.as_ref().is_some_and(|trace| trace.is_sampled()) {
             return;
@@ -124,7 +127,7 @@ impl Exporter {
         }
     }
 
-    /// Sends all that is queued, and the metrics, and waits for it, at most 5 s.
+    /// Sends all queued traces, and the metrics, and waits for both, at most 5 s.
     pub(super) fn flush(&self) {
         let all = [Some(&self.flushes), self.metrics.as_ref().map(|(flushes, _)| flushes)];
         let (done, finished) = blocking::sync_channel(all.len());
@@ -135,7 +138,7 @@ impl Exporter {
         }
     }
 
-    /// What the metrics page shows.
+    /// The exporter's metrics for the metrics page.
     pub(super) fn metrics(&self) -> impl PrometheusCollector + use<> {
         let exports = self.metrics.as_ref().map(|(_, counts)| Arc::clone(counts));
         TraceMetrics { counts: Arc::clone(&self.counts), exports, descs: FAMILIES.iter().map(describe).collect() }
@@ -168,14 +171,13 @@ impl PrometheusCollector for TraceMetrics {
     }
 }
 
-/// The thread's side of the queue.
 struct Sender {
     collector: Collector,
     resource: Resource,
     timeout: Duration,
     counts: Arc<Counts>,
     warned: Option<Instant>,
-    /// Lost traces that a warning has reported.
+    /// Lost traces that warnings have reported.
     reported: u64,
 }
 
@@ -184,7 +186,7 @@ impl Sender {
     async fn run(mut self, mut queue: mpsc::Receiver<Finished>, mut flushes: mpsc::Receiver<Flush>) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            // Some: all that is queued is sent at once.
+            // If set, all queued traces are sent at once.
             let mut flush = None;
             let mut deadline = None;
             while flush.is_none() && batch.len() < BATCH {
@@ -213,7 +215,6 @@ impl Sender {
         }
     }
 
-    /// Sends a batch and empties it.
     async fn send(&mut self, batch: &mut Vec<Finished>) {
         if batch.is_empty() {
             return;
@@ -237,7 +238,8 @@ impl Sender {
         self.report(lost);
     }
 
-    /// Warns of traces lost since the last warning. `reason`: of the last loss; `None`: it was taken from a full queue.
+    /// Warns of traces lost since the last warning. `reason`: the reason of the last loss; `None`:
+    /// the queue was full.
     fn report(&mut self, reason: Option<String>) {
         let lost = self.counts.lost();
         if lost == self.reported || self.warned.is_some_and(|at| at.elapsed() < WARN_EVERY) {

@@ -1,17 +1,18 @@
-//! What spans and metrics have in common: this process as their origin, and attributes.
+//! The common parts of spans and metrics: this process as their origin, and attributes.
 //!
-//! Replicas with one service name differ in `service.instance.id`, so that a collector does not mix their counters.
+//! Replicas with one service name differ in `service.instance.id`, which has host and process id,
+//! so that a collector does not mix their counters.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 
-/// This process under the name of the configuration.
+/// This process under the configured name.
 pub(super) fn resource(service_name: &str) -> Resource {
     let version = text("service.version", env!("CARGO_PKG_VERSION"));
     let pid = number("process.pid", std::process::id());
     let mut attributes = vec![text("service.name", service_name), version, pid];
-    // A unit with ProcSubset=pid hides the first one.
+    // A systemd unit with ProcSubset=pid hides the first file.
     let host =
         ["/proc/sys/kernel/hostname", "/etc/hostname"].iter().find_map(|path| std::fs::read_to_string(path).ok());
     let host = host.as_deref().unwrap_or_default().trim_end();
@@ -23,7 +24,6 @@ pub(super) fn resource(service_name: &str) -> Resource {
     Resource { attributes, ..Resource::default() }
 }
 
-/// The code that made them.
 pub(super) fn scope() -> InstrumentationScope {
     let version = env!("CARGO_PKG_VERSION").to_owned();
     InstrumentationScope { name: "sluice".to_owned(), version, ..InstrumentationScope::default() }

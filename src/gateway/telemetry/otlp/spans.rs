@@ -1,19 +1,20 @@
-//! The spans of one request, from its record.
+//! The spans of one request, built from the record.
 //!
 //! ```text
-//! chat MODEL                 server   from the request received to the end of its response
+//! chat MODEL                 server   from the request received to the end of the response
 //! ├─ queue                   internal each wait for a lease
 //! └─ attempt                 client   each delivery to a backend; the parent of the engine's span
-//!    ├─ prefill              internal from the request sent to the first token, if the response is a stream
+//!    ├─ prefill              internal from the request sent to the first token, for a stream
 //!    └─ decode               internal from there to the last
 //! ```
 //!
-//! Names and attributes of the first span follow the semantic conventions for generative AI (in development, as of 1.41); what
-//! these have no word for is `sluice.*`, in seconds and tokens. Token counts stand on the first span only, so that they are not
-//! added up twice. Prompts and answers never enter a span.
+//! Names and attributes of the first span follow the semantic conventions for generative AI (in
+//! development, as of 1.41); attributes that these do not define are `sluice.*`, in seconds and
+//! tokens. Only the first span has token counts, so that they are not added up twice. Prompts and
+//! answers never enter a span.
 //!
-//! A record has durations; the time when it was handed over is the end of the request. Bounds: two spans for each step of the
-//! trace and two more.
+//! A record has durations; the time when it was handed over is the end of the request. Bounds: two
+//! spans for each step of the trace and two more.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -33,7 +34,7 @@ use sluice_core::openai::response::FinishReason;
 
 /// W3C's flag for a trace that is sampled.
 const SAMPLED: u32 = 1;
-/// Numbers of spans below one that are not deliveries, which are numbered from 1.
+/// Numbers of spans that are no deliveries; deliveries are numbered from 1.
 const QUEUE: u64 = 1 << 32;
 const PREFILL: u64 = 2 << 32;
 const DECODE: u64 = 3 << 32;
@@ -46,7 +47,7 @@ pub(super) fn request(resource: &Resource, traces: impl Iterator<Item = Vec<Span
     ExportTraceServiceRequest { resource_spans: vec![spans] }
 }
 
-/// The spans of a request that was over at `ended`; none if its trace is not sampled.
+/// The spans of a request that ended at `ended`; none if the trace is not sampled.
 pub(super) fn spans(record: &Record, ended: SystemTime) -> Vec<Span> {
     let Some(trace) = record.trace.as_ref().filter(|trace| trace.is_sampled()) else { return Vec::new() };
     let received = ended.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(record.total);
@@ -103,7 +104,6 @@ impl Below {
     }
 }
 
-/// The span of the request as a whole.
 fn root(record: &Record, trace: &RequestTrace, own: &Below) -> Span {
     let operation = record.route.map_or("request", operation);
     let name = match &record.model {
@@ -142,7 +142,6 @@ fn root(record: &Record, trace: &RequestTrace, own: &Below) -> Span {
     span
 }
 
-/// What was measured of the response.
 fn measured(record: &Record, attributes: &mut Vec<KeyValue>) {
     let Some(stats) = &record.stats else { return };
     let counts = [
@@ -160,7 +159,7 @@ fn measured(record: &Record, attributes: &mut Vec<KeyValue>) {
     attributes.extend(stats.answer.finish.map(finish_reasons));
 }
 
-/// The span of a delivery, and those below it.
+/// Adds the span of a delivery, and the spans below it.
 fn attempt(
     spans: &mut Vec<Span>,
     record: &Record,
@@ -174,7 +173,7 @@ fn attempt(
         vec![text("sluice.pool", pool), text("sluice.backend", backend), number("sluice.attempt", *which)];
     fail(&mut span, retried.or_else(|| error(record)));
     spans.push(span);
-    // Only the delivery that was not repeated can have produced a token that the client saw.
+    // Only the delivery that was not repeated can have produced a token that the client got.
     let (Some(sent), Some(ttft), None) = (*sent, record.backend_ttft, retried) else { return };
     let first = (sent + ttft).min(end);
     let last = record.stats.as_ref().and_then(|stats| stats.e2el).unwrap_or(end);
@@ -182,7 +181,7 @@ fn attempt(
     spans.push(below.span(DECODE, "decode", (first, last.clamp(first, end.max(first)))));
 }
 
-/// The operation of a route, in the words of the conventions where they have one.
+/// The operation of a route, in words of the conventions if there are any.
 fn operation(route: Route) -> &'static str {
     match route {
         Route::ChatCompletions | Route::ChatBatch | Route::Responses | Route::Messages | Route::CohereChat => "chat",
@@ -191,8 +190,8 @@ fn operation(route: Route) -> &'static str {
     }
 }
 
-/// Why the gateway or an engine failed the request. A request that is the client's fault, or that it gave up, is no error of a
-/// server.
+/// The failure of the gateway or an engine. A request that is the client's fault, or that the
+/// client gave up, is no error of a server.
 fn error(record: &Record) -> Option<&'static str> {
     match record.outcome {
         Outcome::Completed | Outcome::ClientGone | Outcome::Refused => None,

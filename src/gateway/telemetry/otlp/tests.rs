@@ -1,4 +1,7 @@
-//! The exporter before collectors that refuse, hang, close connections or are gone.
+//! The exporter in front of collectors that refuse, hang, close connections or are gone.
+//!
+//! Each test starts a collector in a thread that answers as the test defines, and compares the
+//! requests that the collector got and the counts of the exporter.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,13 +24,14 @@ use crate::telemetry::testing::completed;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A collector of this test: it reports the head and the body of each request and answers as its test says.
+/// A collector that reports head and body of each request and answers as the test defines.
 struct TestCollector {
     address: SocketAddr,
     got: Receiver<(String, Vec<u8>)>,
 }
 
-/// What it does with a request; the connection is closed behind a response that says so.
+/// The answer to a request by its number; `None` never answers. The connection is closed after a
+/// response that says so.
 type Answer = fn(usize) -> Option<Vec<u8>>;
 
 impl TestCollector {
@@ -37,7 +41,7 @@ impl TestCollector {
         let (say, got) = channel();
         std::thread::spawn(move || {
             let number = Arc::new(AtomicUsize::new(0));
-            // Traces and metrics have a connection each, which stay open.
+            // Traces and metrics have one connection each, which stay open.
             for connection in listener.incoming() {
                 let (number, say) = (Arc::clone(&number), say.clone());
                 std::thread::spawn(move || serve(connection.unwrap(), answer, &number, &say));
@@ -120,7 +124,7 @@ fn counts(exporter: &Exporter) -> [u64; 4] {
     [sent, failed, queue_full, rejected_spans].map(|count| count.load(Ordering::Relaxed))
 }
 
-/// Waits until traces have become this: sent, failed, queue full, rejected spans.
+/// Waits until the counts of traces are `wanted`: sent, failed, queue full, rejected spans.
 fn becomes(exporter: &Exporter, wanted: [u64; 4]) {
     let deadline = Instant::now() + SOON;
     while counts(exporter) != wanted {

@@ -1,4 +1,7 @@
-//! Records: what they hold, and that rotation loses and tears nothing.
+//! The content of records, and rotation, which must lose and tear no line.
+//!
+//! The files hold at most 1,000 bytes, so that a few lines fill them. Every read checks that each
+//! file is within that bound and ends with a whole line.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,7 +25,7 @@ fn config(path: &Path, files: u32) -> Records {
     Records { path: path.to_owned(), max_size, files, sample: 1.0, client_address: false, salt: None }
 }
 
-/// The lines of all files, and that none is longer than it may be or ends within a line.
+/// The names of all files, and their lines. Checks that no file is too long or ends within a line.
 fn lines(folder: &Path) -> (Vec<String>, Vec<String>) {
     let mut names: Vec<String> =
         folder.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -66,7 +69,8 @@ fn rotation_loses_and_tears_no_line_and_keeps_to_its_bounds() {
     all.sort();
     assert_eq!(all, (0..80).map(line).collect::<Vec<_>>());
     assert!(names.len() > 4, "{names:?}");
-    // Another start goes on with the file, and keeps fewer: the others go with the next rotation.
+    // Another start continues the file, and keeps fewer files: the others go with the next
+    // rotation.
     let before = fs::metadata(&path).unwrap().len();
     let mut files = RotatedFile::open(&config(&path, 1)).unwrap();
     files.write(b"more\n", false).unwrap();
@@ -124,7 +128,7 @@ fn a_file_that_was_renamed_is_opened_anew() {
     assert_eq!([&away, &path].map(|path| fs::read_to_string(path).unwrap()), ["one\n", "two\n"]);
 }
 
-/// `/dev/full` takes bytes and then says that the disk is full.
+/// `/dev/full` is a disk that is always full.
 #[test]
 fn a_full_disk_drops_records_and_counts_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -158,7 +162,8 @@ fn a_record_has_hashes_and_nothing_that_says_who_or_what() {
     assert_eq!((line["version"].as_u64(), line["prompt_bytes"].as_u64()), (Some(1), Some(1_100)));
     assert_eq!(line["prefix"].as_array().map(Vec::len), Some(2));
     assert_eq!(line["backend_ttft_ms"], 30.0);
-    // A key that the access log gains later says nothing about a client until it is listed here.
+    // A key that the access log gains later may identify a client; it must be listed here to enter
+    // records.
     let known = "version time route model pool home backend arm fell_back_from copy stream estimate_tokens estimate_how \
                  prompt_tokens completion_tokens token_events cached_tokens queue_ms connect_ms ttft_ms backend_ttft_ms tpot_ms \
                  e2el_ms total_ms status outcome detail retries slo_met prompt_bytes prefix";

@@ -1,4 +1,6 @@
 //! The limits of an API key at several gateways.
+//!
+//! Clients share one key, and time is virtual. The store is in memory.
 
 use sha2::{Digest, Sha256};
 
@@ -12,7 +14,7 @@ use tokio::time::Instant;
 const IN_FLIGHT: u32 = 10;
 const A_MINUTE: u32 = 600;
 
-/// The key at a gateway, and its requests there.
+/// The key at one gateway, and the key's requests there.
 struct Client {
     key: ApiKey,
     running: Vec<InFlight>,
@@ -37,7 +39,7 @@ impl Client {
         Self { key, running: Vec::new(), served: 0 }
     }
 
-    /// Wants so many at once: those that are refused are sent again.
+    /// Tries to run `most` requests at once. Refused ones are sent again at the next call.
     fn fill(&mut self, most: usize) {
         self.running.truncate(most);
         while self.running.len() < most
@@ -47,7 +49,7 @@ impl Client {
         }
     }
 
-    /// Sends so many that end at once.
+    /// Sends requests that end at once.
     fn send(&mut self, count: usize) {
         self.served += (0..count).filter(|_| self.key.start_request(Instant::now()).is_ok()).count();
     }
@@ -64,7 +66,7 @@ async fn a_key_has_its_limit_at_all_gateways_together_and_it_follows_the_request
     let mut clients = all(&gateways, &KeyLimit { in_flight: Some(IN_FLIGHT), ..KeyLimit::default() });
     pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
     for wanted in [[30, 0, 0], [0, 30, 0], [30, 30, 30], [2, 2, 30]] {
-        // Demand moves: for as long as a renewal takes, more may run.
+        // While demand moves, more may run for the time of a renewal.
         pass(&mut gateways, LEASE.as_secs(), |_| clients.iter_mut().zip(wanted).for_each(|(one, most)| one.fill(most)))
             .await;
         let running = |clients: &[Client]| clients.iter().map(|one| one.running.len()).collect::<Vec<_>>();
@@ -75,7 +77,7 @@ async fn a_key_has_its_limit_at_all_gateways_together_and_it_follows_the_request
         .await;
         let found = running(&clients);
         assert!(found.iter().sum::<usize>() + 2 >= IN_FLIGHT as usize, "{wanted:?}: {found:?}");
-        // Each lets what it has end, so that the next division finds none in use.
+        // Ends all requests, so that the next division finds none in use.
         clients.iter_mut().for_each(|one| one.running.clear());
     }
 }
@@ -87,7 +89,7 @@ async fn a_rate_is_that_of_all_gateways_together_also_when_one_of_them_ends() {
     let mut clients = all(&gateways, &KeyLimit { requests_per_minute: Some(A_MINUTE), ..KeyLimit::default() });
     pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
     let mut rate = async |gateways: &mut Vec<Gateway>, count: usize| {
-        // Bursts are used up, and demand is known.
+        // Uses up bursts and makes demand known.
         pass(gateways, 60, |_| clients.iter_mut().take(count).for_each(|one| one.send(10))).await;
         clients.iter_mut().for_each(|one| one.served = 0);
         pass(gateways, 60, |_| clients.iter_mut().take(count).for_each(|one| one.send(10))).await;
@@ -136,7 +138,7 @@ async fn the_tokens_of_a_day_are_those_of_all_gateways_together() {
     let clients = all(&gateways, &limit);
     pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
     let mut used = [0, 0];
-    // The gateways take turns in receiving all requests.
+    // All requests go to one gateway, then to the other.
     for busy in [0, 1] {
         pass(&mut gateways, 300, |_| {
             let now = Instant::now();

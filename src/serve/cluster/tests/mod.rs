@@ -1,4 +1,7 @@
-//! Gateways with a ledger in memory, on virtual time: pools without sockets.
+//! Gateways with a ledger in memory, on virtual time.
+//!
+//! Pools have no sockets, and engines only answer the question for their load. Every step checks
+//! that all gateways together stay within the limit.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -27,14 +30,14 @@ mod others;
 const SLOTS: u32 = 10;
 const LEASE: Duration = Duration::from_secs(4);
 
-/// What is wrong with the store.
+/// Faults of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Fault {
     #[default]
     None,
-    /// It does not answer.
+    /// The store does not answer.
     Gone,
-    /// It writes, and its answer is lost.
+    /// The store writes, but the answer is lost.
     Forgets,
 }
 
@@ -44,7 +47,7 @@ struct State {
     version: u64,
 }
 
-/// One object in memory, as one or all gateways reach it. A call takes some milliseconds.
+/// One object in memory. Clones share the object and the fault. A call takes some milliseconds.
 #[derive(Clone, Debug, Default)]
 struct Memory {
     state: Arc<Mutex<State>>,
@@ -52,7 +55,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// The same object, with faults of its own.
+    /// The same object with separate faults.
     fn apart(&self) -> Self {
         Self { state: Arc::clone(&self.state), fault: Arc::default() }
     }
@@ -95,7 +98,7 @@ impl Store for Memory {
     }
 }
 
-/// A pool with its part in the ledger, and what its requests hold.
+/// A pool with a part in the ledger, and the leases of requests.
 struct Gateway {
     admission: Arc<Admission>,
     keys: Arc<KeyUsage>,
@@ -112,7 +115,7 @@ impl Gateway {
         Self::join_before(store, number, mode, |_| Box::pin(async { Some(0) }))
     }
 
-    /// Before an engine that says this.
+    /// Joins in front of an engine that answers this.
     fn join_before(store: &Memory, number: u64, mode: ClusterMode, running: fn(Arc<Address>) -> Running) -> Self {
         let rules = HealthRules {
             probe_failures: 2,
@@ -171,7 +174,7 @@ impl Gateway {
         self.admission.view()[0].backends[self.backend().index()].share.map_or(0, |share| share.slots)
     }
 
-    /// Has so many requests that run or wait.
+    /// Makes requests until `most` run or wait.
     fn fill(&mut self, most: usize) {
         for mut ticket in std::mem::take(&mut self.tickets) {
             match Pin::new(&mut ticket).poll(&mut Context::from_waker(Waker::noop())) {
@@ -207,11 +210,12 @@ impl Gateway {
     }
 }
 
-/// Lets time pass in small steps, in which the sum of what may be used or is in use stays within the limit.
+/// Lets time pass in small steps. At each step, the sum over all gateways of the share, or the use
+/// if larger, must be within the limit.
 async fn pass(gateways: &mut [Gateway], seconds: u64, mut each: impl FnMut(&mut [Gateway])) {
     for step in 0..seconds * 20 {
         advance(Duration::from_millis(50)).await;
-        // The tasks of the gateways run.
+        // Lets the tasks of the gateways run.
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }
@@ -312,7 +316,7 @@ async fn of_an_engine_that_says_nothing_keep_takes_a_share_back_and_strict_does_
     for (mode, wanted) in [(ClusterMode::Keep, SLOTS), (ClusterMode::Strict, 0)] {
         let store = Memory::default();
         let mut gateways = vec![Gateway::join_before(&store, 1, mode, |_| Box::pin(async { None }))];
-        // What gateways of before may have.
+        // Earlier gateways may hold the limit.
         pass(&mut gateways, 40, |_| {}).await;
         assert_eq!(gateways[0].share(), wanted);
         let why = gateways[0].cluster.view().status().why;
@@ -320,7 +324,8 @@ async fn of_an_engine_that_says_nothing_keep_takes_a_share_back_and_strict_does_
     }
 }
 
-/// What a plan takes from a gateway, others may have as soon as it is written: the gateway uses no more from before it is sent.
+/// Once a plan that takes capacity from a gateway is written, others may use it. So the gateway
+/// must use less before it sends the plan.
 #[tokio::test(start_paused = true)]
 async fn less_is_used_from_before_a_write_is_sent() {
     let store = Memory::default();
@@ -331,7 +336,7 @@ async fn less_is_used_from_before_a_write_is_sent() {
     let had = gateways[0].share();
     assert!(had >= 7, "{had}");
     forgetful.set(Fault::Forgets);
-    // `pass` compares what both may use at every step.
+    // `pass` checks the sum at every step.
     pass(&mut gateways, 3, |gateways| {
         (gateways[0].leases, gateways[0].tickets) = Default::default();
         gateways[1].fill(30);

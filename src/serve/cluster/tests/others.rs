@@ -1,6 +1,7 @@
-//! What gateways tell each other beside their shares: which backends are closed, and the load of pools.
+//! Gateways exchange closed backends and the load of pools through the ledger.
 //!
-//! Time is virtual, and the store is in memory.
+//! Time is virtual, and the store is in memory. The first gateway closes a backend, and the second
+//! one leaves it.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,8 @@ async fn a_backend_that_one_gateway_closes_gets_nothing_from_the_other_and_is_le
     gateways[1].fill(2);
     assert_eq!(gateways[1].leases.len(), 2);
     gateways[0].others.close("p/b");
-    // From the moment in which it may be stopped, nothing of the other one is or will be there.
+    // From the moment in which the engine may be stopped, the other gateway has and sends nothing
+    // there.
     let ended = |gateways: &mut [Gateway]| {
         if gateways[0].others.have_left("p/b") {
             assert!(closed(&gateways[1]) && gateways[1].leases.is_empty());
@@ -52,7 +54,7 @@ async fn a_gateway_that_does_not_lead_closes_nothing_and_without_the_store_what_
     pass(&mut gateways, 5, |_| {}).await;
     assert!(closed(&gateways[1]));
     store.set(Fault::Gone);
-    // The other gateway may still reach it.
+    // The other gateway may still reach the store.
     pass(&mut gateways, LEASE.as_secs() * 11, |gateways| assert!(closed(&gateways[1]))).await;
     pass(&mut gateways, LEASE.as_secs() * 2, |_| {}).await;
     assert!(!closed(&gateways[1]), "its probes decide");

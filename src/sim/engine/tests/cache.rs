@@ -1,8 +1,10 @@
-//! What the prefix cache saves, whom, and what is counted; and the rules that priorities and pauses add.
+//! Tests of the prefix cache, and of the rules for priorities and pauses.
+//!
+//! The cache tests check how many tokens are saved, for which requests, and how they are counted.
 
 use super::*;
 
-/// A request whose first `shared` tokens are those of text 1.
+/// A request whose first `shared` tokens come from text 1.
 fn sharing(id: SequenceId, prompt: u32, output: u32, shared: u32) -> Request {
     Request { content: Content::shared(1, shared, id), ..Request::new(id, prompt, output) }
 }
@@ -95,7 +97,7 @@ fn cached_blocks_without_an_owner_count_against_the_free_ones() {
     finish_all(&mut engine);
     engine.add(request(2, 50, 40)).unwrap();
     engine.step().unwrap();
-    // Four blocks are held, four free, all of the latter with the head of the next prompt in them.
+    // Four blocks are held and four are free; the free ones hold the head of the next prompt.
     engine.add(sharing(3, 81, 1, 80)).unwrap();
     assert!(engine.step().unwrap().admitted.is_empty(), "it needs six");
 }
@@ -155,7 +157,8 @@ fn the_least_urgent_is_preempted_although_it_was_scheduled_and_its_budget_goes_t
     engine.add(Request::new(2, 64, 2)).unwrap();
     engine.add(Request { priority: 1, ..Request::new(3, 100, 2) }).unwrap();
     assert_eq!(engine.step().unwrap().load.tokens, 32 + 32 + 16);
-    // Ten of twelve blocks are held. The first takes two, the second finds none and the first has to go.
+    // Ten of twelve blocks are held. The first sequence takes two, the second finds none, and the
+    // first must be preempted.
     let step = engine.step().unwrap();
     assert_eq!((step.preempted, step.load.tokens, step.load.sequences), (1, 32 + 32, 2));
 }
@@ -216,7 +219,8 @@ fn a_generated_token_is_findable_when_it_is_known_which_asynchronous_scheduling_
         content: Content::Text { head: 9, tokens: u32::MAX, tail: 0 },
         ..Request::new(id, prompt, output)
     };
-    // The second block is full with the 17th step. The other request is in the plan of that step.
+    // The second block becomes full in the 17th step, in whose plan the other request is
+    // considered.
     for (asynchronous, arrives_before, found) in [(false, 17, 32), (true, 16, 16)] {
         let mut engine = engine(|config| config.async_scheduling = asynchronous);
         engine.add(chat(1, 16, 40)).unwrap();

@@ -1,7 +1,9 @@
-//! What holds under any load: random arrivals, aborts, pauses, resets and steps, under any limits.
+//! Properties that hold under any load: random arrivals, aborts, pauses, resets and steps, under
+//! any limits.
 //!
-//! Blocks are conserved (references are owners, nothing is lost), budget and places hold, what a sequence finds in the cache
-//! was written by a sequence with the same prefix, every request ends exactly once, and the engine becomes idle.
+//! Blocks are conserved (references are owners, nothing is lost); steps keep to the budget and the
+//! running list to its limit; a sequence finds only blocks that a sequence with the same prefix
+//! wrote; every request ends exactly once; the engine becomes idle.
 
 use std::collections::HashMap;
 
@@ -66,7 +68,7 @@ fn limits() -> impl Strategy<Value = EngineConfig> {
     })
 }
 
-/// An engine and what must come out of it.
+/// An engine and the results that must still come out of it.
 struct Watched {
     engine: Engine,
     /// Tokens still to come, and the request.
@@ -80,7 +82,8 @@ impl Watched {
             Act::Add { prompt, output, adapter, priority, head, shared, stops } => {
                 let content = Content::Text { head, tokens: shared, tail: self.next };
                 let plain = Request::new(self.next, prompt, output);
-                // Two sequences of equal priority and arrival time preempt each other in turn, in vLLM too: so no two arrive at once.
+                // Two sequences of equal priority and arrival time preempt each other in turn, in
+                // vLLM too. So no two arrive at the same time.
                 let arrived = Duration::from_micros(self.next);
                 let request = Request { adapter, priority, stops, content, arrived, ..plain };
                 if self.engine.add(request.clone()).is_ok() {
@@ -121,7 +124,7 @@ impl Watched {
                 || config.max_loras as usize >= self.engine.distinct(self.engine.running.iter().copied()).len()
         );
         for admitted in &outcome.admitted {
-            // It may have left since the plan was made.
+            // It may have been aborted since the plan was made.
             let Some((left, request)) = self.left.get(&admitted.id) else { continue };
             let tokens = request.prompt_tokens + request.output_tokens - left;
             prop_assert!(admitted.cached_tokens < tokens && admitted.cached_tokens % BLOCK_TOKENS == 0);
@@ -158,7 +161,7 @@ impl Watched {
     }
 }
 
-/// Plays all of it, then lets the engine come to its end.
+/// Plays all acts, then steps until the engine is idle.
 fn play(limits: EngineConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
     let mut watched = Watched { engine: engine(|config| *config = limits), left: HashMap::new(), next: 0 };
     for act in acts {
@@ -187,7 +190,8 @@ fn every_short_history_of_a_tiny_engine_keeps_its_accounts() {
         shared,
         stops,
     };
-    // One that fills the cache, one that grows, one that shares and ends by itself; who came first leaves.
+    // A request that fills the cache, one that grows, and one that shares a prefix and ends with a
+    // stop token; `Abort(0)` aborts the oldest.
     let letters = [add(60, 4, 0, false), add(17, 30, 0, false), add(33, 3, 32, true), Act::Abort(0), Act::Step];
     let histories = 5u32.pow(5);
     for (asynchronous, policy) in [(false, Policy::Fcfs), (true, Policy::Fcfs), (true, Policy::Priority)] {

@@ -1,8 +1,8 @@
-//! The same decisions as vLLM's own scheduler, step by step.
+//! Compares every step with the decisions of vLLM's own scheduler.
 //!
-//! `tests/real/scheduler.py` runs vLLM 0.32's scheduler by itself under random limits and load and writes down what it
-//! scheduled, admitted, found cached and preempted in every step and how many blocks were free. Here the same requests go
-//! through the engine, which must decide the same. `SLUICE_SCHEDULER_TRACES` names a file with more cases.
+//! `tests/real/scheduler.py` runs the scheduler of vLLM 0.32 alone, under random limits and load,
+//! and records its decisions and the number of free blocks in every step. The engine must decide
+//! the same. `SLUICE_SCHEDULER_TRACES` names a file with more cases.
 
 use serde::Deserialize;
 
@@ -48,8 +48,8 @@ struct Batch {
     abort: Vec<SequenceId>,
 }
 
-/// Free blocks before it; who advances by how many tokens, by id; who was admitted, with how many cached tokens, and
-/// whether after a preemption; how many were preempted.
+/// One step: free blocks before it; the ids that advance and by how many tokens; the ids admitted,
+/// with their cached tokens and whether they were preempted before; the number preempted.
 type Step = (u32, Vec<(SequenceId, u32)>, Vec<(SequenceId, u32, bool)>, u32);
 
 #[derive(Deserialize)]
@@ -100,7 +100,7 @@ fn feed(engine: &mut Engine, batch: &Batch) {
     }
 }
 
-/// The number of the first step that differs, with both sides.
+/// Plays a case. The error is the number of the first step that differs, with both sides.
 fn replay(case: &Case) -> Result<(), String> {
     let mut engine = engine_of(&case.limits);
     let mut batches = case.batches.iter();

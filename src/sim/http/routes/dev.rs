@@ -1,7 +1,7 @@
 //! Routes for operators: sleep, pause, the prefix cache, the profiler.
 //!
-//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config`. Each reply waits until the engine has made the change;
-//! if the engine is dead, it is a 500.
+//! They exist with `VLLM_SERVER_DEV_MODE` or `--profiler-config`. Each reply waits until the engine
+//! has made the change. If the engine is dead, the reply is a 500.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,12 +15,12 @@ use crate::real_time::command::Control;
 use crate::real_time::state::ServerState;
 use crate::validate::pydantic::{ValidationErrors, repr};
 
-/// Sends a command to the engine and waits until it is done.
+/// Sends a command to the engine and waits until it is carried out.
 async fn control(shared: &ServerState, control: Control) -> Result<bool, ErrorBody> {
     shared.control(control).await.ok_or_else(ErrorBody::dead)
 }
 
-/// A parameter of the query.
+/// A parameter of the query string.
 fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     query?.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
 }
@@ -50,7 +50,7 @@ fn mode(query: Option<&str>) -> Result<&str, ErrorBody> {
     Err(problems.refusal())
 }
 
-/// Waits until nothing is in flight.
+/// Waits until no sequence is in flight or the server stops.
 async fn wait_idle(shared: &ServerState) {
     const POLL_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
     while shared.concurrency.lock().in_flight > 0 && !shared.stop.is_cancelled() {

@@ -1,7 +1,7 @@
 //! Routes that generate text: OpenAI's three, Anthropic's, and SageMaker's `/invocations`.
 //!
-//! All become one [`GenerateRequest`] and differ in the format of the response. A request body is read to its end before
-//! it is validated; the server limits its size.
+//! All become one [`GenerateRequest`] and differ in the format of the response. A body is read
+//! completely before it is validated; the server limits the size.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -64,7 +64,6 @@ fn anthropic_error(error: ErrorBody) -> Result<Reply, ErrorBody> {
     Ok(body(status, "application/json", anthropic::error_body(&error)))
 }
 
-/// Finds the model of a body and builds its request.
 fn prepare(
     shared: &ServerState,
     kind: RequestKind,
@@ -192,7 +191,7 @@ async fn send(
     Ok(body(StatusCode::OK, "application/json", text))
 }
 
-/// Handles routes that are not simulated: first validates the required fields, then replies 501.
+/// Handles routes that are not simulated: validates the required fields, then replies 501.
 ///
 /// # Errors
 /// Always.

@@ -1,15 +1,17 @@
 //! The routes of `vllm serve`, and `/sim/fault`, which only the simulator has.
 //!
-//! | route | what |
+//! | route | purpose |
 //! |---|---|
 //! | `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages` | generate |
 //! | `/v1/models`, `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`, `/adapters` | models |
-//! | `/tokenize`, `/detokenize`, `/v1/messages/count_tokens`, `/v1/embeddings` | text and synthetic embeddings |
+//! | `/tokenize`, `/detokenize`, `/v1/messages/count_tokens` | tokens |
+//! | `/v1/embeddings` | synthetic embeddings |
 //! | `/health`, `/ping`, `/version`, `/load`, `/metrics` | state |
 //! | `/sleep`, `/pause`, `/reset_prefix_cache` and so on | for operators, see `dev.rs` |
 //! | `POST /sim/fault` | body: a fault as `fault.rs` writes it, bare or as `{"fault": "..."}` |
 //!
-//! With `--api-key`, routes under `/v1`, `/v2`, `/inference` and `/cohere` need it; the others are open, as in vLLM.
+//! With `--api-key`, routes under `/v1`, `/v2`, `/inference` and `/cohere` require a key. The
+//! others are open, as in vLLM.
 
 mod dev;
 mod generating;
@@ -41,7 +43,8 @@ use table::Target;
 /// Prefixes that `--api-key` guards.
 const GUARDED: [&str; 4] = ["/v1", "/v2", "/inference", "/cohere"];
 
-/// Handles one request. A disconnect is an error of the service: hyper then closes without a response.
+/// Handles one request. A disconnect is an error of the service, so hyper closes without a
+/// response.
 pub(super) async fn handle(
     shared: Arc<ServerState>,
     peer: SocketAddr,
@@ -74,7 +77,6 @@ pub(super) async fn handle(
     Ok(reply)
 }
 
-/// 32 hex digits.
 fn fresh_uuid(shared: &ServerState) -> String {
     fresh_id(shared) + &fresh_id(shared)
 }

@@ -1,13 +1,14 @@
 //! The table of routes, and the lookup of a request's route.
 //!
-//! As in vLLM, some routes exist only with a flag or an environment variable. A path with a trailing slash is redirected;
-//! for another method the reply lists the methods that are allowed.
+//! As in vLLM, some routes exist only with a flag or an environment variable. A path with a
+//! trailing slash is redirected. For a method that a route does not have, the reply lists the
+//! allowed methods.
 
 use hyper::Method;
 
 use crate::process::config::SimConfig;
 
-/// When a route exists.
+/// The condition under which a route exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Condition {
     Always,
@@ -23,9 +24,8 @@ enum Condition {
     Embeddings,
 }
 
-/// One route.
 struct RouteSpec {
-    /// Its path; may contain one `{parameter}`.
+    /// May contain one `{parameter}`.
     template: &'static str,
     methods: &'static [&'static str],
     when: Condition,
@@ -108,25 +108,24 @@ fn exists(when: Condition, config: &SimConfig) -> bool {
     }
 }
 
-/// The routes that a server answers, with their methods, for its log.
+/// The routes that a server answers, with their methods, for the log.
 pub(crate) fn listed(config: &SimConfig) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     ROUTES.iter().filter(|route| exists(route.when, config)).map(|route| (route.template, route.methods))
 }
 
-/// The result of a lookup.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Target<'a> {
-    /// The route with this template, and the value of its parameter (empty if it has none).
+    /// The template of the route, and the value of the path's parameter (empty without one).
     Route(&'static str, &'a str),
     /// The path exists, but only for these methods.
     NotAllowed(&'static [&'static str]),
-    /// The path exists without its trailing slash.
+    /// The path exists without the trailing slash: the template of the route, and the path to
+    /// redirect to.
     Redirect(&'static str, &'a str),
     /// No such path.
     Unknown,
 }
 
-/// Finds the route of a request.
 pub(super) fn find<'a>(config: &SimConfig, method: &Method, path: &'a str) -> Target<'a> {
     let existing = || ROUTES.iter().filter(|route| exists(route.when, config));
     if let Some((route, open)) = existing().find_map(|route| Some((route, match_path(route.template, path)?))) {
@@ -146,7 +145,7 @@ pub(super) fn find<'a>(config: &SimConfig, method: &Method, path: &'a str) -> Ta
     known.map_or(Target::Unknown, |(template, bare)| Target::Redirect(template, bare))
 }
 
-/// Matches a path with a template; `Some` if it fits, with the value of its parameter (empty if it has none).
+/// Matches a path with a template. Returns the value of the parameter (empty without one).
 fn match_path<'a>(template: &str, path: &'a str) -> Option<&'a str> {
     let Some((before, after)) = template.split_once('{') else { return (template == path).then_some("") };
     let after = after.split_once('}').map_or("", |(_, after)| after);

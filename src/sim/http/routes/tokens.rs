@@ -1,7 +1,7 @@
 //! `/tokenize`, `/detokenize`, `/v1/embeddings`.
 //!
-//! Tokens are those of the model's tokenizer, or of [`crate::text::words`] where the model is only a name. Embeddings
-//! are synthetic vectors, for gateways that must forward them.
+//! Tokens come from the model's tokenizer or, if the model is only a name, from
+//! [`crate::text::words`]. Embeddings are synthetic vectors, for gateways that must forward them.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ const EMBEDDING: usize = 64;
 /// Handles one of these routes.
 ///
 /// # Errors
-/// Fields that are missing or wrong, an unknown model.
+/// Missing or wrong fields; an unknown model.
 pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,
@@ -40,7 +40,8 @@ pub(super) async fn handle(
     }
 }
 
-/// Checks that the body has a prompt or messages; errors of both branches are reported.
+/// Checks that the body has a prompt or messages. If both are missing or wrong, both errors are
+/// reported.
 fn check_tokenize(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     let mut problems = ValidationErrors::default();
     let prompt = fields.get("prompt");
@@ -96,7 +97,7 @@ fn detokenize(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply
     Ok(json_reply(&json!({"prompt": shared.config.texts.vocabulary.decode(&ids, false)})))
 }
 
-/// Vectors of unit length that depend on the text alone.
+/// Vectors of length 1 that depend on the text alone.
 fn embeddings(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     let model = resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?.name;
     let inputs = match fields.get("input") {

@@ -1,16 +1,16 @@
-//! Whether steps are compiled, and which of them have CUDA graphs: `--optimization-level` and `--compilation-config`.
+//! Whether steps are compiled, and which steps have CUDA graphs: `--optimization-level` and
+//! `--compilation-config`.
 //!
-//! The level sets defaults: 0 is neither compilation nor graphs, 1 is compilation with piecewise graphs, 2 and 3 add full
-//! graphs. The config overrides them (`mode`, `cudagraph_mode`). Then vLLM changes what does not work: it leaves out piecewise
-//! graphs without its own compilation, any graphs with PyTorch's (`STOCK_TORCH_COMPILE`), and full graphs of steps that
-//! prefill without FlashAttention 3, which needs a Hopper GPU. A pooling model has piecewise graphs in place of any mode with
-//! full ones; if these then lack vLLM's own compilation, it does not start.
+//! The level sets defaults: 0 is neither compilation nor graphs, 1 is compilation with piecewise
+//! graphs, 2 and 3 add full graphs. The config overrides them (`mode`, `cudagraph_mode`). Then vLLM
+//! removes combinations that do not work: piecewise graphs without vLLM's own compilation, all
+//! graphs with PyTorch's (`STOCK_TORCH_COMPILE`), and full graphs of steps that prefill without
+//! FlashAttention 3, which needs a Hopper GPU. A pooling model gets piecewise graphs in place of
+//! full ones; if vLLM's own compilation is then missing, the server does not start.
 //!
-//! The config also has the sizes of graphs; see [`graphs`](super::graphs). Its other keys have no effect here, and unknown
-//! ones are not refused.
-//!
-//! vLLM checks the config while it reads its arguments, before all other settings; the level after the scheduler's limits. Of
-//! several invalid values only the first is reported here.
+//! Other keys (except the sizes, see [`graphs`](super::graphs)) have no effect, and unknown keys
+//! are not refused. vLLM checks the config before all other settings, and the level after the
+//! scheduler's limits. Of several invalid values only the first is reported.
 
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ use sluice_core::vllm::args::ServeArgs;
 
 /// The keys that have an effect.
 const EFFECTIVE: [&str; 4] = ["mode", "cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"];
-/// The values of `mode`, by number, and three of these numbers.
+/// The values of `mode`, by number; three of the numbers have a name below.
 const COMPILATION_MODES: [&str; 4] = ["NONE", "STOCK_TORCH_COMPILE", "DYNAMO_TRACE_ONCE", "VLLM_COMPILE"];
 const NONE: usize = 0;
 const STOCK_TORCH_COMPILE: usize = 1;
@@ -37,7 +37,7 @@ const GRAPH_MODES: [(&str, GraphMode); 5] = [
 /// Parts of the names of Hopper GPUs.
 const HOPPER: [&str; 4] = ["H100", "H200", "H800", "H20"];
 
-/// What compiles steps: `mode` of the compilation config.
+/// The compiler of steps: `mode` of the compilation config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compilation {
     /// Nothing.
@@ -63,7 +63,8 @@ impl CompilationConfig {
     /// Reads the config from the flags.
     ///
     /// # Errors
-    /// A value of another type or out of range. An unknown name of a graph mode is an exception that vLLM does not catch.
+    /// A value of the wrong type or out of range. For an unknown name of a graph mode, the
+    /// exception that vLLM does not catch.
     pub(super) fn read(args: &ServeArgs) -> Result<Self, Refusal> {
         let Some(text) = args.text("compilation-config") else { return Ok(Self::default()) };
         let config: Value = serde_json::from_str(text).unwrap_or_default();
@@ -82,7 +83,7 @@ impl CompilationConfig {
         })
     }
 
-    /// How steps are compiled, and which have graphs.
+    /// The compiler of steps, and the kind of graphs.
     pub(super) fn resolve(&self, level: usize, gpu: &Gpu, pooling: bool) -> (Compilation, GraphMode) {
         let default = match level {
             0 => (NONE, GraphMode::None),
@@ -94,7 +95,7 @@ impl CompilationConfig {
         let graphs = self.graph_mode.unwrap_or(default.1);
         let graphs = if own { graphs } else { graphs.without_piecewise() };
         let graphs = match graphs {
-            // With any other compilation the caller refuses this.
+            // With any other compilation the caller refuses this mode.
             GraphMode::Full | GraphMode::FullDecodeOnly | GraphMode::FullAndPiecewise if pooling => {
                 GraphMode::Piecewise
             }
@@ -134,7 +135,7 @@ pub(super) fn pooling(args: &ServeArgs) -> bool {
     args.text("runner") == Some("pooling") || args.text("convert") == Some("embed")
 }
 
-/// The keys of the config that have no effect, as `flag.key`.
+/// The given keys of the config that have no effect, as `flag.key`.
 pub(super) fn without_effect(args: &ServeArgs) -> Vec<String> {
     let config: Option<Value> = args.text("compilation-config").and_then(|text| serde_json::from_str(text).ok());
     let keys = config.iter().filter_map(Value::as_object).flat_map(serde_json::Map::keys);
@@ -173,13 +174,13 @@ fn graph_mode(value: &Value) -> Result<GraphMode, Refusal> {
     found.ok_or_else(|| invalid(Some("cudagraph_mode"), text, "enum", value))
 }
 
-/// A number, however pydantic would take it for a whole one.
+/// A whole number of at least 0, in any form that pydantic accepts.
 fn number(value: &Value) -> Option<usize> {
     integer("", value).ok().and_then(|number| usize::try_from(number).ok())
 }
 
 fn integer(field: &str, value: &Value) -> Result<i64, Refusal> {
-    // Beyond the range the nearest number.
+    // A number out of range becomes the nearest number in range.
     let whole = |number: f64| (number.fract() == 0.0).then_some(number as i64);
     let (found, text, kind) = match value {
         Value::Bool(truth) => (Some(i64::from(*truth)), "", ""),
@@ -189,7 +190,7 @@ fn integer(field: &str, value: &Value) -> Result<i64, Refusal> {
         }
         Value::String(text) => {
             let digits = text.trim();
-            // `2.0` is a whole number, `2.5` and `1e0` are not.
+            // `2.0` is a whole number; `2.5` and `1e0` are not.
             let digits = digits
                 .split_once('.')
                 .map_or(digits, |(whole, zeros)| if zeros.bytes().all(|byte| byte == b'0') { whole } else { digits });
@@ -200,7 +201,7 @@ fn integer(field: &str, value: &Value) -> Result<i64, Refusal> {
     found.ok_or_else(|| invalid(Some(field), &format!("Input should be a valid integer{text}"), kind, value))
 }
 
-/// An error of pydantic about the config, as argparse reports it.
+/// An error of pydantic about the config, in the form in which argparse reports it.
 fn invalid(field: Option<&str>, text: &str, kind: &str, value: &Value) -> Refusal {
     let (field, input) = (field.map(|field| format!("{field}\n")).unwrap_or_default(), notation(value));
     let input_type = match value {
@@ -219,7 +220,6 @@ fn invalid(field: Option<&str>, text: &str, kind: &str, value: &Value) -> Refusa
     ))
 }
 
-/// A value in the notation of Python.
 fn notation(value: &Value) -> String {
     match value {
         Value::String(text) => repr(text),
@@ -286,7 +286,7 @@ mod tests {
         }
     }
 
-    /// The texts are those of vLLM 0.32.
+    /// The texts are from vLLM 0.32.
     #[test]
     fn invalid_values_are_refused_with_vllms_messages() {
         let read = |flags: &[&str]| {

@@ -1,12 +1,14 @@
-//! Which flags of vLLM have an effect here, and how single values are read.
+//! The flags of vLLM that have an effect in the simulator, and functions that read single values.
 //!
-//! The simulator warns about every flag that is not in this list. A value out of its range is refused with vLLM's message.
+//! The simulator warns about every flag that is not in this list. A value out of range is refused
+//! with vLLM's message.
 
 use super::compilation;
 use crate::process::refusal::Refusal;
 use sluice_core::vllm::args::ServeArgs;
 
-/// Flags of vLLM that change something here, in alphabetical order; the others are accepted and have no effect.
+/// Flags of vLLM that have an effect in the simulator, in alphabetical order. Other flags are
+/// accepted without effect.
 const SIMULATED: &[&str] = &[
     "api-key",
     "api-server-count",
@@ -67,7 +69,8 @@ const SIMULATED: &[&str] = &[
     "watermark",
 ];
 
-/// Flags, and keys of the compilation config, that were given and that the simulator does not act on, for a warning.
+/// The given flags, and keys of the compilation config, on which the simulator does not act; for a
+/// warning.
 pub fn without_effect(args: &ServeArgs) -> Vec<String> {
     let flags = args.flags().filter(|flag| !SIMULATED.contains(flag)).map(str::to_owned);
     flags.chain(compilation::without_effect(args)).collect()
@@ -78,7 +81,11 @@ pub(super) fn allowed(name: &str) -> bool {
     std::env::var(name).is_ok_and(|value| ["1", "true"].contains(&value.trim().to_lowercase().as_str()))
 }
 
-/// The value of a flag that is a whole number with a lower bound. The flag's name is that of the field, with dashes.
+/// The value of a flag that is a whole number with a lower bound. The flag has the name of the
+/// field, with dashes.
+///
+/// # Errors
+/// A value below `least`.
 pub(super) fn at_least(
     args: &ServeArgs,
     class: &'static str,

@@ -1,7 +1,7 @@
-//! The settings of a server from the flags of `vllm serve`, group by group.
+//! Reads the settings of a server from the flags of `vllm serve`, group by group.
 //!
-//! Groups are read in vLLM's order, so that of several errors the same one is reported first. Hardware and memory have files
-//! of their own.
+//! The groups are read in vLLM's order, so that of several errors the same one is reported first.
+//! `hardware` and `memory` have their own files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::process::refusal::{Refusal, Stage};
 use sluice_core::vllm::args::ServeArgs;
 
 impl SimConfig {
-    /// The settings for these flags on the GPU of `profile`. If the model is a folder, its sizes are read from there; otherwise
-    /// they come from `profile`.
+    /// The settings for these flags on the GPU of `profile`. If the model is a folder, its sizes
+    /// are read from the folder; otherwise they come from `profile`.
     ///
     /// # Errors
-    /// What vLLM would refuse at start-up.
+    /// Settings that vLLM refuses at start-up.
     pub fn from_args(args: &ServeArgs, profile: Profile) -> Result<Self, Refusal> {
         Self::with_occupied(args, profile, 0.0)
     }
 
-    /// The same on a GPU on which another process occupies this many bytes.
+    /// As [`SimConfig::from_args`], on a GPU on which other processes occupy `occupied` bytes.
     ///
     /// # Errors
-    /// What vLLM refuses at start-up.
+    /// Settings that vLLM refuses at start-up.
     pub fn with_occupied(args: &ServeArgs, profile: Profile, occupied: f64) -> Result<Self, Refusal> {
         let compilation = CompilationConfig::read(args)?;
         let name = args.model().ok_or(Refusal::NoModel)?;
@@ -38,7 +38,8 @@ impl SimConfig {
         let profile = laid_out(args, profile, model)?;
         let mut config = Self::new(name, profile);
         config.texts = Arc::new(texts);
-        // A model that is a folder is served exactly as by vLLM. Any other model has additional routes for tests of gateways.
+        // A model that is a folder is served exactly as by vLLM. Any other model has additional
+        // routes, for tests of gateways.
         config.on_disk = Path::new(name).is_dir();
         config.embeddings = pooling(args) || !config.on_disk;
         let lora_env = std::env::var_os("VLLM_ALLOW_RUNTIME_LORA_UPDATING").is_some();
@@ -56,7 +57,8 @@ impl SimConfig {
         Ok(config)
     }
 
-    /// Valid settings close to flags that vLLM refuses. They determine what the start logs before it fails.
+    /// Valid settings close to flags that vLLM refuses. They determine the log lines before the
+    /// start fails.
     pub fn sketch(args: &ServeArgs, profile: Profile) -> Self {
         let name = args.model().unwrap_or_default();
         let profile = laid_out(args, profile.clone(), None).unwrap_or(profile);
@@ -66,7 +68,7 @@ impl SimConfig {
             Some(asked) if asked > 0 => u32::try_from(asked).unwrap_or(u32::MAX),
             _ => most,
         };
-        // What cannot be read keeps its default.
+        // A group that cannot be read keeps its defaults.
         let _ = config.read_frontend(args);
         let _ = config.read_scheduler(args, Some(config.max_model_len));
         config.lora = args.switch("enable-lora").unwrap_or(false);
@@ -141,7 +143,7 @@ impl SimConfig {
         Ok(())
     }
 
-    /// The configured context length; `None` means as long as fits.
+    /// The configured context length; `None` means the longest that fits the memory.
     fn length(&self, args: &ServeArgs) -> Result<Option<u32>, Refusal> {
         let most = self.profile.shape.max_model_len;
         match args.int("max-model-len") {
@@ -167,8 +169,8 @@ impl SimConfig {
         const CLASS: &str = "SchedulerConfig";
         let (seqs, budget) = defaults(&self.profile, args.text("performance-mode"));
         let engine = &mut self.engine;
-        // Defaults adapt to the flags that were given: no more sequences than tokens in a step, no more tokens than all
-        // sequences together can have.
+        // Defaults adapt to the given flags: no more sequences than tokens in a step, no more
+        // tokens than all sequences together can have.
         let length = wanted.unwrap_or(self.profile.shape.max_model_len);
         let chosen = args.int("max-num-batched-tokens").and_then(|tokens| u32::try_from(tokens).ok());
         let seqs = seqs.min(chosen.unwrap_or(u32::MAX).max(1));
@@ -204,7 +206,8 @@ impl SimConfig {
         }
         engine.long_prefill_token_threshold_adaptive =
             args.switch("long-prefill-token-threshold-adaptive").unwrap_or(false);
-        // The interval itself has an effect only on mixture-of-experts models in data parallelism.
+        // Only checked: the interval has an effect only on mixture-of-experts models with data
+        // parallelism.
         at_least(args, CLASS, "prefill_schedule_interval", 1, 1)?;
         engine.scheduler_reserve_full_isl = args.switch("scheduler-reserve-full-isl").unwrap_or(true);
         engine.prefix_caching = args.switch("enable-prefix-caching").unwrap_or(true);

@@ -1,8 +1,9 @@
-//! CUDA graphs from flags: for which steps, of which sizes, and vLLM's errors about them.
+//! CUDA graphs from flags: steps and sizes, and vLLM's errors about them.
 //!
-//! `--cudagraph-capture-sizes` lists the sizes, `--max-cudagraph-capture-size` bounds vLLM's own list, which depends on
-//! `--performance-mode`; together they must agree. Both can be keys of `--compilation-config` instead, not as well. Without
-//! graphs (`--enforce-eager`, `-O0`) both are ignored.
+//! `--cudagraph-capture-sizes` lists the sizes. `--max-cudagraph-capture-size` bounds vLLM's own
+//! list, which depends on `--performance-mode`. If both are given, they must agree. Each can
+//! instead be a key of `--compilation-config`, but not both. Without graphs (`--enforce-eager`,
+//! `-O0`) both are ignored.
 
 use super::SimConfig;
 use super::compilation::{Compilation, CompilationConfig, optimization_level, pooling};
@@ -11,7 +12,7 @@ use crate::process::refusal::{Refusal, Stage};
 use sluice_core::vllm::args::ServeArgs;
 
 impl SimConfig {
-    /// Reads whether steps are compiled, and their graphs. Needs the limits of the scheduler.
+    /// Sets the compilation and the graphs. The limits of the scheduler must be read before.
     pub(super) fn read_graphs(&mut self, args: &ServeArgs, asked: &CompilationConfig) -> Result<(), Refusal> {
         let given = args.texts("cudagraph-capture-sizes");
         let given: Option<Vec<i64>> =
@@ -58,7 +59,8 @@ impl SimConfig {
         }
     }
 
-    /// Piecewise graphs without vLLM's own compilation, which only a pooling model can come to have.
+    /// Refuses piecewise graphs without vLLM's own compilation. Only a pooling model can get this
+    /// combination.
     fn check_compilation(&self, mode: GraphMode) -> Result<(), Refusal> {
         if mode == GraphMode::Piecewise && self.compilation != Compilation::Vllm {
             return Err(assertion(
@@ -70,7 +72,7 @@ impl SimConfig {
     }
 }
 
-/// The value of a flag or of the key of the same name; not both.
+/// The value of a flag, or of the key with the same name. Both together are an error.
 fn one_of<T>(name: &str, flag: Option<T>, key: Option<T>) -> Result<Option<T>, Refusal> {
     if flag.is_some() && key.is_some() {
         let text = format!("{name} and compilation_config.{name} are mutually exclusive");
@@ -79,7 +81,7 @@ fn one_of<T>(name: &str, flag: Option<T>, key: Option<T>) -> Result<Option<T>, R
     Ok(flag.or(key))
 }
 
-/// An assertion of vLLM about its whole configuration.
+/// A failed assertion of vLLM about the whole configuration.
 fn assertion(text: &str) -> Refusal {
     let text = format!(
         "1 validation error for VllmConfig\n  Assertion failed, {text} [type=assertion_error, \

@@ -1,8 +1,7 @@
-//! GPU and model behind a server: sizes from the model's name or folder, tensor parallelism and number formats from the flags,
-//! and vLLM's defaults for the GPU.
+//! GPU and model of a server: sizes from the model's name or folder, tensor parallelism and number
+//! formats from the flags, and vLLM's defaults for the GPU.
 //!
-//! Invalid combinations are refused with vLLM's messages: a folder that does not exist, or a tensor parallel size that does
-//! not divide the number of attention heads.
+//! Invalid combinations are refused with vLLM's messages.
 
 use std::path::Path;
 
@@ -13,7 +12,8 @@ use crate::process::refusal::{Refusal, Stage};
 use crate::validate::TextModel;
 use sluice_core::vllm::args::ServeArgs;
 
-/// Tokenizer and sizes of a model in a folder; a model that is only named gets made-up tokens and no sizes.
+/// Tokenizer and sizes of a model in a folder. For a model that is only a name: a made-up tokenizer
+/// and no sizes.
 pub(super) fn model_of(name: &str) -> Result<(TextModel, Option<Model>), Refusal> {
     let folder = Path::new(name);
     if folder.is_dir() {
@@ -26,8 +26,11 @@ pub(super) fn model_of(name: &str) -> Result<(TextModel, Option<Model>), Refusal
     Ok((TextModel::made_up(), None))
 }
 
-/// The profile's GPU with the model and the layout of the flags. A tensor parallel size that does not divide the number of
-/// attention heads is refused with vLLM's message.
+/// The profile's GPU with the model and the layout of the flags.
+///
+/// # Errors
+/// A tensor parallel size below 1 or that does not divide the number of attention heads; an invalid
+/// profile.
 pub(super) fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>) -> Result<Profile, Refusal> {
     let fp8 = |flag| args.text(flag).is_some_and(|text: &str| text.starts_with("fp8"));
     let group = at_least(args, "ParallelConfig", "tensor_parallel_size", 1, profile.layout.tensor_parallel)?;
@@ -54,7 +57,8 @@ pub(super) fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>)
     })
 }
 
-/// Defaults of `--max-num-seqs` and `--max-num-batched-tokens` of a server on this GPU.
+/// vLLM's defaults of `--max-num-seqs` and `--max-num-batched-tokens` on this GPU. `mode`:
+/// `--performance-mode`.
 pub(super) fn defaults(profile: &Profile, mode: Option<&str>) -> (u32, u32) {
     let gpu = &profile.gpu;
     let a100 = gpu.title.contains("A100");

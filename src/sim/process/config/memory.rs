@@ -1,7 +1,7 @@
-//! The size of the KV cache from flags, and start-up errors that name what would fit.
+//! The size of the KV cache from flags, and start-up errors that name the sizes that would fit.
 //!
-//! Utilisation is checked before anything else, then the arithmetic of [`kv_budget`] decides, then the longest context
-//! must fit the blocks. Where weights alone are too much, the simulator says what the same GPU holds in fp8.
+//! The utilisation is checked first. Then [`kv_budget`] decides. Then the longest context must fit
+//! the blocks. If the weights do not fit, the simulator names settings with which they fit in fp8.
 
 use super::SimConfig;
 use super::flags::at_least;
@@ -53,7 +53,8 @@ impl SimConfig {
     }
 }
 
-/// Advice if the weights do not fit: what fits the same GPU in fp8.
+/// Settings with which the model fits the same GPU in fp8, if the weights do not fit or leave no
+/// memory for the cache.
 fn hint(profile: &Profile, settings: &MemorySettings, error: MemoryError, wanted: Option<u32>) -> Option<String> {
     if !matches!(error, MemoryError::Weights { .. } | MemoryError::NoCache { .. }) {
         return None;
@@ -62,7 +63,8 @@ fn hint(profile: &Profile, settings: &MemorySettings, error: MemoryError, wanted
     if layout == settings.layout {
         return None;
     }
-    // The first of these that fits: fewer sequences, then more of the memory, then no graphs.
+    // The first of these settings that fits: fewer sequences, then also more of the memory, then
+    // also no graphs.
     let (seqs, share) = (settings.max_num_seqs.min(64), settings.utilisation.max(0.95));
     let graphs = match settings.graphs.largest() {
         0 => Graphs::none(),

@@ -1,8 +1,8 @@
 //! The settings of a simulated server: flags of `vllm serve`, resolved against a GPU and a model.
 //!
-//! Valid by construction: [`SimConfig::from_args`] refuses what vLLM refuses at start-up, with its messages ([`Refusal`]).
-//! Defaults are vLLM's for the GPU. All fields are public, so that a test or the demo can start from [`SimConfig::new`],
-//! which has the limits of the measured server, and change a field.
+//! [`SimConfig::from_args`] refuses settings that vLLM refuses at start-up, with vLLM's messages
+//! ([`Refusal`]). Defaults are vLLM's for the GPU. All fields are public, so that a test or the
+//! demo can change a field of [`SimConfig::new`], which has the limits of the measured server.
 //!
 //! [`Refusal`]: crate::process::refusal::Refusal
 
@@ -29,17 +29,18 @@ mod tests;
 pub use compilation::Compilation;
 pub use flags::without_effect;
 
-/// Most adapters that can be loaded at once: their ids are 16 bits wide, and more are not needed.
+/// Maximum adapters that one process can load, including adapters that were unloaded. Their ids are
+/// 16 bits wide.
 pub const MAX_ADAPTERS: usize = 1024;
 
-/// Everything that a server needs to know.
+/// All settings of a server.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// The version that it looks like.
+    /// The version of vLLM that the server imitates.
     pub version: Version,
-    /// Names of the base model; the first one is shown in metrics.
+    /// Served names of the base model; responses and metrics show the first one.
     pub names: Vec<String>,
-    /// What `root` says in `/v1/models`.
+    /// `root` in `/v1/models`.
     pub root: String,
     /// Tokenizer and chat template.
     pub texts: Arc<TextModel>,
@@ -49,15 +50,16 @@ pub struct SimConfig {
     pub engine: EngineConfig,
     /// GPU and model.
     pub profile: Profile,
-    /// Where the memory goes.
+    /// The parts of the memory; `None` if it was not computed.
     pub budget: Option<KvBudget>,
     /// `--gpu-memory-utilization`.
     pub utilisation: f64,
     /// `--enforce-eager`.
     pub eager: bool,
-    /// What compiles steps (nothing with `--enforce-eager`, nor with `-O0` unless the compilation config says so).
+    /// The compiler of steps. `None` with `--enforce-eager`, and with `-O0` unless the compilation
+    /// config overrides it.
     pub compilation: Compilation,
-    /// Steps that are captured as graphs.
+    /// CUDA graphs.
     pub graphs: Graphs,
     /// `--api-server-count`.
     pub api_servers: u32,
@@ -67,11 +69,11 @@ pub struct SimConfig {
     pub lora: bool,
     /// `--max-lora-rank`.
     pub max_lora_rank: i64,
-    /// Whether the model is a folder: then adapters are, too.
+    /// Whether the model is a folder. If so, adapters must be folders too.
     pub on_disk: bool,
-    /// Whether adapters come and go over HTTP (`VLLM_ALLOW_RUNTIME_LORA_UPDATING`).
+    /// Whether adapters can be loaded and unloaded over HTTP (`VLLM_ALLOW_RUNTIME_LORA_UPDATING`).
     pub runtime_lora: bool,
-    /// Whether `/v1/embeddings` exists, which a generating vLLM does not have.
+    /// Whether `/v1/embeddings` exists. A vLLM that generates does not have it.
     pub embeddings: bool,
     /// Whether routes for development exist (`VLLM_SERVER_DEV_MODE`).
     pub dev_mode: bool,
@@ -85,13 +87,14 @@ pub struct SimConfig {
     pub api_keys: Vec<String>,
     /// `--max-logprobs`.
     pub max_logprobs: i64,
-    /// Whether a tool may be called without being asked for by name.
+    /// Whether a tool may be called that the request does not demand by name
+    /// (`--enable-auto-tool-choice`).
     pub auto_tools: bool,
     /// `--stream-interval`, tokens.
     pub stream_interval: u32,
     /// `--sse-keep-alive-interval`.
     pub keep_alive: Option<Duration>,
-    /// How long a connection may idle: `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`.
+    /// Time for which a connection may idle: `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`.
     pub http_keep_alive: Duration,
     /// Whether `/metrics` has the engine's families (not with `--disable-log-stats`).
     pub log_stats: bool,
@@ -105,15 +108,15 @@ pub struct SimConfig {
     pub prompt_details: bool,
     /// `--enable-scale-out`.
     pub scale_out: bool,
-    /// `--show-hidden-metrics-for-version` was given.
+    /// Whether `--show-hidden-metrics-for-version` was given.
     pub show_hidden: bool,
-    /// How long a shutdown waits for what is in flight; zero ends it at once.
+    /// Time for which a shutdown waits for requests in flight; zero ends them at once.
     pub shutdown_timeout: Duration,
     /// Simulated seconds per real second.
     pub speed: f64,
     /// Seed of output lengths, words and jitter.
     pub seed: u64,
-    /// A fault from the start.
+    /// A fault that is injected at the start.
     pub fault: Option<Fault>,
     /// Whether the process writes vLLM's log to stdout.
     pub log: Log,
@@ -174,21 +177,21 @@ impl SimConfig {
         }
     }
 
-    /// The virtual server with these settings. An adapter's number is its place in `adapters`.
+    /// The virtual server with these settings. The id of an adapter is its index in `adapters`.
     pub fn virtual_server(&self) -> VirtualServer {
         self.virtual_server_with((0..).take(self.adapters.len()))
     }
 
-    /// The same where the adapters, in order, have these numbers.
+    /// As [`SimConfig::virtual_server`], with the adapters loaded under these ids.
     pub fn virtual_server_with(&self, adapters: impl IntoIterator<Item = u16>) -> VirtualServer {
         let engine = EngineConfig { seed: self.seed, ..self.engine.clone() };
         let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
-        // Slots have the size of the largest rank, whatever the adapter in them.
+        // Slots have the size of the largest rank, whichever adapter they hold.
         let cost = cost.with_rank(u32::try_from(self.max_lora_rank).unwrap_or(16));
         let cost = cost.with_graphs(self.graphs.clone());
         let mut engine = Engine::new(engine, cost);
         for adapter in adapters {
-            // The start takes this time before the server exists.
+            // This time belongs to the start and passes before the server exists.
             let _ = engine.load_adapter(adapter);
         }
         VirtualServer::new(engine, FrontEnd::with_servers(&self.profile.front_end, self.api_servers))

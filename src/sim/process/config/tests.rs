@@ -1,4 +1,6 @@
-//! Defaults, refusals with vLLM's messages, and a server under load on virtual time.
+//! Tests of the settings: defaults, refusals with vLLM's messages, and a server under load.
+//!
+//! The load runs on virtual time.
 
 use super::*;
 use crate::machine::{Constants, Gpu, Layout, Model};
@@ -24,7 +26,7 @@ fn defaults_are_vllms_for_the_gpu() {
     assert_eq!(seqs_and_tokens(on("a100-80", small).unwrap()), (256, 2048));
     let double = config(&["m", "--performance-mode", "throughput"]).unwrap();
     assert_eq!(seqs_and_tokens(double), (2048, 16_384));
-    // A default adapts to a flag that was given.
+    // A default adapts to a given flag.
     let tight = config(&["m", "--max-num-batched-tokens", "512"]).unwrap();
     assert_eq!(seqs_and_tokens(tight), (512, 512));
     let few = config(&["m", "--max-num-seqs", "4", "--max-model-len", "1024"]).unwrap();
@@ -160,7 +162,8 @@ fn memory_of_another_process_is_checked_first() {
     assert!(refused.to_string().starts_with("ValueError: Free memory on device cuda:0 ("), "{refused}");
 }
 
-/// A closed loop of so many streams on virtual time: tokens per second, and the median time to first token, seconds.
+/// A closed loop of `streams` streams on virtual time: tokens per second, and the median time to
+/// first token in seconds.
 fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
     const ROUNDS: u64 = 6;
     let mut server = config.virtual_server();
@@ -211,7 +214,8 @@ fn adapters_of_the_start_are_loaded_before_the_first_request() {
 
 #[test]
 fn beyond_max_num_seqs_only_the_wait_grows() {
-    // On a host that launches prompts above the graphs as fast as the GPU computes them: else that bounds the throughput.
+    // On this host, prompts above the graph sizes are launched as fast as the GPU computes them.
+    // Otherwise the launches would bound the throughput.
     let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap());
     let quiet = Constants::on_host("quiet").unwrap();
     let profile = Profile::new(gpu, model, Layout::default(), &quiet).unwrap();

@@ -1,4 +1,6 @@
 //! The engine loop on tokio's paused clock.
+//!
+//! The tests check faults, aborts and suspensions without real waiting.
 
 use super::*;
 use crate::SimConfig;

@@ -1,8 +1,9 @@
 //! Engines that autoscaling stops and starts.
+//!
+//! A resting engine has no process, and starts when it is wanted.
 
 use super::*;
 
-/// An engine that rests.
 fn idle() -> Lifecycle<u8> {
     let mut life = serving();
     life.rest().unwrap();

@@ -1,4 +1,6 @@
-//! Settings that were asked for and are not in force, and reasons that are over.
+//! Requested settings that are not in force, and obsolete reasons.
+//!
+//! The settings and the reason are kept until the next change.
 
 use super::*;
 
@@ -9,7 +11,7 @@ fn settings_that_were_asked_for_and_are_not_in_force_are_kept_with_the_reason_un
     life.change(request(1, 5, false)).unwrap();
     up(&mut life);
     assert_eq!((outcome(&life), asked(&life)), (Outcome::Done, None));
-    // It dies before it has served for the settling time.
+    // It dies before the settling time.
     life.on(lost(), &RULES, 0);
     let why = "it did not serve for fleet.settle: lost".to_owned();
     assert_eq!((life.wanted, outcome(&life)), (0, Outcome::RolledBack(why.clone())));
@@ -24,7 +26,7 @@ fn settings_that_were_asked_for_and_are_not_in_force_are_kept_with_the_reason_un
     life.on(failed(), &RULES, 0);
     up(&mut life);
     assert_eq!(asked(&life), Some((2, 6, "failed".to_owned())), "it did not start");
-    // A plain restart asks for nothing else.
+    // A restart with the same settings requests nothing else.
     life.change(request(3, 0, false)).unwrap();
     life.on(failed(), &RULES, 0);
     assert_eq!((outcome(&life), asked(&life)), (Outcome::Aborted("failed".to_owned()), None));

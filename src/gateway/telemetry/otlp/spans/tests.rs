@@ -1,4 +1,7 @@
-//! Spans of records: which there are, when, below which, and what they say.
+//! Spans of records: number, times, parents and attributes.
+//!
+//! The traces have steps made by hand, and all requests end 10 s after 1970, so that times can be
+//! compared.
 
 use http::{HeaderMap, HeaderValue};
 use smallvec::smallvec;
@@ -26,7 +29,7 @@ fn delivery(number: u32, begun: u64, sent: Option<u64>) -> Step {
     Step { begun: ms(begun), kind: StepKind::Attempt { number, pool, backend, sent: sent.map(ms) } }
 }
 
-/// The trace of a client that samples it, with these steps.
+/// A trace that its client samples, with these steps.
 fn trace(steps: impl IntoIterator<Item = Step>) -> Option<Box<RequestTrace>> {
     let mut headers = HeaderMap::new();
     headers.insert(TRACEPARENT, HeaderValue::from_static(PARENT));
@@ -35,7 +38,8 @@ fn trace(steps: impl IntoIterator<Item = Step>) -> Option<Box<RequestTrace>> {
     trace
 }
 
-/// Name, name of the parent, and milliseconds from and to, for each span of a request that ended 10 s after 1970.
+/// Name, name of the parent, and milliseconds from and to, for each span of a request that ended 10
+/// s after 1970.
 fn shown(record: &Record) -> Vec<(String, String, u64, u64)> {
     let spans = spans(record, UNIX_EPOCH + ms(10_000));
     let name =
