@@ -205,7 +205,8 @@ fn limits() -> Vec<Panel> {
             vec![apart(
                 "histogram_quantile(0.99, sum by (le, instance) (rate(sluice_client_wait_seconds_bucket{@gw}[$__rate_interval])))",
                 "{{instance}}",
-            )],
+            )
+            .or_empty("no client has kept bytes waiting")],
         )
         .wide(6)
         .about("Of requests whose clients kept bytes waiting; no part of any latency of an engine"),
@@ -281,7 +282,8 @@ fn keys() -> Vec<Panel> {
                     "{{pool}} {{key}}",
                 )
                 .or_empty("no pool has a fair queue"),
-                apart("sum by (pool, key) (sluice_key_waiting{@gw})", "{{pool}} {{key}} waiting"),
+                apart("sum by (pool, key) (sluice_key_waiting{@gw})", "{{pool}} {{key}} waiting")
+                    .or_empty("no pool has a fair queue"),
             ],
         )
         .wide(12)
