@@ -32,12 +32,14 @@ fn states() -> Vec<Panel> {
         "count(max by (job, pool, backend) (sluice_backend_state{@pool,state=~\"down|ejected\"}) == 1) or vector(0)";
     vec![
         row("State"),
-        stat("Ready", "none", vec![between(format!("sum(min by {ready})"), "")]).wide(6).about("On every replica"),
+        stat("Ready", "none", vec![between(format!("sum(min by {ready})"), "")])
+            .wide(6)
+            .about("Backends that every replica finds ready"),
         stat("Configured", "none", vec![between(format!("count(count by {ready})"), "")]).wide(6),
         stat("Down or ejected", "none", vec![between(failed, "")])
             .wide(6)
             .colors(&[(None, "green"), (Some(1.0), "red")])
-            .about("On at least one replica"),
+            .about("Backends that at least one replica finds down or ejected"),
         stat(
             "Replicas disagree",
             "none",
@@ -45,9 +47,11 @@ fn states() -> Vec<Panel> {
         )
         .wide(6)
         .colors(&[(None, "green"), (Some(1.0), "orange")])
-        .about("Backends that some replicas find ready and others do not: look for a network between them"),
+        .about(
+            "Backends that some replicas find ready and others do not: check the network between them and the replicas",
+        ),
         timeline("State of backends", &STATES, vec![between(worst(), "{{pool}}/{{backend}}")])
-            .about("The worst that a replica sees"),
+            .about("The worst state that a replica sees"),
     ]
 }
 
@@ -63,7 +67,7 @@ fn load() -> Vec<Panel> {
                 adds(format!("{by} (sluice_slots{{@pool}})"), "{{pool}}/{{backend}} slots"),
             ],
         )
-        .about("Of all replicas: each gives its own slots, so an engine may get the sum"),
+        .about("Sum of all replicas: each replica gives its own slots, so an engine may get the sum"),
         lines(
             "Slots in use",
             "percentunit",
@@ -107,7 +111,7 @@ fn prefill() -> Vec<Panel> {
                 "{{pool}}/{{backend}}",
             )],
         )
-        .about("At 100 % for long, long prompts wait for permits"),
+        .about("If it stays at 100 %, long prompts wait for permits"),
     ]
 }
 
@@ -128,7 +132,7 @@ fn caches() -> Vec<Panel> {
             ],
         )
         .wide(12)
-        .about("Share that engines report as cached (vLLM: with --enable-prompt-tokens-details), and share that was expected when the engine was chosen"),
+        .about("Share of prompt tokens that engines report as cached (vLLM: with --enable-prompt-tokens-details), and share that the gateway expected when it chose the engine"),
         lines("Retries by reason", "reqps", vec![adds(retries, "{{pool}} {{reason}}")]).wide(12),
     ]
 }
@@ -146,7 +150,7 @@ fn engines() -> Vec<Panel> {
     vec![
         row("Engines that the gateway runs"),
         lines("Phase", "none", vec![between(phase, "{{pool}}/{{backend}} {{phase}}").or_empty(external)])
-            .about("The phase that each engine is in has the value 1"),
+            .about("The value is 1 for the current phase of each engine"),
         lines("Running for", "s", vec![between(running, "{{pool}}/{{backend}}").or_empty(external)]),
         lines(
             "Restarts and crashes in an hour",
@@ -161,7 +165,7 @@ fn engines() -> Vec<Panel> {
             "none",
             vec![between(wanted, "{{pool}} wanted").or_empty(fixed), between(ready, "{{pool}} ready")],
         )
-        .about("What pool.autoscale computes, as the replica with the largest number says, beside the backends that are ready"),
+        .about("The largest number of engines that pool.autoscale computes on any replica, and the number of ready backends"),
         lines("Expected start of an engine", "s", vec![between(start, "{{pool}}").or_empty(fixed)]),
     ]
 }

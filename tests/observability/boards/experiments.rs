@@ -28,7 +28,7 @@ fn arms() -> Vec<Panel> {
                 adds(some("sluice_arm_fallbacks_total"), "{{arm}} fell back").or_empty("none fell back"),
             ],
         )
-        .about("Finished requests by the arm that they were assigned to; copies, for a shadow arm"),
+        .about("Finished requests by assigned arm; for a shadow arm, finished copies"),
         lines(
             "Arm over control, minus 1",
             "percentunit",
@@ -40,7 +40,7 @@ fn arms() -> Vec<Panel> {
             ],
         )
         .signed()
-        .about("With intervals that hold at all times; absent until they are bounded"),
+        .about("With intervals that hold at all times; a quantity is absent until its interval is bounded"),
         lines(
             "State and conclusion",
             "none",
@@ -57,7 +57,7 @@ fn arms() -> Vec<Panel> {
                     .or_empty(NONE),
             ],
         )
-        .about("What experiments are doing, and what each replica knows of their arms"),
+        .about("State of each experiment, and the conclusion of each replica about each arm"),
     ]
 }
 
@@ -72,7 +72,7 @@ fn answers() -> Vec<Panel> {
                 adds(some("arm", "sluice_arm_refusals_total"), "{{arm}} refused").or_empty("no refusals"),
             ],
         )
-        .about("Complete answers, where the engine says how they ended"),
+        .about("Complete answers for which the engine reports a finish reason"),
         lines(
             "Ratings",
             "none",
@@ -87,7 +87,7 @@ fn answers() -> Vec<Panel> {
                 adds("sum by (arm) (sluice_copies_in_flight{@gw})", "{{arm}} in flight").or_empty("no shadow arm"),
             ],
         )
-        .about("Copies of requests by what became of them, and those in flight"),
+        .about("Copies of requests by outcome, and copies in flight"),
     ]
 }
 
@@ -109,19 +109,19 @@ fn tuner() -> Vec<Panel> {
     let mode = "sluice_tuner_mode{@gw} == 1";
     vec![
         row("Online tuner"),
-        stat("Mode", "none", vec![apart(mode, "{{instance}} {{mode}}")]).wide(8).about("In force, by replica"),
+        stat("Mode", "none", vec![apart(mode, "{{instance}} {{mode}}")]).wide(8).about("The mode in force, by replica"),
         stat("Frozen", "none", vec![apart("sluice_tuner_frozen{@gw}", "{{instance}}")])
             .wide(8)
             .colors(&[(None, "green"), (Some(1.0), "orange")])
-            .about("1 while the tuner makes no changes, whatever its mode"),
+            .about("1 while the tuner makes no changes, in any mode"),
         stat("Proposals", "none", vec![apart("sluice_tuner_proposals{@gw}", "{{instance}}")])
             .wide(8)
-            .about("Changes that it proposes now: `sluice tuner show`"),
+            .about("Changes that the tuner proposes now: `sluice tuner show`"),
         lines("Changes by the tuner", "none", vec![adds(events, "{{event}}").or_empty("it changed nothing")])
             .wide(12)
-            .about("Proposed, tried, kept, undone, or undone without a verdict because something else changed (stood_back)"),
+            .about("Changes that were proposed, tried, kept, undone, or undone without a verdict because something else changed (stood_back)"),
         lines(
-            "Limits that it may move",
+            "Limits that the tuner may move",
             "none",
             vec![
                 apart("sluice_slots{@pool}", "{{instance}} {{pool}}/{{backend}} slots"),
@@ -129,6 +129,6 @@ fn tuner() -> Vec<Panel> {
             ],
         )
         .wide(12)
-        .about("As in force on each replica"),
+        .about("The limits in force on each replica"),
     ]
 }

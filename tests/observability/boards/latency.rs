@@ -11,12 +11,12 @@ const LATENCIES: [(&str, &str, &str); 4] = [
 
 pub(super) fn panels() -> Vec<Panel> {
     [
-        vec![row("By class (home pool: the length of the prompt)")],
+        vec![row("By class (the home pool for the length of the prompt)")],
         by("class", ["TTFT by class", "ITL by class", "TPOT by class", "E2EL by class"]),
         vec![row("Which part"), parts(), estimate()],
         vec![row("Distributions of the selected pools and models")],
         distributions(),
-        vec![row("By pool (where it ran; the difference to the class is what spilled)")],
+        vec![row("By pool (where the request ran; it differs from the class if the request spilled)")],
         by("pool", ["TTFT by pool", "ITL by pool", "TPOT by pool", "E2EL by pool"]),
         vec![row("By model, and calls that generate nothing")],
         by_model(),
@@ -44,7 +44,7 @@ fn parts() -> Panel {
     let ttft = mean("sluice_time_to_first_token_seconds", "@req", " by (class)");
     let gateway = |stage: &str| mean("sluice_overhead_seconds", &format!("@gw,stage=\"{stage}\""), "");
     lines(
-        "Mean TTFT and what of it is not the engine",
+        "Mean TTFT and the parts outside the engine",
         "s",
         vec![
             between(ttft, "{{class}} TTFT"),
@@ -54,14 +54,14 @@ fn parts() -> Panel {
         ],
     )
     .wide(12)
-    .about("Means, since these add up: what remains of TTFT is the engine's own wait and prefill. The queue's mean covers all requests of the class, TTFT streams only")
+    .about("Means, because means add up. The rest of TTFT is the engine's own queue and prefill. The mean of the queue covers all requests of the class, the mean of TTFT covers streams only")
 }
 
 fn estimate() -> Panel {
     let ratio = quantiles("sluice_prompt_estimate_ratio", "@model", "model");
     lines("Estimated / actual prompt tokens", "none", ratio)
         .wide(12)
-        .about("1 is exact; an alert comes when the median leaves 0.8 to 1.25")
+        .about("1 is exact; an alert fires when the median is outside 0.8 to 1.25")
 }
 
 fn distributions() -> Vec<Panel> {
@@ -82,6 +82,6 @@ fn by_model() -> Vec<Panel> {
         lines("TTFT P99 by model and class", "s", p99(LATENCIES[0].1, "model, class")),
         lines("E2EL P99 by model and class", "s", p99(LATENCIES[3].1, "model, class")),
         lines("Calls that generate nothing, P99", "s", p99("sluice_other_request_duration_seconds", "route"))
-            .about("tokenize, count_tokens, embeddings and the like, from their arrival to the last byte"),
+            .about("Calls such as tokenize, count_tokens and embeddings, from arrival to the last byte"),
     ]
 }

@@ -36,7 +36,7 @@ pub(crate) fn all() -> Vec<Board> {
         board(
             "experiments",
             "sluice: experiments and tuner",
-            "What is compared, what is known of it, and what was changed?",
+            "Which arms are compared, with which results, and what did the tuner change?",
             experiments::panels(),
         ),
     ]

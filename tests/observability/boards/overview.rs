@@ -30,7 +30,9 @@ fn now() -> Vec<Panel> {
             ],
         )
         .wide(4)
-        .about("A backend is ready if every replica finds it ready. Replicas share their backends: each counts once"),
+        .about(
+            "A backend is ready if every replica finds it ready. Replicas share backends, so each backend counts once",
+        ),
         stat(
             "Slots in use",
             "percentunit",
@@ -38,15 +40,17 @@ fn now() -> Vec<Panel> {
         )
         .wide(3)
         .colors(&[(None, "green"), (Some(0.8), "orange"), (Some(0.95), "red")])
-        .about("Of the slots that the replicas give together"),
+        .about("Share of the slots that all replicas give together"),
         stat("Objectives met (worst pool)", "percentunit", vec![between("min(sluice_slo_attainment{@pool})", "")])
             .decimals(1)
             .colors(&[(None, "red"), (Some(0.95), "orange"), (Some(0.99), "green")])
-            .about("Of the replica that meets them least; decays with a time constant of 5 minutes"),
+            .about("The lowest value of all pools and replicas, over the last 5 minutes"),
         stat("Not completed", "percentunit", vec![between(format!("1 - ({completed} or vector(0)) / {requests}"), "")])
             .decimals(2)
             .colors(&shares)
-            .about("Share of requests with any other outcome, clients that left included"),
+            .about(
+                "Share of requests with an outcome other than completed; requests of clients that left are included",
+            ),
     ]
 }
 
@@ -79,7 +83,7 @@ fn objectives() -> Vec<Panel> {
             vec![between(burn("1h"), "{{pool}} 1 h"), between(burn("5m"), "{{pool}} 5 min")],
         )
         .wide(12)
-        .about("1 uses exactly what the target allows; an alert comes at 14.4 in both windows, which uses 2 % of a month's budget in an hour"),
+        .about("1 uses exactly the budget that the target allows; an alert fires at 14.4 in both windows, which uses 2 % of a month's budget in an hour"),
     ]
 }
 
@@ -93,7 +97,7 @@ fn traffic() -> Vec<Panel> {
         lines("Requests by pool", "reqps", vec![adds(rate("pool", "sluice_requests_total"), "{{pool}}")])
             .stacked()
             .wide(6)
-            .about("Where they ran, or their home if they never ran"),
+            .about("By the pool where a request ran, or by the home pool if it never ran"),
         lines("Requests by route", "reqps", vec![adds(rate("route", "sluice_requests_total"), "{{route}}")])
             .stacked()
             .wide(6),
@@ -117,7 +121,7 @@ fn queue() -> Vec<Panel> {
     vec![
         row("Queue, shed, spill, retries"),
         lines("Queue length", "none", vec![adds("sum by (pool) (sluice_queue_length{@pool})", "{{pool}}")]).wide(6),
-        lines("Queue in use", "percentunit", vec![between(used, "{{pool}}")]).wide(6).about("Of queue.length"),
+        lines("Queue in use", "percentunit", vec![between(used, "{{pool}}")]).wide(6).about("Share of queue.length"),
         lines("Queue wait", "s", quantiles("sluice_queue_wait_seconds", "@pool", "pool")).wide(6).about("By home pool"),
         lines(
             "Shed, spill, retries per second",
@@ -180,7 +184,7 @@ fn limits() -> Vec<Panel> {
             vec![used("sluice_client_connections", "sluice_client_connections_max")],
         )
         .wide(6)
-        .about("Of server.max_connections; beyond it a connection gets 503"),
+        .about("Share of server.max_connections; at 100 % a new connection gets 503"),
         lines(
             "Connections dropped, and holdings that gave way",
             "none",
@@ -195,10 +199,10 @@ fn limits() -> Vec<Panel> {
             ],
         )
             .wide(6)
-            .about("Closed without a response, because too many were being refused already"),
+            .about("Dropped connections were closed without a response, because too many were being refused already"),
         lines("Bodies and waiting responses in memory", "percentunit", vec![used("sluice_body_bytes", "sluice_body_bytes_max"), used("sluice_response_bytes", "sluice_response_bytes_max")])
             .wide(6)
-            .about("Of server.max_body_memory; beyond it a request gets 503"),
+            .about("Shares of server.max_body_memory, where a request gets 503 at 100 %, and of server.max_response_memory"),
         lines(
             "Time that clients take to read, P99",
             "s",
@@ -209,7 +213,7 @@ fn limits() -> Vec<Panel> {
             .or_empty("no client has kept bytes waiting")],
         )
         .wide(6)
-        .about("Of requests whose clients kept bytes waiting; no part of any latency of an engine"),
+        .about("Requests whose clients kept bytes waiting; this time is no part of an engine's latency"),
         lines("Open file descriptors", "percentunit", vec![used("process_open_fds", "process_max_fds")]).wide(6),
     ]
 }
@@ -229,17 +233,19 @@ fn cluster() -> Vec<Panel> {
             vec![apart("sluice_cluster_standing{@gw} == 1", "{{instance}} {{standing}}").or_empty(NO_LEDGER)],
         )
         .wide(6)
-        .about("holding is well; keeping and stopped: the ledger cannot be renewed; standing_back: see the log"),
+        .about(
+            "holding is normal; keeping and stopped: the gateway cannot renew its shares; standing_back: see the log",
+        ),
         lines("Shares of slots", "none", vec![apart(shares, "{{instance}} {{pool}}/{{backend}}").or_empty(NO_LEDGER)])
             .wide(6)
-            .about("What each gateway may use; their sum is within the limit"),
+            .about("Slots that each gateway may use; the sum is within the limit"),
         lines(
             "Age of the last renewal",
             "s",
             vec![apart("sluice_cluster_renewal_age_seconds{@gw}", "{{instance}}").or_empty(NO_LEDGER)],
         )
         .wide(6)
-        .about("Of cluster.lease; above it shares have ended"),
+        .about("If the age exceeds cluster.lease, the shares have ended"),
         lines(
             "Gateways, and writes of the ledger",
             "none",
@@ -258,7 +264,7 @@ fn cluster() -> Vec<Panel> {
             ],
         )
         .wide(24)
-        .about("One of each cluster; no line: engines, limits and experiments stay as they are"),
+        .about("One gateway of each cluster leads; while none does, engines, limits and experiments stay as they are"),
     ]
 }
 
@@ -272,7 +278,9 @@ fn keys() -> Vec<Panel> {
             vec![apart(used, "{{instance}} {{key}} {{window}}").or_empty("no key has a limit on tokens")],
         )
         .wide(12)
-        .about("Of tokens_per_minute and tokens_per_day; above 100 % a key owes, and its requests get 429"),
+        .about(
+            "Share of tokens_per_minute and tokens_per_day; above 100 % a key owes tokens, and its requests get 429",
+        ),
         lines(
             "Engine time by key",
             "none",
@@ -287,6 +295,6 @@ fn keys() -> Vec<Panel> {
             ],
         )
         .wide(12)
-        .about("Engines that each key keeps busy, and its requests that wait"),
+        .about("Number of engines that each key keeps busy, and number of waiting requests of the key"),
     ]
 }
