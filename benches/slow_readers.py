@@ -174,7 +174,7 @@ def main():
                 children.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
                 ready(f"http://127.0.0.1:{engine}/health", children[-1])
             config = Path(folder, "sluice.toml")
-            backends = "".join(f'[[pool.backend]]\nurl = "http://127.0.0.1:{engine}"\n' for engine in engines)
+            backends = "".join(f'[[pool.backend]]\nname = "engine-{engine}"\nurl = "http://127.0.0.1:{engine}"\n' for engine in engines)
             config.write_text(f'[server]\nlisten = "127.0.0.1:{port}"\nadmin = "127.0.0.1:{admin}"\nmax_connections = 30000\n'
                               f'[[model]]\nname = "m"\n[[pool]]\nname = "p"\nmodels = ["m"]\nslots = 256\n{backends}')
             gateway = subprocess.Popen([BINARY, "serve", str(config)], stdout=subprocess.DEVNULL)

@@ -254,7 +254,7 @@ mod tests {
             }
         });
         let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port, prefix: String::new() };
-        Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None }
+        Address::new(endpoint, None, None)
     }
 
     #[tokio::test]

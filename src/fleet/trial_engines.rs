@@ -260,7 +260,7 @@ impl TrialEngine {
         let launch = Launch { command, port: 0, gpu, env: BTreeMap::new(), args: BTreeMap::new() };
         let driver = ProcessDriver::new(name, launch.clone(), folder);
         let endpoint = Target::Launch(launch.clone()).endpoint();
-        let address = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
+        let address = Address::new(endpoint, None, None);
         let spec = TrialSpec {
             name: name.to_owned(),
             address: Arc::new(address),

@@ -21,13 +21,18 @@ pub struct Origin(u64);
 impl Origin {
     /// The origin of all requests with the API key of this name.
     pub fn of_key(name: &str) -> Self {
-        Self(HASHER.hash_one(("key", name)).max(1))
+        Self(HASHER.hash_one(name).max(1))
     }
 
     /// The origin of requests without a key from this network: an IPv4 address, or a prefix of
     /// IPv6.
     pub fn of_network(network: IpAddr) -> Self {
-        Self(HASHER.hash_one(("network", network)).max(1))
+        // One word, because each request is hashed; a name has another length.
+        let address = match network {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        Self(HASHER.hash_one(u128::from(address)).max(1))
     }
 
     /// Whether the origin is known.

@@ -72,7 +72,7 @@ impl Rig {
 
     fn address(&self) -> Address {
         let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: self.port, prefix: String::new() };
-        Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None }
+        Address::new(endpoint, None, None)
     }
 
     async fn start(&self, settings: &EngineSettings) -> EngineIdentity {

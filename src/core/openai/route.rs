@@ -25,6 +25,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use memchr::{memchr, memchr_iter};
+
 use super::error::ErrorFormat;
 
 /// The longest id of a stored response, bytes. vLLM's ids have 37.
@@ -279,19 +281,11 @@ impl Route {
 
 /// The path with single slashes and none at the end; a query stays unchanged.
 pub fn canonical(path: &str) -> Cow<'_, str> {
-    let (mut last, mut end, mut is_clean) = (b' ', path.len(), true);
-    for (at, byte) in path.bytes().enumerate() {
-        if byte == b'?' {
-            end = at;
-            break;
-        }
-        is_clean &= byte != b'/' || last != b'/';
-        last = byte;
-    }
-    if is_clean && (last != b'/' || end == 1) {
+    let (bare, query) = path.split_at(memchr(b'?', path.as_bytes()).unwrap_or(path.len()));
+    let is_double = |at: usize| bare.as_bytes().get(at + 1) == Some(&b'/');
+    if !memchr_iter(b'/', bare.as_bytes()).any(is_double) && (!bare.ends_with('/') || bare.len() == 1) {
         return Cow::Borrowed(path);
     }
-    let (bare, query) = path.split_at(end);
     let mut merged = String::with_capacity(path.len());
     for part in bare.split('/').filter(|part| !part.is_empty()) {
         merged.extend(["/", part]);

@@ -158,8 +158,7 @@ mod tests {
             backends: (base..base + 2)
                 .map(|port| {
                     let endpoint = Endpoint { https: false, host: "10.0.0.1".to_owned(), port, prefix: String::new() };
-                    let address =
-                        Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
+                    let address = Address::new(endpoint, None, None);
                     BackendSpec { name: format!("b{port}").into(), address: Arc::new(address), weight: 1.0 }
                 })
                 .collect(),

@@ -25,7 +25,7 @@ fn spec(ports: &[u16]) -> PoolSpec {
     let limits = BackendLimits { slots: 4, tokens: None, prefill_tokens: None, long_prefix: None };
     let backend = |port: &u16| {
         let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: *port, prefix: String::new() };
-        let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None });
+        let address = Arc::new(Address::new(endpoint, None, None));
         BackendSpec { name: port.to_string().into(), address, weight: 1.0 }
     };
     let rules = PoolRules {

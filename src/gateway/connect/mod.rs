@@ -20,7 +20,7 @@ mod race;
 mod names;
 mod stream;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ impl<R: Resolve> Connector<R> {
     /// Whether a connection to `socket` may still be used for `to`: the name still has that
     /// address, which has not failed since. Starts to resolve the name again if that is due.
     pub fn is_current(&self, to: &Address, socket: SocketAddr) -> bool {
-        to.endpoint.host.parse::<IpAddr>().is_ok() || self.names.is_current(&to.authority, socket)
+        to.ip.is_some() || self.names.is_current(&to.authority, socket)
     }
 
     /// Makes the name of `to` due to be resolved again at the next use.
@@ -72,14 +72,13 @@ impl<R: Resolve> Connector<R> {
     /// A new connection to one of the addresses of `to`, with TLS if `to` has TLS settings, within
     /// `limit` in all.
     pub async fn connect(&self, to: &Address, limit: Duration) -> Result<(SocketAddr, EngineStream), ConnectError> {
-        let endpoint = &to.endpoint;
         let connected = async {
-            match endpoint.host.parse::<IpAddr>() {
-                Ok(ip) => {
-                    let socket = SocketAddr::new(ip, endpoint.port);
+            match to.ip {
+                Some(ip) => {
+                    let socket = SocketAddr::new(ip, to.endpoint.port);
                     Ok((socket, open(socket, to.tls.as_ref()).await?))
                 }
-                Err(_) => self.connect_by_name(to, limit, |socket| open(socket, to.tls.as_ref())).await,
+                None => self.connect_by_name(to, limit, |socket| open(socket, to.tls.as_ref())).await,
             }
         };
         match timeout(limit, connected).await {

@@ -46,7 +46,7 @@ fn sockets(texts: &[&str]) -> Vec<SocketAddr> {
 
 fn address(host: &str, port: u16) -> Address {
     let endpoint = Endpoint { https: false, host: host.to_owned(), port, prefix: String::new() };
-    Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None }
+    Address::new(endpoint, None, None)
 }
 
 fn connector<const N: usize>(

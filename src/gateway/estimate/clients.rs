@@ -16,6 +16,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
 use tokio::time::Instant;
 use twox_hash::XxHash3_64;
 
@@ -57,7 +58,7 @@ impl ClientId {
 
 /// The clients of one model.
 #[derive(Debug, Default)]
-pub struct Clients(HashMap<ClientId, Client>);
+pub struct Clients(HashMap<ClientId, Client, RandomState>);
 
 #[derive(Clone, Copy, Debug)]
 struct Client {

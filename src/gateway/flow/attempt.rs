@@ -49,7 +49,7 @@ impl<X> FailedAttempt<X> {
 
 /// The beginning of a response in which the engine says that it will not serve the request.
 pub(super) struct HeldResponse {
-    pub(super) head: ResponseHead,
+    pub(super) head: Box<ResponseHead>,
     pub(super) read: Bytes,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct BusyBackend {
 /// A response that was not passed on.
 pub(super) struct ResponseStart<X> {
     pub(super) exchange: X,
-    pub(super) head: ResponseHead,
+    pub(super) head: Box<ResponseHead>,
     /// When the request had been sent upstream.
     pub(super) sent: Instant,
     pub(super) read: Bytes,

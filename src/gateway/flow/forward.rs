@@ -370,7 +370,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         down: &mut D,
         sent: Instant,
         deadline: Instant,
-    ) -> Result<ResponseHead, WaitError> {
+    ) -> Result<Box<ResponseHead>, WaitError> {
         let prefilled = sent + lease.prefill_time();
         if !self.prepared.stream && prefilled < deadline {
             match guarded(pin!(head_of(exchange)), down, lease, (prefilled, Stage::FirstByte)).await {
@@ -424,9 +424,9 @@ fn is_unknown_model<X>(failed: &FailedAttempt<X>) -> bool {
     failed.response.as_ref().is_some_and(|response| response.head.status == StatusCode::NOT_FOUND)
 }
 
-async fn head_of<X: Exchange>(exchange: &mut X) -> Result<ResponseHead, WaitError> {
+async fn head_of<X: Exchange>(exchange: &mut X) -> Result<Box<ResponseHead>, WaitError> {
     match exchange.head().await {
-        Ok(head) => Ok(head),
+        Ok(head) => Ok(Box::new(head)),
         Err(ExchangeError::Closed(_)) if exchange.reused() => Err(WaitError::Stale),
         Err(error) => Err(WaitError::Broken(error)),
     }

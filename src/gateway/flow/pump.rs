@@ -82,7 +82,7 @@ pub(super) struct ResponseContext<'a> {
 pub(super) struct Pump<'a, 'r, R: Recorder> {
     context: ResponseContext<'a>,
     meter: ResponseMeter,
-    head: Option<ResponseHead>,
+    head: Option<Box<ResponseHead>>,
     /// Whether the client already has a head, because comments of this backend or an earlier one
     /// were passed on.
     is_head_sent: &'a mut bool,
@@ -110,7 +110,7 @@ pub(super) struct Pump<'a, 'r, R: Recorder> {
 
 impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
     pub(super) fn new(
-        mut head: ResponseHead,
+        mut head: Box<ResponseHead>,
         context: ResponseContext<'a>,
         request: &'a mut UpstreamRequest,
         lease: &'a mut Lease,
@@ -338,7 +338,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
     }
 
     /// The head as it is sent to the client; `None` if the client already has one.
-    fn take_head(&mut self, mut head: ResponseHead) -> Option<ResponseHead> {
+    fn take_head(&mut self, mut head: Box<ResponseHead>) -> Option<Box<ResponseHead>> {
         if std::mem::replace(self.is_head_sent, true) {
             return None;
         }

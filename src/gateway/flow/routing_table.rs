@@ -13,6 +13,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
+
 use super::keys::{ApiKey, KeyUsage, Keyring};
 use crate::config::{Config, Fair, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
@@ -38,7 +40,7 @@ pub struct RoutingTable {
     /// Experiments.
     pub experiments: ExperimentSet,
     models: Vec<ModelRoute>,
-    by_name: HashMap<String, usize>,
+    by_name: HashMap<String, usize, RandomState>,
     other: Option<usize>,
 }
 
@@ -161,7 +163,7 @@ impl RoutingTable {
         let pools = config.pools.iter().map(|pool| PoolRoute::new(pool, !config.auth.keys.is_empty())).collect();
         let keys = Keyring::new(&config.auth, &learned.key_usage);
         let experiments = learned.experiments.configure(&config);
-        let (models, by_name, other, layout) = (Vec::new(), HashMap::new(), None, 0);
+        let (models, by_name, other, layout) = (Vec::new(), HashMap::default(), None, 0);
         let mut table = Self { pools, keys, experiments, models, by_name, other, config, layout };
         table.declare(counters, learned);
         let open: Vec<usize> = (0..table.pools.len())

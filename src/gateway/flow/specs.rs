@@ -60,7 +60,5 @@ fn backend(backend: &config::Backend) -> BackendSpec {
 
 /// The address of a backend and the means of connecting to it.
 pub fn address(backend: &config::Backend) -> Address {
-    let endpoint = backend.target.endpoint();
-    let authority = endpoint.authority().into();
-    Address { endpoint, authority, tls: backend.connection.clone(), api_key: backend.api_key.clone() }
+    Address::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone())
 }

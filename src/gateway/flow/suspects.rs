@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use foldhash::quality::FixedState;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use twox_hash::XxHash64;
 
 use sluice_core::base::BackendId;
 
@@ -112,11 +112,11 @@ impl Default for Suspects {
 impl Suspects {
     pub(super) fn hash(&self, body: &[u8]) -> BodyHash {
         if body.len() <= PART * (SAMPLES + 2) {
-            return BodyHash(XxHash64::oneshot(self.seed, body));
+            return BodyHash(FixedState::with_seed(self.seed).hash_one(body));
         }
         let gap = (body.len() - PART) / (SAMPLES + 1);
         let parts = (0..=SAMPLES).map(|number| number * gap).chain([body.len() - PART]);
-        let mix = |hash, at| XxHash64::oneshot(hash, &body[at..at + PART]);
+        let mix = |hash, at| FixedState::with_seed(hash).hash_one(&body[at..at + PART]);
         BodyHash(parts.fold(self.seed ^ body.len() as u64, mix))
     }
 

@@ -212,9 +212,7 @@ fn pool_of(config: &Config) -> PoolSpec {
 }
 
 fn spec_of(backend: &crate::config::Backend) -> BackendSpec {
-    let endpoint = backend.target.endpoint();
-    let address =
-        Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: backend.api_key.clone() };
+    let address = Address::new(backend.target.endpoint(), None, backend.api_key.clone());
     BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address), weight: backend.weight }
 }
 

@@ -4,6 +4,7 @@
 //! Plain data without state; `apply.rs` replaces one configuration with the next. The identity of a
 //! pool is its name; the identity of a backend is pool, name and endpoint.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,10 +71,20 @@ pub struct Address {
     pub endpoint: Endpoint,
     /// `host:port`, as sent in a `Host` header.
     pub authority: Arc<str>,
+    /// The host, if it is an IP address: there is nothing to resolve.
+    pub ip: Option<IpAddr>,
     /// How to connect with TLS; `None`: without TLS.
     pub tls: Option<ClientTls>,
     /// Sent to the engine as a bearer token, instead of the client's.
     pub api_key: Option<Secret>,
+}
+
+impl Address {
+    /// The address of the engine at `endpoint`.
+    pub fn new(endpoint: Endpoint, tls: Option<ClientTls>, api_key: Option<Secret>) -> Self {
+        let (authority, ip) = (endpoint.authority().into(), endpoint.host.parse().ok());
+        Self { endpoint, authority, ip, tls, api_key }
+    }
 }
 
 /// One pool as configured.

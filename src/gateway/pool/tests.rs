@@ -58,7 +58,7 @@ fn spec(name: &str, backends: usize, limits: BackendLimits, spill: Vec<usize>) -
 fn address(number: usize) -> Arc<Address> {
     let endpoint =
         Endpoint { https: false, host: "10.0.0.1".to_owned(), port: number as u16 + 1, prefix: String::new() };
-    Arc::new(Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None })
+    Arc::new(Address::new(endpoint, None, None))
 }
 
 fn limits(slots: u32, permits: u32) -> BackendLimits {

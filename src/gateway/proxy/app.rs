@@ -354,10 +354,10 @@ fn incoming(
 ) -> Box<IncomingRequest> {
     let method = session.req_header().method.clone();
     // pingora no longer needs the headers, so they are moved, not copied.
-    let sent = take_headers(session);
+    let mut sent = take_headers(session);
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let AcceptedRequest { route, key, body, table: routing } = accepted;
-    let priority = headers::priority(&sent);
+    let priority = headers::take_priority(&mut sent);
     let headers = headers::for_engine(sent, routing.keys.is_required());
     let origin = request_origin(client, key.as_ref());
     let client = shown(client, &routing.config);

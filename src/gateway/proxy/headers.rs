@@ -83,9 +83,7 @@ pub(super) fn too_large(headers: &HeaderMap) -> bool {
 /// are not forwarded.
 pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> HeaderMap {
     remove_hop_by_hop(&mut headers);
-    let not_forwarded =
-        [HOST, CONTENT_LENGTH, CONTENT_ENCODING, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK, X_VLLM_PRIORITY];
-    for name in not_forwarded {
+    for name in [HOST, CONTENT_LENGTH, CONTENT_ENCODING, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK] {
         headers.remove(name);
     }
     if keys_configured {
@@ -101,10 +99,11 @@ pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> Heade
     headers
 }
 
-/// The priority that `X-Vllm-Priority` asks for, as vLLM reads it: the first value counts, unless
-/// it is not an integer. Numbers beyond 64 bits are clamped.
-pub(super) fn priority(headers: &HeaderMap) -> Option<i64> {
-    let text = headers.get(X_VLLM_PRIORITY)?.to_str().ok()?.trim();
+/// Takes the priority that `X-Vllm-Priority` asks for, as vLLM reads it: the first value counts,
+/// unless it is not an integer. Numbers beyond 64 bits are clamped.
+pub(super) fn take_priority(headers: &mut HeaderMap) -> Option<i64> {
+    let value = headers.remove(X_VLLM_PRIORITY)?;
+    let text = value.to_str().ok()?.trim();
     let (is_negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -285,8 +284,8 @@ mod tests {
 
     #[test]
     fn the_header_for_priorities_is_read_as_vllm_does_and_not_forwarded() {
-        let sent = headers(&[("x-vllm-priority", "-5"), ("accept", "*/*")]);
-        assert_eq!(priority(&sent), Some(-5));
+        let mut sent = headers(&[("x-vllm-priority", "-5"), ("accept", "*/*")]);
+        assert_eq!(take_priority(&mut sent), Some(-5));
         assert_eq!(for_engine(sent, false), headers(&[("accept", "*/*")]));
         for (value, read) in [
             (" +1_000 ", Some(1_000)),
@@ -299,7 +298,7 @@ mod tests {
             ("1__0", None),
             ("0x10", None),
         ] {
-            assert_eq!(priority(&headers(&[("x-vllm-priority", value)])), read, "{value}");
+            assert_eq!(take_priority(&mut headers(&[("x-vllm-priority", value)])), read, "{value}");
         }
     }
 

@@ -16,6 +16,8 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use foldhash::quality::RandomState;
+
 use super::demand::Demand;
 use super::heap::Heap;
 use super::links::{ALL, Ends, Linked, Links, OWN};
@@ -82,9 +84,8 @@ pub struct Ledger<O, T> {
     kept: u64,
     leaving: u64,
     gave_way: u64,
-    /// Hashed with a secret of the process (`RandomState`), so that no client can choose colliding
-    /// names.
-    by_name: HashMap<O, u32>,
+    /// Hashed with a secret of the process, so that no client can choose colliding names.
+    by_name: HashMap<O, u32, RandomState>,
     owners: Vec<Owner<O>>,
     free_owners: Vec<u32>,
     entries: Vec<Entry<T>>,
@@ -106,7 +107,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
             kept: 0,
             leaving: 0,
             gave_way: 0,
-            by_name: HashMap::new(),
+            by_name: HashMap::default(),
             owners: Vec::new(),
             free_owners: Vec::new(),
             entries: Vec::new(),

@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use dashmap::DashMap;
+use foldhash::quality::RandomState;
 use prometheus::core::{Atomic, GenericGaugeVec};
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 use tokio::time::Instant;
@@ -335,14 +336,14 @@ fn outcome_index(outcome: Outcome) -> usize {
 
 /// A map that stops growing: beyond the bound all new keys share one entry.
 struct Bounded<K, V> {
-    map: DashMap<K, Arc<V>>,
+    map: DashMap<K, Arc<V>, RandomState>,
     len: AtomicUsize,
     max: usize,
 }
 
 impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
     fn new(max: usize) -> Self {
-        Self { map: DashMap::new(), len: AtomicUsize::new(0), max }
+        Self { map: DashMap::default(), len: AtomicUsize::new(0), max }
     }
 
     fn get(&self, key: K, other: impl FnOnce() -> K, make: impl Fn(&K) -> V) -> Arc<V> {

@@ -102,7 +102,7 @@ pub fn admission(now: Instant) -> Arc<Admission> {
 
 pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
     let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port, prefix: String::new() };
-    let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None });
+    let address = Arc::new(Address::new(endpoint, None, None));
     PoolSpec {
         name: name.into(),
         rules: PoolRules {

@@ -5,7 +5,6 @@
 //! failure, the next member is asked first. A call goes on to another member only if nothing was
 //! sent to the first. Bounds: [`ANSWER_BYTES`] of an answer; each call has a separate connection.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -59,12 +58,7 @@ struct Txn {
 
 impl Etcd {
     pub(super) fn new(cluster: &Cluster, key: &str, limit: Duration) -> Self {
-        let address = |(endpoint, tls): (&crate::config::Endpoint, _)| Address {
-            authority: Arc::from(endpoint.authority()),
-            endpoint: endpoint.clone(),
-            tls,
-            api_key: None,
-        };
+        let address = |(endpoint, tls): (&crate::config::Endpoint, _)| Address::new(endpoint.clone(), tls, None);
         let members = cluster.endpoints().map(address).collect();
         Self { members, key: STANDARD.encode(key), limit, first: AtomicUsize::new(0) }
     }

@@ -49,7 +49,7 @@ const WRITE_MAX: usize = 16 << 10;
 
 #[derive(Default)]
 pub(super) struct Delivery {
-    pub(super) head: Option<ResponseHead>,
+    pub(super) head: Option<Box<ResponseHead>>,
     pub(super) preamble: Bytes,
     pub(super) forward: Forward,
     pub(super) finish: bool,
@@ -64,7 +64,7 @@ impl Delivery {
 pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery) -> Result<(), ClientGone> {
     let Delivery { head, preamble, forward, finish } = delivery;
     if let Some(head) = head {
-        down.head(head).await?;
+        down.head(*head).await?;
     }
     if !preamble.is_empty() {
         down.body(preamble, finish || !forward.is_empty()).await?;

@@ -67,6 +67,9 @@ enum Move {
     DropPool,
     /// A reload starts or stops spilling from the long pool into the short one.
     Spill(bool),
+    /// This gateway is being upgraded: it claims less than the limits. `false`: the upgrade failed,
+    /// and the full limits are back.
+    Upgrade(bool),
     Wait(u64),
 }
 
@@ -98,6 +101,7 @@ fn moves() -> impl Strategy<Value = Move> {
         2 => (0..4usize, proptest::bool::weighted(0.8)).prop_map(|(backend, up)| Move::Probe { backend, up }),
         1 => Just(Move::DropPool),
         1 => any::<bool>().prop_map(Move::Spill),
+        1 => any::<bool>().prop_map(Move::Upgrade),
         1 => (0..3_000u64).prop_map(Move::Wait),
     ]
 }
@@ -205,6 +209,13 @@ proptest! {
                 Move::Spill(on) => {
                     specs[1].spill = if on { vec![0] } else { vec![] };
                     fixture.layout = fixture.admission.apply(&specs, RULES, fixture.now);
+                }
+                Move::Upgrade(true) => {
+                    fixture.admission.claim();
+                }
+                Move::Upgrade(false) => {
+                    let all: Vec<_> = (0..4).map(|id| (BackendId::new(id), None)).collect();
+                    fixture.admission.set_shares(&all);
                 }
                 Move::Drain { backend, on } => {
                     let id = BackendId::new(backend);

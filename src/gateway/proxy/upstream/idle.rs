@@ -8,13 +8,14 @@
 //!
 //! Bounds: [`IDLE_MAX`] connections in all, each for [`limits::UPSTREAM_IDLE`].
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
+use foldhash::quality::FixedState;
 use pingora_pool::{ConnectionMeta, ConnectionPool};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::sync::oneshot;
@@ -39,7 +40,7 @@ pub(super) struct EngineConnection {
 
 /// The key of connections to an engine: name, port and TLS settings.
 pub(super) fn key_of(to: &Address) -> u64 {
-    let mut hasher = DefaultHasher::new();
+    let mut hasher = FixedState::default().build_hasher();
     to.authority.hash(&mut hasher);
     to.tls.as_ref().map_or(0, ClientTls::digest).hash(&mut hasher);
     hasher.finish()

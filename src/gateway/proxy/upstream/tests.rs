@@ -56,7 +56,7 @@ struct Rig {
 impl Rig {
     fn new(port: u16) -> Self {
         let endpoint = Endpoint { https: false, host: "engine".to_owned(), port, prefix: String::new() };
-        let to = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
+        let to = Address::new(endpoint, None, None);
         let resolver = TestResolver::default();
         let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
         let text = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:1\"\n";

@@ -126,7 +126,7 @@ impl Gateway {
         };
         let admission = Admission::new(Instant::now(), rules, number);
         let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: 9, prefix: String::new() };
-        let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None });
+        let address = Arc::new(Address::new(endpoint, None, None));
         let limits = BackendLimits {
             slots: SLOTS,
             tokens: None,
