@@ -12,9 +12,9 @@ use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 const FAILING: &str = r#"{"model":"m","messages":[{"role":"user","content":"FAIL"}]}"#;
 const KILLING: &str = r#"{"model":"m","messages":[{"role":"user","content":"KILL"}]}"#;
 
-/// An engine that answers 500 to [`FAILING`].
+/// An engine that answers 500 to [`FAILING`], with any further fields.
 async fn engine() -> Engine {
-    Engine::start(|_, seen| match seen.body == FAILING.as_bytes() {
+    Engine::start(|_, seen| match String::from_utf8_lossy(&seen.body).contains("FAIL") {
         true => vec![Step::Send(response(500, "application/json", b"{}"))],
         false => completion(),
     })
@@ -114,5 +114,51 @@ async fn requests_that_find_the_shared_queue_full_are_no_failures_of_the_arm_tha
     for holder in &mut holders {
         assert_eq!(holder.response().await.status(), 200);
     }
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_failures_of_one_key_stop_no_arm_and_those_of_two_keys_do() {
+    let engine = engine().await;
+    let text = format!(
+        "{}[[experiment]]\nname = \"x\"\nmodels = [\"m\"]\nsticky = \"user\"\n[[experiment.arm]]\nname = \"base\"\n\
+         weight = 50\n[[experiment.arm]]\nname = \"new\"\nweight = 50\n[experiment.guardrail]\nerrors = 0.01\n\
+         [auth]\nkeys = [{{ name = \"good\", sha256 = \"{}\" }}, {{ name = \"evil\", sha256 = \"{}\" }}]\n",
+        one_pool(&[engine.url()]),
+        key_digest("good"),
+        key_digest("evil")
+    );
+    let gateway = TestGateway::from_text(&text, &["health.failures=100000", "health.probe_interval=1h"]).await;
+    let send = async |key: &str, user: usize, body: &str| {
+        let body = body.replacen('{', &format!("{{\"user\":\"u{user}\","), 1);
+        let head = format!("authorization: Bearer {key}\r\n");
+        let response = gateway.request(post("/v1/chat/completions", &head, body.as_bytes())).await;
+        response.head.header("x-sluice-arm").map(str::to_owned)
+    };
+    let mut of_new = Vec::new();
+    for user in 0..60 {
+        if send("good", user, CHAT).await.as_deref() == Some("x/new") {
+            of_new.push(user);
+        }
+    }
+    assert!(of_new.len() > 10, "{of_new:?}");
+    let phase = async || {
+        let report = TestClient::to(gateway.admin()).await.request(get("/admin/experiments/x")).await.json();
+        (report["phase"].as_str().unwrap_or_default().to_owned(), report)
+    };
+    for user in of_new.iter().cycle().take(300) {
+        send("evil", *user, FAILING).await;
+        send("good", *user, CHAT).await;
+    }
+    let (running, report) = phase().await;
+    assert_eq!(running, "running", "one key's failures: {report}");
+    eventually("the failures of both keys stop the arm", async || {
+        for user in of_new.iter().take(20) {
+            send("evil", *user, FAILING).await;
+            send("good", *user, FAILING).await;
+        }
+        phase().await.0 == "stopped"
+    })
+    .await;
     gateway.settled().await;
 }

@@ -90,11 +90,11 @@ pub(super) async fn admit<D: Downstream>(
     router: &Router,
     abort: &CancellationToken,
     placed: &mut PlacedRequest,
-    request: LeaseRequest<'_>,
+    request: &LeaseRequest<'_>,
     down: &mut D,
 ) -> Result<Lease, AdmitError> {
     for _ in 0..REENTRIES_MAX {
-        match enter(admission, abort, placed, &request, down).await? {
+        match enter(admission, abort, placed, request, down).await? {
             WaitResult::Granted(lease) => return Ok(lease),
             WaitResult::Shed(reason) => return Err(AdmitError::Shed { reason, home: placed.home().id }),
             WaitResult::Unserved => return Err(AdmitError::Unserved),
@@ -105,7 +105,7 @@ pub(super) async fn admit<D: Downstream>(
             newer = router.newer_than(&placed.table) => newer,
             () = down.gone() => return Err(AdmitError::ClientGone),
         };
-        if request.in_arm || !placed.reclassify(newer, &request) {
+        if request.in_arm || !placed.reclassify(newer, request) {
             break;
         }
     }

@@ -223,7 +223,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             pinned: self.prepared.arm.as_ref().is_some_and(|arm| arm.is_placed),
         };
         let Backends { admission, router, abort, .. } = self.backends;
-        let admitted = admit::admit(admission, router, abort, &mut self.placed, request, down).await;
+        let admitted = admit::admit(admission, router, abort, &mut self.placed, &request, down).await;
         record.queue_wait += begun.elapsed();
         // A reload may have moved the request.
         record.set_home(self.placed.home());
