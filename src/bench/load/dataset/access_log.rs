@@ -38,7 +38,8 @@ pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> R
     let mut seen = Seen::default();
     let (mut copies, mut other, mut unknown) = (0, 0, 0);
     let (text, torn) = whole_lines(text);
-    for (line, entry) in objects(text, file)? {
+    for object in objects(text, file) {
+        let (line, entry) = object?;
         let at = arrival(&entry, file, line)?;
         if entry.get("copy").is_some() {
             copies += 1;
