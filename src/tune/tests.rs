@@ -2,6 +2,8 @@
 //!
 //! The tests check the winner, the trials, and how a tuning resumes.
 
+mod confirmation;
+
 use std::path::Path;
 
 use crate::report::{answer, json, result_txt, table};
