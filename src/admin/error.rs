@@ -11,9 +11,6 @@ pub enum ReloadError {
     /// The new configuration is not valid.
     #[error("the configuration has problems; nothing was changed")]
     Problems(Vec<String>),
-    /// Another reload is in progress.
-    #[error("another reload is in progress; try again when it has ended")]
-    Busy,
     /// The gateway was started without a file.
     #[error("the gateway was started without a configuration file; start it with --config to reload")]
     NoFile,

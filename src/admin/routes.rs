@@ -201,7 +201,6 @@ impl Admin {
                 let body = json!({ "error": { "code": "invalid_config", "message": message, "problems": problems } });
                 json(StatusCode::UNPROCESSABLE_ENTITY, &body)
             }
-            ReloadError::Busy => error(StatusCode::CONFLICT, "reload_busy", &message),
             ReloadError::NoFile => error(StatusCode::CONFLICT, "no_config_file", &message),
         }
     }

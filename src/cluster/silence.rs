@@ -20,12 +20,12 @@ pub(crate) const DRIFT: (u32, u32) = (5, 4);
 pub(crate) const TRANSIT: Duration = Duration::from_secs(1);
 
 /// Longest time from a request's end at the engine until the gateway sees it, including pauses of
-/// up to [`PAUSE`]. Requests that wait for their client may take longer.
+/// up to [`PAUSE`], on the fastest clock. Requests that wait for their client may take longer.
 pub const END_AGE: Duration = Duration::from_millis(500);
 /// After a longer pause, a process may see ends later than [`END_AGE`].
 pub const PAUSE: Duration = Duration::from_millis(200);
 /// Time from a sequence's first token until it counts as known to be at the engine. It exceeds
-/// [`END_AGE`] plus [`PAUSE`] on clocks that differ: a new sequence must not hide one whose end is
+/// [`END_AGE`] on clocks that differ by [`DRIFT`]: a new sequence must not hide one whose end is
 /// not seen yet.
 pub const SURE_AGE: Duration = Duration::from_millis(800);
 
@@ -95,6 +95,12 @@ impl Silence {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sequence_counts_only_when_the_ends_before_its_first_token_are_seen_on_any_clock() {
+        assert!(SURE_AGE >= END_AGE * DRIFT.0 / DRIFT.1);
+        assert!(END_AGE >= PAUSE * 2, "a pause leaves time to see the ends");
+    }
 
     #[test]
     fn silence_is_counted_while_one_looks_and_not_while_the_store_is_gone() {

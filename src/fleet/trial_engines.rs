@@ -175,8 +175,8 @@ impl TrialEngines {
     /// touched.
     ///
     /// # Errors
-    /// The first engine that does not stop, start or become ready. One that does not become ready
-    /// is stopped.
+    /// The first engine that does not stop, start or become ready. An engine that does not become
+    /// ready is stopped. If one does not start, all that were to start are stopped.
     pub async fn run(&mut self, settings: &[EngineSettings]) -> Result<(), TrialFailure> {
         let mut due = Vec::new();
         for (engine, settings) in self.engines.iter_mut().zip(settings) {
@@ -185,18 +185,21 @@ impl TrialEngines {
                 due.push((engine, settings));
             }
         }
-        for (engine, settings) in &mut due {
-            engine.start(settings, &mut self.journal).await?;
-        }
         let mut failed = Ok(());
+        for (engine, settings) in &mut due {
+            failed = engine.start(settings, &mut self.journal).await;
+            if failed.is_err() {
+                break;
+            }
+        }
+        let all_started = failed.is_ok();
         for (engine, settings) in due {
-            match engine.ready().await {
-                Ok(()) => engine.running = Some(settings.clone()),
-                Err(failure) => {
-                    let failure = engine.failure(failure);
-                    engine.stop(&mut self.journal).await?;
-                    failed = failed.and(Err(failure));
-                }
+            let ready =
+                if all_started { engine.ready().await.map_err(|failure| engine.failure(failure)) } else { Ok(()) };
+            if all_started && ready.is_ok() {
+                engine.running = Some(settings.clone());
+            } else {
+                failed = failed.and(ready).and(engine.stop(&mut self.journal).await);
             }
         }
         failed
@@ -333,5 +336,43 @@ impl TrialEngine {
                 format!("the journal of the engines in {} cannot be written: {error}", journal.folder().display());
             self.failure(EngineFailure::new(FailureClass::CommandFailed, cause))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_programs::write_program;
+    use sluice_gateway::config::Endpoint;
+
+    fn spec(name: &str, program: &Path) -> TrialSpec {
+        // No engine listens, so ports need not be free.
+        let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: 1, prefix: String::new() };
+        let address = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
+        let command = vec![program.display().to_string()].into();
+        let launch = Launch { command, port: 1, gpu: Vec::new(), env: BTreeMap::new(), args: BTreeMap::new() };
+        TrialSpec {
+            name: name.to_owned(),
+            address: Arc::new(address),
+            launch,
+            models: Vec::new(),
+            grace: Duration::from_secs(10),
+            start_timeout_scale: 1.0,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_does_not_start_leaves_no_other_one_running() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("engine");
+        write_program(&program, "#!/bin/bash\nwhile :; do sleep 0.05; done\n");
+        let missing = folder.path().join("missing");
+        let specs = vec![spec("p/a", &program), spec("p/b", &missing)];
+        let mut engines = TrialEngines::open(&folder.path().join("state"), specs).unwrap();
+        let failure = engines.run(&[EngineSettings::default(), EngineSettings::default()]).await.unwrap_err();
+        assert_eq!((failure.engine.as_str(), failure.failure.class), ("p/b", FailureClass::ProgramMissing));
+        let left = engines.engines[0].driver.status().await;
+        engines.stop().await.unwrap();
+        assert_eq!(left, EngineStatus::Absent);
     }
 }

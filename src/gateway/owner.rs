@@ -15,7 +15,8 @@
 //!
 //! As the folder of the state, a sticky folder of root or of the gateway's user, such as `/tmp`,
 //! passes: there others can neither replace nor remove files. Folders above it are not checked: a
-//! replaced state belongs to the user who replaced it, and is refused.
+//! replaced state belongs to the user who replaced it, and is refused. The operator chose the
+//! folder of a named file, so its owner is trusted, with and without the sticky bit.
 
 use std::fmt;
 use std::fs::Metadata;

@@ -328,7 +328,7 @@ impl Controller {
         }
         self.compare_load(&score, window);
         // A shortfall within the standard error counts as chance.
-        let is_met = score.attainment + score.error >= self.target;
+        let is_met = score.attainment + score.attainment_error >= self.target;
         let attained = 100.0 * score.attainment;
         let (requests, seconds) = (score.requests, measured.as_secs_f64());
         self.belief =

@@ -180,6 +180,8 @@ pub struct Score {
     pub error: f64,
     /// Share of the requests that met all objectives.
     pub attainment: f64,
+    /// Standard error of the attainment.
+    pub attainment_error: f64,
     /// Arrivals per second.
     pub rate: f64,
     /// The largest mean loss of two adjacent batches, because misses come together.
@@ -227,11 +229,14 @@ impl Window {
         if requests == 0.0 {
             return Score { attainment: 1.0, ..Score::default() };
         }
-        let loss = total(|batch| batch.loss) / requests;
-        // Variance of a ratio of two sums over batches.
-        let residual = sums.iter().map(|batch| (batch.loss - loss * batch.requests).powi(2)).sum::<f64>();
+        let (loss, missed) = (total(|batch| batch.loss) / requests, missed / requests);
         let count = sums.len() as f64;
-        let error = if count > 1.0 { (residual * count / (count - 1.0)).sqrt() / requests } else { f64::INFINITY };
+        // Variance of a ratio of two sums over batches.
+        let error_of = |mean: f64, of: fn(&Batch) -> f64| {
+            let residual = sums.iter().map(|batch| (of(batch) - mean * batch.requests).powi(2)).sum::<f64>();
+            if count > 1.0 { (residual * count / (count - 1.0)).sqrt() / requests } else { f64::INFINITY }
+        };
+        let (error, attainment_error) = (error_of(loss, |batch| batch.loss), error_of(missed, |batch| batch.missed));
         let seconds = batches as f64 * BATCH.as_secs_f64();
         let of_two = |two: &[Batch]| {
             let requests: f64 = two.iter().map(|batch| batch.requests).sum();
@@ -240,7 +245,7 @@ impl Window {
         let peak = sums.windows(2).map(of_two).fold(loss, f64::max);
         let arrived: Option<f64> = self.pools.iter().map(PoolWindow::arrival_rate).sum();
         let rate = arrived.unwrap_or(requests / seconds);
-        Score { requests, loss, error, attainment: 1.0 - missed / requests, rate, peak }
+        Score { requests, loss, error, attainment: 1.0 - missed, attainment_error, rate, peak }
     }
 
     /// Shares of the lost time by cause: queue, engine, decode; 0 without loss.

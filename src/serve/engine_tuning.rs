@@ -116,13 +116,7 @@ impl App {
         let config = self.config.load();
         let simulation = &config.tuner.simulation;
         let (gpu, model) = (simulation.gpu.as_deref()?, simulation.model.as_deref()?);
-        let none = BTreeMap::new();
-        let configured = match &backend.target {
-            Target::Url(_) => &none,
-            Target::Launch(launch) => &launch.args,
-            Target::Control(_, control) => &control.args,
-            Target::Pod(_, engine) => &engine.args,
-        };
+        let configured = configured_flags(&backend.target)?;
         let mut words = argv(model, configured.iter().map(|(name, value)| (name.as_str(), value)));
         words.extend(given.iter().map(|(flag, value)| format!("--{}={}", flag.name(), flag.show(*value))));
         EngineSetup::vllm(&backend.name, gpu, simulation.host.as_deref(), model, &words).ok()
@@ -221,6 +215,16 @@ impl App {
     }
 }
 
+/// The flags of an engine that the gateway runs; `None`: another program chose them.
+fn configured_flags(target: &Target) -> Option<&BTreeMap<String, ArgValue>> {
+    match target {
+        Target::Url(_) => None,
+        Target::Launch(launch) => Some(&launch.args),
+        Target::Control(_, control) => Some(&control.args),
+        Target::Pod(_, engine) => Some(&engine.args),
+    }
+}
+
 /// The flags in an engine's settings, which are `name=value` words.
 fn given(settings: &str) -> Flags {
     let flag = |word: &str| {
@@ -233,6 +237,7 @@ fn given(settings: &str) -> Flags {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, Machine, Surroundings};
 
     #[test]
     fn flags_are_read_from_the_settings_of_an_engine() {
@@ -241,6 +246,19 @@ mod tests {
         );
         assert_eq!(found, Flags::from([(EngineFlag::MaxNumSeqs, 16.0), (EngineFlag::GpuMemoryUtilization, 0.5)]));
     }
+
+    #[test]
+    fn an_engine_that_another_program_runs_is_not_simulated_with_the_defaults_of_vllm() {
+        let text = "[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"a\"\n\
+                    url = \"http://127.0.0.1:9\"\n[[pool.backend]]\nname = \"b\"\n\
+                    launch = { command = [\"vllm\"], port = 8001, args = { max-num-seqs = 16 } }\n";
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+        let config = Config::parse(text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
+        let [url, launched] = &config.pools[0].backends[..] else { panic!("two backends") };
+        assert_eq!(configured_flags(&url.target), None);
+        assert_eq!(configured_flags(&launched.target).map(BTreeMap::len), Some(1));
+    }
+
     #[test]
     fn only_settings_that_cannot_work_speak_against_a_change() {
         for error in [RestartError::NotManaged("p/a".to_owned()), RestartError::ShuttingDown, RestartError::Outdated] {

@@ -328,16 +328,18 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
     /// Measures the best setting and the default again. If the best does not hold, tries the next
     /// best.
     async fn confirm(&mut self) -> Result<Confirmed, TuneError> {
-        let mut candidates: Vec<(f64, Setting)> = Vec::new();
+        let mut candidates: Vec<Setting> = Vec::new();
         let mut left = self.trials.clone();
-        while let Some(best) = best(&left, &self.plan.goal) {
-            let (setting, score) =
-                (best.setting.clone(), best.value().map_or(0.0, |value| self.plan.goal.score(value)));
+        while candidates.len() < CONFIRMATIONS
+            && let Some(best) = best(&left, &self.plan.goal)
+        {
+            let setting = best.setting.clone();
             left.retain(|trial| trial.setting != setting);
-            candidates.push((score, setting));
+            candidates.push(setting);
         }
+        let begin = self.trials.len();
         let mut winner = None;
-        for (_, setting) in candidates.into_iter().take(CONFIRMATIONS) {
+        for setting in candidates {
             self.try_out(&Ask { setting, effort: Effort::Confirm }).await?;
             winner = self.trials.last().filter(|trial| self.holds(trial)).cloned();
             if winner.is_some() {
@@ -350,8 +352,12 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         if won.setting.is_empty() || !usable {
             return Ok(Confirmed { winner, ..Confirmed::default() });
         }
-        self.try_out(&Ask { setting: untuned, effort: Effort::Confirm }).await?;
-        let default = self.trials.last().filter(|trial| !matches!(trial.outcome, Outcome::Lossy { .. })).cloned();
+        // The default may have been a candidate that did not hold.
+        if !self.trials[begin..].iter().any(|trial| trial.setting == untuned) {
+            self.try_out(&Ask { setting: untuned.clone(), effort: Effort::Confirm }).await?;
+        }
+        let default = self.trials[begin..].iter().find(|trial| trial.setting == untuned);
+        let default = default.filter(|trial| !matches!(trial.outcome, Outcome::Lossy { .. })).cloned();
         let comparison = default.as_ref().and_then(|default| self.compare(default, won));
         Ok(Confirmed { winner, default, comparison, front: Vec::new() })
     }

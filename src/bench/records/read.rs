@@ -15,6 +15,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::{ENTRIES_MAX, Entry};
+use sluice_core::openai::Route;
 use sluice_core::openai::prefix::RECORD_VERSION;
 
 /// The longest line, bytes. The gateway's have at most 3,000.
@@ -106,9 +107,6 @@ struct Line<'a> {
     slo_met: Option<bool>,
 }
 
-/// Routes that generate text, as named in records.
-const GENERATING: [&str; 5] = ["chat_completions", "chat_batch", "completions", "responses", "messages"];
-
 /// The records of some files.
 #[derive(Debug, Default)]
 pub struct Day {
@@ -173,7 +171,7 @@ impl Day {
         let at = arrival(line).map_err(bad)?;
         if line.copy.is_some() {
             self.copies += 1;
-        } else if !GENERATING.contains(&&*line.route) {
+        } else if !Route::from_label(&line.route).is_some_and(Route::generates) {
             self.other += 1;
         } else {
             let entry = self.entry(line, at, file, number)?;

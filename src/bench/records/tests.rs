@@ -4,6 +4,7 @@
 
 use super::worst::{PERIOD, worst};
 use super::*;
+use sluice_core::openai::Route;
 
 fn line(second: u32, rest: &str) -> String {
     let (hour, minute, second) = (3 + second / 3_600, second / 60 % 60, second % 60);
@@ -56,6 +57,14 @@ fn copies_other_routes_and_a_line_that_was_cut_off_are_left_out_and_noted() {
         "1 requests that generate no text are left out.",
     ];
     assert_eq!(day.notes, notes);
+}
+
+#[test]
+fn requests_count_exactly_if_the_gateway_says_that_their_route_generates() {
+    for route in Route::ALL {
+        let found = entries(&(good(1, 50) + &good(2, 50).replace("chat_completions", route.label())));
+        assert_eq!(found.len(), if route.generates() { 2 } else { 1 }, "{route}");
+    }
 }
 
 #[test]

@@ -6,6 +6,8 @@
 //! series over time has at most [`MOST_DOTS`] dots. Of more requests, a dot is the slowest of
 //! several, so that no tail is hidden; the caption says so.
 
+use std::collections::BTreeSet;
+
 use super::plot::{Axis, Draw, Mark, Plot, Series};
 use crate::report::knee::knee;
 use crate::result::metrics::{Distribution, Metrics};
@@ -194,12 +196,12 @@ pub(super) fn ttft_course(run: &RunResult) -> Plot {
         run.requests.iter().filter(|record| record.is_completed()).map(|record| record.ttft).fold(0.0, f64::max);
     let (scale, unit) = unit(largest);
     let mut series = Vec::new();
-    let names: Vec<String> = run.config.classes.iter().map(|class| class.name.clone()).collect();
-    let by_class = (2..=MOST_CLASSES).contains(&names.len());
-    for (color, name) in names.iter().enumerate().take(if by_class { MOST_CLASSES } else { 0 }) {
-        series.push(dots(run, name, color, scale, |class| class == color));
-    }
-    if series.is_empty() {
+    let names = class_names(run);
+    if (2..=MOST_CLASSES).contains(&names.len()) {
+        let is = |class: usize, name: &str| run.config.classes.get(class).is_some_and(|own| own.name == name);
+        let colored = names.iter().enumerate();
+        series.extend(colored.map(|(color, name)| dots(run, name, color, scale, |class| is(class, name))));
+    } else {
         series.push(dots(run, "completed", 0, scale, |_| true));
     }
     let failed: Vec<(f64, f64)> = run
@@ -224,6 +226,21 @@ pub(super) fn ttft_course(run: &RunResult) -> Plot {
         levels: lines(&objectives(&[run], "ttft", None), scale).collect(),
         ..Plot::default()
     }
+}
+
+/// The names of the classes that have requests, as [`slices`] has them. So a class has the same
+/// colour in all plots of a run.
+fn class_names(run: &RunResult) -> Vec<&str> {
+    let used: BTreeSet<usize> = run.requests.iter().map(|record| record.class as usize).collect();
+    let of = |index: usize| run.config.classes.get(index).map(|class| class.name.as_str());
+    let used: BTreeSet<&str> = used.into_iter().filter_map(of).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for class in &run.config.classes {
+        if used.contains(class.name.as_str()) && !names.contains(&class.name.as_str()) {
+            names.push(&class.name);
+        }
+    }
+    names
 }
 
 fn dots(run: &RunResult, name: &str, color: usize, scale: f64, of: impl Fn(usize) -> bool) -> Series {
@@ -393,6 +410,18 @@ mod tests {
         let of = |class| objectives(&[&run(Some(300.0), None)], "ttft", Some(class));
         assert_eq!(of("short"), [("objective 300 ms".to_owned(), 0.3)]);
         assert_eq!(of("long"), [], "that of another class");
+    }
+
+    #[test]
+    fn a_class_has_the_same_colour_in_all_plots_of_a_run() {
+        let mut run = run(4, 0.1, 10.0);
+        let class = |name: &str| ClassConfig { name: name.to_owned(), ..ClassConfig::default() };
+        run.config.classes = ["short", "unused", "long", "short"].map(class).to_vec();
+        (0..4).for_each(|at| run.requests[at].class = [0, 2, 2, 3][at]);
+        let colours = |plot: &Plot| plot.series.iter().map(|one| (one.name.clone(), one.color)).collect::<Vec<_>>();
+        let expected = [("short".to_owned(), 0), ("long".to_owned(), 1)];
+        assert_eq!(colours(&distributions(&run)[0]), expected);
+        assert_eq!(colours(&ttft_course(&run)), expected);
     }
 
     #[test]

@@ -52,10 +52,11 @@ fn distinguish(names: &mut [String], appendix: impl Fn(usize) -> String) {
 pub(super) fn overlays(runs: &[RunResult], names: &[String], measures: &[(&str, &str)]) -> Vec<Plot> {
     let shown: Vec<&RunResult> = runs.iter().take(MOST_RUNS).collect();
     let parts: Vec<Vec<(String, Metrics)>> = shown.iter().map(|run| slices(run, SliceBy::Class)).collect();
-    let classes: Vec<&String> = parts.first().into_iter().flatten().map(|(class, _)| class).collect();
-    let shared = classes.len() > 1 && parts.iter().all(|part| part.iter().any(|(name, _)| classes.contains(&name)));
+    let mut classes: Vec<&String> = parts.first().into_iter().flatten().map(|(class, _)| class).collect();
+    classes.retain(|class| parts.iter().all(|part| part.iter().any(|(name, _)| name == *class)));
     let mut plots = Vec::new();
-    let classes = if shared { classes.into_iter().take(MOST_CLASSES).map(Some).collect() } else { vec![None] };
+    let classes =
+        if classes.len() > 1 { classes.into_iter().take(MOST_CLASSES).map(Some).collect() } else { vec![None] };
     for class in classes {
         let of_class = |(index, name): (usize, &String)| {
             let metrics = match class {
@@ -134,5 +135,16 @@ mod tests {
         assert!(plots.iter().all(|plot| plot.series.len() == MOST_RUNS));
         let others = [run("a", &["short", "long"]), run("b", &["x", "y"])];
         assert_eq!(overlays(&others, &names(&others), &TTFT).len(), 1, "no class in common: all requests together");
+        let titles = |all: &[&[&str]]| {
+            let runs: Vec<RunResult> = all.iter().map(|classes| run("a", classes)).collect();
+            overlays(&runs, &names(&runs), &TTFT).into_iter().map(|plot| plot.title).collect::<Vec<_>>()
+        };
+        let together = ["time to first token: distribution"];
+        assert_eq!(titles(&[&["short", "long"], &["short", "x"]]), together, "one class in common");
+        assert_eq!(titles(&[&["short", "long"], &["short"], &["long"]]), together, "in common with the first only");
+        assert_eq!(
+            titles(&[&["a", "b", "c"], &["c", "a"]]),
+            ["a", "c"].map(|class| format!("{class}: {}", together[0]))
+        );
     }
 }

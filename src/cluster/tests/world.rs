@@ -18,6 +18,10 @@ use crate::usage::{LocalUse, Page, Usage};
 
 pub(super) const TICK_MS: u64 = 100;
 pub(super) const LEASE: Duration = Duration::from_millis(2_000);
+/// Leases without a renewal, on a gateway's own clock, after which the share may be given up.
+/// Others wait until the lease is over for sure, and then for twelve leases (`KEEP_LEASES`). On
+/// their fast clock and this slow one, that is more than ten.
+const GIVEN_UP: u32 = 10;
 /// Ticks between two renewals.
 const PERIOD: u64 = 5;
 /// Retries after a refused write.
@@ -195,7 +199,7 @@ impl World {
         }
         for index in 0..self.gateways.len() {
             let renewed = self.gateways[index].member.renewed();
-            if renewed.is_some_and(|renewed| self.clock(index).saturating_sub(renewed) > LEASE * 10) {
+            if renewed.is_some_and(|renewed| self.clock(index).saturating_sub(renewed) > LEASE * GIVEN_UP) {
                 let requests = self.engines.iter_mut().flat_map(|engine| &mut engine.requests);
                 requests.filter(|request| request.gateway == index).for_each(|request| request.loose = true);
             }

@@ -218,7 +218,13 @@ impl Route {
         }
     }
 
-    /// Whether the response is generated token by token (decode work, possibly streamed).
+    /// The route with this label.
+    pub fn from_label(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|route| route.label() == label)
+    }
+
+    /// Whether the response is generated token by token (decode work, possibly streamed). The only
+    /// definition: only such requests count in latencies, objectives, reports and replays.
     pub const fn generates(self) -> bool {
         matches!(
             self,
@@ -394,5 +400,7 @@ mod tests {
     fn labels_are_distinct() {
         let labels: std::collections::HashSet<_> = Route::ALL.iter().map(|route| route.label()).collect();
         assert_eq!(labels.len(), Route::ALL.len());
+        assert!(Route::ALL.into_iter().all(|route| Route::from_label(route.label()) == Some(route)));
+        assert_eq!(Route::from_label("sleep"), None);
     }
 }

@@ -72,9 +72,12 @@ pub(crate) enum CallError {
     /// The object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// Another field manager owns a field, the object has changed, or other pods must change first.
+    /// Another field manager owns a field, or the object has changed.
     #[error("{0}")]
     Conflict(String),
+    /// Other pods must change first.
+    #[error("{0}")]
+    TooEarly(String),
     /// The platform does not want such a pod.
     #[error("{0}")]
     Unwanted(String),

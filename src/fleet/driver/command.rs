@@ -12,11 +12,14 @@
 //! for a shell, as `ssh HOST "vllm-up {args}"` needs. Every command also gets `SLUICE_BACKEND`,
 //! `SLUICE_ARGS` (quoted for a shell) and `SLUICE_ARGS_JSON`.
 //!
-//! Bounds: `control.timeout`, then the process group is killed; [`OUTPUT_MAX`] for the output file.
+//! Bounds: `control.timeout`, then the process group is killed. The output file is cut to half of
+//! [`OUTPUT_MAX`] when it is larger, while a command or the engine runs; that is checked every
+//! [`OUTPUT_CHECK`] or [`STATUS_INTERVAL`].
 
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::convert::Infallible;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,8 +45,10 @@ use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::Control;
 
-/// Above this size, bytes, the output file is begun anew. At most this much is read of it.
+/// Above this size, bytes, the output file is cut. At most this much is read of it.
 const OUTPUT_MAX: usize = 64 << 10;
+/// Time between checks of the size of the output file while a command runs.
+const OUTPUT_CHECK: Duration = Duration::from_millis(500);
 /// Bytes shown of a line; the rest is left out.
 const LINE_MAX: usize = 4_096;
 /// Time between status commands while readiness or the end of the engine is awaited.
@@ -116,7 +121,13 @@ impl CommandDriver {
         command.stdin(Stdio::null()).stdout(file).stderr(errors).process_group(0).kill_on_drop(true);
         let spawned = RunningCommand::spawn(&mut command).map_err(|error| failed(format!("{}: {error}", argv[0])))?;
         let (mut child, running) = spawned;
-        let Ok(ended) = timeout(self.commands.timeout, child.wait()).await else {
+        let ended = async {
+            tokio::select! {
+                ended = child.wait() => ended,
+                never = self.keep_output_bounded() => match never {},
+            }
+        };
+        let Ok(ended) = timeout(self.commands.timeout, ended).await else {
             if let Some(group) = running.group() {
                 // The command is not reaped yet, so no other process has the id.
                 let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
@@ -139,13 +150,13 @@ impl CommandDriver {
         words: &[String],
         settings: &EngineSettings,
     ) -> Result<(), EngineFailure> {
+        let _ = self.bound_output();
         let before = length(&self.output);
         let ended = self.run(purpose, words, settings).await?;
         if ended.success() {
             return Ok(());
         }
         let now = length(&self.output);
-        // A file begun anew has only this command's output.
         let output = if now == before { String::new() } else { self.tail(3).join(" | ") };
         let output = if output.is_empty() { "it printed nothing" } else { &output };
         let cause = format!("{purpose} command of {} ended with {ended}: {output}", self.name);
@@ -160,42 +171,70 @@ impl CommandDriver {
         self.run("status", &self.commands.status, &EngineSettings::default()).await.ok().map(|ended| ended.success())
     }
 
-    /// Opens the output file, begun anew if it is larger than [`OUTPUT_MAX`].
+    /// Opens the output file.
     fn open_output(&self) -> io::Result<File> {
         if let Some(folder) = self.output.parent() {
             state_folder::open(folder)?;
         }
-        if self.output.metadata().is_ok_and(|file| file.len() > OUTPUT_MAX as u64) {
-            fs::remove_file(&self.output)?;
-            self.start_offset.store(0, Ordering::Relaxed);
-        }
+        self.bound_output()?;
         state_folder::options().append(true).open(&self.output)
+    }
+
+    /// If the output file is larger than [`OUTPUT_MAX`], cuts it to the last lines of half that
+    /// size. A daemon that has the file open writes on behind them. What it writes during the cut
+    /// may be lost.
+    fn bound_output(&self) -> io::Result<()> {
+        let before = length(&self.output);
+        if before <= OUTPUT_MAX as u64 {
+            return Ok(());
+        }
+        let (_, last) = self.read_from(|length| length.saturating_sub(OUTPUT_MAX as u64 / 2))?;
+        let kept = memchr::memchr(b'\n', &last).map_or(&last[..], |end| &last[end + 1..]);
+        let mut file = state_folder::options().append(true).open(&self.output)?;
+        file.set_len(0)?;
+        file.write_all(kept)?;
+        let cut = before.saturating_sub(kept.len() as u64);
+        let start = self.start_offset.load(Ordering::Relaxed);
+        self.start_offset.store(start.saturating_sub(cut), Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn keep_output_bounded(&self) -> Infallible {
+        loop {
+            sleep(OUTPUT_CHECK).await;
+            let _ = self.bound_output();
+        }
+    }
+
+    /// At most [`OUTPUT_MAX`] bytes of the output file from a byte on, and this byte. `place` finds
+    /// it for a length.
+    fn read_from(&self, place: impl FnOnce(u64) -> u64) -> io::Result<(u64, Vec<u8>)> {
+        let mut file = File::open(&self.output)?;
+        let from = place(file.metadata()?.len());
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.take(OUTPUT_MAX as u64).read_to_end(&mut bytes)?;
+        Ok((from, bytes))
     }
 
     /// The last lines in the file from byte `from` on.
     fn lines_from(&self, from: u64, lines: usize) -> Vec<String> {
-        let bytes = fs::read(&self.output).unwrap_or_default();
-        let from = usize::try_from(from).unwrap_or(usize::MAX).max(bytes.len().saturating_sub(OUTPUT_MAX));
-        let text = self.redactor.apply(String::from_utf8_lossy(bytes.get(from..).unwrap_or_default()));
+        let read = self.read_from(|length| from.max(length.saturating_sub(OUTPUT_MAX as u64)));
+        let (_, bytes) = read.unwrap_or_default();
+        let text = self.redactor.apply(String::from_utf8_lossy(&bytes));
         let all: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).to_owned()).collect()
     }
 
     /// At most `most` whole lines from byte `after` on, or the last ones without it, and the byte
-    /// where they end. Reads at most [`OUTPUT_MAX`] bytes, from the beginning if the file was begun
-    /// anew.
+    /// where they end. Reads at most [`OUTPUT_MAX`] bytes, from the beginning if the file was cut
+    /// below `after`.
     fn whole_lines(&self, after: Option<u64>, most: usize) -> (Vec<String>, u64) {
-        let read = || -> io::Result<(u64, Vec<u8>)> {
-            let mut file = File::open(&self.output)?;
-            let length = file.metadata()?.len();
+        let read = self.read_from(|length| {
             let last = length.saturating_sub(OUTPUT_MAX as u64);
-            let from = after.map_or(last, |after| if after > length { 0 } else { after });
-            file.seek(SeekFrom::Start(from))?;
-            let mut bytes = Vec::new();
-            file.take(OUTPUT_MAX as u64).read_to_end(&mut bytes)?;
-            Ok((from, bytes))
-        };
-        let (from, bytes) = read().unwrap_or_default();
+            after.map_or(last, |after| if after > length { 0 } else { after })
+        });
+        let (from, bytes) = read.unwrap_or_default();
         let mut ends: Vec<usize> = memchr::memchr_iter(b'\n', &bytes).map(|end| end + 1).collect();
         if ends.is_empty() && bytes.len() == OUTPUT_MAX {
             ends.push(bytes.len());
@@ -345,10 +384,11 @@ impl Driver for CommandDriver {
         let mut ended_readings = 0;
         loop {
             sleep(self.status_interval).await;
+            // The engine may write to the file, too.
+            let _ = self.bound_output();
             ended_readings = match self.status().await {
                 EngineStatus::Ended(exit) if ended_readings + 1 >= ENDED_READINGS => return exit,
                 EngineStatus::Ended(_) => ended_readings + 1,
-                EngineStatus::Unknown if self.commands.status.is_empty() => std::future::pending().await,
                 _ => 0,
             };
         }

@@ -116,6 +116,11 @@ impl PromptRange {
     pub fn contains(&self, tokens: Tokens) -> bool {
         self.min <= tokens && self.max.is_none_or(|max| tokens < max)
     }
+
+    /// Whether the range has prompts of more than this length.
+    pub fn exceeds(&self, tokens: Tokens) -> bool {
+        self.max.is_none_or(|max| max.0.saturating_sub(1) > tokens.0)
+    }
 }
 
 impl fmt::Display for PromptRange {

@@ -215,8 +215,7 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
     }
     if let Some(long) = pool.long_prefix {
         let sound = report.is_sound(&at("prompt_tokens")) && report.is_sound(&at("long_prefix"));
-        let home_to_long = range.max.is_none_or(|max| max > long.threshold);
-        if long.slots == 0 && home_to_long && sound {
+        if long.slots == 0 && range.exceeds(long.threshold) && sound {
             let situation = Situation::LongNeverRuns { threshold: long.threshold.to_string() };
             report.add_at(&at("long_prefix.slots"), situation);
         }

@@ -5,7 +5,7 @@
 //! [`RATEABLE`] answers of an experiment can be rated. A second rating of an answer replaces the
 //! first. The length of answers is one of the quantities (tokens out).
 //!
-//! Bounds: 40 bytes for each answer that can be rated, 2.6 MB for each experiment. After a restart
+//! Bounds: 50 bytes for each answer that can be rated, 3.3 MB for each experiment. After a restart
 //! of the gateway, earlier answers can no longer be rated.
 
 use std::collections::{HashMap, VecDeque};
@@ -71,6 +71,8 @@ impl Quality {
 /// An answer that can be rated.
 #[derive(Clone, Copy, Debug)]
 struct Rateable {
+    /// The number of the answer; wraps around.
+    number: u32,
     arm: u8,
     group: u8,
     rating: Option<bool>,
@@ -80,8 +82,10 @@ struct Rateable {
 #[derive(Debug, Default)]
 pub(super) struct RecentAnswers {
     answers: HashMap<u64, Rateable>,
-    /// Oldest first.
-    order: VecDeque<u64>,
+    /// The latest answers, oldest first, with their numbers. An id that was used again is in it
+    /// more than once.
+    order: VecDeque<(u64, u32)>,
+    next: u32,
 }
 
 impl RecentAnswers {
@@ -89,15 +93,16 @@ impl RecentAnswers {
     pub(super) fn note(&mut self, request_id: &str, arm: usize, group: usize) {
         let id = XxHash3_64::oneshot(request_id.as_bytes());
         // There are few arms and 64 groups.
-        let answer = Rateable { arm: arm as u8, group: group as u8, rating: None };
-        if self.answers.insert(id, answer).is_none() {
-            self.order.push_back(id);
-        }
-        if self.order.len() > RATEABLE
-            && let Some(oldest) = self.order.pop_front()
+        let answer = Rateable { number: self.next, arm: arm as u8, group: group as u8, rating: None };
+        if self.order.len() >= RATEABLE
+            && let Some((oldest, number)) = self.order.pop_front()
+            && self.answers.get(&oldest).is_some_and(|answer| answer.number == number)
         {
             self.answers.remove(&oldest);
         }
+        self.answers.insert(id, answer);
+        self.order.push_back((id, self.next));
+        self.next = self.next.wrapping_add(1);
     }
 
     /// Rates an answer. Returns the arm, the group and the rating before; `None`: the answer is not
@@ -123,6 +128,22 @@ mod tests {
         assert_eq!(recent.rate("request-65", false), Some((1, 1, Some(true))));
         recent.note("request-65", 0, 7);
         assert_eq!(recent.rate("request-65", false), Some((0, 7, None)), "the id was used again");
+        assert_eq!((recent.answers.len(), recent.order.len()), (RATEABLE - 1, RATEABLE));
+    }
+
+    #[test]
+    fn an_answer_whose_id_was_used_before_can_be_rated_as_long_as_any_other() {
+        let mut recent = RecentAnswers::default();
+        for number in 0..RATEABLE {
+            recent.note(&format!("request-{number}"), 0, 0);
+        }
+        recent.note("request-1", 1, 7);
+        for number in 0..RATEABLE - 1 {
+            recent.note(&format!("later-{number}"), 0, 0);
+        }
+        assert_eq!(recent.rate("request-1", true), Some((1, 7, None)));
+        recent.note("last", 0, 0);
+        assert_eq!(recent.rate("request-1", true), None);
         assert_eq!((recent.answers.len(), recent.order.len()), (RATEABLE, RATEABLE));
     }
 

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::policy::Candidate;
 use super::request::AdmissionRequest;
-use sluice_core::base::BackendId;
+use sluice_core::base::{BackendId, hash_two};
 use sluice_core::openai::PromptPrefix;
 
 const GENERATION: usize = 65_536;
@@ -27,7 +27,7 @@ const HOLDERS: usize = 4;
 const KV_TOKENS: u64 = 262_144;
 /// Tokens of a block, the unit in which an engine's writes are counted.
 const BLOCK: u64 = 16;
-/// The most blocks that an engine may have. Emptying a cache counts as writing this many at once.
+/// The most blocks that an engine may have.
 const BLOCKS_MAX: u32 = 1 << 28;
 /// Weight of one prediction in the share of predicted tokens that engines had: about the last 20
 /// count.
@@ -36,7 +36,12 @@ const WEIGHT: f64 = 0.05;
 /// The predicted state of one engine's prefix cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EngineCache {
-    /// Blocks written so far; wraps around.
+    /// The layout with which the backend appeared, and how often the cache was emptied since.
+    emptied: (u64, u64),
+    /// A hash of `emptied`, which identifies the cache. Two caches of one backend id, such as the
+    /// caches before and after a restart, have the same hash once in 65,536 times.
+    cache: u16,
+    /// Blocks written into this cache; wraps around.
     written: u32,
     /// Blocks that the cache holds; 0 where it is off.
     blocks: u32,
@@ -47,12 +52,20 @@ pub(super) struct EngineCache {
     reports: bool,
 }
 
+/// When an engine last took a beginning: the cache, and the blocks that it had written.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    engine: BackendId,
+    cache: u16,
+    written: u32,
+}
+
 impl EngineCache {
     /// `layout`: the number of the layout with which the backend appears. It keeps apart caches of
     /// reused backend ids.
     pub(super) fn new(layout: u64) -> Self {
-        let written = (layout as u32).wrapping_mul(BLOCKS_MAX);
-        Self { written, blocks: (KV_TOKENS / BLOCK) as u32, trust: 1.0, reports: false }
+        let (cache, blocks) = (hash_two(layout, 0) as u16, (KV_TOKENS / BLOCK) as u32);
+        Self { emptied: (layout, 0), cache, written: 0, blocks, trust: 1.0, reports: false }
     }
 
     /// Sets the size of the KV cache in tokens; 0 without prefix caching.
@@ -62,16 +75,24 @@ impl EngineCache {
 
     /// The cache is empty, and another engine may cache less, or report nothing.
     pub(super) fn clear(&mut self) {
-        self.written = self.written.wrapping_add(BLOCKS_MAX);
+        self.emptied.1 += 1;
+        (self.cache, self.written) = (hash_two(self.emptied.0, self.emptied.1) as u16, 0);
         (self.trust, self.reports) = (1.0, false);
     }
 
     pub(super) fn write(&mut self, tokens: u64) {
-        self.written = self.written.wrapping_add(u32::try_from(tokens.div_ceil(BLOCK)).unwrap_or(BLOCKS_MAX));
+        let blocks = u32::try_from(tokens.div_ceil(BLOCK)).unwrap_or(BLOCKS_MAX);
+        self.written = self.written.wrapping_add(blocks);
     }
 
-    fn keeps(&self, written: u32) -> bool {
-        self.written.wrapping_sub(written) < self.blocks
+    /// The engine takes a beginning now.
+    fn take(&self, engine: BackendId) -> Taken {
+        Taken { engine, cache: self.cache, written: self.written }
+    }
+
+    /// Whether the engine still has a beginning.
+    fn keeps(&self, taken: &Taken) -> bool {
+        self.cache == taken.cache && self.written.wrapping_sub(taken.written) < self.blocks
     }
 
     pub(super) fn trust(&self) -> f64 {
@@ -125,8 +146,8 @@ impl Hasher for AsIs {
 
 #[derive(Clone, Debug, Default)]
 struct Holders {
-    /// Each engine, with the count of written blocks when it last took the beginning.
-    few: SmallVec<[(BackendId, u32); HOLDERS]>,
+    /// Engines that have it.
+    few: SmallVec<[Taken; HOLDERS]>,
     /// All engines have it, or soon will.
     everywhere: bool,
     /// Different beginnings that were seen to continue this one.
@@ -143,13 +164,13 @@ impl Holders {
         }
     }
 
-    fn put(&mut self, backend: BackendId, written: u32) {
-        if let Some(known) = self.few.iter_mut().find(|(id, _)| *id == backend) {
-            known.1 = written;
+    fn put(&mut self, taken: Taken) {
+        if let Some(known) = self.few.iter_mut().find(|known| known.engine == taken.engine) {
+            *known = taken;
         } else if self.few.len() == HOLDERS {
             (self.few, self.everywhere) = (SmallVec::new(), true);
         } else if !self.everywhere {
-            self.few.push((backend, written));
+            self.few.push(taken);
         }
     }
 }
@@ -209,13 +230,13 @@ impl PrefixTable {
             if holders.everywhere {
                 found.everywhere = beginning.end;
             }
-            for &(id, written) in &holders.few {
-                if !cache(id).is_some_and(|cache| cache.keeps(written)) {
+            for taken in &holders.few {
+                if !cache(taken.engine).is_some_and(|cache| cache.keeps(taken)) {
                     continue;
                 }
-                match found.of.iter_mut().find(|(known, _)| *known == id) {
+                match found.of.iter_mut().find(|(known, _)| *known == taken.engine) {
                     Some((_, bytes)) => *bytes = beginning.end,
-                    None => found.of.push((id, beginning.end)),
+                    None => found.of.push((taken.engine, beginning.end)),
                 }
             }
         }
@@ -230,7 +251,7 @@ impl PrefixTable {
         backend: BackendId,
         cache: impl Fn(BackendId) -> Option<&'c EngineCache>,
     ) -> u32 {
-        let Some(written) = cache(backend).map(|cache| cache.written) else { return 0 };
+        let Some(taken) = cache(backend).map(|cache| cache.take(backend)) else { return 0 };
         let (mut had, mut whole, mut before) = (0, true, None);
         for beginning in &prefix.beginnings {
             if self.young.len() >= GENERATION {
@@ -248,12 +269,12 @@ impl PrefixTable {
                 is_new = known.is_none();
                 known.unwrap_or_default()
             });
-            holders.few.retain(|(id, written)| cache(*id).is_some_and(|cache| cache.keeps(*written)));
-            whole &= holders.everywhere || holders.few.iter().any(|(id, _)| *id == backend);
+            holders.few.retain(|taken| cache(taken.engine).is_some_and(|cache| cache.keeps(taken)));
+            whole &= holders.everywhere || holders.few.iter().any(|taken| taken.engine == backend);
             if whole {
                 had = beginning.end;
             }
-            holders.put(backend, written);
+            holders.put(taken);
             if let Some(common) = before.filter(|_| is_new).and_then(|hash| self.young.get_mut(&hash)) {
                 common.continue_differently();
             }
@@ -267,7 +288,7 @@ impl PrefixTable {
         for beginning in prefix.beginnings.iter().filter(|beginning| beginning.end > bytes) {
             for generation in [&mut self.young, &mut self.old] {
                 if let Some(holders) = generation.get_mut(&beginning.hash) {
-                    holders.few.retain(|(id, _)| *id != backend);
+                    holders.few.retain(|taken| taken.engine != backend);
                     (holders.everywhere, holders.continued) = (false, 0);
                 }
             }
@@ -299,5 +320,27 @@ mod tests {
         assert!(table.young.capacity() < 2 * GENERATION, "never allocated again");
         let find = |prompt: &PromptPrefix| table.find(prompt, |_| Some(&cache)).on(home);
         assert_eq!((find(&kept), find(&dropped)), (512, 0));
+    }
+
+    #[test]
+    fn caches_of_one_backend_id_are_kept_apart_after_many_reloads_and_restarts() {
+        let caches = (1..=64).flat_map(|layout| {
+            let mut cache = EngineCache::new(layout);
+            std::iter::repeat_with(move || {
+                let found = cache;
+                cache.clear();
+                found
+            })
+            .take(20)
+        });
+        let mut first = EngineCache::new(1);
+        first.write(160);
+        let taken = first.take(BackendId::new(0));
+        assert!(first.keeps(&taken));
+        for mut other in caches.skip(1) {
+            other.write(320);
+            assert!(!other.keeps(&taken), "{other:?}");
+        }
+        assert_eq!(size_of::<Taken>(), 8, "the header tells the memory of a pool");
     }
 }

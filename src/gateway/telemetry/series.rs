@@ -28,6 +28,7 @@ use super::recent::Recent;
 use crate::config::Pool;
 use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
+use sluice_core::base::Tokens;
 use sluice_core::openai::{Route, ShedReason};
 
 /// The most combinations of pool, model, arm and class: enough for a large configuration, and a
@@ -129,8 +130,9 @@ impl Lengths {
     pub(super) fn of(pool: &Pool, is_only: bool) -> Option<Self> {
         let threshold = pool.long_prefix?.threshold.0;
         let range = &pool.prompt_tokens;
-        // A prompt of the threshold itself is short. `max` is the first length outside the pool.
-        let both = range.min.0 < threshold && range.max.is_none_or(|max| max.0 > threshold);
+        // A prompt of the threshold itself is short. A pool that begins there counts as a pool of
+        // long prompts.
+        let both = range.min.0 < threshold && range.exceeds(Tokens(threshold));
         let name = |kind: &str| if is_only { kind.into() } else { format!("{} {kind}", pool.name).into() };
         both.then(|| Self { threshold, short: name("short"), long: name("long") })
     }

@@ -368,6 +368,8 @@ fn short_and_long_requests_of_a_pool_with_permits_are_apart_in_the_history() {
     assert_eq!(classes(&format!("{all}{below}{permits}BACKEND{other}")), ["all long", "all short"]);
     let never = permits.replace("5k", "20k");
     assert_eq!(classes(&format!("{all}{below}{never}BACKEND{other}")), ["all"], "no prompt of the pool is long");
+    let [below, other] = [below, other].map(|text| text.replace("\"20k\"", "20001"));
+    assert_eq!(classes(&format!("{all}{below}{never}BACKEND{other}")), ["all"], "its longest prompt has 20,000 tokens");
 }
 
 #[test]

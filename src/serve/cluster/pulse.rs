@@ -16,37 +16,52 @@ use crate::pool::divided::TICK;
 /// Shared by the task that ticks and the task that renews.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
-    /// Until when ends may be seen late.
-    blind_until: Mutex<Option<Instant>>,
+    ticks: Mutex<Ticks>,
     /// Notified when requests wait.
     pub(super) demand: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Ticks {
+    last: Option<Instant>,
+    /// Until when ends may be seen late.
+    blind_until: Option<Instant>,
+}
+
+impl Ticks {
+    /// The process runs at `now`.
+    fn runs(&mut self, now: Instant) {
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) > PAUSE) {
+            self.blind_until = Some(now + END_AGE);
+        }
+    }
 }
 
 impl Pulse {
     /// Ticks for ever.
     pub(super) async fn keep(self: Arc<Self>, admission: Arc<Admission>) {
-        let mut last = Instant::now();
         loop {
+            self.note(Instant::now());
             sleep(TICK).await;
-            let now = Instant::now();
-            self.note(last, now);
-            last = now;
             if admission.tick() {
                 self.demand.notify_one();
             }
         }
     }
 
-    /// A tick came at `now`, and the one before at `last`.
-    fn note(&self, last: Instant, now: Instant) {
-        if now.saturating_duration_since(last) > PAUSE {
-            *self.blind_until.lock() = Some(now + END_AGE);
-        }
+    /// A tick came at `now`.
+    fn note(&self, now: Instant) {
+        let mut ticks = self.ticks.lock();
+        ticks.runs(now);
+        ticks.last = Some(now);
     }
 
-    /// Whether ends may have been seen late at any time from `since` on.
-    pub(super) fn is_blind(&self, since: Instant) -> bool {
-        self.blind_until.lock().is_some_and(|until| until >= since)
+    /// Whether ends may have been seen late at any time from `since` to `now`. After a pause, this
+    /// may be asked before the next tick comes.
+    pub(super) fn is_blind(&self, since: Instant, now: Instant) -> bool {
+        let mut ticks = self.ticks.lock();
+        ticks.runs(now);
+        ticks.blind_until.is_some_and(|until| until >= since)
     }
 }
 
@@ -60,10 +75,23 @@ mod tests {
     fn after_a_pause_ends_may_be_seen_late_for_half_a_second() {
         let (pulse, begun) = (Pulse::default(), Instant::now());
         let at = |ms| begun + Duration::from_millis(ms);
-        pulse.note(at(0), at(150));
-        assert!(!pulse.is_blind(at(0)));
-        pulse.note(at(150), at(400));
-        assert!(pulse.is_blind(at(0)) && pulse.is_blind(at(900)), "in every window that has a part of it");
-        assert!(!pulse.is_blind(at(901)));
+        pulse.note(at(0));
+        pulse.note(at(150));
+        assert!(!pulse.is_blind(at(0), at(350)));
+        pulse.note(at(400));
+        let is_blind = |since| pulse.is_blind(at(since), at(400));
+        assert!(is_blind(0) && is_blind(900), "in every window that has a part of it");
+        assert!(!is_blind(901));
+    }
+
+    #[test]
+    fn a_pause_is_noticed_before_the_tick_that_ends_it() {
+        let (pulse, begun) = (Pulse::default(), Instant::now());
+        let at = |ms| begun + Duration::from_millis(ms);
+        assert!(!pulse.is_blind(at(0), at(9_000)), "nothing has ticked");
+        pulse.note(at(0));
+        assert!(pulse.is_blind(at(0), at(5_000)));
+        pulse.note(at(5_010));
+        assert!(pulse.is_blind(at(5_100), at(5_100)));
     }
 }

@@ -223,7 +223,7 @@ impl<S: Store> Renewal<S> {
             let uses = self.admission.uses();
             let closed = if self.lead.is_held() { self.others.closed() } else { BTreeSet::new() };
             self.member.set_closed(&closed);
-            let mut local = local_use(&uses, self.pulse.is_blind(since));
+            let mut local = local_use(&uses, self.pulse.is_blind(since, Instant::now()));
             give_pages(&mut local, std::mem::take(&mut pages));
             self.ask_engines(&uses);
             let Plan::Write(plan) = self.member.plan(self.now(), found, &local) else {

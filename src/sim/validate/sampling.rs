@@ -105,6 +105,18 @@ pub(super) fn check(fields: &Map<String, Value>, limit: i64) -> Result<(), Error
     Ok(())
 }
 
+/// A list of ids as Python prints it, if there are any.
+fn listed(ids: impl Iterator<Item = i64>) -> Option<String> {
+    let ids: Vec<i64> = ids.collect();
+    (!ids.is_empty()).then(|| format!("{ids:?}"))
+}
+
+/// The ids in `logit_bias` with their biases. Python reads ids with spaces around them.
+fn biases(fields: &Map<String, Value>) -> impl Iterator<Item = (i64, &Value)> {
+    let biases = fields.get("logit_bias").and_then(Value::as_object).into_iter().flatten();
+    biases.filter_map(|(key, bias)| Some((key.trim().parse().ok()?, bias)))
+}
+
 /// Checks the limits of the engine: numbers of log probabilities, and ids against the vocabulary.
 ///
 /// # Errors
@@ -127,18 +139,19 @@ pub(super) fn check_engine(
         let text = format!("Requested prompt logprobs of {count}, which is greater than max allowed: {most_logprobs}");
         named("prompt_logprobs", count, text)?;
     }
-    let keys = fields.get("logit_bias").and_then(Value::as_object);
-    let unknown: Vec<u64> = keys
-        .into_iter()
-        .flatten()
-        .filter_map(|(key, _)| key.parse().ok())
-        .filter(|id| *id >= u64::from(vocabulary))
-        .collect();
-    if !unknown.is_empty() {
+    let is_unknown = |id: &i64| !(0..i64::from(vocabulary)).contains(id);
+    if let Some(unknown) = listed(biases(fields).map(|(id, _)| id).filter(is_unknown)) {
         let text = format!(
-            "token_id(s) {unknown:?} in logit_bias contain out-of-vocab token ids. Vocabulary size: {vocabulary}"
+            "token_id(s) {unknown} in logit_bias contain out-of-vocab token ids. Vocabulary size: {vocabulary}"
         );
-        named("logit_bias", format!("{unknown:?}"), text)?;
+        named("logit_bias", &unknown, text)?;
+    }
+    let Some(allowed) = fields.get("allowed_token_ids").and_then(Value::as_array) else { return Ok(()) };
+    if allowed.is_empty() {
+        named("allowed_token_ids", "[]", "allowed_token_ids is not None and empty!".to_owned())?;
+    }
+    if let Some(unknown) = listed(allowed.iter().filter_map(Value::as_i64).filter(is_unknown)) {
+        named("allowed_token_ids", &unknown, "allowed_token_ids contains out-of-vocab token id!".to_owned())?;
     }
     Ok(())
 }
@@ -184,8 +197,7 @@ pub(super) fn ids(fields: &Map<String, Value>, name: &str) -> Vec<u32> {
 /// tokens; empty means any token.
 pub(super) fn forced(fields: &Map<String, Value>) -> Vec<u32> {
     let allowed = ids(fields, "allowed_token_ids");
-    let biases = fields.get("logit_bias").and_then(Value::as_object).into_iter().flatten();
-    let strong = biases.filter(|(_, bias)| bias.as_f64().is_some_and(|bias| bias >= FORCING_BIAS));
-    let strong: Vec<u32> = strong.filter_map(|(key, _)| key.parse().ok()).collect();
+    let strong = biases(fields).filter(|(_, bias)| bias.as_f64().is_some_and(|bias| bias >= FORCING_BIAS));
+    let strong: Vec<u32> = strong.filter_map(|(id, _)| u32::try_from(id).ok()).collect();
     if strong.is_empty() { allowed } else { strong }
 }

@@ -107,3 +107,27 @@ fn a_prompt_can_be_cut_to_its_end() {
     let request = completion(r#"{"prompt":[1,2,3,4],"truncate_prompt_tokens":2}"#).unwrap();
     assert_eq!(*request.prompts[0].ids, [3, 4]);
 }
+
+#[test]
+fn ids_of_tokens_must_be_in_the_vocabulary() {
+    let text = |fields: &str| completion(&format!(r#"{{"prompt":"a",{fields}}}"#)).map_err(|error| error.message);
+    let size = TextModel::made_up().vocabulary.size();
+    assert_eq!(
+        text(r#""logit_bias":{"-1":1,"3":1}"#).unwrap_err(),
+        format!(
+            "token_id(s) [-1] in logit_bias contain out-of-vocab token ids. Vocabulary size: {size} (parameter=logit_bias, \
+             value=[-1])"
+        )
+    );
+    assert_eq!(text(r#""logit_bias":{" 19 ":100}"#).unwrap().forced, [19]);
+    assert_eq!(
+        text(r#""allowed_token_ids":[]"#).unwrap_err(),
+        "allowed_token_ids is not None and empty! (parameter=allowed_token_ids, value=[])"
+    );
+    assert_eq!(
+        text(r#""allowed_token_ids":[5,-2,99999999]"#).unwrap_err(),
+        "allowed_token_ids contains out-of-vocab token id! (parameter=allowed_token_ids, value=[-2, 99999999])"
+    );
+    assert_eq!(text(r#""allowed_token_ids":[5,6]"#).unwrap().forced, [5, 6]);
+    assert!(text(r#""allowed_token_ids":null"#).unwrap().forced.is_empty());
+}

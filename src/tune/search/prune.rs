@@ -37,7 +37,7 @@ fn excludes(trial: &Trial, setting: &Setting) -> Option<String> {
         }
         Outcome::Refused { foreseen: false, .. } => {
             let larger = MEMORY.iter().find_map(|key| larger(key))?;
-            Some(format!("the memory does not suffice for {larger}"))
+            Some(format!("no engine ran with {larger}, and more needs more memory"))
         }
         _ => None,
     }

@@ -19,10 +19,8 @@ use super::item::{Item, ItemPrompt, Items};
 use super::jsonl::{keys, objects};
 use super::options::ReadOptions;
 use sluice_core::base::hash_two;
+use sluice_core::openai::Route;
 use sluice_core::openai::prefix::{RECORD_VERSION, STEP, ends};
-
-/// Routes that generate text, as named in the log.
-const GENERATING: [&str; 4] = ["chat_completions", "completions", "responses", "messages"];
 
 #[derive(Default)]
 struct Seen {
@@ -38,11 +36,13 @@ pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> R
     let mut seen = Seen::default();
     let (mut copies, mut other, mut unknown) = (0, 0, 0);
     let (text, torn) = whole_lines(text);
-    for (line, entry) in objects(text, file)? {
+    for object in objects(text, file) {
+        let (line, entry) = object?;
         let at = arrival(&entry, file, line)?;
+        let route = entry.get("route").and_then(Value::as_str).and_then(Route::from_label);
         if entry.get("copy").is_some() {
             copies += 1;
-        } else if !GENERATING.contains(&entry.get("route").and_then(Value::as_str).unwrap_or("")) {
+        } else if !route.is_some_and(Route::generates) {
             other += 1;
         } else if !add(&mut items, &mut seen, &entry, at, options) {
             unknown += 1;

@@ -26,7 +26,7 @@ pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Res
     let entries: Vec<Value> = if text.trim_start().starts_with('[') {
         serde_json::from_str(text).map_err(|error| bad_row(file, error.line(), format!("not JSON: {error}")))?
     } else {
-        objects(text, file)?.into_iter().map(|(_, entry)| entry).collect()
+        objects(text, file).map(|object| object.map(|(_, entry)| entry)).collect::<Result<_, _>>()?
     };
     let mut items = Items::default();
     items.class("all");
@@ -81,7 +81,8 @@ pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Resul
     let mut items = Items::default();
     items.class("all");
     let mut unused = 0;
-    for (line, entry) in objects(text, file)? {
+    for object in objects(text, file) {
+        let (line, entry) = object?;
         let missing = |missing: &str, hint: &str| DatasetError::Column {
             file: file.to_owned(),
             missing: missing.into(),

@@ -3,6 +3,7 @@
 //! Most files are strings in the tests.
 
 use super::*;
+use sluice_core::openai::Route;
 
 fn read(text: &str, format: &DatasetFormat) -> Result<Items, DatasetError> {
     let options = ReadOptions { counter: &TokenCounter::Bytes, output: None, limit: 0, shuffle: None, model: "base" };
@@ -113,6 +114,20 @@ fn an_access_log_is_replayed() {
     assert_eq!(items.adapters, ["lora"]);
     assert_eq!(items.list.iter().map(|item| item.adapter).collect::<Vec<_>>(), [Some(0), None, None]);
     assert_eq!(items.notes.len(), 3, "{:?}", items.notes);
+}
+
+#[test]
+fn requests_are_replayed_exactly_if_the_gateway_says_that_their_route_generates() {
+    for route in Route::ALL {
+        let line = |route: Route| {
+            format!(
+                "{{\"time\":\"2026-01-02T03:04:05Z\",\"total_ms\":1.0,\"route\":\"{route}\",\"prompt_tokens\":5,\
+                 \"completion_tokens\":2}}\n"
+            )
+        };
+        let items = read(&(line(Route::Completions) + &line(route)), &DatasetFormat::AccessLog).unwrap();
+        assert_eq!(items.list.len(), if route.generates() { 2 } else { 1 }, "{route}");
+    }
 }
 
 #[test]

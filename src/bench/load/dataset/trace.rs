@@ -5,7 +5,7 @@
 //! - Azure LLM inference traces (CC BY 4.0): times are wall clock with seven decimals.
 //! - Mooncake and similar traces: JSON lines that may name the blocks of a prompt.
 //!
-//! Bounds: [`MAX_ITEMS`] rows of CSV.
+//! Bounds: [`MAX_ITEMS`] rows.
 
 use csv::StringRecord;
 use serde_json::Value;
@@ -133,7 +133,8 @@ fn wall_clock(text: &str) -> Option<f64> {
 
 pub(super) fn timed(text: &str, file: &str, labels: &TraceKeys) -> Result<Items, DatasetError> {
     let mut items = Items::default();
-    for (line, entry) in objects(text, file)? {
+    for object in objects(text, file) {
+        let (line, entry) = object?;
         let number = |key: &str| {
             let value = entry.get(key).ok_or_else(|| DatasetError::Column {
                 file: file.to_owned(),

@@ -3,6 +3,7 @@
 //! Their arguments, their output, and how they fail.
 
 use std::collections::BTreeMap;
+use std::fs;
 
 use super::*;
 use sluice_gateway::config::ArgValue;
@@ -78,6 +79,33 @@ async fn a_failed_command_is_reported_with_its_output() {
     let failure = driver.start(&settings()).await.unwrap_err();
     assert_eq!(failure.class, FailureClass::CommandFailed);
     assert!(failure.to_string().contains("no such image") && failure.to_string().contains("125"), "{failure}");
+}
+
+#[tokio::test]
+async fn a_command_that_prints_much_is_reported_with_its_last_lines_and_leaves_a_small_file() {
+    let (_folder, driver) = rig("yes pulling | head -c 3000000; sleep 2; echo 'no space left' >&2; exit 1");
+    let failure = driver.start(&settings()).await.unwrap_err();
+    assert!(failure.to_string().contains("pulling | pulling | no space left"), "{failure}");
+    assert!(length(&driver.output) <= OUTPUT_MAX as u64, "{}", length(&driver.output));
+}
+
+#[tokio::test]
+async fn an_engine_that_writes_to_the_output_of_its_start_is_cut_and_writes_on() {
+    for status in [words(&["true"]), words(&[])] {
+        let (_folder, mut driver) = rig("echo started");
+        driver.commands.status = words(&["false"]);
+        driver.start(&settings()).await.unwrap();
+        (driver.commands.status, driver.status_interval) = (status, Duration::from_millis(10));
+        let mut engine = driver.open_output().unwrap();
+        engine.write_all("loading\n".repeat(50_000).as_bytes()).unwrap();
+        assert_eq!(driver.tail(usize::MAX).len(), OUTPUT_MAX / 8);
+        let watched = timeout(Duration::from_secs(1), driver.wait_for_exit());
+        assert!(watched.await.is_err(), "it runs");
+        assert!(length(&driver.output) <= OUTPUT_MAX as u64 / 2);
+        engine.write_all(b"ValueError: No available memory for the cache blocks\n").unwrap();
+        assert_eq!(driver.diagnose(None).class, FailureClass::NoKvMemory);
+        assert_eq!(driver.log_lines(None, 2).unwrap().lines[0], "loading");
+    }
 }
 
 #[tokio::test]

@@ -81,6 +81,10 @@ impl PodDriver {
                 FailureClass::ManagedElsewhere,
                 format!("StatefulSet {} of {}: {why}", self.engine.statefulset, self.name),
             ),
+            CallError::TooEarly(why) => {
+                let advice = "change that pod first; then this one can follow".to_owned();
+                EngineFailure { advice, ..EngineFailure::new(FailureClass::ClusterRefused, why) }
+            }
             CallError::Unwanted(why) => EngineFailure::new(FailureClass::ManagedElsewhere, why),
             CallError::NotFound(why) | CallError::Other(why) => EngineFailure::new(FailureClass::ClusterRefused, why),
         }
@@ -162,15 +166,15 @@ impl PodDriver {
             Ok(plan) => set.apply(&plan, false).await,
             Err(error) => Err(error),
         };
-        match applied {
-            Ok(()) => Ok(true),
-            Err(CallError::Conflict(why)) if !is_planned => {
-                tracing::warn!(backend = %self.name, "its arguments are managed elsewhere and stay as they are: {why}");
-                self.state.lock().remark = Some(format!("its arguments are managed elsewhere: {why}"));
-                Ok(false)
-            }
-            Err(error) => Err(self.failed(error)),
-        }
+        let remark = match applied {
+            Ok(()) => return Ok(true),
+            Err(CallError::Conflict(why)) if !is_planned => format!("its arguments are managed elsewhere: {why}"),
+            Err(CallError::TooEarly(why)) if !is_planned => format!("its arguments cannot change yet: {why}"),
+            Err(error) => return Err(self.failed(error)),
+        };
+        tracing::warn!(backend = %self.name, "{remark}; they stay as they are");
+        self.state.lock().remark = Some(remark);
+        Ok(false)
     }
 }
 
@@ -315,5 +319,26 @@ impl Driver for PodDriver {
 
     fn remark(&self) -> Option<String> {
         self.state.lock().remark.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_must_wait_for_another_one_is_not_said_to_be_managed_elsewhere() {
+        let engine = PodEngine {
+            pod: "short-1".to_owned(),
+            namespace: None,
+            statefulset: "short".to_owned(),
+            container: "vllm".to_owned(),
+            args: Default::default(),
+        };
+        let driver = PodDriver::new("p/short-1", engine);
+        let early = driver.failed(CallError::TooEarly("short-2 has to get these flags first".to_owned())).to_string();
+        assert!(early.starts_with("cluster_refused: short-2 has to get these flags first; change that pod"), "{early}");
+        let owned = driver.failed(CallError::Conflict("conflict with \"owner\"".to_owned())).to_string();
+        assert!(owned.starts_with("managed_elsewhere: StatefulSet short of p/short-1: conflict with"), "{owned}");
     }
 }

@@ -120,7 +120,7 @@ impl<'d> Set<'d> {
             higher.extend(found.and_then(|pod| Some((number, args_of(pod.spec.as_ref(), container)?))));
         }
         plan(self.number, wanted, &template, stays, &higher).map_err(|other| {
-            CallError::Conflict(format!(
+            CallError::TooEarly(format!(
                 "a StatefulSet changes its pods from the highest number down, so {statefulset}-{other} has to get these flags first"
             ))
         })

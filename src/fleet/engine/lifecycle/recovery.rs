@@ -90,6 +90,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             // Even if the engine rested or drained for a rest: some engine runs there.
             _ if survivor == Survivor::Adoptable => (self.step, self.resting) = (Step::Adopt, false),
             Step::Idle => self.stop_then(AfterStop::Idle),
+            // Without a drain: the requests ended with the earlier gateway, and an engine that
+            // hangs would never be drained.
             _ => {
                 self.resting = false;
                 self.stop_then(AfterStop::Start);

@@ -169,6 +169,17 @@ fn set_wins_over_the_file_and_is_checked_like_it() {
 }
 
 #[test]
+fn a_pool_whose_longest_prompt_needs_no_permit_may_have_none() {
+    let with = |threshold| {
+        let without = format!("pool.short.long_prefix={{threshold={threshold}, slots=0}}");
+        read_with(TWO_POOLS, &["pool.short.prompt_tokens.max=5001", "pool.long.prompt_tokens.min=5001", &without])
+    };
+    // The range ends before `max`.
+    assert!(with(5_000).is_ok());
+    assert!(with(4_999).unwrap_err().to_string().contains("could never run here"));
+}
+
+#[test]
 fn a_number_in_set_that_does_not_fit_is_not_read_as_zero() {
     let problems = read_with(TWO_POOLS, &["pool.short.queue.length=99999999999999999999"]).unwrap_err();
     assert!(problems.to_string().contains("expected a whole number"), "{problems}");
