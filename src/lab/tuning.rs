@@ -1,10 +1,10 @@
 //! The online tuner in a run: it looks every second, limits are applied, and restarts take virtual
 //! time.
 //!
-//! A restart is simplified to the effect on requests: the backend gets no new requests, requests in
-//! flight finish, the engine is gone for 60 s, and a new one with empty caches takes over. If vLLM
-//! refuses the new flags, the engine returns as it was. Forecasts are simulated at once, in
-//! separate runs.
+//! A restart begins under the rule of `sluice serve` ([`Replacement`]). It is simplified to the
+//! effect on requests: the backend gets no new requests, requests in flight finish, the engine is
+//! gone for 60 s, and a new one with empty caches takes over. If vLLM refuses the new flags, the
+//! engine returns as it was. Forecasts are simulated at once, in separate runs.
 
 use std::time::Duration;
 
@@ -15,27 +15,26 @@ use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab, PlantedFault};
 use sluice_core::base::BackendId;
 use sluice_gateway::config::TunerMode;
 use sluice_gateway::experiment::Experiments;
-use sluice_gateway::pool::{Admission, Cordon, PoolView};
+use sluice_gateway::pool::{Admission, BackendView, Cordon, Irreplaceable, PoolView, Replacement};
 use sluice_online::change::EXPERIMENT;
 use sluice_online::{Answer, EngineFlag, EngineState, Event, Load, Observer, Order, Restarted, Tuner, TunerReport};
 
 /// Time of a restart from the last request to readiness, for an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);
-/// Time that requests in flight may take.
-const DRAIN: Duration = Duration::from_secs(300);
-/// A restart is refused while the other backends use at least this share of their slots, unless the
-/// tuner accepts crowding.
-const HEADROOM: f64 = 0.8;
 /// Seconds between two looks at the engines' metrics.
 const LOOK_EVERY: u64 = 5;
 
 /// A restart in progress.
 #[derive(Debug)]
 struct Restart {
+    /// `pool/backend`.
+    name: String,
     backend: BackendId,
     engine: usize,
     /// The new engine, or why vLLM refuses it.
     setup: Result<EngineSetup, String>,
+    /// Whether requests may wait for the engine, although no other backend serves the models.
+    crowded: bool,
     step: Step,
 }
 
@@ -157,7 +156,7 @@ impl LabTuner {
 
     fn engines(&self, around: &Surroundings<'_>, view: &[PoolView]) -> Vec<EngineState> {
         let of_pool = view.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
-        let state = |((pool, backend), (_, engine)): ((&PoolView, &sluice_gateway::pool::BackendView), &(_, usize))| {
+        let state = |((pool, backend), (_, engine)): ((&PoolView, &BackendView), &(_, usize))| {
             let setup = &self.setups[*engine];
             EngineState {
                 pool: pool.name.to_string(),
@@ -173,7 +172,7 @@ impl LabTuner {
         of_pool.zip(around.backends).map(state).collect()
     }
 
-    fn begin(
+    pub(crate) fn begin(
         &mut self,
         around: &Surroundings<'_>,
         view: &[PoolView],
@@ -183,37 +182,66 @@ impl LabTuner {
         let (pool, own) = name.split_once('/').unwrap_or_default();
         let all = view.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
         let found = all.zip(around.backends).find(|((of, backend), _)| *of.name == *pool && *backend.name == *own);
-        let Some(((of, _), (backend, engine))) = found else { return Err(Restarted::Failed("it is gone".into())) };
-        let others = || of.backends.iter().filter(|other| *other.name != *own && other.in_rotation());
-        let used: u32 = others().map(|other| other.used.slots).sum();
-        let slots: u32 = others().map(|other| other.limits.slots).sum();
-        if !crowded && f64::from(used) >= f64::from(slots) * HEADROOM {
-            return Err(Restarted::Blocked("the other backends have too little room".to_owned()));
+        let Some(((_, shown), (backend, engine))) = found else { return Err(Restarted::Failed("it is gone".into())) };
+        if shown.in_rotation() && !crowded {
+            self.check_replacement(around, view, name).map_err(|blocked| Restarted::Blocked(blocked.to_string()))?;
         }
         let made = self.setups[*engine].with_flag(flag, value).map_err(|error| error.to_string());
         let starts =
             |setup: &EngineSetup| setup.planted(&around.lab.plants).fault != Some(PlantedFault::RefusesToStart);
         let setup = made.and_then(|setup| if starts(&setup) { Ok(setup) } else { Err("it exits".to_owned()) });
         around.admission.set_cordon(*backend, Cordon::Draining);
-        let step = Step::Drain(around.now + DRAIN);
-        self.restart = Some(Restart { backend: *backend, engine: *engine, setup, step });
+        let step = Step::Drain(around.now + around.lab.config.fleet.drain);
+        self.restart = Some(Restart { name: name.to_owned(), backend: *backend, engine: *engine, setup, crowded, step });
         Ok(())
+    }
+
+    /// Checks, as `sluice serve` does, that other backends can carry the load of `name`.
+    fn check_replacement(
+        &self,
+        around: &Surroundings<'_>,
+        view: &[PoolView],
+        name: &str,
+    ) -> Result<(), Irreplaceable> {
+        let config = &around.lab.config;
+        let (pool, backend) = name.split_once('/').unwrap_or_default();
+        let spill = config.pools.iter().filter(|own| own.name == pool).flat_map(|own| &own.spill);
+        let spill = spill.map(|id| config.pools[id.index()].name.as_str()).collect();
+        let names = |backend: &BackendView| {
+            let of = around.backends.iter().filter(|(id, _)| *id == backend.id);
+            let sims = of.map(|(_, engine)| &self.setups[*engine].sim);
+            let adapters = |lora| if lora { around.lab.adapter_names() } else { Vec::new() };
+            sims.flat_map(|sim| sim.names.iter().cloned().chain(adapters(sim.lora))).collect()
+        };
+        Replacement { pool, backend, spill, headroom: config.fleet.headroom }.check(view, names)
     }
 
     /// Advances a restart. Returns the outcome when it has ended.
     fn advance(&mut self, around: &Surroundings<'_>) -> Option<Restarted> {
-        let Restart { backend, engine, setup, step } = self.restart.as_mut()?;
+        let mut restart = self.restart.take()?;
+        let outcome = self.advance_step(around, &mut restart);
+        self.restart = outcome.is_none().then_some(restart);
+        outcome
+    }
+
+    fn advance_step(&mut self, around: &Surroundings<'_>, restart: &mut Restart) -> Option<Restarted> {
+        let Restart { name, backend, engine, setup, crowded, step } = restart;
         let Surroundings { now, admission, cluster, .. } = *around;
         match *step {
             Step::Drain(until) if now >= until && cluster.streams(*engine) > 0 => {
                 admission.set_cordon(*backend, Cordon::Open);
-                self.restart = None;
                 Some(Restarted::Blocked("requests took longer than the drain".to_owned()))
             }
             Step::Drain(_) if cluster.streams(*engine) > 0 && cluster.is_up(*engine) && !cluster.is_hung(*engine) => {
                 None
             }
             Step::Drain(_) => {
+                if let (false, Err(blocked @ Irreplaceable::Unserved(_))) =
+                    (*crowded, self.check_replacement(around, &admission.view(), name))
+                {
+                    admission.set_cordon(*backend, Cordon::Open);
+                    return Some(Restarted::Blocked(format!("while it drained: {blocked}")));
+                }
                 admission.set_cordon(*backend, Cordon::Starting);
                 cluster.change(now, *engine, EngineChange::Stop);
                 *step = Step::Start(now + START);
@@ -232,7 +260,6 @@ impl LabTuner {
                 admission.set_ceiling(*backend, Some(self.setups[*engine].sim.engine.max_num_seqs));
                 admission.engine_replaced(*backend, around.start + now);
                 admission.set_cordon(*backend, Cordon::Open);
-                self.restart = None;
                 Some(outcome)
             }
         }

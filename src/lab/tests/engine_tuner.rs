@@ -9,10 +9,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::forecast::{forecast, forecast_limits};
+use crate::cluster::Cluster;
+use crate::tuning::{LabTuner, Surroundings};
 use crate::{Lab, LabFile, LabRun, Scenario, run};
+use sluice_gateway::flow::specs;
+use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Irreplaceable, Need};
 use sluice_online::limits::PoolLimits;
 use sluice_online::recent::RecentRequest;
-use sluice_online::{Answer, Candidate, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question};
+use sluice_online::{
+    Answer, Candidate, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Observer, Question, Restarted,
+};
+use tokio::time::Instant;
 
 /// `load`: chats and documents per second. `bound`: objective for TTFT, and again for each 1,000
 /// prompt tokens, in ms.
@@ -27,6 +34,60 @@ fn lab(args: &str, flags: &str, duration: &str, load: (f64, f64), bound: u32) ->
     let file = LabFile::parse(&text, "test").unwrap();
     let scenario = Scenario { file, folder: "/".into() };
     scenario.lab(&scenario.file.variants()[0]).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_restarts_only_if_the_other_engines_can_carry_its_own_load_too() {
+    let lab = lab("{ max-num-seqs = 4 }", "[\"max-num-seqs\"]", "1m", (1.0, 1.0), 400);
+    let (start, rules) = (Instant::now(), specs::health_rules(&lab.config.health));
+    let admission = Admission::new(start, rules, 1);
+    let layout = admission.apply(&specs::pools(&lab.config), rules, start);
+    let backends: Vec<_> = layout.backends.iter().flatten().copied().zip(0..).collect();
+    for (backend, _) in &backends {
+        admission.set_ceiling(*backend, Some(4));
+        admission.record_probe(*backend, true, start);
+    }
+    let cluster = Cluster::new(Vec::new(), lab.addresses().unwrap(), Vec::new());
+    let observer = Observer::default();
+    let mut tuner = LabTuner::new(&lab, &observer).expect("it acts");
+    let around = Surroundings {
+        now: Duration::ZERO,
+        start,
+        admission: &admission,
+        cluster: &cluster,
+        observer: &observer,
+        lab: &lab,
+        backends: &backends,
+    };
+    let mut leases = Vec::new();
+    for _ in 0..4 {
+        let request = AdmissionRequest {
+            layout: layout.number,
+            home: layout.pools[0],
+            spill: [].into_iter().collect(),
+            need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
+            priority: 0,
+            fair: None,
+            arrived: start,
+            since: start,
+            prefix: Default::default(),
+            adapter: None,
+            asks: Default::default(),
+            wants: Default::default(),
+            avoid: [].into_iter().collect(),
+            only: None,
+            pinned: false,
+        };
+        let AdmissionDecision::Granted(lease) = admission.enter(request) else { panic!("there is room") };
+        leases.push(lease);
+    }
+    let view = admission.view();
+    assert!(view[0].backends.iter().all(|backend| backend.used.slots == 2), "half of each engine");
+    let name = format!("{}/{}", view[0].name, view[0].backends[0].name);
+    let mut begin = |crowded| tuner.begin(&around, &view, (&name, crowded), (EngineFlag::MaxNumSeqs, 8.0));
+    let full = Irreplaceable::NoRoom { used: 4, room: 4, headroom_percent: 80 };
+    assert_eq!(begin(false), Err(Restarted::Blocked(full.to_string())));
+    assert_eq!(begin(true), Ok(()), "requests may wait");
 }
 
 fn kinds(run: &LabRun) -> Vec<EventKind> {
