@@ -12,8 +12,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::app::App;
-use crate::config::{ArgValue, Backend, Target};
+use crate::config::{ArgValue, Backend};
 use crate::experiment::Phase;
+use crate::fleet::driver::EngineSettings;
 use crate::fleet::{EngineView, RestartError, RestartRequest};
 use crate::lab::forecast::{forecast, forecast_limits};
 use crate::lab::scenario::argv;
@@ -22,6 +23,7 @@ use crate::online::change::EXPERIMENT;
 use crate::online::forecast::{Answer, LimitsQuestion, Question};
 use crate::online::{EngineFlag, EngineState, Flags, Load, Order, Restarted};
 use crate::pool::PoolView;
+use crate::vllm::flags::table::setting;
 
 const POLL: Duration = Duration::from_millis(500);
 /// The step of an engine that serves.
@@ -116,25 +118,15 @@ impl App {
         let config = self.config.load();
         let simulation = &config.tuner.simulation;
         let (gpu, model) = (simulation.gpu.as_deref()?, simulation.model.as_deref()?);
-        let none = BTreeMap::new();
-        let configured = match &backend.target {
-            Target::Url(_) => &none,
-            Target::Launch(launch) => &launch.args,
-            Target::Control(_, control) => &control.args,
-            Target::Pod(_, engine) => &engine.args,
-        };
-        let mut words = argv(model, configured.iter().map(|(name, value)| (name.as_str(), value)));
-        words.extend(given.iter().map(|(flag, value)| format!("--{}={}", flag.name(), flag.show(*value))));
+        let given = given.iter().map(|(flag, value)| (flag.name().to_owned(), flag.written(*value))).collect();
+        let settings = EngineSettings { args: backend.target.args().cloned().unwrap_or_default() }.with(&given);
+        let words = argv(model, &settings.args);
         EngineSetup::vllm(&backend.name, gpu, simulation.host.as_deref(), model, &words).ok()
     }
 
     /// Restarts an engine with another value of a flag, and waits until the restart has ended.
     async fn restart_for_tuner(&self, engine: &str, (flag, value): (EngineFlag, f64), hold: bool) -> Restarted {
-        let value = match flag {
-            EngineFlag::GpuMemoryUtilization => ArgValue::Float(value),
-            _ => ArgValue::Int(value as i64),
-        };
-        let set = BTreeMap::from([(flag.name().to_owned(), value)]);
+        let set = BTreeMap::from([(flag.name().to_owned(), flag.written(value))]);
         let started = match self.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await
         {
             Ok(started) => started.change,
@@ -225,7 +217,8 @@ impl App {
 fn given(settings: &str) -> Flags {
     let flag = |word: &str| {
         let (name, value) = word.split_once('=')?;
-        Some((EngineFlag::named(&name.replace('_', "-"))?, value.parse().ok()?))
+        let flag = EngineFlag::named(&setting(name).0)?;
+        Some((flag, ArgValue::read(flag.name(), value).number_of(flag.name())?))
     };
     settings.split_whitespace().filter_map(flag).collect()
 }
@@ -240,7 +233,10 @@ mod tests {
             "max-num-seqs=16 served-model-name=[\"a\",\"b\"] gpu_memory_utilization=0.5 max-num-batched-tokens=x",
         );
         assert_eq!(found, Flags::from([(EngineFlag::MaxNumSeqs, 16.0), (EngineFlag::GpuMemoryUtilization, 0.5)]));
+        let found = given("max-num-seqs=nan gpu-memory-utilization=inf max_num_batched_tokens=8k");
+        assert_eq!(found, Flags::from([(EngineFlag::MaxNumBatchedTokens, 8_000.0)]));
     }
+
     #[test]
     fn only_settings_that_cannot_work_speak_against_a_change() {
         for error in [RestartError::NotManaged("p/a".to_owned()), RestartError::ShuttingDown, RestartError::Outdated] {

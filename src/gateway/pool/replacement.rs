@@ -49,11 +49,7 @@ impl Replacement<'_> {
     ///
     /// # Errors
     /// The models that they do not serve, or how full they are.
-    pub fn check(
-        &self,
-        views: &[PoolView],
-        names: impl Fn(&BackendView) -> Vec<String>,
-    ) -> Result<(), Irreplaceable> {
+    pub fn check(&self, views: &[PoolView], names: impl Fn(&BackendView) -> Vec<String>) -> Result<(), Irreplaceable> {
         let reachable = |view: &&PoolView| *view.name == *self.pool || self.spill.contains(&&*view.name);
         let mut others = Vec::new();
         let (mut missing, mut used) = (Vec::new(), 0u64);
@@ -186,9 +182,6 @@ mod tests {
         }
         assert_eq!(judge(&admission, &[], same), Ok(()));
         let AdmissionDecision::Granted(_third) = admission.enter(request()) else { panic!("there is room") };
-        assert_eq!(
-            judge(&admission, &[], same),
-            Err(Irreplaceable::NoRoom { used: 3, room: 4, headroom_percent: 50 })
-        );
+        assert_eq!(judge(&admission, &[], same), Err(Irreplaceable::NoRoom { used: 3, room: 4, headroom_percent: 50 }));
     }
 }
