@@ -1,14 +1,13 @@
 //! The options of a restart as a URL query: written by the CLI, read by the admin port.
 //!
-//! `set=FLAG=VALUE` changes one flag: `true`, `false` and numbers become booleans and numbers;
-//! other values are text. An unknown key is an error, because a misspelt `hold` must not be
-//! ignored.
+//! `set=FLAG=VALUE` changes one flag; [`flags::value`](crate::vllm::flags::value) reads the value.
+//! An unknown key is an error, because a misspelt `hold` must not be ignored.
 
 use std::fmt::Write as _;
 
 use crate::config::ArgValue;
 use crate::fleet::RestartRequest;
-use crate::fleet::driver::dashed;
+use crate::vllm::flags::table::dashed;
 
 /// Why a query is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,16 +34,7 @@ pub fn flag(text: &str) -> Result<(String, ArgValue), RestartQueryError> {
     if name.is_empty() || !name.chars().all(|letter| letter.is_ascii_alphanumeric() || "-._".contains(letter)) {
         return Err(wrong());
     }
-    let value = value.trim();
-    let value = match value {
-        "true" => ArgValue::Flag(true),
-        "false" => ArgValue::Flag(false),
-        _ => match (value.parse::<i64>(), value.parse::<f64>()) {
-            (Ok(whole), _) => ArgValue::Int(whole),
-            (_, Ok(number)) if number.is_finite() => ArgValue::Float(number),
-            _ => ArgValue::Text(value.to_owned()),
-        },
-    };
+    let value = ArgValue::read(&name, value.trim());
     Ok((name, value))
 }
 

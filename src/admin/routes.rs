@@ -307,7 +307,7 @@ impl Admin {
                 RestartError::NotManaged(_) => (StatusCode::CONFLICT, "not_managed"),
                 RestartError::InvalidSettings(_) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_settings"),
                 RestartError::Secret(_) => (StatusCode::FORBIDDEN, "flag_not_allowed"),
-                RestartError::Blocked(RestartBlocked::NoReplacement(_) | RestartBlocked::NoRoom { .. }) => {
+                RestartError::Blocked(RestartBlocked::Irreplaceable(_)) => {
                     (StatusCode::CONFLICT, "no_replacement_capacity")
                 }
                 RestartError::NotSaved(_) => (StatusCode::INTERNAL_SERVER_ERROR, "not_saved"),

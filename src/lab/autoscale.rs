@@ -20,17 +20,18 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::autoscale_rules::{Autoscale, Policy};
 use crate::cluster::Cluster;
 use crate::engine::EngineStats;
 use crate::setup::{EngineChange, Lab};
-use crate::tuning::Surroundings;
 use sluice_bench::{Extent, RunPlan};
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, Cordon, PoolView};
 use sluice_online::scaler::demand::DAY;
 use sluice_online::scaler::tally::OUTPUT_WORK;
-use sluice_online::{Look, Scaler, ScalerRules};
+use sluice_online::{Look, Observer, Scaler, ScalerRules};
 
 /// Maximum time for the requests of an engine that must go; `terminationGracePeriodSeconds` in the
 /// chart.
@@ -54,6 +55,18 @@ enum State {
     Ready,
     /// The requests may take until this time.
     Draining(Duration),
+}
+
+/// The view that the autoscaler has of a run.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) now: Duration,
+    pub(crate) start: Instant,
+    pub(crate) admission: &'a Admission,
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) observer: &'a Observer,
+    pub(crate) lab: &'a Lab,
+    /// The gateway's backends, each with the index of its engine.
+    pub(crate) backends: &'a [(BackendId, usize)],
 }
 
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::autoscale::LabScaler;
+use crate::autoscale::{LabScaler, Surroundings};
 use crate::client::{LastRecord, seconds};
 use crate::cluster::Cluster;
 use crate::engine::{Engine, EngineStats};
@@ -24,17 +24,17 @@ use crate::error::LabError;
 use crate::event_queue::{Event, EventQueue};
 use crate::job::{Ended, Job, LabFlow, parsed_request};
 use crate::setup::Lab;
-use crate::tuning::{LabTuner, Surroundings};
+use crate::tuning::{LabDeployment, LabTuner};
 use crate::upstream::LabUpstream;
 use sluice_bench::load::conversation::Conversation;
 use sluice_bench::load::workload::LoadRequest;
 use sluice_bench::result::record::ServerSide;
 use sluice_bench::{Arrival, Extent, Record, RunResult};
 use sluice_core::base::{BackendId, Rng};
-use sluice_gateway::config::Config;
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{Admission, Served};
+use sluice_online::drive::LOOK_INTERVAL;
 use sluice_online::window::Window;
 use sluice_online::{Event as TunerEvent, TunerReport};
 use sluice_sim::engine::BLOCK_TOKENS;
@@ -45,8 +45,6 @@ const TIMER_STEP: Duration = Duration::from_millis(10);
 const EVENT_INTERVAL: u32 = 1 << 30;
 /// Time between two looks of the autoscaler.
 const SCALE_INTERVAL: Duration = Duration::from_secs(1);
-/// Time between two looks of the online tuner.
-const TUNER_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause of a client in a closed loop after a failure, unless `Retry-After` is longer.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Requests of traffic number k (from 0) are numbered from k times this.
@@ -206,7 +204,7 @@ impl Simulation {
     fn schedule(&mut self, seed: u64) -> Result<(), LabError> {
         self.events.add(Duration::ZERO, Event::Probe);
         if self.tuner.is_some() {
-            self.events.add(TUNER_INTERVAL, Event::Tune);
+            self.events.add(LOOK_INTERVAL, Event::Tune);
         }
         if self.scaler.is_some() {
             self.events.add(SCALE_INTERVAL, Event::Scale);
@@ -346,22 +344,19 @@ impl Simulation {
     /// Lets the online tuner look at the pools, and applies the decisions.
     fn tune(&mut self, now: Duration) {
         let Some(tuner) = &mut self.tuner else { return };
-        let around = Surroundings {
+        let mut deployment = LabDeployment {
+            own: tuner,
             now,
             start: self.start,
-            admission: self.flow.admission(),
+            lab: &mut self.lab,
+            flow: &self.flow,
+            learned: &self.learned,
             cluster: &self.cluster,
-            observer: self.flow.recorder().observer(),
-            lab: &self.lab,
             backends: &self.backends,
         };
-        if tuner.step(&around, &self.learned.experiments) {
-            let mut config = Config::clone(&self.lab.config);
-            tuner.put(&mut config);
-            self.apply(config, now);
-        }
+        deployment.step();
         if self.events.has_requests() || !self.in_flight.is_empty() {
-            self.events.add(now + TUNER_INTERVAL, Event::Tune);
+            self.events.add(now + LOOK_INTERVAL, Event::Tune);
         }
     }
 
@@ -380,19 +375,6 @@ impl Simulation {
         if self.events.has_requests() || !self.in_flight.is_empty() {
             self.events.add(now + SCALE_INTERVAL, Event::Scale);
         }
-    }
-
-    /// Applies a configuration with the same pools and backends, as a reload does.
-    fn apply(&mut self, config: Config, now: Duration) {
-        let config = Arc::new(config);
-        let (pools, rules) = (specs::pools(&config), specs::health_rules(&config.health));
-        let counters = vec![None; config.models.len()];
-        let draft = RoutingTable::draft(Arc::clone(&config), &self.lab.model_names(), &counters, &self.learned);
-        self.flow.admission().apply_with(&pools, rules, self.start + now, |layout| {
-            self.flow.set_routing_table(draft.placed(layout));
-        });
-        self.flow.drop_unused_tables();
-        self.lab.config = config;
     }
 
     fn arrive(&mut self, now: Duration, traffic: usize, ordinal: u64) {

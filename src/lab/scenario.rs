@@ -14,7 +14,8 @@ use crate::forecast::{forecast, forecast_limits};
 use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab};
 use crate::traffic::{TrafficDefaults, tenant};
 use sluice_bench::RunPlan;
-use sluice_core::vllm::flags::{Arity, lookup};
+use sluice_core::vllm::flags::table::setting;
+use sluice_core::vllm::flags::write;
 use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target, TunerMode};
 
 /// The default GPU and model.
@@ -275,23 +276,20 @@ pub(crate) fn preset(name: &str, folder: &Path) -> String {
 
 fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Path) -> Result<EngineSetup, LabError> {
     let none = BTreeMap::new();
-    let configured = match &backend.target {
-        Target::Url(_) => &none,
-        Target::Launch(launch) => &launch.args,
-        Target::Control(_, control) => &control.args,
-        Target::Pod(_, engine) => &engine.args,
-    };
+    let configured = backend.target.args().unwrap_or(&none);
     let mut flags: BTreeMap<String, ArgValue> = BTreeMap::new();
     let of_backend = variant.engine.get(&backend.name).unwrap_or(&none);
     for (name, value) in [configured, &table.args, &variant.args, of_backend].into_iter().flatten() {
-        let (name, value) = full(name, value);
+        // Each spelling (`no-`, `_`, abbreviations) overrides every other.
+        let (name, on) = setting(name);
+        let value = if let ArgValue::Flag(given) = value { ArgValue::Flag(*given == on) } else { value.clone() };
         flags.insert(name, value);
     }
     let gpu = variant.gpu.as_ref().or(table.gpu.as_ref());
     let [gpu, host, model] = [gpu, table.host.as_ref(), table.model.as_ref()].map(|name| Some(preset(name?, folder)));
     let model = model.unwrap_or_else(|| MODEL.to_owned());
     let gpu = gpu.unwrap_or_else(|| GPU.to_owned());
-    let argv = argv(&model, flags.iter().map(|(name, value)| (name.as_str(), value)));
+    let argv = argv(&model, &flags);
     let mut setup = EngineSetup::vllm(&backend.name, &gpu, host.as_deref(), &model, &argv)?;
     for change in &table.change {
         let stated = [
@@ -311,36 +309,8 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
     Ok(setup)
 }
 
-/// A flag by its full name, so that each spelling (`no-`, `_`, abbreviations) overrides every
-/// other.
-fn full(name: &str, value: &ArgValue) -> (String, ArgValue) {
-    let known = lookup(&format!("--{name}"));
-    let value = match (known.map(|flag| flag.arity), value) {
-        (Some(Arity::Switch { on }), ArgValue::Flag(given)) => ArgValue::Flag(*given == on),
-        (_, value) => value.clone(),
-    };
-    (known.map_or_else(|| name.replace('_', "-"), |flag| flag.name.to_owned()), value)
-}
-
-/// The words after `vllm serve`.
-pub fn argv<'a>(model: &str, flags: impl IntoIterator<Item = (&'a str, &'a ArgValue)>) -> Vec<String> {
-    let mut argv = vec![model.to_owned()];
-    flags.into_iter().for_each(|(name, value)| push_flag(name, value, &mut argv));
-    argv
-}
-
-fn push_flag(name: &str, value: &ArgValue, argv: &mut Vec<String>) {
-    match value {
-        ArgValue::Flag(true) => argv.push(format!("--{name}")),
-        ArgValue::Flag(false) => argv.push(format!("--no-{name}")),
-        ArgValue::Int(number) => argv.push(format!("--{name}={number}")),
-        ArgValue::Float(number) => argv.push(format!("--{name}={number}")),
-        ArgValue::Text(text) => argv.push(format!("--{name}={text}")),
-        ArgValue::List(texts) => {
-            argv.push(format!("--{name}"));
-            argv.extend(texts.iter().cloned());
-        }
-        // No key is needed, because there is no server.
-        ArgValue::Secret(_) => {}
-    }
+/// The words after `vllm serve`, without secrets: no key is needed, because there is no server.
+pub fn argv(model: &str, flags: &BTreeMap<String, ArgValue>) -> Vec<String> {
+    let plain = flags.iter().filter(|(_, value)| !matches!(value, ArgValue::Secret(_)));
+    [vec![model.to_owned()], write::words(plain)].concat()
 }

@@ -2,6 +2,7 @@
 //!
 //! This is plain data. One [`Lab`] can be run with many seeds, on several threads at once.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
 use sluice_bench::{RunConfig, RunPlan};
 use sluice_core::vllm::args::ServeArgs;
+use sluice_core::vllm::flags::write;
 use sluice_gateway::config::{Config, Endpoint};
 use sluice_online::{Answer, EngineFlag, Flags, LimitsQuestion, Question};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
@@ -305,7 +307,7 @@ impl EngineSetup {
             return Err(LabError::NoEngine(self.backend.clone()));
         };
         let mut flags = flags.clone();
-        flags.push(format!("--{}={}", flag.name(), flag.show(value)));
+        write::write(flag.name(), &flag.written::<Infallible>(value), &mut flags);
         let made = Self::vllm(&self.backend, gpu, host.as_deref(), model, &flags)?;
         Ok(Self { changes: self.changes.clone(), ..made })
     }

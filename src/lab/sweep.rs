@@ -52,7 +52,8 @@ fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> 
     let name = format!("{}={value}", key.rsplit('.').next().unwrap_or(key));
     let is_plain = variant == Variant { name: AS_WRITTEN.to_owned(), ..Variant::default() };
     variant.name = if is_plain { name } else { format!("{}, {name}", variant.name) };
-    change(&mut variant, key, &flag_value(value))?;
+    let flag = flag_of(key).map_or("", |(_, flag)| flag);
+    change(&mut variant, key, &ArgValue::read(flag, value))?;
     Ok(variant)
 }
 
@@ -61,7 +62,7 @@ fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> 
 /// # Errors
 /// The value is not valid for the key.
 pub fn change(variant: &mut Variant, key: &str, value: &ArgValue) -> Result<(), LabError> {
-    let text = shown(value);
+    let text = value.to_string();
     let number = |what: &str| LabError::Sweep(format!("{key}: '{text}' is not {what}"));
     match key {
         "load" => variant.load = Some(text.parse().map_err(|_| number("a number"))?),
@@ -78,37 +79,12 @@ pub fn change(variant: &mut Variant, key: &str, value: &ArgValue) -> Result<(), 
     Ok(())
 }
 
-/// A value as text.
-pub fn shown(value: &ArgValue) -> String {
-    match value {
-        ArgValue::Flag(flag) => flag.to_string(),
-        ArgValue::Int(number) => number.to_string(),
-        ArgValue::Float(number) => number.to_string(),
-        ArgValue::Text(text) => text.clone(),
-        ArgValue::List(values) => values.join(" "),
-        ArgValue::Secret(_) => "(secret)".to_owned(),
-    }
-}
-
 /// The flag of vLLM that a key names, and the backend if the key is for a single engine.
 pub fn flag_of(key: &str) -> Option<(Option<&str>, &str)> {
     let (at, flag) = key.strip_prefix("vllm")?.split_once('.')?;
     match at {
         "" => Some((None, flag)),
         _ => Some((Some(at.strip_prefix('@')?), flag)),
-    }
-}
-
-/// Parses a value as in TOML; anything else is a text.
-pub fn flag_value(text: &str) -> ArgValue {
-    if let Ok(flag) = text.parse() {
-        ArgValue::Flag(flag)
-    } else if let Ok(number) = text.parse() {
-        ArgValue::Int(number)
-    } else if let Ok(number) = text.parse() {
-        ArgValue::Float(number)
-    } else {
-        ArgValue::Text(text.to_owned())
     }
 }
 
@@ -135,6 +111,8 @@ mod tests {
         }
         let many = vec!["a=1,2,3,4,5,6,7,8,9,10".to_owned(); 4];
         assert!(vary(&plain(), &many).is_err());
+        let [variant] = &vary(&plain(), &["vllm.gpu-memory-utilization=nan".to_owned()]).unwrap()[..] else { panic!() };
+        assert_eq!(variant.args["gpu-memory-utilization"], ArgValue::Text("nan".to_owned()), "no number");
         assert_eq!(vary(&plain(), &["a={b=1,c=2}|{b=2}".to_owned()]).unwrap().len(), 2);
     }
 }

@@ -14,6 +14,7 @@ use crate::forecast::{LimitsQuestion, Question};
 use crate::limits::{Limits, PoolLimits};
 use crate::proof::Load;
 use crate::window::Score;
+use sluice_gateway::pool::{BackendView, PoolView};
 
 /// The tuner's bounds, from the configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +50,22 @@ pub struct EngineState {
     pub copies: Load,
     /// Duration of the last start, if known.
     pub started_in: Option<Duration>,
+}
+
+impl EngineState {
+    /// The state of a backend whose engine is unknown.
+    pub fn of(pool: &PoolView, backend: &BackendView) -> Self {
+        Self {
+            pool: pool.name.to_string(),
+            backend: backend.name.to_string(),
+            flags: None,
+            serves: backend.in_rotation(),
+            waiting: pool.queue_length,
+            used: Load::new(backend.used.slots, backend.used.tokens),
+            copies: Load::new(backend.copies.0, backend.copies.1),
+            started_in: None,
+        }
+    }
 }
 
 /// How the pools of one controller fare.

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use sluice_core::vllm::flags::value::FlagValue;
+
 /// A flag, named without dashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -55,6 +57,14 @@ impl EngineFlag {
     /// The flag of that name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|flag| flag.name() == name)
+    }
+
+    /// A value as it is written for vLLM.
+    pub fn written<S>(self, value: f64) -> FlagValue<S> {
+        match self {
+            Self::GpuMemoryUtilization => FlagValue::Float(value),
+            _ => FlagValue::Int(value as i64),
+        }
     }
 
     /// A value, for messages.

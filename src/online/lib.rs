@@ -12,8 +12,8 @@
 //! the limits come to rest. The [`EngineTuner`] (slow layer) changes flags where limits no longer
 //! help. The [`Scaler`] computes how many engines a pool needs.
 //!
-//! Pure: no clock, socket or file. `sluice serve` runs it on live traffic, `sluice lab` on virtual
-//! time.
+//! Pure: no clock, socket or file. [`drive`] runs it on live traffic for `sluice serve`, on virtual
+//! time for `sluice lab`.
 
 pub mod lengths;
 pub mod limits;
@@ -46,6 +46,7 @@ mod engine_verdict;
 mod groups;
 pub mod tuner;
 mod tuner_view;
+pub mod drive;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

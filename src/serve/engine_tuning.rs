@@ -1,27 +1,31 @@
-//! Carries out the online tuner's orders about engines: restarts through the fleet, and simulations
-//! that forecast a change.
+//! The gateway as the deployment that the online tuner drives: restarts through the fleet, and
+//! simulations that forecast a change.
 //!
 //! At most one restart, one simulation of flags and one of limits run at a time. A simulation takes
 //! a thread for some seconds of CPU time, and only while objectives are missed: for flags a few
 //! times an hour, for limits before each trial.
 
 use std::collections::BTreeMap;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 use super::app::App;
-use crate::config::{ArgValue, Backend, Target};
-use crate::experiment::Phase;
+use crate::config::{ArgValue, Backend, Config};
+use crate::experiment::Experiments;
+use crate::fleet::driver::EngineSettings;
 use crate::fleet::{EngineView, RestartError, RestartRequest};
 use crate::lab::forecast::{forecast, forecast_limits};
 use crate::lab::scenario::argv;
 use crate::lab::{EngineSetup, Lab};
-use crate::online::change::EXPERIMENT;
+use crate::online::drive::{self, Deployment};
 use crate::online::forecast::{Answer, LimitsQuestion, Question};
-use crate::online::{EngineFlag, EngineState, Flags, Load, Order, Restarted};
-use crate::pool::PoolView;
+use crate::online::{EngineFlag, EngineState, Event, Flags, Observer, Restarted, Tuner};
+use crate::pool::{Admission, PoolView, WaitingRequest};
+use crate::vllm::flags::table::setting;
 
 const POLL: Duration = Duration::from_millis(500);
 /// The step of an engine that serves.
@@ -40,67 +44,103 @@ fn refused(error: &RestartError) -> Restarted {
     }
 }
 
-impl App {
-    /// Carries out orders of the tuner. Returns at once.
-    pub(super) fn carry_out(self: &Arc<Self>, orders: Vec<Order>) {
-        for order in orders {
-            let app = Arc::clone(self);
-            match order {
-                Order::Configure => {}
-                Order::Restart { engine, flag, value, crowded } => {
-                    tokio::spawn(async move {
-                        let outcome = app.restart_for_tuner(&engine, (flag, value), crowded).await;
-                        app.report_restart(outcome).await;
-                    });
-                }
-                Order::Simulate(question) => {
-                    tokio::task::spawn_blocking(move || app.simulate(&question));
-                }
-                Order::SimulateLimits(question) => {
-                    tokio::task::spawn_blocking(move || app.simulate_limits(&question));
-                }
-            }
-        }
+/// The gateway as the tuner sees and changes it.
+#[derive(Clone)]
+pub(super) struct Live(pub(super) Arc<App>);
+
+impl Deployment for Live {
+    fn now(&self) -> Duration {
+        self.0.tuning.started.elapsed()
     }
 
-    /// Why no engine may be restarted now.
-    pub(super) fn why_engines_wait(&self) -> Option<&'static str> {
-        let windows = &self.config.load().tuner.windows;
+    fn minute(&self) -> u16 {
         let now = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
-        let minute = now.hour().unsigned_abs() as u16 * 60 + now.minute().unsigned_abs() as u16;
-        if !windows.is_empty() && !windows.iter().any(|window| window.contains(minute)) {
-            return Some("engines are restarted in tuner.windows only");
-        }
-        let all = self.learned.experiments.all();
-        let runs = all.iter().any(|one| one.state.phase() == Phase::Running && *one.plan.name != *EXPERIMENT);
-        runs.then_some("an experiment of an operator runs")
+        now.hour().unsigned_abs() as u16 * 60 + now.minute().unsigned_abs() as u16
     }
 
-    /// The states of all engines, for the tuner.
-    pub(super) fn engine_states(&self, view: &[PoolView], fleet: &[EngineView]) -> Vec<EngineState> {
-        let config = self.config.load();
-        let of = |pool: &PoolView| config.pools.iter().find(|own| own.name == *pool.name).map(|own| &own.backends);
+    fn config(&self) -> Arc<Config> {
+        self.0.config.load_full()
+    }
+
+    fn admission(&self) -> &Admission {
+        &self.0.admission
+    }
+
+    fn waiting(&self) -> Vec<WaitingRequest> {
+        self.0.admission.waiting(Instant::now())
+    }
+
+    fn experiments(&self) -> &Experiments {
+        &self.0.learned.experiments
+    }
+
+    fn observer(&self) -> Arc<Observer> {
+        Arc::clone(&self.0.tuning.observer)
+    }
+
+    fn tuner(&self) -> impl DerefMut<Target = Tuner> {
+        self.0.tuning.tuner.lock()
+    }
+
+    fn engines(&self, view: &[PoolView]) -> Vec<EngineState> {
+        let (config, fleet) = (self.0.config.load(), self.0.fleet.views());
         let mut states = Vec::new();
         for pool in view {
+            let own = config.pools.iter().find(|own| own.name == *pool.name);
             for backend in &pool.backends {
                 let name = format!("{}/{}", pool.name, backend.name);
                 let engine = fleet.iter().find(|engine| engine.backend == name);
-                let configured = of(pool).and_then(|own| own.iter().find(|own| own.name == *backend.name));
+                let configured = own.and_then(|own| own.backends.iter().find(|own| own.name == *backend.name));
                 states.push(EngineState {
-                    pool: pool.name.to_string(),
-                    backend: backend.name.to_string(),
-                    flags: engine.zip(configured).map(|(engine, configured)| self.flags_of(engine, configured)),
-                    waiting: pool.queue_length,
-                    used: Load::new(backend.used.slots, backend.used.tokens),
-                    copies: Load::new(backend.copies.0, backend.copies.1),
+                    flags: engine.zip(configured).map(|(engine, configured)| self.0.flags_of(engine, configured)),
                     started_in: engine.and_then(|engine| engine.start_seconds).map(Duration::from_secs_f64),
                     serves: backend.in_rotation() && engine.is_none_or(|engine| engine.step == SERVES),
+                    ..EngineState::of(pool, backend)
                 });
             }
         }
         states
     }
 
+    fn follow(&mut self, changed: bool, events: Vec<Event>) {
+        self.0.follow(changed, events);
+    }
+
+    fn save(&mut self) {
+        self.0.tuning.save_or_warn();
+    }
+
+    fn restart(&mut self, engine: String, change: (EngineFlag, f64), crowded: bool) {
+        let mut live = self.clone();
+        tokio::spawn(async move {
+            let outcome = live.0.restart_for_tuner(&engine, change, crowded).await;
+            let ended = tokio::task::spawn_blocking(move || drive::restarted(&mut live, outcome)).await;
+            if let Err(error) = ended {
+                tracing::error!(%error, "the tuner failed");
+            }
+        });
+    }
+
+    fn simulate(&mut self, question: Question) {
+        let mut live = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let seed = question.requests.len() as u64;
+            let answer = live.0.lab().map_or_else(Answer::default, |lab| forecast(&lab, &question, seed));
+            drive::answered(&mut live, &answer);
+        });
+    }
+
+    fn simulate_limits(&mut self, question: LimitsQuestion) {
+        let mut live = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let seed = question.requests.len() as u64;
+            let answer = live.0.lab().map_or_else(Answer::default, |lab| forecast_limits(&lab, &question, seed));
+            drive::limits_answered(&mut live, &question, &answer);
+        });
+    }
+}
+
+impl App {
     /// The values of an engine's flags: given values, and defaults as far as they are known.
     fn flags_of(&self, engine: &EngineView, backend: &Backend) -> Flags {
         let given = given(&engine.settings);
@@ -116,19 +156,16 @@ impl App {
         let config = self.config.load();
         let simulation = &config.tuner.simulation;
         let (gpu, model) = (simulation.gpu.as_deref()?, simulation.model.as_deref()?);
-        let configured = configured_flags(&backend.target)?;
-        let mut words = argv(model, configured.iter().map(|(name, value)| (name.as_str(), value)));
-        words.extend(given.iter().map(|(flag, value)| format!("--{}={}", flag.name(), flag.show(*value))));
+        let configured = backend.target.args()?;
+        let given = given.iter().map(|(flag, value)| (flag.name().to_owned(), flag.written(*value))).collect();
+        let settings = EngineSettings { args: configured.clone() }.with(&given);
+        let words = argv(model, &settings.args);
         EngineSetup::vllm(&backend.name, gpu, simulation.host.as_deref(), model, &words).ok()
     }
 
     /// Restarts an engine with another value of a flag, and waits until the restart has ended.
     async fn restart_for_tuner(&self, engine: &str, (flag, value): (EngineFlag, f64), hold: bool) -> Restarted {
-        let value = match flag {
-            EngineFlag::GpuMemoryUtilization => ArgValue::Float(value),
-            _ => ArgValue::Int(value as i64),
-        };
-        let set = BTreeMap::from([(flag.name().to_owned(), value)]);
+        let set = BTreeMap::from([(flag.name().to_owned(), flag.written(value))]);
         let started = match self.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await
         {
             Ok(started) => started.change,
@@ -151,55 +188,6 @@ impl App {
         }
     }
 
-    async fn report_restart(self: &Arc<Self>, outcome: Restarted) {
-        let app = Arc::clone(self);
-        let ended = tokio::task::spawn_blocking(move || {
-            let tuning = &app.tuning;
-            let (orders, events) = {
-                let mut tuner = tuning.tuner.lock();
-                let orders = tuner.restarted(outcome, &tuning.observer, tuning.started.elapsed());
-                (orders, tuner.take_events())
-            };
-            app.follow(orders.contains(&Order::Configure), events);
-            app.tuning.save_or_warn();
-            orders
-        });
-        match ended.await {
-            Ok(orders) => self.carry_out(orders),
-            Err(error) => tracing::error!(%error, "the tuner failed"),
-        }
-    }
-
-    /// Simulates changes of flags, and lets the tuner decide.
-    fn simulate(&self, question: &Question) {
-        let tuning = &self.tuning;
-        let answer =
-            self.lab().map_or_else(Answer::default, |lab| forecast(&lab, question, question.requests.len() as u64));
-        let engines = self.engine_states(&self.admission.view(), &self.fleet.views());
-        let (changed, events) = {
-            let mut tuner = tuning.tuner.lock();
-            let waits = self.why_engines_wait();
-            let changed = tuner.answered(&answer, &engines, waits, &tuning.observer, tuning.started.elapsed());
-            (changed, tuner.take_events())
-        };
-        self.follow(changed, events);
-        tuning.save_or_warn();
-    }
-
-    /// Simulates other limits, and lets the tuner decide.
-    fn simulate_limits(&self, question: &LimitsQuestion) {
-        let tuning = &self.tuning;
-        let seed = question.requests.len() as u64;
-        let answer = self.lab().map_or_else(Answer::default, |lab| forecast_limits(&lab, question, seed));
-        let (changed, events) = {
-            let mut tuner = tuning.tuner.lock();
-            let changed = tuner.limits_answered(question, &answer, &tuning.observer, tuning.started.elapsed());
-            (changed, tuner.take_events())
-        };
-        self.follow(changed, events);
-        tuning.save_or_warn();
-    }
-
     /// A simulation of this deployment; `None` unless the configuration describes all engines.
     fn lab(&self) -> Option<Lab> {
         let (config, views) = (self.config.load_full(), self.fleet.views());
@@ -215,21 +203,12 @@ impl App {
     }
 }
 
-/// The flags of an engine that the gateway runs; `None`: another program chose them.
-fn configured_flags(target: &Target) -> Option<&BTreeMap<String, ArgValue>> {
-    match target {
-        Target::Url(_) => None,
-        Target::Launch(launch) => Some(&launch.args),
-        Target::Control(_, control) => Some(&control.args),
-        Target::Pod(_, engine) => Some(&engine.args),
-    }
-}
-
 /// The flags in an engine's settings, which are `name=value` words.
 fn given(settings: &str) -> Flags {
     let flag = |word: &str| {
         let (name, value) = word.split_once('=')?;
-        Some((EngineFlag::named(&name.replace('_', "-"))?, value.parse().ok()?))
+        let flag = EngineFlag::named(&setting(name).0)?;
+        Some((flag, ArgValue::read(flag.name(), value).number_of(flag.name())?))
     };
     settings.split_whitespace().filter_map(flag).collect()
 }
@@ -245,6 +224,8 @@ mod tests {
             "max-num-seqs=16 served-model-name=[\"a\",\"b\"] gpu_memory_utilization=0.5 max-num-batched-tokens=x",
         );
         assert_eq!(found, Flags::from([(EngineFlag::MaxNumSeqs, 16.0), (EngineFlag::GpuMemoryUtilization, 0.5)]));
+        let found = given("max-num-seqs=nan gpu-memory-utilization=inf max_num_batched_tokens=8k");
+        assert_eq!(found, Flags::from([(EngineFlag::MaxNumBatchedTokens, 8_000.0)]));
     }
 
     #[test]
@@ -255,8 +236,8 @@ mod tests {
         let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
         let config = Config::parse(text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
         let [url, launched] = &config.pools[0].backends[..] else { panic!("two backends") };
-        assert_eq!(configured_flags(&url.target), None);
-        assert_eq!(configured_flags(&launched.target).map(BTreeMap::len), Some(1));
+        assert_eq!(url.target.args(), None);
+        assert_eq!(launched.target.args().map(BTreeMap::len), Some(1));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! alone has no result ([`Condition::holds`] is `None`), because only vLLM knows the default.
 
 use crate::error::TuneError;
-use crate::setting::{Setting, number, shown, value};
+use crate::setting::Setting;
 use sluice_gateway::config::ArgValue;
 
 const OPERATORS: [(&str, Operator); 6] = [
@@ -63,7 +63,11 @@ impl Condition {
                 Some((times, key)) => (times.trim().parse().unwrap_or(f64::NAN), key.trim()),
                 None => (1.0, text),
             };
-            if keys.contains(&key) { Side::Key { times, key: key.to_owned() } } else { Side::Value(value(text)) }
+            if keys.contains(&key) {
+                Side::Key { times, key: key.to_owned() }
+            } else {
+                Side::Value(ArgValue::read("", text))
+            }
         };
         let (left, right) = (side(text[..at].trim()), side(text[at + sign.len()..].trim()));
         let keys_in = [&left, &right].into_iter().filter(|side| matches!(side, Side::Key { .. })).count();
@@ -80,12 +84,12 @@ impl Condition {
     /// compared.
     pub fn holds(&self, setting: &Setting) -> Option<bool> {
         let (left, right) = (self.left.of(setting)?, self.right.of(setting)?);
-        let numbers = number(&left).zip(number(&right));
+        let numbers = left.number().zip(right.number());
         Some(match (self.operator, numbers) {
             (Operator::Is, Some((left, right))) => left == right,
             (Operator::Differs, Some((left, right))) => left != right,
-            (Operator::Is, None) => shown(&left) == shown(&right),
-            (Operator::Differs, None) => shown(&left) != shown(&right),
+            (Operator::Is, None) => left.to_string() == right.to_string(),
+            (Operator::Differs, None) => left.to_string() != right.to_string(),
             (_, None) => return None,
             (Operator::AtMost, Some((left, right))) => left <= right,
             (Operator::AtLeast, Some((left, right))) => left >= right,
@@ -106,7 +110,7 @@ impl Side {
             Self::Value(value) => Some(value.clone()),
             Self::Key { times, key } => {
                 let value = setting.get(key)?;
-                match number(value) {
+                match value.number() {
                     Some(number) if *times != 1.0 => Some(ArgValue::Float(times * number)),
                     _ => Some(value.clone()),
                 }
@@ -118,6 +122,7 @@ impl Side {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::setting::value;
 
     const KEYS: [&str; 3] = ["vllm.max-num-seqs", "vllm.max-num-batched-tokens", "pool.all.policy"];
 

@@ -13,7 +13,7 @@
 
 use crate::error::TuneError;
 use crate::file::TuneFile;
-use crate::setting::{RestartCost, Setting, number};
+use crate::setting::{RestartCost, Setting};
 use crate::space::Space;
 use sluice_gateway::config::ArgValue;
 use sluice_lab::Variant;
@@ -70,12 +70,12 @@ impl Emulation {
             other.insert(SEQS.to_owned(), value);
             other
         };
-        let larger = values.filter(|value| number(value) > number(own)).cloned();
+        let larger = values.filter(|value| value.number() > own.number()).cloned();
         let most = larger.filter(|value| space.allows(&with(value.clone())));
         let most =
-            most.max_by(|one, other| number(one).partial_cmp(&number(other)).unwrap_or(std::cmp::Ordering::Equal))?;
+            most.max_by(|one, other| one.number().partial_cmp(&other.number()).unwrap_or(std::cmp::Ordering::Equal))?;
         let is_given = self.sizes_given || setting.contains_key(&format!("vllm.{CAPTURE}"));
-        let captured = |value: &ArgValue| number(value).map(|seqs| (2.0 * seqs).min(MOST_CAPTURED));
+        let captured = |value: &ArgValue| value.number().map(|seqs| (2.0 * seqs).min(MOST_CAPTURED));
         if !is_given && captured(&most) != captured(own) {
             return None;
         }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::backend::{Backend, Started, System, cache_hits, cache_notes, is_cache_full, search_goal};
 use crate::error::TuneError;
-use crate::setting::{RestartCost, Setting, shown, variant};
+use crate::setting::{RestartCost, Setting, variant};
 use sluice_bench::result::record::ServerSide;
 use sluice_bench::search::{Judge, SearchGoal, SystemUnderTest, Trial, TrialStats};
 use sluice_bench::{PromptTokens, RunResult};
@@ -60,7 +60,7 @@ impl Laboratory {
         let compiled: String = setting
             .iter()
             .filter(|(key, _)| RestartCost::of(key) == RestartCost::Compile)
-            .map(|(key, value)| format!("{key}={} ", shown(value)))
+            .map(|(key, value)| format!("{key}={value} "))
             .collect();
         let cached = !self.compiled.insert(compiled);
         let around = Surroundings { cached, cache: "", arguments: "", address: "" };

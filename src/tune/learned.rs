@@ -5,7 +5,7 @@
 //! are not started. Keys of the gateway do not matter. A setting without `max-model-len` is
 //! started, because the model's length is unknown here.
 
-use crate::setting::{Setting, name, number, shown};
+use crate::setting::{Setting, name};
 use crate::trial::{Outcome, Trial};
 use sluice_core::vllm::failure::{Diagnosis, FailureClass};
 use sluice_gateway::config::ArgValue;
@@ -38,14 +38,14 @@ pub(crate) fn refusal(trials: &[Trial], setting: &Setting) -> Option<String> {
 }
 
 fn value(setting: &Setting, flag: &str) -> Option<f64> {
-    setting.get(&format!("vllm.{flag}")).and_then(number)
+    setting.get(&format!("vllm.{flag}")).and_then(ArgValue::number)
 }
 
 /// The flags except [`LENGTH`] and [`SHARE`].
 fn others(setting: &Setting) -> Vec<(&String, String)> {
     let is_other = |(key, value): (&'_ String, &'_ ArgValue)| match flag_of(key) {
         Some((None, LENGTH | SHARE)) | None => None,
-        Some(_) => Some(shown(value)),
+        Some(_) => Some(value.to_string()),
     };
     setting.iter().filter_map(|(key, value)| Some((key, is_other((key, value))?))).collect()
 }

@@ -8,7 +8,7 @@
 
 use crate::error::TuneError;
 use crate::file::MemoryTable;
-use crate::setting::{Setting, number};
+use crate::setting::Setting;
 use sluice_gateway::config::ArgValue;
 
 pub(crate) const SHARE: &str = "vllm.gpu-memory-utilization";
@@ -70,7 +70,7 @@ impl Bisection {
 
 /// The setting that needs most memory: most sequences, then most tokens in a step, and so on.
 pub(crate) fn hungriest(settings: &[Setting]) -> Setting {
-    let need = |setting: &Setting| HUNGRY.map(|key| setting.get(key).and_then(number).unwrap_or(0.0));
+    let need = |setting: &Setting| HUNGRY.map(|key| setting.get(key).and_then(ArgValue::number).unwrap_or(0.0));
     let larger =
         |one: &&Setting, other: &&Setting| need(one).partial_cmp(&need(other)).unwrap_or(std::cmp::Ordering::Equal);
     settings.iter().max_by(larger).cloned().unwrap_or_default()

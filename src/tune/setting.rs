@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
+use sluice_core::vllm::flags::write;
 use sluice_gateway::config::ArgValue;
 use sluice_lab::Variant;
 use sluice_lab::error::LabError;
-pub use sluice_lab::sweep::shown;
 use sluice_lab::sweep::{self, flag_of};
 
 /// Keys and values; empty for the defaults.
@@ -76,13 +76,7 @@ pub fn flags(setting: &Setting) -> Vec<(Option<String>, String)> {
         .iter()
         .filter_map(|(key, value)| {
             let (backend, flag) = flag_of(key)?;
-            let text = match value {
-                ArgValue::Flag(true) => format!("--{flag}"),
-                ArgValue::Flag(false) => format!("--no-{flag}"),
-                ArgValue::List(values) => format!("--{flag} {}", values.join(" ")),
-                value => format!("--{flag}={}", shown(value)),
-            };
-            Some((backend.map(str::to_owned), text))
+            Some((backend.map(str::to_owned), write::words([(flag, value)]).join(" ")))
         })
         .collect();
     flags.sort();
@@ -100,7 +94,7 @@ pub fn name(setting: &Setting) -> String {
     if setting.is_empty() {
         return "defaults".to_owned();
     }
-    let part = |(key, value): (&String, &ArgValue)| format!("{}={}", key_name(key), shown(value));
+    let part = |(key, value): (&String, &ArgValue)| format!("{}={value}", key_name(key));
     setting.iter().map(part).collect::<Vec<_>>().join(" ")
 }
 
@@ -113,18 +107,10 @@ pub fn key_name(key: &str) -> String {
     }
 }
 
-/// A text as the TOML value that it would be.
-pub fn value(text: &str) -> ArgValue {
-    sweep::flag_value(text)
-}
-
-/// A value as a number.
-pub fn number(value: &ArgValue) -> Option<f64> {
-    match value {
-        ArgValue::Int(number) => Some(*number as f64),
-        ArgValue::Float(number) => Some(*number),
-        _ => None,
-    }
+/// A value as in a space, for tests.
+#[cfg(test)]
+pub(crate) fn value(text: &str) -> ArgValue {
+    ArgValue::read("", text)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use crate::constraint::Condition;
 use crate::error::TuneError;
 use crate::file::{DimensionTable, Number, TuneTable};
-use crate::setting::{RestartCost, Setting, identity, number, shown};
+use crate::setting::{RestartCost, Setting, identity};
 use sluice_core::base::Rng;
 use sluice_gateway::config::ArgValue;
 
@@ -65,8 +65,8 @@ impl Dimension {
             return Err(bad(&format!("has more than {MAX_VALUES} values")));
         }
         let mut names = BTreeSet::new();
-        if let Some(twice) = values.iter().find(|value| !names.insert(shown(value))) {
-            return Err(bad(&format!("has the value {} twice", shown(twice))));
+        if let Some(twice) = values.iter().find(|value| !names.insert(value.to_string())) {
+            return Err(bad(&format!("has the value {twice} twice")));
         }
         let is_default = |value: &ArgValue| matches!(value, ArgValue::Text(text) if text == DEFAULT);
         let values = values.into_iter().map(|value| (!is_default(&value)).then_some(value)).collect();
@@ -76,7 +76,7 @@ impl Dimension {
 
     /// Whether the values have an order: all are numbers, or the default.
     fn is_ordered(&self) -> bool {
-        self.values.iter().flatten().all(|value| number(value).is_some())
+        self.values.iter().flatten().all(|value| value.number().is_some())
     }
 }
 
@@ -219,7 +219,7 @@ impl Space {
     /// The values of the dimensions with at least this cost.
     fn costly(&self, setting: &Setting, cost: RestartCost) -> String {
         let costly = self.dimensions.iter().filter(|dimension| dimension.cost >= cost);
-        costly.map(|dimension| setting.get(&dimension.key).map_or("-".to_owned(), shown) + " ").collect()
+        costly.map(|dimension| setting.get(&dimension.key).map_or("-".to_owned(), ToString::to_string) + " ").collect()
     }
 
     /// Coordinates of a setting: 0 to 1 for an ordered dimension, one for each value of an
@@ -277,7 +277,7 @@ mod tests {
         let values = |text: &str| {
             let space = space(&format!("[[dimension]]\nkey = \"vllm.x\"\n{text}")).unwrap();
             let values = space.dimensions[0].values.iter();
-            values.map(|value| value.as_ref().map_or("-".to_owned(), shown)).collect::<Vec<_>>().join(" ")
+            values.map(|value| value.as_ref().map_or("-".to_owned(), ToString::to_string)).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(values("values = [\"default\", 3, \"auto\"]"), "- 3 auto");
         assert_eq!(values("from = 512\nto = 4096\nfactor = 2"), "512 1024 2048 4096");

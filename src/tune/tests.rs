@@ -7,10 +7,11 @@ mod confirmation;
 use std::path::Path;
 
 use crate::report::{answer, json, result_txt, table};
-use crate::setting::{number, value};
+use crate::setting::value;
 use crate::testing::{BOUND, Queue, Queues, capacity};
 use crate::*;
 use sluice_bench::search::{Judge, SystemUnderTest as _, TrialKind, TrialLoad, TrialRule};
+use sluice_gateway::config::ArgValue;
 
 /// A file with one simulated engine.
 pub(crate) fn file(engine: &str, class: &str, tune: &str) -> TuneFile {
@@ -67,7 +68,7 @@ fn dimension(key: &str, count: usize) -> String {
 }
 
 fn of(setting: &setting::Setting, key: &str) -> f64 {
-    setting.get(&format!("vllm.{key}")).and_then(number).unwrap_or(2.0)
+    setting.get(&format!("vllm.{key}")).and_then(ArgValue::number).unwrap_or(2.0)
 }
 
 /// The best service rate is at a = 4, b = 2.
@@ -178,7 +179,7 @@ fn the_memory_is_what_the_hungriest_setting_lives_with_and_every_setting_but_the
         dimension("max-num-seqs", 4)
     );
     let plan = plan(&file("", CLASS, &tune), Some(Method::Race), 1, Budget::default());
-    let share = |setting: &setting::Setting| setting.get("vllm.gpu-memory-utilization").and_then(number);
+    let share = |setting: &setting::Setting| setting.get("vllm.gpu-memory-utilization").and_then(ArgValue::number);
     // With four sequences, engines start up to 0.94 and survive load up to 0.86.
     let service = |setting: &setting::Setting| match (share(setting), of(setting, "max-num-seqs") as u32) {
         (Some(share), 4) if share > 0.94 => None,
@@ -307,11 +308,12 @@ fn script_on(service: f64, seed: u64) -> (f64, f64, u32) {
 fn the_script_goes_through_its_steps_in_its_order_with_its_arithmetic() {
     let tune = format!("[tune]\n{}", dimension("a", 3));
     let plan = plan(&file("", CLASS, &tune), Some(Method::AutoTune), 5, Budget::default());
-    let service = |setting: &setting::Setting| match setting.get("vllm.gpu-memory-utilization").and_then(number) {
-        Some(share) if share > 0.945 => None,
-        // Slower than the first, and much faster.
-        _ => Some([8.0, 7.0, 12.5][of(setting, "a") as usize - 1]),
-    };
+    let service =
+        |setting: &setting::Setting| match setting.get("vllm.gpu-memory-utilization").and_then(ArgValue::number) {
+            Some(share) if share > 0.945 => None,
+            // Slower than the first, and much faster.
+            _ => Some([8.0, 7.0, 12.5][of(setting, "a") as usize - 1]),
+        };
     let mut queues = Queues::new(service);
     let report = tuned(&plan, &mut queues);
     let started: Vec<(f64, f64)> =
@@ -448,7 +450,7 @@ fn a_simulation_orders_the_settings_and_is_shown_beside_what_was_measured() {
     };
     // 4 sequences are far too few, so both settings with 32 come first.
     let seqs: Vec<f64> =
-        report.trials[1..5].iter().map(|trial| number(&trial.setting["vllm.max-num-seqs"]).unwrap()).collect();
+        report.trials[1..5].iter().map(|trial| trial.setting["vllm.max-num-seqs"].number().unwrap()).collect();
     assert_eq!(seqs, [32.0, 32.0, 4.0, 4.0]);
     let text = table::text(&report, &plan.goal);
     assert!(text.contains("  predicted  ") && text.contains("the laboratory's prediction of "), "{text}");

@@ -24,7 +24,6 @@ use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{AdminClient, AdminClientError, flag, query};
 use crate::config::ArgValue;
 use crate::lab::Scenario;
-use crate::tune::setting::shown;
 use crate::tune::{BenchEngine, Flags, InPlace, Journal, Plan, Report, Trial, TuneError, Watch, tune};
 
 /// Time between two polls of the gateway.
@@ -205,7 +204,7 @@ impl BenchEngine for AdminEngine {
 
     async fn restart(&mut self, flags: &Flags) -> Result<Option<String>, TuneError> {
         let all: BTreeMap<&String, &ArgValue> = self.own.iter().chain(flags).collect();
-        let sets: Vec<String> = all.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
+        let sets: Vec<String> = all.iter().map(|(name, value)| format!("{name}={value}")).collect();
         // With `hold` the gateway does not require that another backend can serve the models;
         // `find` has checked that.
         let started = post(&self.client, &self.path, &format!("/restart{}", query(&sets, &["reset", "hold"]))).await;
@@ -265,7 +264,7 @@ mod tests {
     #[test]
     fn the_flags_of_an_engine_are_read_as_the_gateway_writes_them() {
         let flags = own_flags("enforce-eager=true max-num-seqs=8 served-model-name=m x=[\"a\",\"b\"] watermark=0.5");
-        let shown: Vec<String> = flags.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
+        let shown: Vec<String> = flags.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(shown, ["enforce-eager=true", "max-num-seqs=8", "served-model-name=m", "watermark=0.5"]);
         assert!(own_flags("").is_empty());
     }

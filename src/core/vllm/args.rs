@@ -11,19 +11,13 @@
 
 use std::collections::BTreeMap;
 
-use super::flags::{self, Flag, LookupError, Takes};
+use super::flags::parse::is_flag;
+use super::flags::table::{self, Flag, LookupError, Takes};
+use super::flags::value::{FlagValue as Value, finite};
+use super::flags::write;
 use super::json_parts::{self, JsonParts};
 use super::version::Version;
 use super::whole_number::{self, BinaryFraction};
-
-#[derive(Clone, Debug, PartialEq)]
-enum Value {
-    Switch(bool),
-    Int(i64),
-    Float(f64),
-    Text(String),
-    Texts(Vec<String>),
-}
 
 /// The reason why vLLM would refuse an argv. A process that prints it exits with code 2.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -100,7 +94,7 @@ pub struct ServeArgs {
 /// programs that read the list of flags before they use one.
 pub fn help(version: Version, word: &str) -> String {
     let word = word.replace('_', "-");
-    let entries = flags::table().iter().map(|flag| flag.entry(version)).filter(|entry| entry.contains(&word));
+    let entries = table::table().iter().map(|flag| flag.entry(version)).filter(|entry| entry.contains(&word));
     entries.map(|entry| format!("  {entry}\n")).collect()
 }
 
@@ -127,7 +121,7 @@ impl ServeArgs {
             if word == "--" {
                 continue;
             }
-            if !is_flag(word) || word == "-" {
+            if !is_flag(word) {
                 match args.model {
                     None => args.model = Some(word.to_owned()),
                     Some(_) => unrecognized.push(word.to_owned()),
@@ -147,7 +141,7 @@ impl ServeArgs {
                 None => (word, None),
             };
             let (name, key) = name.split_once('.').map_or((name, None), |(name, key)| (name, Some(key)));
-            let (flag, on) = match flags::find(name, version) {
+            let (flag, on) = match table::find(name, version) {
                 Ok(found) => found,
                 Err(LookupError::Ambiguous(names)) => {
                     return Err(ArgsError::Ambiguous(name.to_owned(), names.join(", ")));
@@ -186,21 +180,7 @@ impl ServeArgs {
 
     /// The argv that parses to the same arguments: the model, then flags in alphabetical order.
     pub fn to_argv(&self) -> Vec<String> {
-        let mut argv: Vec<String> = self.model.iter().cloned().collect();
-        for (flag, value) in &self.values {
-            match value {
-                Value::Switch(true) => argv.push(format!("--{flag}")),
-                Value::Switch(false) => argv.push(format!("--no-{flag}")),
-                Value::Int(number) => argv.extend([format!("--{flag}"), number.to_string()]),
-                Value::Float(number) => argv.extend([format!("--{flag}"), number.to_string()]),
-                Value::Text(text) => argv.push(format!("--{flag}={text}")),
-                Value::Texts(texts) => {
-                    argv.push(format!("--{flag}"));
-                    argv.extend(texts.iter().cloned());
-                }
-            }
-        }
-        argv
+        self.model.iter().cloned().chain(write::words(&self.values)).collect()
     }
 
     /// Names of the flags that were given, in alphabetical order, without dashes.
@@ -240,7 +220,7 @@ impl ServeArgs {
     /// Texts that were given; empty if the flag was not given.
     pub fn texts(&self, flag: &str) -> &[String] {
         match self.values.get(flag) {
-            Some(Value::Texts(values)) => values,
+            Some(Value::List(values)) => values,
             _ => &[],
         }
     }
@@ -253,7 +233,7 @@ impl ServeArgs {
     /// A switch: `Some(false)` for the `--no-` form, `None` if it was not given.
     pub fn switch(&self, flag: &str) -> Option<bool> {
         match self.values.get(flag) {
-            Some(Value::Switch(value)) => Some(*value),
+            Some(Value::Flag(value)) => Some(*value),
             _ => None,
         }
     }
@@ -282,16 +262,11 @@ fn optimization_level(word: &str) -> Option<&str> {
     Some(level.strip_prefix('=').unwrap_or(level))
 }
 
-/// Whether the word is a flag and not a negative number.
-fn is_flag(word: &str) -> bool {
-    word.starts_with('-') && word.parse::<f64>().is_err()
-}
-
 fn value(flag: &Flag, version: Version, on: bool, mut values: Vec<String>) -> Result<Value, ArgsError> {
     let name = || flag.shown(version);
     match flag.takes {
         Takes::Switch | Takes::Flag => match values.pop() {
-            None => Ok(Value::Switch(on)),
+            None => Ok(Value::Flag(on)),
             Some(value) => Err(ArgsError::SwitchWithValue(name(), value)),
         },
         _ if flag.many && values.is_empty() => Err(ArgsError::Missing(name(), "at least one argument")),
@@ -299,7 +274,7 @@ fn value(flag: &Flag, version: Version, on: bool, mut values: Vec<String>) -> Re
             for value in &values {
                 check(flag, version, value)?;
             }
-            Ok(Value::Texts(values))
+            Ok(Value::List(values))
         }
         _ => {
             let text = values.pop().ok_or_else(|| ArgsError::Missing(name(), "one argument"))?;
@@ -320,7 +295,7 @@ fn check(flag: &Flag, version: Version, text: &str) -> Result<Value, ArgsError> 
     }
     let value = match flag.takes {
         Takes::Int => Value::Int(text.trim().replace('_', "").parse().map_err(|_| wrong("int", "<class 'int'>"))?),
-        Takes::Float => Value::Float(text.trim().parse().map_err(|_| wrong("float", "<class 'float'>"))?),
+        Takes::Float => Value::Float(finite(text.trim()).ok_or_else(|| wrong("float", "<class 'float'>"))?),
         Takes::Size | Takes::SizeAuto => Value::Int(size(flag, version, text)?.ok_or_else(|| {
             let auto = flag.takes == Takes::SizeAuto;
             let wanted = if auto { "human_readable_int_or_auto" } else { "human_readable_int" };
@@ -412,6 +387,10 @@ mod tests {
         let text = |argv: &[&str]| ServeArgs::parse(argv).unwrap_err().to_string();
         assert_eq!(text(&["--port", "http"]), "argument --port: invalid int value: 'http'");
         assert_eq!(text(&["--port"]), "argument --port: expected one argument");
+        for word in ["nan", "inf", "-Infinity", "1e999"] {
+            let text = text(&[&format!("--gpu-memory-utilization={word}")]);
+            assert!(text.ends_with(&format!("invalid float value: '{word}'")), "{text}");
+        }
         assert_eq!(
             text(&["--enforce-eager=yes"]),
             "argument --enforce-eager/--no-enforce-eager: ignored explicit argument 'yes'"
@@ -489,10 +468,10 @@ mod tests {
         ) {
             let mut args = ServeArgs { model: Some("m".into()), ..ServeArgs::default() };
             args.values.extend(seqs.map(|value| ("max-num-seqs", Value::Int(value))));
-            args.values.extend(eager.map(|value| ("enforce-eager", Value::Switch(value))));
+            args.values.extend(eager.map(|value| ("enforce-eager", Value::Flag(value))));
             args.values.extend(util.map(|value| ("gpu-memory-utilization", Value::Float(value))));
             if !names.is_empty() {
-                args.values.insert("served-model-name", Value::Texts(names));
+                args.values.insert("served-model-name", Value::List(names));
             }
             prop_assert_eq!(ServeArgs::parse(&args.to_argv()), Ok(args));
         }

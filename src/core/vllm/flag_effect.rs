@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use super::flags;
+use super::flags::table;
 
 /// The part of an engine that a flag affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ impl FlagEffect {
     /// `no-enable-prefix-caching`, `compilation-config.mode`.
     pub fn of(written: &str) -> Self {
         let flag = written.split_once('.').map_or(written, |(flag, _)| flag);
-        let Some(flag) = flags::exact(flag) else { return Self::Unknown };
+        let Some(flag) = table::exact(flag) else { return Self::Unknown };
         effects().get(flag).copied().unwrap_or(Self::Unknown)
     }
 
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn every_flag_has_one_effect() {
-        let mut known: Vec<&str> = flags::table().iter().map(|flag| flag.name).collect();
+        let mut known: Vec<&str> = table::table().iter().map(|flag| flag.name).collect();
         let mut listed: Vec<&str> = list().map(|(flag, _)| flag).collect();
         known.sort_unstable();
         listed.sort_unstable();

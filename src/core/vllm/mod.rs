@@ -2,13 +2,13 @@
 //!
 //! Facts of vLLM 0.32 and 0.33, with older names where they differ. Pure: text in, values out.
 
-pub mod args;
-pub mod failure;
-pub mod flags;
-pub mod flag_effect;
-mod json_parts;
-pub mod logs;
-pub mod metrics;
-pub mod secrets;
 pub mod version;
 mod whole_number;
+mod json_parts;
+pub mod flags;
+pub mod flag_effect;
+pub mod args;
+pub mod secrets;
+pub mod failure;
+pub mod logs;
+pub mod metrics;

@@ -4,7 +4,7 @@
 //! JSON value, variables) the last words decide: `kv-transfer-config.password`, `WANDB_API_KEY`. In
 //! doubt a value is masked, because a disclosed secret cannot be taken back.
 
-use super::flags::{Arity, lookup};
+use super::flags::table::{Arity, lookup};
 
 /// Flags of vLLM whose values are secrets; vLLM does not log them either.
 const FLAGS: &[&str] = &["api-key", "hf-token", "watermark-config"];

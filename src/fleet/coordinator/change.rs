@@ -10,7 +10,7 @@ use crate::driver::EngineFailure;
 use crate::engine::journal::Setup;
 use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, RestartBlocked};
 use crate::engine::preflight;
-use sluice_gateway::config::ArgValue;
+use sluice_gateway::config::{ArgValue, is_secret_arg};
 
 /// Why a restart does not begin. Then nothing has changed.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +80,7 @@ pub(super) async fn restart(
     request: RestartRequest,
 ) -> Result<ChangeStarted, RestartError> {
     let context = registry.context(name).ok_or_else(|| RestartError::NotManaged(name.to_owned()))?;
-    if let Some((flag, _)) = request.set.iter().find(|(flag, value)| value.is_secret(flag)) {
+    if let Some((flag, _)) = request.set.iter().find(|(flag, value)| is_secret_arg(flag, value)) {
         return Err(RestartError::Secret(flag.clone()));
     }
     let Setup { settings, configured } = if request.reset { context.spec().setup() } else { context.setup() };

@@ -18,7 +18,7 @@ use crate::engine::context::EngineContext;
 use crate::engine::lifecycle::{ChangeRequest, Outcome, RestartBlocked, Step};
 use crate::engine::preflight::{check_replacement, check_settings};
 use crate::engine::spec::EngineSpec;
-use sluice_gateway::pool::Cordon;
+use sluice_gateway::pool::{Cordon, Irreplaceable};
 
 /// Pause between two checks of a condition.
 const POLL: Duration = Duration::from_millis(200);
@@ -182,7 +182,7 @@ impl Rollout<'_> {
         };
         let withdrawn = match self.until_empty(context).await {
             Ok(()) => match self.check_replacement(context).await {
-                Err(blocked @ RestartBlocked::NoReplacement(_)) => Err(blocked.into()),
+                Err(blocked @ RestartBlocked::Irreplaceable(Irreplaceable::Unserved(_))) => Err(blocked.into()),
                 _ => Ok(()),
             },
             not_empty => not_empty,

@@ -129,8 +129,7 @@ fn standing(context: &EngineContext, drained: &BTreeSet<BackendId>) -> Standing 
 
 /// Whether a change of the engine waits until others can carry the load.
 fn lacks_room(context: &EngineContext) -> bool {
-    let blocked = &context.state.lock().lifecycle.blocked;
-    matches!(blocked, Some(RestartBlocked::NoReplacement(_) | RestartBlocked::NoRoom { .. }))
+    matches!(context.state.lock().lifecycle.blocked, Some(RestartBlocked::Irreplaceable(_)))
 }
 
 /// One step for a pool. `None`: all engines should run. `may_stop`: serving engines may be stopped

@@ -39,7 +39,7 @@ use crate::driver::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, LogLines, Notice,
     PortOwner, Redactor, StartProgress, StopRules, Stopped, exposed,
 };
-use crate::launch::{check_values, find_program, words_of};
+use crate::launch::{check_values, find_program};
 use crate::state_folder;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
@@ -103,7 +103,7 @@ impl CommandDriver {
         let failed = |cause: String| {
             EngineFailure::new(FailureClass::CommandFailed, format!("{purpose} command of {}: {cause}", self.name))
         };
-        let flags = words_of(settings);
+        let flags = settings.words();
         let quoted = flags.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         let mut argv = Vec::new();
         for word in words {

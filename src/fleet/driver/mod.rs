@@ -37,5 +37,5 @@ pub use kubernetes::PodDriver;
 pub use process::ProcessDriver;
 pub use progress::StartProgress;
 pub(crate) use redact::Redactor;
+pub use settings::EngineSettings;
 pub(crate) use settings::exposed;
-pub use settings::{EngineSettings, dashed};

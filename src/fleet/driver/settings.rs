@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use sluice_gateway::config::ArgValue;
+use sluice_core::vllm::flags::parse::CommandLine;
+use sluice_core::vllm::flags::table::dashed;
+use sluice_core::vllm::flags::write;
+use sluice_gateway::config::{ArgValue, is_secret_arg};
 
 /// The flags of one start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,15 +19,6 @@ pub struct EngineSettings {
     /// Flags without leading dashes, as in `launch.args`; `_` in a name is read as `-` (see
     /// [`dashed`]).
     pub args: BTreeMap<String, ArgValue>,
-}
-
-/// vLLM's spelling of a flag: `_` becomes `-`, except after a dot, where keys of a JSON value
-/// follow.
-pub fn dashed(name: &str) -> String {
-    match name.split_once('.') {
-        Some((flag, keys)) => format!("{}.{keys}", flag.replace('_', "-")),
-        None => name.replace('_', "-"),
-    }
 }
 
 /// The flags of a start: the settings, and the secret flags in the configuration (`secret`) in
@@ -35,11 +29,21 @@ pub(crate) fn exposed(secret: &BTreeMap<String, ArgValue>, settings: &EngineSett
 }
 
 impl EngineSettings {
+    /// The settings in the arguments of a running engine, however they are written.
+    pub fn of_words(words: &[String]) -> Self {
+        Self { args: CommandLine::parse(words).settings() }
+    }
+
+    /// The words of a command line.
+    pub fn words(&self) -> Vec<String> {
+        write::words(&self.args)
+    }
+
     /// Removes secrets that an earlier version wrote to the journal. Returns whether there were
     /// any.
     pub(crate) fn drop_secrets(&mut self) -> bool {
         let before = self.args.len();
-        self.args.retain(|name, value| !value.is_secret(name));
+        self.args.retain(|name, value| !is_secret_arg(name, value));
         self.args.len() != before
     }
 

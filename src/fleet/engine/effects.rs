@@ -18,7 +18,7 @@ use super::{adapters, checks, client};
 use crate::driver::{EngineFailure, StopRules};
 use crate::{ReadyRules, wait_until_ready};
 use sluice_core::vllm::failure::Retryable;
-use sluice_gateway::pool::{Cordon, Phase};
+use sluice_gateway::pool::{Cordon, Irreplaceable, Phase};
 
 /// Pause between two checks of a condition that ends a step.
 const POLL: Duration = Duration::from_millis(50);
@@ -149,7 +149,7 @@ async fn confirm_replacement(context: &EngineContext) -> Result<(), StepFailure>
         return Ok(());
     }
     match check_replacement(&context.admission, &context.reported, &context.spec()).await {
-        Err(blocked @ RestartBlocked::NoReplacement(_)) => {
+        Err(blocked @ RestartBlocked::Irreplaceable(Irreplaceable::Unserved(_))) => {
             Err(StepFailure { why: format!("while it drained: {blocked}"), permanent: true })
         }
         _ => Ok(()),

@@ -1,10 +1,8 @@
 //! Checks before an engine leaves service: would the new settings start, and can others carry the
 //! load?
 //!
-//! Other backends are the ones in rotation in the engine's pool and in the pools that the requests
-//! may spill to. They must serve every model and adapter of the engine, and have room for the
-//! running and waiting requests, with a margin (`fleet.headroom`). Admission and each backend's
-//! present list are consulted; nothing changes.
+//! [`Replacement`] judges the load, by admission and each backend's present list of models.
+//! Nothing changes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,7 +16,7 @@ use crate::adapter_rank;
 use crate::driver::{AdapterRank, Driver, DriverKind, EngineFailure, EngineSettings, Notice};
 use crate::models::ReportedModels;
 use sluice_core::vllm::failure::FailureClass;
-use sluice_gateway::pool::{Admission, BackendView, PoolView};
+use sluice_gateway::pool::{Admission, BackendView, Replacement};
 
 /// Checks that the engine could run with these settings and the adapters. Returns warnings.
 ///
@@ -80,123 +78,17 @@ pub(crate) async fn check_replacement(
             current.insert(id, served.into_iter().map(|served| served.name).collect::<Vec<_>>());
         }
     }
-    let (pool, name) = spec.name.split_once('/').unwrap_or(("", &spec.name));
     // If a query fails, the last probe counts; admission judges health.
     let names = |backend: &BackendView| current.get(&backend.id).cloned().unwrap_or_else(|| reported.of(backend.id));
-    judge_replacement(&admission.view(), (pool, name), &spec.spill, names, spec.rules.headroom)
-}
-
-/// Judges whether backend `name` of `pool` can be replaced. `spill`: pools that the requests may
-/// spill to. `names`: the models of a backend.
-fn judge_replacement(
-    views: &[PoolView],
-    (pool, name): (&str, &str),
-    spill: &[String],
-    names: impl Fn(&BackendView) -> Vec<String>,
-    headroom: f64,
-) -> Result<(), RestartBlocked> {
-    let reachable = |view: &&PoolView| *view.name == *pool || spill.iter().any(|spill| **spill == *view.name);
-    let of = |view: &PoolView, backend: &BackendView| *view.name == *pool && *backend.name == *name;
-    let mut others = Vec::new();
-    let (mut missing, mut used) = (Vec::new(), 0u64);
-    for view in views.iter().filter(reachable) {
-        used += view.queue_length as u64;
-        for backend in &view.backends {
-            used += u64::from(backend.used.slots);
-            if of(view, backend) {
-                missing = names(backend);
-            } else if backend.in_rotation() {
-                others.push(backend);
-            }
-        }
-    }
-    let served: Vec<String> = others.iter().flat_map(|other| names(other)).collect();
-    missing.retain(|name| !served.contains(name));
-    if others.is_empty() || !missing.is_empty() {
-        let names = if missing.is_empty() { "its requests".to_owned() } else { missing.join(", ") };
-        return Err(RestartBlocked::NoReplacement(names));
-    }
-    let room: u64 = others.iter().map(|other| u64::from(other.limits.slots)).sum();
-    if used as f64 > room as f64 * headroom {
-        return Err(RestartBlocked::NoRoom { used, room, headroom_percent: (headroom * 100.0).round() as u32 });
-    }
-    Ok(())
+    let (pool, backend) = spec.name.split_once('/').unwrap_or(("", &spec.name));
+    let spill = spec.spill.iter().map(String::as_str).collect();
+    let replacement = Replacement { pool, backend, spill, headroom: spec.rules.headroom };
+    Ok(replacement.check(&admission.view(), names)?)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use tokio::time::Instant;
-
     use super::*;
-    use sluice_gateway::config::{Endpoint, Policy};
-    use sluice_gateway::pool::*;
-
-    /// Two pools with two ready backends each, and the ids of the backends.
-    fn pools(slots: u32) -> (Arc<Admission>, PoolLayout) {
-        let limits = BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
-        let second = std::time::Duration::from_secs(1);
-        let rules = HealthRules {
-            probe_failures: 1,
-            request_failures: 1,
-            eject_base: second,
-            eject_max: second,
-            max_ejected: 0.5,
-        };
-        let spec = |name: &str, base: u16| PoolSpec {
-            name: name.into(),
-            rules: PoolRules {
-                policy: Policy::LeastWork,
-                limits,
-                queue_length: 8,
-                queue_timeout: second,
-                hold: None,
-                order: QueueOrder::FIFO,
-                by_priority: None,
-            },
-            backends: (base..base + 2)
-                .map(|port| {
-                    let endpoint = Endpoint { https: false, host: "10.0.0.1".to_owned(), port, prefix: String::new() };
-                    let address = Address::new(endpoint, None, None);
-                    BackendSpec { name: format!("b{port}").into(), address: Arc::new(address), weight: 1.0 }
-                })
-                .collect(),
-            spill: vec![],
-        };
-        let now = Instant::now();
-        let admission = Admission::new(now, rules, 1);
-        let layout = admission.apply(&[spec("one", 1), spec("two", 3)], rules, now);
-        for id in layout.backends.iter().flatten() {
-            admission.record_probe(*id, true, now);
-        }
-        (admission, layout)
-    }
-
-    fn judge(
-        admission: &Admission,
-        spill: &[&str],
-        names: impl Fn(&BackendView) -> Vec<String>,
-    ) -> Result<(), RestartBlocked> {
-        let spill: Vec<String> = spill.iter().map(|&pool| pool.to_owned()).collect();
-        judge_replacement(&admission.view(), ("one", "b1"), &spill, names, 0.5)
-    }
-
-    fn same(_: &BackendView) -> Vec<String> {
-        vec!["m".to_owned(), "lora".to_owned()]
-    }
-
-    #[test]
-    fn another_backend_in_rotation_and_in_reach_must_serve_every_name() {
-        let (admission, layout) = pools(8);
-        assert_eq!(judge(&admission, &[], same), Ok(()));
-        let without_lora =
-            |view: &BackendView| same(view).into_iter().take(if *view.name == *"b1" { 2 } else { 1 }).collect();
-        assert_eq!(judge(&admission, &[], without_lora), Err(RestartBlocked::NoReplacement("lora".to_owned())));
-        admission.set_cordon(layout.backends[0][1], Cordon::Starting);
-        assert_eq!(judge(&admission, &[], same), Err(RestartBlocked::NoReplacement("m, lora".to_owned())));
-        assert_eq!(judge(&admission, &["two"], same), Ok(()));
-    }
 
     #[test]
     fn an_adapter_that_is_not_there_or_too_big_is_found_before_anything_is_touched() {
@@ -215,38 +107,5 @@ mod tests {
         assert!(too_big.contains("rank 32, above max-lora-rank 16") && too_big.contains("raise"), "{too_big}");
         assert!(check_adapters(&adapters(folder.path()), AdapterRank::UpTo(32)).is_ok());
         assert!(check_adapters(&[], why()).is_ok());
-    }
-
-    #[test]
-    fn what_runs_and_waits_must_fit_on_the_others_with_a_margin() {
-        let (admission, layout) = pools(4);
-        let request = || AdmissionRequest {
-            layout: layout.number,
-            home: layout.pools[0],
-            spill: [].into_iter().collect(),
-            need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
-            priority: 0,
-            fair: None,
-            arrived: Instant::now(),
-            since: Instant::now(),
-            prefix: Default::default(),
-            adapter: None,
-            asks: Default::default(),
-            wants: Default::default(),
-            avoid: [].into_iter().collect(),
-            only: None,
-            pinned: false,
-        };
-        let mut held = Vec::new();
-        for _ in 0..2 {
-            let AdmissionDecision::Granted(lease) = admission.enter(request()) else { panic!("there is room") };
-            held.push(lease);
-        }
-        assert_eq!(judge(&admission, &[], same), Ok(()));
-        let AdmissionDecision::Granted(_third) = admission.enter(request()) else { panic!("there is room") };
-        assert_eq!(
-            judge(&admission, &[], same),
-            Err(RestartBlocked::NoRoom { used: 3, room: 4, headroom_percent: 50 })
-        );
     }
 }

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::command_line::CommandLine;
 use super::effective::{DEFAULT_LORA_RANK, EffectiveFlags};
 use super::program::subcommand;
 use crate::driver::EngineFailure;
 use sluice_core::vllm::failure::{Diagnosis, FailureClass, FlagSuggestion};
+use sluice_core::vllm::flags::parse::CommandLine;
 use sluice_core::vllm::logs::StartPhase;
 use sluice_gateway::config::{ArgValue, Launch};
 

@@ -9,7 +9,8 @@ use std::path::Path;
 
 use serde_yaml_ng::Value;
 
-use super::command_line::{FlagValues, setting};
+use sluice_core::vllm::flags::parse::FlagValues;
+use sluice_core::vllm::flags::table::setting;
 
 /// The largest file that is read, bytes.
 const FILE_MAX: u64 = 1 << 20;

@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use super::command_line::{self, CommandLine, FlagValues};
 use super::config_file;
 use super::program::subcommand;
 use crate::driver::AdapterRank;
 use sluice_core::vllm::args::ServeArgs;
+use sluice_core::vllm::flags::parse::{CommandLine, FlagValues};
+use sluice_core::vllm::flags::table::setting;
+use sluice_core::vllm::flags::value::finite;
 use sluice_gateway::config::ArgValue;
 
 /// vLLM's default of `--max-lora-rank`.
@@ -34,14 +36,10 @@ impl EffectiveFlags {
         let line = subcommand.map(|words| CommandLine::parse(&command[words + 1..])).unwrap_or_default();
         let mut settings = FlagValues::new();
         for (name, value) in args {
-            let (name, on) = command_line::setting(name);
+            let (name, on) = setting(name);
             let texts = match value {
                 ArgValue::Flag(said) => vec![(*said == on).to_string()],
-                ArgValue::Int(number) => vec![number.to_string()],
-                ArgValue::Float(number) => vec![number.to_string()],
-                ArgValue::Text(text) => vec![text.clone()],
-                ArgValue::List(texts) => texts.clone(),
-                ArgValue::Secret(secrets) => secrets.iter().map(|secret| secret.expose().to_owned()).collect(),
+                value => value.texts(),
             };
             settings.insert(name, texts);
         }
@@ -121,6 +119,6 @@ impl EffectiveFlags {
     }
 
     pub(super) fn float(&self, name: &str) -> Option<f64> {
-        self.text(name)?.parse().ok()
+        finite(self.text(name)?)
     }
 }

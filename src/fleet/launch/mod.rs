@@ -4,9 +4,7 @@
 //! stopped. So the flags of the program are read once ([`InstalledFlagsCache`]), and names, types,
 //! values, contradictions and files are checked before a stop.
 
-mod arguments;
 mod checks;
-mod command_line;
 mod config_file;
 mod effective;
 mod installed_flags;
@@ -14,7 +12,6 @@ mod plan;
 mod program;
 mod settings_rules;
 
-pub(crate) use arguments::words_of;
 pub use checks::adapter_rank;
 pub(crate) use installed_flags::InstalledFlagsCache;
 pub use plan::check_values;

@@ -14,12 +14,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::arguments::write;
 use super::effective::EffectiveFlags;
 use super::installed_flags::InstalledFlags;
 use super::program::program_of;
 use super::{checks, settings_rules};
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice, Redactor, exposed};
+use sluice_core::vllm::flags::write;
 use sluice_gateway::config::{ArgValue, Launch};
 
 /// The flag for the order of requests, and the value for priorities.
@@ -112,7 +112,7 @@ impl LaunchPlan {
         }
         let mut argv = vec![program.display().to_string()];
         argv.extend(launch.command[1..].iter().cloned());
-        args.iter().for_each(|(name, value)| write(name, value, &mut argv));
+        argv.extend(write::words(&args));
         if flags.text("host").is_none() {
             argv.extend(["--host".to_owned(), "127.0.0.1".to_owned()]);
         }

@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use super::arguments;
 use super::effective::EffectiveFlags;
 use super::installed_flags::InstalledFlags;
 use crate::driver::{EngineFailure, Notice};
 use sluice_core::vllm::args::{ArgsError, ServeArgs};
 use sluice_core::vllm::failure::FailureClass;
+use sluice_core::vllm::flags::write;
 use sluice_gateway::config::ArgValue;
 
 /// Flags that vLLM removed because they are not needed.
@@ -126,7 +126,7 @@ fn check_type(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
     let wrong = |cause: String| Err(EngineFailure::new(FailureClass::BadArguments, cause));
     let parsed = |value: &ArgValue| {
         let mut argv = vec!["model".to_owned()];
-        arguments::write(name, value, &mut argv);
+        write::write(name, value, &mut argv);
         ServeArgs::parse(&argv)
     };
     match (parsed(value), value) {
@@ -165,13 +165,10 @@ fn check_choice(name: &str, value: &ArgValue, known: Option<&InstalledFlags>) ->
     let Some(choices) = known.and_then(|known| known.get(name)).filter(|choices| !choices.is_empty()) else {
         return Ok(());
     };
-    let given = match value {
-        ArgValue::Int(number) => vec![number.to_string()],
-        ArgValue::Text(text) => vec![text.clone()],
-        ArgValue::List(texts) => texts.clone(),
-        ArgValue::Flag(_) | ArgValue::Float(_) | ArgValue::Secret(_) => return Ok(()),
-    };
-    match given.iter().find(|value| !choices.contains(value)) {
+    if matches!(value, ArgValue::Flag(_) | ArgValue::Float(_) | ArgValue::Secret(_)) {
+        return Ok(());
+    }
+    match value.texts().iter().find(|value| !choices.contains(value)) {
         Some(wrong) => Err(EngineFailure::new(
             FailureClass::BadArguments,
             format!("{name} = {wrong} must be one of {}", choices.join(", ")),

@@ -76,7 +76,7 @@ fn a_json_key_keeps_its_name_and_a_config_file_is_two_words() {
         "--speculative-config.num_speculative_tokens=3",
     ];
     assert_eq!(plan.argv[1..9], wanted);
-    assert_eq!(words_of(&settings(r#"{"compilation_config.max_num": 1}"#)), ["--compilation-config.max_num=1"]);
+    assert_eq!(settings(r#"{"compilation_config.max_num": 1}"#).words(), ["--compilation-config.max_num=1"]);
     let mut known = known();
     known.insert("compilation-config".to_owned(), Vec::new());
     let off = settings(r#"{"compilation-config.use_inductor": false}"#);

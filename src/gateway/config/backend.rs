@@ -9,8 +9,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::file::{Entry, Value};
 use super::key::{KeySpec, Shape};
 use super::problem::Situation;
@@ -21,6 +19,7 @@ use super::table::table;
 use super::tls::UpstreamTls;
 use super::value::{Endpoint, check_name};
 use crate::tls::ClientTls;
+use sluice_core::vllm::flags::value::FlagValue;
 use sluice_core::vllm::secrets::{is_secret_flag, is_secret_key};
 
 table! {
@@ -163,6 +162,16 @@ impl Target {
         bytes
     }
 
+    /// The configured flags of the engine; `None` for an external backend.
+    pub fn args(&self) -> Option<&BTreeMap<String, ArgValue>> {
+        match self {
+            Self::Url(_) => None,
+            Self::Launch(launch) => Some(&launch.args),
+            Self::Control(_, control) => Some(&control.args),
+            Self::Pod(_, engine) => Some(&engine.args),
+        }
+    }
+
     /// The target without the flags that are settings, and these flags; `None` for an external
     /// backend. Secret flags stay with the target, as the environment does.
     pub fn without_settings(&self) -> Option<(Self, BTreeMap<String, ArgValue>)> {
@@ -173,7 +182,7 @@ impl Target {
             Self::Control(_, control) => &mut control.args,
             Self::Pod(_, engine) => &mut engine.args,
         };
-        let (secret, settings) = std::mem::take(args).into_iter().partition(|(name, value)| value.is_secret(name));
+        let (secret, settings) = std::mem::take(args).into_iter().partition(|(name, value)| is_secret_arg(name, value));
         *args = secret;
         Some((target, settings))
     }
@@ -237,47 +246,18 @@ impl Setting for Backend {
     }
 }
 
-/// The value of a flag of an engine. In JSON it is the plain value.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum ArgValue {
-    /// `true`: the flag alone; `false`: the `no-` form.
-    Flag(bool),
-    /// A whole number.
-    Int(i64),
-    /// A finite number.
-    Float(f64),
-    /// Any other text, also JSON.
-    Text(String),
-    /// A flag that takes several values.
-    List(Vec<String>),
-    /// Values that are never shown. Only the configuration has them; JSON has no such value.
-    #[serde(skip)]
-    Secret(Vec<Secret>),
-}
+/// The value of a flag of an engine.
+pub type ArgValue = FlagValue<Secret>;
 
-impl ArgValue {
-    /// The value with secrets in clear, for the code that starts an engine with it.
-    pub fn expose(&self) -> Self {
-        match self {
-            Self::Secret(secrets) => match secrets.as_slice() {
-                [secret] => Self::Text(secret.expose().to_owned()),
-                secrets => Self::List(secrets.iter().map(|secret| secret.expose().to_owned()).collect()),
-            },
-            plain => plain.clone(),
-        }
-    }
-
-    /// Whether the value, as the value of the flag `name`, is secret.
-    pub fn is_secret(&self, name: &str) -> bool {
-        let holds = |text: &String| is_reference(text) || has_secret_key(text);
-        match self {
-            Self::Secret(_) => true,
-            Self::Flag(_) => false,
-            Self::Text(text) => is_secret_flag(name) || holds(text),
-            Self::List(texts) => is_secret_flag(name) || texts.iter().any(holds),
-            Self::Int(_) | Self::Float(_) => is_secret_flag(name),
-        }
+/// Whether the value, as the value of the flag `name`, is secret.
+pub fn is_secret_arg(name: &str, value: &ArgValue) -> bool {
+    let holds = |text: &String| is_reference(text) || has_secret_key(text);
+    match value {
+        ArgValue::Secret(_) => true,
+        ArgValue::Flag(_) => false,
+        ArgValue::Text(text) => is_secret_flag(name) || holds(text),
+        ArgValue::List(texts) => is_secret_flag(name) || texts.iter().any(holds),
+        ArgValue::Int(_) | ArgValue::Float(_) => is_secret_flag(name),
     }
 }
 
@@ -300,8 +280,8 @@ impl FreeValue for ArgValue {
         if name.starts_with('-') {
             return Err(Situation::FlagName { found: name.to_owned() });
         }
-        let value = Self::parse(written)?;
-        if !value.is_secret(name) {
+        let value = parse(written)?;
+        if !is_secret_arg(name, &value) {
             return Ok(value);
         }
         let texts = match value {
@@ -343,25 +323,23 @@ impl FreeValue for ArgValue {
     }
 }
 
-impl ArgValue {
-    fn parse(written: &Entry) -> Result<Self, Situation> {
-        let wrong = |found: String| {
-            Err(Situation::WrongType { wanted: "a text, number, true, false or a list of texts".to_owned(), found })
-        };
-        match &written.value {
-            Value::Bool(flag) => Ok(Self::Flag(*flag)),
-            Value::Int(number) => Ok(Self::Int(*number)),
-            Value::Float(number) if number.is_finite() => Ok(Self::Float(*number)),
-            Value::Text(text) => Ok(Self::Text(text.clone())),
-            Value::List(elements) => {
-                let text = |element: &Entry| match &element.value {
-                    Value::Text(text) => Ok(text.clone()),
-                    other => Err(Situation::WrongType { wanted: "a text".to_owned(), found: other.kind() }),
-                };
-                elements.iter().map(text).collect::<Result<_, _>>().map(Self::List)
-            }
-            Value::Table(_) => wrong("a table (write JSON arguments as a text)".to_owned()),
-            Value::Float(_) => wrong("a number that is not finite".to_owned()),
+fn parse(written: &Entry) -> Result<ArgValue, Situation> {
+    let wrong = |found: String| {
+        Err(Situation::WrongType { wanted: "a text, number, true, false or a list of texts".to_owned(), found })
+    };
+    match &written.value {
+        Value::Bool(flag) => Ok(ArgValue::Flag(*flag)),
+        Value::Int(number) => Ok(ArgValue::Int(*number)),
+        Value::Float(number) if number.is_finite() => Ok(ArgValue::Float(*number)),
+        Value::Text(text) => Ok(ArgValue::Text(text.clone())),
+        Value::List(elements) => {
+            let text = |element: &Entry| match &element.value {
+                Value::Text(text) => Ok(text.clone()),
+                other => Err(Situation::WrongType { wanted: "a text".to_owned(), found: other.kind() }),
+            };
+            elements.iter().map(text).collect::<Result<_, _>>().map(ArgValue::List)
         }
+        Value::Table(_) => wrong("a table (write JSON arguments as a text)".to_owned()),
+        Value::Float(_) => wrong("a number that is not finite".to_owned()),
     }
 }

@@ -74,7 +74,7 @@ pub use added::AddedExperiment;
 pub use admin::Admin;
 pub use auth::{Auth, Key, KeyLimit, PriorityRange};
 pub use autoscale::Autoscale;
-pub use backend::{ArgValue, Backend, Control, Launch, PodEngine, Target};
+pub use backend::{ArgValue, Backend, Control, Launch, PodEngine, Target, is_secret_arg};
 pub use cluster::{Cluster, ClusterLeader, ClusterMode, ClusterObject};
 pub use cors::Cors;
 pub use experiment::{Arm, Experiment, Guardrail, RampStep, Shadow, Sticky, Traffic};

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use super::backend::is_secret_arg;
 use super::limits;
 use super::pods::FoundPod;
 use super::pool::Pool;
@@ -56,7 +57,7 @@ pub(super) fn check(pool: &Pool, path: &str, report: &mut Report<'_>) {
     if !pods.args.is_empty() && pods.statefulset.is_none() {
         report.add_at(&at("kubernetes.args"), Situation::ArgsWithoutStatefulset);
     }
-    if let Some((name, _)) = pods.args.iter().find(|(name, value)| value.is_secret(name)) {
+    if let Some((name, _)) = pods.args.iter().find(|(name, value)| is_secret_arg(name, value)) {
         report.add_at(&at(&format!("kubernetes.args.{name}")), Situation::SecretInPodArgs);
     }
 }

@@ -21,6 +21,7 @@ use super::limits;
 use super::problem::Situation;
 use super::report::{Names, Place, Report, Surroundings};
 use super::setting::{FreeValue, Scalar, Setting, Shown, list, quote};
+use sluice_core::vllm::flags::value::SecretText;
 use sluice_core::vllm::secrets::{is_secret_variable, mask_command};
 
 /// Replaces a value that is not shown.
@@ -52,6 +53,12 @@ impl Secret {
     /// The secret behind a text: the text itself, or the value to which a reference in it leads.
     pub(super) fn resolve(text: &str, surroundings: &Surroundings<'_>) -> Result<Self, Situation> {
         resolve(text, surroundings).map(|(value, reference)| Self { value, reference })
+    }
+}
+
+impl SecretText for Secret {
+    fn expose(&self) -> &str {
+        &self.value
     }
 }
 

@@ -13,6 +13,7 @@
 //! | room for a request that fits nowhere yet | `reservation.rs` |
 //! | choice of a backend | `choice.rs`, [`policy`] |
 //! | copies for shadow arms, engines on trial | `copies.rs`, `trial.rs` |
+//! | whether a backend may leave service | [`replacement`] |
 //! | room of other gateways, share by a ledger | `foreign.rs`, `divided.rs` |
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
 //! | LoRA adapters with slots | `adapters.rs` |
@@ -60,6 +61,7 @@ mod invariants;
 mod apply;
 mod shared;
 pub mod view;
+pub mod replacement;
 pub mod lease;
 pub mod admission;
 mod copies;
@@ -83,6 +85,7 @@ pub use foreign::Claim;
 pub use health::{BackendFault, HealthRules, Phase, RefusedGateway, Spared, Verdict};
 pub use lease::{Lease, Ticket, WaitResult};
 pub use queue::QueueOrder;
+pub use replacement::{Irreplaceable, Replacement};
 pub use request::AdmissionRequest;
 pub use served::{Asks, Facts, Lack, ModelKey, RouteSet, Served, Wants};
 pub use share::Share;

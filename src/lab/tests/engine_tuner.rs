@@ -8,11 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::client::LastRecord;
+use crate::cluster::Cluster;
 use crate::forecast::{forecast, forecast_limits};
+use crate::tuning::{LabDeployment, LabTuner};
+use crate::upstream::LabUpstream;
 use crate::{Lab, LabFile, LabRun, Scenario, run};
+use sluice_gateway::config::DailyWindow;
+use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
+use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Irreplaceable, Need};
 use sluice_online::limits::PoolLimits;
 use sluice_online::recent::RecentRequest;
-use sluice_online::{Answer, Candidate, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question};
+use sluice_online::{Answer, Candidate, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question, Restarted};
+use tokio::time::Instant;
 
 /// `load`: chats and documents per second. `bound`: objective for TTFT, and again for each 1,000
 /// prompt tokens, in ms.
@@ -27,6 +35,63 @@ fn lab(args: &str, flags: &str, duration: &str, load: (f64, f64), bound: u32) ->
     let file = LabFile::parse(&text, "test").unwrap();
     let scenario = Scenario { file, folder: "/".into() };
     scenario.lab(&scenario.file.variants()[0]).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_restarts_only_if_the_other_engines_can_carry_its_own_load_too() {
+    let mut lab = lab("{ max-num-seqs = 4 }", "[\"max-num-seqs\"]", "1m", (1.0, 1.0), 400);
+    let (start, rules) = (Instant::now(), specs::health_rules(&lab.config.health));
+    let admission = Admission::new(start, rules, 1);
+    let layout = admission.apply(&specs::pools(&lab.config), rules, start);
+    let backends: Vec<_> = layout.backends.iter().flatten().copied().zip(0..).collect();
+    for (backend, _) in &backends {
+        admission.set_ceiling(*backend, Some(4));
+        admission.record_probe(*backend, true, start);
+    }
+    let cluster = Cluster::new(Vec::new(), lab.addresses().unwrap(), Vec::new());
+    let mut leases = Vec::new();
+    for _ in 0..4 {
+        let request = AdmissionRequest {
+            layout: layout.number,
+            home: layout.pools[0],
+            spill: [].into_iter().collect(),
+            need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
+            priority: 0,
+            fair: None,
+            arrived: start,
+            since: start,
+            prefix: Default::default(),
+            adapter: None,
+            asks: Default::default(),
+            wants: Default::default(),
+            avoid: [].into_iter().collect(),
+            only: None,
+            pinned: false,
+        };
+        let AdmissionDecision::Granted(lease) = admission.enter(request) else { panic!("there is room") };
+        leases.push(lease);
+    }
+    let view = admission.view();
+    assert!(view[0].backends.iter().all(|backend| backend.used.slots == 2), "half of each engine");
+    let (counters, learned) = (vec![None; lab.config.models.len()], LearnedState::default());
+    let table = RoutingTable::new(Arc::clone(&lab.config), &layout, &lab.model_names(), &counters, &learned);
+    let recorder = LastRecord::new(start);
+    let mut own = LabTuner::new(&lab, recorder.observer()).expect("it acts");
+    let mut deployment = LabDeployment {
+        own: &mut own,
+        now: Duration::ZERO,
+        start,
+        lab: &mut lab,
+        flow: &Flow::new(admission, LabUpstream(Arc::clone(&cluster)), recorder, table),
+        learned: &learned,
+        cluster: &cluster,
+        backends: &backends,
+    };
+    let name = format!("{}/{}", view[0].name, view[0].backends[0].name);
+    let mut begin = |crowded| deployment.begin((&name, crowded), (EngineFlag::MaxNumSeqs, 8.0));
+    let full = Irreplaceable::NoRoom { used: 4, room: 4, headroom_percent: 80 };
+    assert_eq!(begin(false), Err(Restarted::Blocked(full.to_string())));
+    assert_eq!(begin(true), Ok(()), "requests may wait");
 }
 
 fn kinds(run: &LabRun) -> Vec<EventKind> {
@@ -77,6 +142,17 @@ fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
         );
         assert_eq!(lost(&run), 0, "{fault:?}");
         assert!(run.tuner.unwrap().engines.doing.contains("watching"), "{fault:?}");
+    }
+}
+
+#[test]
+fn an_engine_restarts_only_in_the_windows_of_the_configuration() {
+    for (from, restarts) in [(0, true), (12 * 60, false)] {
+        let mut lab = lab("{ max-num-seqs = 4 }", "[\"gpu-memory-utilization\"]", "4m", (1.5, 0.3), 5);
+        lab.forecaster = Some(Forecaster { flags: promises, limits: None });
+        Arc::make_mut(&mut lab.config).tuner.windows = vec![DailyWindow { from, to: from + 60 }];
+        let run = run(&lab, 1).unwrap();
+        assert_eq!(kinds(&run).contains(&EventKind::Tried), restarts, "{from}: {:#?}", run.tuner);
     }
 }
 

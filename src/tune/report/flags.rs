@@ -3,7 +3,7 @@
 //! Keys of the gateway are given twice: as `--set` of `sluice serve`, which is exact, and as lines
 //! for the file.
 
-use crate::setting::{Setting, flags, shown};
+use crate::setting::{Setting, flags};
 use sluice_gateway::config::ArgValue;
 use sluice_lab::sweep::flag_of;
 
@@ -23,7 +23,7 @@ pub fn lines(setting: &Setting) -> Vec<String> {
     }
     let keys: Vec<(&String, &ArgValue)> = setting.iter().filter(|(key, _)| flag_of(key).is_none()).collect();
     if !keys.is_empty() {
-        let sets: Vec<String> = keys.iter().map(|(key, value)| format!("--set {key}={}", shown(value))).collect();
+        let sets: Vec<String> = keys.iter().map(|(key, value)| format!("--set {key}={value}")).collect();
         lines.push(format!("sluice serve: {}", sets.join(" ")));
     }
     lines
@@ -59,7 +59,7 @@ fn toml_value(value: &ArgValue) -> String {
     match value {
         ArgValue::Text(text) => toml::Value::String(text.clone()).to_string(),
         ArgValue::List(values) => format!("{values:?}"),
-        value => shown(value),
+        value => value.to_string(),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::setting::{Setting, key_name, name, shown};
+use crate::setting::{Setting, key_name, name};
 
 /// The longest name of a setting in a table, in characters.
 const LONGEST: usize = 48;
@@ -47,7 +47,7 @@ impl Names {
             return vec![self.name(setting)];
         }
         let first = if setting.is_empty() { "defaults".to_owned() } else { number.to_string() };
-        let value = |key: &String| setting.get(key).map_or_else(|| "-".to_owned(), shown);
+        let value = |key: &String| setting.get(key).map_or_else(|| "-".to_owned(), ToString::to_string);
         std::iter::once(first).chain(self.keys.iter().map(value)).collect()
     }
 

@@ -5,10 +5,11 @@
 
 use crate::goal::Goal;
 use crate::report::{answer, flags, predicted, table};
-use crate::setting::{Setting, number};
+use crate::setting::Setting;
 use crate::trial::{Effort, Outcome, Trial};
 use crate::tuner::Report;
 use sluice_bench::report::sections::{Dots, Section, page as page_of};
+use sluice_gateway::config::ArgValue;
 
 /// The HTML page.
 pub fn page(title: &str, report: &Report, goal: &Goal) -> String {
@@ -73,7 +74,7 @@ fn responses(report: &Report, goal: &Goal) -> Vec<Dots> {
 /// The value of a trial over the value of a key. The guess of a lost race is no value.
 fn point(trial: &Trial, key: &str) -> Option<(f64, f64)> {
     let Outcome::Measured { value, .. } = &trial.outcome else { return None };
-    Some((trial.setting.get(key).and_then(number)?, value.value))
+    Some((trial.setting.get(key).and_then(ArgValue::number)?, value.value))
 }
 
 #[cfg(test)]

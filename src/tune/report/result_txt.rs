@@ -8,7 +8,7 @@
 use crate::goal::Goal;
 use crate::report::answer;
 use crate::search::best;
-use crate::setting::{Setting, shown};
+use crate::setting::Setting;
 use crate::trial::{Outcome, Trial};
 use crate::tuner::Report;
 
@@ -47,5 +47,5 @@ pub fn text(report: &Report, goal: &Goal) -> String {
 
 /// A value of a setting, or `default`.
 fn value(setting: &Setting, key: &str) -> String {
-    setting.get(key).map_or_else(|| "default".to_owned(), shown)
+    setting.get(key).map_or_else(|| "default".to_owned(), ToString::to_string)
 }

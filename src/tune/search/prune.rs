@@ -9,7 +9,7 @@
 //! | an engine did not start, or ended under load | a larger value of a key of [`MEMORY`] |
 
 use super::ask::Known;
-use crate::setting::{Setting, number, shown};
+use crate::setting::Setting;
 use crate::trial::{Outcome, Trial};
 
 const SEQS: &str = "vllm.max-num-seqs";
@@ -25,8 +25,8 @@ pub(super) fn reason(setting: &Setting, known: &Known<'_>) -> Option<String> {
 fn excludes(trial: &Trial, setting: &Setting) -> Option<String> {
     let larger = |key: &str| {
         let (had, has) = (trial.setting.get(key)?, setting.get(key)?);
-        let more = number(has)? > number(had)? && same_but(key, &trial.setting, setting);
-        more.then(|| format!("{} {}", key.trim_start_matches("vllm."), shown(had)))
+        let more = has.number()? > had.number()? && same_but(key, &trial.setting, setting);
+        more.then(|| format!("{} {had}", key.trim_start_matches("vllm.")))
     };
     match &trial.outcome {
         Outcome::Measured { .. } | Outcome::Worse { .. } if trial.kv_full => {

@@ -14,7 +14,6 @@
 //! most.
 
 mod set;
-mod words;
 
 use std::time::Duration;
 
@@ -25,14 +24,13 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use self::set::{Set, args_of};
-use self::words::settings_of;
 use crate::discovery::client::CallError;
 use crate::discovery::{Gate, failure, read};
 use crate::driver::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
     StartProgress, StopRules, Stopped,
 };
-use crate::launch::{check_values, words_of};
+use crate::launch::check_values;
 use sluice_core::vllm::failure::{Exit, FailureClass};
 use sluice_gateway::config::PodEngine;
 
@@ -186,7 +184,7 @@ impl Driver for PodDriver {
 
     async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure> {
         check_values(settings)?;
-        let (set, wanted) = (self.set()?, words_of(settings));
+        let (set, wanted) = (self.set()?, settings.words());
         let own = self.look().await?.and_then(|pod| args_of(pod.spec.as_ref(), &self.engine.container));
         // After a stop this may be the check of a rollback.
         let stays = own.as_ref() == Some(&wanted) || self.state.lock().current.is_none();
@@ -200,7 +198,7 @@ impl Driver for PodDriver {
     }
 
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
-        let wanted = words_of(settings);
+        let wanted = settings.words();
         let stopped = self.state.lock().stopped.clone();
         let before = self.look().await?;
         let uid = before.as_ref().and_then(|pod| pod.metadata.uid.clone());
@@ -246,7 +244,7 @@ impl Driver for PodDriver {
     }
 
     fn running_settings(&self) -> Option<EngineSettings> {
-        self.state.lock().args.as_deref().map(settings_of)
+        self.state.lock().args.as_deref().map(EngineSettings::of_words)
     }
 
     async fn adopt(&self, identity: &EngineIdentity) -> Result<bool, EngineFailure> {

@@ -1,9 +1,10 @@
 //! Why an engine cannot be started, changed or replaced now.
 //!
-//! All these texts are here. They appear in the admin API (`waits`), in the log and in refused
+//! The texts are here and in [`Irreplaceable`]. They appear in the admin API (`waits`), in the log and in refused
 //! restarts, so each names the cause and, if there is one, the remedy.
 
 use super::step::Step;
+use sluice_gateway::pool::Irreplaceable;
 
 /// Prevents a start or a planned change. Nothing has changed; it may work later.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -16,25 +17,9 @@ pub enum RestartBlocked {
     /// The engine is in a step that cannot be interrupted.
     #[error("it is in step '{}'; wait until it serves (sluice backend list), then try again", .0.label())]
     Busy(Step),
-    /// Only this engine serves these models.
-    #[error(
-        "no other backend in rotation serves {0}; add one, or restart with --hold: requests then wait, as long as the \
-         pool's queue allows"
-    )]
-    NoReplacement(String),
-    /// The other backends have too little room.
-    #[error(
-        "without it {used} of {room} slots would be in use, more than fleet.headroom ({headroom_percent} %) allows; try \
-         again with less load, or restart with --hold"
-    )]
-    NoRoom {
-        /// Slots in use plus requests that wait, of all pools concerned.
-        used: u64,
-        /// Slots of the other backends.
-        room: u64,
-        /// The share of the slots that may be in use.
-        headroom_percent: u32,
-    },
+    /// The other backends cannot carry the load.
+    #[error(transparent)]
+    Irreplaceable(#[from] Irreplaceable),
     /// The drain before a replacement took too long.
     #[error(
         "{0} requests of this gateway, and perhaps some of others, were still running after the drain (fleet.drain)"
@@ -60,7 +45,8 @@ impl RestartBlocked {
     /// Whether both name the same reason; only counts may differ.
     pub fn is_same_reason(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::NoRoom { .. }, Self::NoRoom { .. }) | (Self::StillRunning(_), Self::StillRunning(_)) => true,
+            (Self::Irreplaceable(Irreplaceable::NoRoom { .. }), Self::Irreplaceable(Irreplaceable::NoRoom { .. }))
+            | (Self::StillRunning(_), Self::StillRunning(_)) => true,
             _ => self == other,
         }
     }

@@ -8,6 +8,7 @@ mod taken_back;
 use std::collections::{HashSet, VecDeque};
 
 use super::*;
+use sluice_gateway::pool::Irreplaceable;
 
 const RULES: RestartRules = RestartRules { restarts: 2, window_ms: 1_000, backoff_ms: 10, backoff_max_ms: 40 };
 
@@ -247,7 +248,7 @@ fn other_flags_leave_an_engine_that_may_be_adopted_alone() {
 #[test]
 fn a_reason_to_wait_is_news_once_and_ends_with_the_change() {
     let mut life = serving();
-    let full = |used| RestartBlocked::NoRoom { used, room: 8, headroom_percent: 80 };
+    let full = |used| Irreplaceable::NoRoom { used, room: 8, headroom_percent: 80 }.into();
     assert!(life.block(full(7)) && !life.block(full(8)), "counts differ, the reason does not");
     assert!(
         life.block(RestartBlocked::MustMove("p/a".to_owned()))

@@ -7,7 +7,7 @@
 
 use std::sync::OnceLock;
 
-use super::version::Version;
+use super::super::version::Version;
 
 /// The number of values that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,16 +44,51 @@ pub fn lookup(written: &str) -> Option<KnownFlag> {
     Some(KnownFlag { name: flag.name, arity })
 }
 
+/// vLLM's spelling of a flag: `_` becomes `-`, except after a dot, where keys of a JSON value
+/// follow.
+pub fn dashed(name: &str) -> String {
+    match name.split_once('.') {
+        Some((flag, keys)) => format!("{}.{keys}", flag.replace('_', "-")),
+        None => name.replace('_', "-"),
+    }
+}
+
+/// The full name and arity of a written flag; `None`: unknown. `--flag.key` sets one key of a JSON
+/// value.
+pub(super) fn resolve(written: &str) -> (String, Option<Arity>) {
+    let bare = dashed(written.trim_start_matches('-'));
+    if written.contains('.') {
+        return (bare, Some(Arity::One));
+    }
+    match lookup(written) {
+        Some(flag) => (flag.name.to_owned(), Some(flag.arity)),
+        None => (bare, None),
+    }
+}
+
+/// The full name of a setting, which has no leading dashes, and whether `true` turns that flag on:
+/// `no_enable-lora` is `enable-lora`, turned off.
+pub fn setting(name: &str) -> (String, bool) {
+    let (full, arity) = resolve(&format!("--{name}"));
+    (full, arity != Some(Arity::Switch { on: false }))
+}
+
+/// Whether a flag, named without leading dashes, takes a number with a unit.
+pub(super) fn takes_size(name: &str) -> bool {
+    let found = find(&format!("--{name}"), Version::COMPARED);
+    found.is_ok_and(|(flag, _)| matches!(flag.takes, Takes::Size | Takes::SizeAuto))
+}
+
 /// The full name of a flag that is written in full without leading dashes: `max-num-seqs`,
 /// `no-enable-lora`.
-pub(super) fn exact(written: &str) -> Option<&'static str> {
+pub(in crate::vllm) fn exact(written: &str) -> Option<&'static str> {
     let long = format!("--{}", written.replace('_', "-"));
     let (flag, _) = find(&long, Version::COMPARED).ok()?;
     flag.forms(Version::COMPARED).iter().any(|form| form.text == long).then_some(flag.name)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Takes {
+pub(in crate::vllm) enum Takes {
     /// No value, and there is no negative form.
     Flag,
     /// No value; `--no-` negates it.
@@ -75,30 +110,30 @@ pub(super) enum Takes {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Flag {
+pub(in crate::vllm) struct Flag {
     /// The first long name without dashes: the key.
-    pub(super) name: &'static str,
+    pub(in crate::vllm) name: &'static str,
     /// All positive names as written.
     names: Vec<&'static str>,
-    pub(super) takes: Takes,
+    pub(in crate::vllm) takes: Takes,
     /// Whether the type is optional; error messages then read differently.
-    pub(super) optional: bool,
+    pub(in crate::vllm) optional: bool,
     /// Whether the flag takes one or more values.
-    pub(super) many: bool,
+    pub(in crate::vllm) many: bool,
     /// Allowed values; empty when any value is allowed.
-    pub(super) choices: Vec<&'static str>,
+    pub(in crate::vllm) choices: Vec<&'static str>,
 }
 
 impl Flag {
     /// `--a/--no-a/-b`, as errors name it.
-    pub(super) fn shown(&self, version: Version) -> String {
+    pub(in crate::vllm) fn shown(&self, version: Version) -> String {
         let forms = self.forms(version);
         let names: Vec<&str> = forms.iter().filter(|form| form.shown).map(|form| form.text.as_str()).collect();
         names.join("/")
     }
 
     /// `--a A, -b A`, `--a, --no-a` or `--a {x,y}`, as in a help text.
-    pub(super) fn entry(&self, version: Version) -> String {
+    pub(in crate::vllm) fn entry(&self, version: Version) -> String {
         let value = match self.takes {
             Takes::Flag | Takes::Switch => String::new(),
             _ if self.choices.is_empty() => format!(" {}", self.name.to_uppercase().replace('-', "_")),
@@ -140,14 +175,14 @@ struct Form {
 
 /// The reason why a word does not name one flag.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum LookupError {
+pub(in crate::vllm) enum LookupError {
     /// No flag begins with the word.
     Unknown,
     /// Several flags begin with the word.
     Ambiguous(Vec<String>),
 }
 
-pub(super) fn table() -> &'static [Flag] {
+pub(in crate::vllm) fn table() -> &'static [Flag] {
     static TABLE: OnceLock<Vec<Flag>> = OnceLock::new();
     TABLE.get_or_init(|| include_str!("flags.txt").lines().filter(|line| !line.starts_with('#')).map(parse).collect())
 }
@@ -181,7 +216,7 @@ fn parse(line: &'static str) -> Flag {
 
 /// The flag with this written form (dashes included, without a value), and whether the form turns a
 /// switch on.
-pub(super) fn find(name: &str, version: Version) -> Result<(&'static Flag, bool), LookupError> {
+pub(in crate::vllm) fn find(name: &str, version: Version) -> Result<(&'static Flag, bool), LookupError> {
     let name = match name.strip_prefix("--") {
         Some(long) => format!("--{}", long.replace('_', "-")),
         None => name.to_owned(),
@@ -239,6 +274,12 @@ mod tests {
         assert_eq!(found("--no-enable_lora"), Some(("enable-lora", Arity::Switch { on: false })));
         assert_eq!(found("--served-model-name"), Some(("served-model-name", Arity::Many)));
         assert_eq!((found("--swap-space"), found("--max-num-s")), (None, None));
+        let full = |name| setting(name);
+        assert_eq!(
+            (full("no_enable_lora"), full("max_num_seq")),
+            (("enable-lora".into(), false), ("max-num-seqs".into(), true))
+        );
+        assert_eq!(full("new_flag.some_key"), ("new-flag.some_key".into(), true));
     }
 
     #[test]

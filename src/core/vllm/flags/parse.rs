@@ -2,55 +2,36 @@
 //!
 //! The table of vLLM's flags has the number of values of each flag, and short forms such as `-tp`.
 //! The first word that belongs to no flag is the model. An unknown flag takes the next word as the
-//! value, unless that is a flag. A negative number is a value.
+//! value, unless that is a flag; without a value, `--no-NAME` turns it off. A negative number is a
+//! value.
 
 use std::collections::BTreeMap;
 
-use crate::driver::dashed;
-use sluice_core::vllm::flags::{Arity, lookup};
+use super::table::{Arity, dashed, resolve};
+use super::value::{FlagValue, finite};
 
 /// The values of each flag, by full name, as text; a switch is `true` or `false`.
-pub(super) type FlagValues = BTreeMap<String, Vec<String>>;
+pub type FlagValues = BTreeMap<String, Vec<String>>;
 
 /// A parsed command line.
 #[derive(Debug, Default)]
-pub(super) struct CommandLine {
-    pub(super) values: FlagValues,
+pub struct CommandLine {
+    /// The values.
+    pub values: FlagValues,
     /// The long names as written, without dashes.
-    pub(super) written: Vec<String>,
+    pub written: Vec<String>,
     /// The first word that is neither a flag nor a value.
-    pub(super) positional: Option<String>,
+    pub positional: Option<String>,
 }
 
 /// Whether a word is a flag, not a negative number.
-fn is_flag(word: &str) -> bool {
-    word.starts_with('-') && word.len() > 1 && word.parse::<f64>().is_err()
-}
-
-/// The full name and arity of a written flag; `None`: unknown. `--flag.key` sets one key of a JSON
-/// value.
-fn resolve(written: &str) -> (String, Option<Arity>) {
-    let bare = dashed(written.trim_start_matches('-'));
-    if written.contains('.') {
-        return (bare, Some(Arity::One));
-    }
-    match lookup(written) {
-        Some(flag) => (flag.name.to_owned(), Some(flag.arity)),
-        None => (bare, None),
-    }
-}
-
-/// The full name of a setting. For a switch also whether the given name turns it on.
-pub(super) fn setting(name: &str) -> (String, bool) {
-    match resolve(&format!("--{name}")) {
-        (full, Some(Arity::Switch { on })) => (full, on),
-        _ => (dashed(name), true),
-    }
+pub(in crate::vllm) fn is_flag(word: &str) -> bool {
+    word.starts_with('-') && word.len() > 1 && finite(word).is_none()
 }
 
 impl CommandLine {
     /// Parses the words after `vllm serve`.
-    pub(super) fn parse(words: &[String]) -> Self {
+    pub fn parse(words: &[String]) -> Self {
         let mut line = Self::default();
         let mut at = 0;
         while let Some(word) = words.get(at) {
@@ -66,7 +47,7 @@ impl CommandLine {
             if let Some(long) = written.strip_prefix("--") {
                 line.written.push(dashed(long));
             }
-            let (name, arity) = resolve(written);
+            let (mut name, mut arity) = resolve(written);
             let values_max = match arity {
                 Some(Arity::Switch { .. }) => 0,
                 Some(Arity::One) | None => 1,
@@ -79,6 +60,9 @@ impl CommandLine {
                 at += values.len();
             }
             if values.is_empty() {
+                if let (None, Some(off)) = (arity, name.strip_prefix("no-")) {
+                    (name, arity) = (off.to_owned(), Some(Arity::Switch { on: false }));
+                }
                 values.push((arity != Some(Arity::Switch { on: false })).to_string());
             }
             // An unknown short flag has no full name.
@@ -87,6 +71,18 @@ impl CommandLine {
             }
         }
         line
+    }
+
+    /// The flags as typed values.
+    pub fn settings<S>(self) -> BTreeMap<String, FlagValue<S>> {
+        let read = |(name, values): (String, Vec<String>)| {
+            let value = match values.as_slice() {
+                [text] => FlagValue::read(&name, text),
+                _ => FlagValue::List(values),
+            };
+            (name, value)
+        };
+        self.values.into_iter().map(read).collect()
     }
 }
 
@@ -111,6 +107,9 @@ fn split(word: &str) -> (&str, Option<&str>) {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use super::super::write::words as flag_words;
     use super::*;
 
     fn parse(line: &str) -> CommandLine {
@@ -153,5 +152,40 @@ mod tests {
         assert_eq!((line.values["served-model-name"].len(), line.values["lora-modules"].len()), (2, 2));
         assert_eq!(line.positional.as_deref(), Some("m"));
         assert_eq!(parse("--compilation-config.use_x false m").values["compilation-config.use_x"], ["false"]);
+    }
+
+    #[test]
+    fn words_that_were_written_read_back_as_the_same_settings() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let settings = |words: &[String]| CommandLine::parse(words).settings::<Infallible>();
+        let written = "--enable-lora --gpu-memory-utilization=0.9 --lora-modules a=b c=d --max-num-seqs=64 --no-new";
+        let mut again = flag_words(&settings(&words(written)));
+        assert_eq!(settings(&again), settings(&words(written)));
+        again.sort();
+        let mut sorted = words(written);
+        sorted.sort();
+        assert_eq!(again, sorted);
+    }
+
+    #[test]
+    fn each_spelling_of_a_flag_is_read_as_the_same_value() {
+        let read = |line: &str| parse(line).settings::<Infallible>();
+        for (one, other) in [
+            ("--max-num-seqs=64", "m --max_num_seqs 64"),
+            ("--tensor-parallel-size=2", "-tp 2"),
+            ("--no-enable-prefix-caching", "--no_enable_prefix_caching"),
+            ("--long-prefill-token-threshold=1e3", "--long_prefill_token_threshold 1e3"),
+            ("--gpu-memory-utilization=nan", "--gpu_memory_utilization nan"),
+            ("--max-model-len=8k", "--max_model_len 8k"),
+            ("--seed=-1", "--seed -1"),
+        ] {
+            assert_eq!(read(one), read(other), "{one}");
+            for (name, value) in read(one) {
+                let text = value.to_string();
+                assert_eq!(FlagValue::<Infallible>::read(&name, &text).to_string(), text, "{one}");
+            }
+        }
+        assert_eq!(read("--no-enable-prefix-caching")["enable-prefix-caching"], FlagValue::Flag(false));
+        assert_eq!(read("--gpu-memory-utilization -inf").len(), 1, "not a number, so a flag without a full name");
     }
 }

@@ -1,0 +1,16 @@
+//! The flags of `vllm serve`: the table of flags, and one type, one reading and one writing of their
+//! values.
+//!
+//! | subject | file |
+//! |---|---|
+//! | names, kinds and choices; names in other spellings | [`table`] |
+//! | a value, read from a text | [`value`] |
+//! | a command line, read as flags and values | [`parse`] |
+//! | values, written as a command line | [`write`] |
+//!
+//! [`args`](super::args) reads a command line as strictly as vLLM does.
+
+pub mod table;
+pub mod value;
+pub mod write;
+pub mod parse;

@@ -1,0 +1,180 @@
+//! Drives the tuner: looks at a deployment, carries out the tuner's orders and takes the results.
+//!
+//! `sluice serve` and `sluice lab` implement [`Deployment`], so a simulation runs the driver of
+//! production. The deployment calls:
+//!
+//! | function | when |
+//! |---|---|
+//! | [`look`], then [`carry_out`] | every [`LOOK_INTERVAL`] |
+//! | [`pages`] | every [`PAGES_INTERVAL`] |
+//! | [`restarted`] | a restart that [`Deployment::restart`] began has ended |
+//! | [`answered`], [`limits_answered`] | a simulation has ended |
+//!
+//! The tuner is unlocked while the deployment changes anything.
+
+use std::ops::DerefMut;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::change::EXPERIMENT;
+use crate::engine_look::{EngineState, Order, Restarted};
+use crate::event::Event;
+use crate::flags::EngineFlag;
+use crate::forecast::{Answer, LimitsQuestion, Question};
+use crate::tuner::Tuner;
+use crate::window::Observer;
+use sluice_gateway::config::Config;
+use sluice_gateway::experiment::{Experiment, Experiments, Phase};
+use sluice_gateway::pool::{Admission, BackendView, PoolView, WaitingRequest};
+
+/// Time between two looks at the pools.
+pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Prometheus' usual interval for the engines' metrics pages: vLLM writes the page on the thread
+/// that also serves requests.
+pub const PAGES_INTERVAL: Duration = Duration::from_secs(15);
+/// Why the tuner makes no changes during such an experiment.
+const COMPARES: &str = "while an experiment compares pools";
+
+/// Pools and engines that the tuner acts on.
+pub trait Deployment {
+    /// Time since the tuner's clock began.
+    fn now(&self) -> Duration;
+    /// The minute of the day, UTC.
+    fn minute(&self) -> u16;
+    /// The configuration in force.
+    fn config(&self) -> Arc<Config>;
+    /// Pools and backends.
+    fn admission(&self) -> &Admission;
+    /// Requests that wait now.
+    fn waiting(&self) -> Vec<WaitingRequest>;
+    /// The experiments of operators and the tuner.
+    fn experiments(&self) -> &Experiments;
+    /// The observer of finished requests.
+    fn observer(&self) -> Arc<Observer>;
+    /// The tuner, locked.
+    fn tuner(&self) -> impl DerefMut<Target = Tuner>;
+    /// The states of all engines.
+    fn engines(&self, view: &[PoolView]) -> Vec<EngineState>;
+    /// Keeps events. If something has changed, puts the tuner's limits and experiment in force.
+    fn follow(&mut self, changed: bool, events: Vec<Event>);
+    /// Saves the tuner's state.
+    fn save(&mut self);
+    /// Begins to restart an engine. The deployment reports the result to [`restarted`].
+    fn restart(&mut self, engine: String, change: (EngineFlag, f64), crowded: bool);
+    /// Begins to simulate flags. The deployment reports the answer to [`answered`].
+    fn simulate(&mut self, question: Question);
+    /// Begins to simulate limits. The deployment reports the answer to [`limits_answered`].
+    fn simulate_limits(&mut self, question: LimitsQuestion);
+}
+
+/// One look at the pools and engines. Puts changed limits in force. Returns orders to carry out.
+#[must_use]
+pub fn look(deployment: &mut impl Deployment) -> Vec<Order> {
+    if !deployment.tuner().has_work() {
+        return Vec::new();
+    }
+    let (observer, view) = (deployment.observer(), deployment.admission().view());
+    let (engines, waiting) = (deployment.engines(&view), deployment.waiting());
+    let (waits, compares) = (why_engines_wait(deployment), compares_pools(deployment));
+    let stopped = deployment.experiments().why_stopped(EXPERIMENT);
+    let (changed, orders, events) = {
+        let mut tuner = deployment.tuner();
+        let now = deployment.now();
+        let hindered = tuner.hinder(compares.then_some(COMPARES), &observer, now);
+        let mut orders = stopped.map_or_else(Vec::new, |why| tuner.experiment_stopped(&why, &observer, now));
+        observer.note_waiting(&waiting, now);
+        let changed = tuner.step(&view, &observer, now) || hindered;
+        orders.extend(tuner.step_engines(&engines, waits, &observer, now));
+        let ids = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| backend.id));
+        deployment.admission().set_trials(&ids.zip(tuner.trials(&engines)).collect::<Vec<_>>());
+        (changed || orders.contains(&Order::Configure), orders, tuner.take_events())
+    };
+    deployment.follow(changed, events);
+    // A restart is written down before it begins.
+    if orders.iter().any(|order| matches!(order, Order::Restart { .. })) {
+        deployment.save();
+    }
+    orders
+}
+
+/// Carries out the orders of a [`look`].
+pub fn carry_out(deployment: &mut impl Deployment, orders: Vec<Order>) {
+    for order in orders {
+        match order {
+            // Followed already.
+            Order::Configure => {}
+            Order::Restart { engine, flag, value, crowded } => deployment.restart(engine, (flag, value), crowded),
+            Order::Simulate(question) => deployment.simulate(question),
+            Order::SimulateLimits(question) => deployment.simulate_limits(question),
+        }
+    }
+}
+
+/// Takes the result of a restart.
+pub fn restarted(deployment: &mut impl Deployment, outcome: Restarted) {
+    let observer = deployment.observer();
+    let (orders, events) = {
+        let mut tuner = deployment.tuner();
+        let orders = tuner.restarted(outcome, &observer, deployment.now());
+        (orders, tuner.take_events())
+    };
+    deployment.follow(orders.contains(&Order::Configure), events);
+    deployment.save();
+    carry_out(deployment, orders);
+}
+
+/// Takes the answer to a question about flags.
+pub fn answered(deployment: &mut impl Deployment, answer: &Answer) {
+    let (observer, engines) = (deployment.observer(), deployment.engines(&deployment.admission().view()));
+    let waits = why_engines_wait(deployment);
+    let (changed, events) = {
+        let mut tuner = deployment.tuner();
+        let changed = tuner.answered(answer, &engines, waits, &observer, deployment.now());
+        (changed, tuner.take_events())
+    };
+    deployment.follow(changed, events);
+    deployment.save();
+}
+
+/// Takes the answer to a question about limits.
+pub fn limits_answered(deployment: &mut impl Deployment, question: &LimitsQuestion, answer: &Answer) {
+    let observer = deployment.observer();
+    let (changed, events) = {
+        let mut tuner = deployment.tuner();
+        let changed = tuner.limits_answered(question, answer, &observer, deployment.now());
+        (changed, tuner.take_events())
+    };
+    deployment.follow(changed, events);
+    deployment.save();
+}
+
+/// The backends whose metrics pages are due, each with the pool. The deployment reports each page to
+/// [`Tuner::note_engine`].
+pub fn pages(deployment: &impl Deployment) -> Vec<(Arc<str>, BackendView)> {
+    if !deployment.tuner().has_work() {
+        return Vec::new();
+    }
+    let of = |pool: PoolView| pool.backends.into_iter().map(move |backend| (Arc::clone(&pool.name), backend));
+    deployment.admission().view().into_iter().flat_map(of).filter(|(_, backend)| backend.in_rotation()).collect()
+}
+
+/// The running experiments of operators.
+fn others(deployment: &impl Deployment) -> impl Iterator<Item = Experiment> {
+    let is_other = |one: &Experiment| one.state.phase() == Phase::Running && *one.plan.name != *EXPERIMENT;
+    deployment.experiments().all().into_iter().filter(is_other)
+}
+
+/// Whether an experiment compares pools or backends, whose limits must stay as they are meanwhile.
+fn compares_pools(deployment: &impl Deployment) -> bool {
+    others(deployment).any(|experiment| experiment.plan.arms.iter().any(|arm| arm.pool.is_some()))
+}
+
+/// Why no engine may be restarted now.
+fn why_engines_wait(deployment: &impl Deployment) -> Option<&'static str> {
+    let (config, minute) = (deployment.config(), deployment.minute());
+    let windows = &config.tuner.windows;
+    if !windows.is_empty() && !windows.iter().any(|window| window.contains(minute)) {
+        return Some("engines are restarted in tuner.windows only");
+    }
+    others(deployment).next().map(|_| "an experiment of an operator runs")
+}
