@@ -17,10 +17,9 @@ use crate::job::LabFlow;
 use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab, PlantedFault};
 use sluice_core::base::BackendId;
 use sluice_gateway::config::{Config, TunerMode};
-use sluice_gateway::experiment::Experiments;
 use sluice_gateway::flow::{LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{Admission, BackendView, Cordon, Irreplaceable, PoolView, Replacement, WaitingRequest};
-use sluice_online::drive::{self, Deployment, PAGES_INTERVAL};
+use sluice_gateway::pool::{BackendView, Cordon, Irreplaceable, PoolView, Replacement};
+use sluice_online::drive::{self, Deployment, PAGES_INTERVAL, Parts};
 use sluice_online::{
     Answer, EngineFlag, EngineState, Event, LimitsQuestion, Observer, Question, Restarted, Tuner, TunerReport,
 };
@@ -97,29 +96,16 @@ impl Deployment for LabDeployment<'_> {
         self.now
     }
 
-    /// A run begins at midnight.
-    fn minute(&self) -> u16 {
-        (self.now.as_secs() / 60 % (24 * 60)) as u16
-    }
-
-    fn config(&self) -> Arc<Config> {
-        Arc::clone(&self.lab.config)
-    }
-
-    fn admission(&self) -> &Admission {
-        self.flow.admission()
-    }
-
-    fn waiting(&self) -> Vec<WaitingRequest> {
-        self.admission().waiting(self.start + self.now)
-    }
-
-    fn experiments(&self) -> &Experiments {
-        &self.learned.experiments
-    }
-
-    fn observer(&self) -> Arc<Observer> {
-        Arc::clone(self.flow.recorder().observer())
+    fn parts(&self) -> Parts<'_> {
+        Parts {
+            config: Arc::clone(&self.lab.config),
+            admission: self.flow.admission(),
+            waiting: self.flow.admission().waiting(self.start + self.now),
+            experiments: &self.learned.experiments,
+            observer: self.flow.recorder().observer(),
+            // A run begins at midnight.
+            minute: (self.now.as_secs() / 60 % (24 * 60)) as u16,
+        }
     }
 
     fn tuner(&self) -> impl DerefMut<Target = Tuner> {
@@ -148,7 +134,7 @@ impl Deployment for LabDeployment<'_> {
         let (pools, rules) = (specs::pools(&config), specs::health_rules(&config.health));
         let counters = vec![None; config.models.len()];
         let draft = RoutingTable::draft(Arc::clone(&config), &self.lab.model_names(), &counters, self.learned);
-        self.admission().apply_with(&pools, rules, self.start + self.now, |layout| {
+        self.flow.admission().apply_with(&pools, rules, self.start + self.now, |layout| {
             self.flow.set_routing_table(draft.placed(layout));
         });
         self.flow.drop_unused_tables();
@@ -209,7 +195,7 @@ impl LabDeployment<'_> {
         if let Some(other) = &self.own.restart {
             return Err(Restarted::Blocked(format!("{} is being changed", other.name)));
         }
-        let view = self.admission().view();
+        let view = self.flow.admission().view();
         let (pool, own) = name.split_once('/').unwrap_or_default();
         let all = view.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
         let found = all.zip(self.backends).find(|((of, backend), _)| *of.name == *pool && *backend.name == *own);
@@ -220,7 +206,7 @@ impl LabDeployment<'_> {
         let made = self.own.setups[*engine].with_flag(flag, value).map_err(|error| error.to_string());
         let starts = |setup: &EngineSetup| setup.planted(&self.lab.plants).fault != Some(PlantedFault::RefusesToStart);
         let setup = made.and_then(|setup| if starts(&setup) { Ok(setup) } else { Err("it exits".to_owned()) });
-        self.admission().set_cordon(*backend, Cordon::Draining);
+        self.flow.admission().set_cordon(*backend, Cordon::Draining);
         let step = Step::Drain(self.now + self.lab.config.fleet.drain);
         let (name, backend, engine) = (name.to_owned(), *backend, *engine);
         self.own.restart = Some(Restart { name, backend, engine, setup, crowded, step });

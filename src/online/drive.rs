@@ -35,22 +35,29 @@ pub const PAGES_INTERVAL: Duration = Duration::from_secs(15);
 /// Why the tuner makes no changes during such an experiment.
 const COMPARES: &str = "while an experiment compares pools";
 
+/// The parts of a deployment that the driver reads.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The configuration in force.
+    pub config: Arc<Config>,
+    /// Pools and backends.
+    pub admission: &'a Admission,
+    /// Requests that wait now.
+    pub waiting: Vec<WaitingRequest>,
+    /// The experiments of operators and the tuner.
+    pub experiments: &'a Experiments,
+    /// The observer of finished requests.
+    pub observer: &'a Observer,
+    /// The minute of the day, UTC.
+    pub minute: u16,
+}
+
 /// Pools and engines that the tuner acts on.
 pub trait Deployment {
     /// Time since the tuner's clock began.
     fn now(&self) -> Duration;
-    /// The minute of the day, UTC.
-    fn minute(&self) -> u16;
-    /// The configuration in force.
-    fn config(&self) -> Arc<Config>;
-    /// Pools and backends.
-    fn admission(&self) -> &Admission;
-    /// Requests that wait now.
-    fn waiting(&self) -> Vec<WaitingRequest>;
-    /// The experiments of operators and the tuner.
-    fn experiments(&self) -> &Experiments;
-    /// The observer of finished requests.
-    fn observer(&self) -> Arc<Observer>;
+    /// The parts at this moment.
+    fn parts(&self) -> Parts<'_>;
     /// The tuner, locked.
     fn tuner(&self) -> impl DerefMut<Target = Tuner>;
     /// The states of all engines.
@@ -73,20 +80,20 @@ pub fn look(deployment: &mut impl Deployment) -> Vec<Order> {
     if !deployment.tuner().has_work() {
         return Vec::new();
     }
-    let (observer, view) = (deployment.observer(), deployment.admission().view());
-    let (engines, waiting) = (deployment.engines(&view), deployment.waiting());
-    let (waits, compares) = (why_engines_wait(deployment), compares_pools(deployment));
-    let stopped = deployment.experiments().why_stopped(EXPERIMENT);
+    let parts = deployment.parts();
+    let view = parts.admission.view();
+    let engines = deployment.engines(&view);
+    let stopped = parts.experiments.why_stopped(EXPERIMENT);
     let (changed, orders, events) = {
-        let mut tuner = deployment.tuner();
+        let (mut tuner, observer) = (deployment.tuner(), parts.observer);
         let now = deployment.now();
-        let hindered = tuner.hinder(compares.then_some(COMPARES), &observer, now);
-        let mut orders = stopped.map_or_else(Vec::new, |why| tuner.experiment_stopped(&why, &observer, now));
-        observer.note_waiting(&waiting, now);
-        let changed = tuner.step(&view, &observer, now) || hindered;
-        orders.extend(tuner.step_engines(&engines, waits, &observer, now));
+        let hindered = tuner.hinder(parts.compare_pools().then_some(COMPARES), observer, now);
+        let mut orders = stopped.map_or_else(Vec::new, |why| tuner.experiment_stopped(&why, observer, now));
+        observer.note_waiting(&parts.waiting, now);
+        let changed = tuner.step(&view, observer, now) || hindered;
+        orders.extend(tuner.step_engines(&engines, parts.why_engines_wait(), observer, now));
         let ids = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| backend.id));
-        deployment.admission().set_trials(&ids.zip(tuner.trials(&engines)).collect::<Vec<_>>());
+        parts.admission.set_trials(&ids.zip(tuner.trials(&engines)).collect::<Vec<_>>());
         (changed || orders.contains(&Order::Configure), orders, tuner.take_events())
     };
     deployment.follow(changed, events);
@@ -112,40 +119,38 @@ pub fn carry_out(deployment: &mut impl Deployment, orders: Vec<Order>) {
 
 /// Takes the result of a restart.
 pub fn restarted(deployment: &mut impl Deployment, outcome: Restarted) {
-    let observer = deployment.observer();
-    let (orders, events) = {
-        let mut tuner = deployment.tuner();
-        let orders = tuner.restarted(outcome, &observer, deployment.now());
-        (orders, tuner.take_events())
-    };
-    deployment.follow(orders.contains(&Order::Configure), events);
-    deployment.save();
-    carry_out(deployment, orders);
+    take(deployment, |tuner, parts, now| (false, tuner.restarted(outcome, parts.observer, now)));
 }
 
 /// Takes the answer to a question about flags.
 pub fn answered(deployment: &mut impl Deployment, answer: &Answer) {
-    let (observer, engines) = (deployment.observer(), deployment.engines(&deployment.admission().view()));
-    let waits = why_engines_wait(deployment);
-    let (changed, events) = {
-        let mut tuner = deployment.tuner();
-        let changed = tuner.answered(answer, &engines, waits, &observer, deployment.now());
-        (changed, tuner.take_events())
-    };
-    deployment.follow(changed, events);
-    deployment.save();
+    let engines = deployment.engines(&deployment.parts().admission.view());
+    take(deployment, |tuner, parts, now| {
+        (tuner.answered(answer, &engines, parts.why_engines_wait(), parts.observer, now), Vec::new())
+    });
 }
 
 /// Takes the answer to a question about limits.
 pub fn limits_answered(deployment: &mut impl Deployment, question: &LimitsQuestion, answer: &Answer) {
-    let observer = deployment.observer();
-    let (changed, events) = {
-        let mut tuner = deployment.tuner();
-        let changed = tuner.limits_answered(question, answer, &observer, deployment.now());
-        (changed, tuner.take_events())
+    take(deployment, |tuner, parts, now| {
+        (tuner.limits_answered(question, answer, parts.observer, now), Vec::new())
+    });
+}
+
+/// Gives the tuner a result, and carries out the consequences. `give` returns whether other limits
+/// must be put in force, and orders.
+fn take(
+    deployment: &mut impl Deployment,
+    give: impl FnOnce(&mut Tuner, &Parts<'_>, Duration) -> (bool, Vec<Order>),
+) {
+    let (changed, orders, events) = {
+        let (parts, mut tuner) = (deployment.parts(), deployment.tuner());
+        let (changed, orders) = give(&mut tuner, &parts, deployment.now());
+        (changed || orders.contains(&Order::Configure), orders, tuner.take_events())
     };
     deployment.follow(changed, events);
     deployment.save();
+    carry_out(deployment, orders);
 }
 
 /// The backends whose metrics pages are due, each with the pool. The deployment reports each page to
@@ -155,26 +160,29 @@ pub fn pages(deployment: &impl Deployment) -> Vec<(Arc<str>, BackendView)> {
         return Vec::new();
     }
     let of = |pool: PoolView| pool.backends.into_iter().map(move |backend| (Arc::clone(&pool.name), backend));
-    deployment.admission().view().into_iter().flat_map(of).filter(|(_, backend)| backend.in_rotation()).collect()
+    let view = deployment.parts().admission.view();
+    view.into_iter().flat_map(of).filter(|(_, backend)| backend.in_rotation()).collect()
 }
 
-/// The running experiments of operators.
-fn others(deployment: &impl Deployment) -> impl Iterator<Item = Experiment> {
-    let is_other = |one: &Experiment| one.state.phase() == Phase::Running && *one.plan.name != *EXPERIMENT;
-    deployment.experiments().all().into_iter().filter(is_other)
-}
-
-/// Whether an experiment compares pools or backends, whose limits must stay as they are meanwhile.
-fn compares_pools(deployment: &impl Deployment) -> bool {
-    others(deployment).any(|experiment| experiment.plan.arms.iter().any(|arm| arm.pool.is_some()))
-}
-
-/// Why no engine may be restarted now.
-fn why_engines_wait(deployment: &impl Deployment) -> Option<&'static str> {
-    let (config, minute) = (deployment.config(), deployment.minute());
-    let windows = &config.tuner.windows;
-    if !windows.is_empty() && !windows.iter().any(|window| window.contains(minute)) {
-        return Some("engines are restarted in tuner.windows only");
+impl Parts<'_> {
+    /// The running experiments of operators.
+    fn others(&self) -> impl Iterator<Item = Experiment> {
+        let is_other = |one: &Experiment| one.state.phase() == Phase::Running && *one.plan.name != *EXPERIMENT;
+        self.experiments.all().into_iter().filter(is_other)
     }
-    others(deployment).next().map(|_| "an experiment of an operator runs")
+
+    /// Whether an experiment compares pools or backends, whose limits must stay as they are
+    /// meanwhile.
+    fn compare_pools(&self) -> bool {
+        self.others().any(|experiment| experiment.plan.arms.iter().any(|arm| arm.pool.is_some()))
+    }
+
+    /// Why no engine may be restarted now.
+    fn why_engines_wait(&self) -> Option<&'static str> {
+        let windows = &self.config.tuner.windows;
+        if !windows.is_empty() && !windows.iter().any(|window| window.contains(self.minute)) {
+            return Some("engines are restarted in tuner.windows only");
+        }
+        self.others().next().map(|_| "an experiment of an operator runs")
+    }
 }

@@ -14,17 +14,16 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::app::App;
-use crate::config::{ArgValue, Backend, Config};
-use crate::experiment::Experiments;
+use crate::config::{ArgValue, Backend};
 use crate::fleet::driver::EngineSettings;
 use crate::fleet::{EngineView, RestartError, RestartRequest};
 use crate::lab::forecast::{forecast, forecast_limits};
 use crate::lab::scenario::argv;
 use crate::lab::{EngineSetup, Lab};
-use crate::online::drive::{self, Deployment};
+use crate::online::drive::{self, Deployment, Parts};
 use crate::online::forecast::{Answer, LimitsQuestion, Question};
-use crate::online::{EngineFlag, EngineState, Event, Flags, Observer, Restarted, Tuner};
-use crate::pool::{Admission, PoolView, WaitingRequest};
+use crate::online::{EngineFlag, EngineState, Event, Flags, Restarted, Tuner};
+use crate::pool::PoolView;
 use crate::vllm::flags::table::setting;
 
 const POLL: Duration = Duration::from_millis(500);
@@ -53,29 +52,16 @@ impl Deployment for Live {
         self.0.tuning.started.elapsed()
     }
 
-    fn minute(&self) -> u16 {
+    fn parts(&self) -> Parts<'_> {
         let now = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
-        now.hour().unsigned_abs() as u16 * 60 + now.minute().unsigned_abs() as u16
-    }
-
-    fn config(&self) -> Arc<Config> {
-        self.0.config.load_full()
-    }
-
-    fn admission(&self) -> &Admission {
-        &self.0.admission
-    }
-
-    fn waiting(&self) -> Vec<WaitingRequest> {
-        self.0.admission.waiting(Instant::now())
-    }
-
-    fn experiments(&self) -> &Experiments {
-        &self.0.learned.experiments
-    }
-
-    fn observer(&self) -> Arc<Observer> {
-        Arc::clone(&self.0.tuning.observer)
+        Parts {
+            config: self.0.config.load_full(),
+            admission: &self.0.admission,
+            waiting: self.0.admission.waiting(Instant::now()),
+            experiments: &self.0.learned.experiments,
+            observer: &self.0.tuning.observer,
+            minute: now.hour().unsigned_abs() as u16 * 60 + now.minute().unsigned_abs() as u16,
+        }
     }
 
     fn tuner(&self) -> impl DerefMut<Target = Tuner> {
