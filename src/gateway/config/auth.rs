@@ -96,8 +96,8 @@ table! {
         /// Requests at once, waiting requests included.
         pub in_flight: Option<u32> = optional("no limit").within("1", limits::COUNT).example("64");
         /// Requests per minute. After a pause, a key may send a burst: ten requests or the requests
-        /// of ten seconds, whichever is more, but never more than a minute's. With [cluster], each
-        /// gateway allows a part of the ten, at least one.
+        /// of ten seconds, whichever is more, but never more than the requests of a minute. With
+        /// [cluster], each gateway allows a part of the ten, at least one.
         pub requests_per_minute: Option<u32> = optional("no limit").within("1", limits::COUNT).example("600");
         /// Sequences at once, waiting requests included: the prompts of a request times n, or one
         /// if the request generates nothing. A request that alone exceeds the limit gets 400.
