@@ -250,9 +250,10 @@ table! {
         /// are down, dead or hung count, but leave the rotation however many are out. 0 ejects only
         /// backends that refuse connections, hang, or refuse the gateway's credentials.
         pub max_ejected: f64 = default("0.5").within("0", "1");
-        /// Time without a token after which a backend with running requests is treated as hung,
-        /// even if probes succeed. It is not treated as hung while the engine's counters still
-        /// grow. Heads, pings and empty events of streams are not tokens.
+        /// Time without a token after which the gateway doubts a backend with running requests,
+        /// even if probes succeed. The backend is then treated as hung if the engine's counters
+        /// stand still for a third of this time, too. Heads, pings and empty events of streams are
+        /// not tokens.
         pub stall: Duration = duration("30s");
     }
 }

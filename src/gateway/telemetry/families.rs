@@ -129,10 +129,10 @@ families! {
     QUEUE_LENGTH_MAX: "sluice_queue_length_max" MetricKind::Gauge, &["pool"],
         "Requests that may wait in the pool's queue: queue.length";
     KEY_WORK: "sluice_key_work_seconds_total" MetricKind::Counter, &["pool", "key"],
-        "Engine time in seconds that a fair pool charged to a key since the key was last idle; of the 64 keys with \
-         most";
+        "Engine time in seconds that a fair pool charged to a key since the key was last idle; of 64 keys in each \
+         pool: keys with waiting requests first, then keys with most work";
     KEY_WAITING: "sluice_key_waiting" MetricKind::Gauge, &["pool", "key"],
-        "Requests of a key that wait in a fair pool";
+        "Requests of a key that wait in a fair pool; of the keys of sluice_key_work_seconds_total";
     SHED: "sluice_shed_total" MetricKind::Counter, &["pool", "reason"],
         "Requests refused early for lack of capacity; by home pool";
     SPILL: "sluice_spill_total" MetricKind::Counter, &["from", "to"],
