@@ -1,16 +1,17 @@
 //! The CPU time that admission takes for one request, by the number of backends of its pool.
 //!
-//! One request is its whole life in admission: entering, the first token, what is learned from its stream, its success and
-//! the return of its lease. Every backend carries [`BESIDE`] others meanwhile. Of every 16 prompts one is large. Three
-//! states of the pool:
+//! One request passes through all of admission: it enters, gets its first token, its stream is
+//! learned from, it succeeds, and it returns its lease. Meanwhile every backend carries [`BESIDE`]
+//! other requests. Of every 16 prompts one is large. The pool has one of three states:
 //!
 //! - `room`: every backend has room, so the policy compares them.
-//! - `full`: none has; each request waits, and is granted the room that the oldest one leaves.
-//! - `one free`: a single backend has room, and it is to be found.
+//! - `full`: no backend has room; each request waits, and gets the room that the oldest one leaves.
+//! - `one free`: a single backend has room, and the policy must find it.
 //!
-//! CPU time of this thread, so that other processes change it little: the median of [`ROUNDS`] rounds, in which all sizes
-//! alternate. `cargo bench --bench admission [POLICY [REQUESTS [BACKENDS [STATE]]]]`: with the number of requests in a
-//! round, the number of backends and one state, to count instructions under `valgrind --tool=callgrind`.
+//! CPU time of this thread is measured, because other processes change it little: the median of
+//! [`ROUNDS`] rounds, in which all sizes alternate. `cargo bench --bench admission [POLICY
+//! [REQUESTS [BACKENDS [STATE]]]]`: the number of requests in a round, the number of backends and
+//! one state serve to count instructions under `valgrind --tool=callgrind`.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -26,16 +27,16 @@ use sluice::pool::{
 };
 use tokio::time::Instant;
 
-/// Backends of the pool.
+/// Numbers of backends of the pool.
 const SIZES: [usize; 4] = [2, 16, 64, 256];
-/// Requests that each backend carries beside the measured one.
+/// Requests that each backend carries besides the measured one.
 const BESIDE: usize = 8;
-/// Rounds, of which the median counts.
+/// Number of rounds; the median counts.
 const ROUNDS: usize = 9;
 /// Requests in a round, unless the command line says otherwise.
 const REQUESTS: u32 = 200_000;
 
-/// What is free when a request enters.
+/// Which backends have room when a request enters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
     Everywhere,
@@ -76,7 +77,7 @@ impl Bench {
         bench
     }
 
-    /// The next request; one in 16 is large. A thousand of them take a second.
+    /// The next request; one in 16 is large. A thousand requests arrive per second.
     fn request(&mut self) -> AdmissionRequest {
         self.count += 1;
         self.now += Duration::from_millis(1);

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""How long the metrics page takes with 200 backends and 50 models: `cargo build --release && benches/metrics_page.py`.
+"""The cost of the metrics page with 200 backends and 50 models:
+`cargo build --release && benches/metrics_page.py`.
 
-A gateway with 50 pools of 4 backends, one pair of pools for short and long prompts per two models, before one simulated
-engine at 200 loopback addresses (Linux). Requests of every model come first, so that all series exist. Prints the size of the
-page, the time of a scrape and the gateway's CPU time for it. SLUICE_BIN names another binary.
+A gateway with 50 pools of 4 backends, one pair of pools for short and long prompts per two models,
+in front of one simulated engine at 200 loopback addresses (Linux). Requests of every model come
+first, so that all series exist. Prints the size of the page, the time of a scrape and the gateway's
+CPU time for it. SLUICE_BIN names another binary.
 """
 import concurrent.futures
 import json

@@ -1,14 +1,15 @@
-//! Speed of the simulator's engine on virtual time: the CPU time of one simulated hour of one server.
+//! Speed of the simulator's engine on virtual time: the CPU time of one simulated hour of one
+//! server.
 //!
-//! `cargo bench --bench simulator [HOURS]`. Open loop with Poisson arrivals from a seed; an H200 with an 8B model. CPU time is
-//! user and system time of the process. Nothing is asserted.
+//! `cargo bench --bench simulator [HOURS]`. Open loop with Poisson arrivals from a seed; an H200
+//! with an 8B model. CPU time is user and system time of the process. Nothing is asserted.
 //!
 //! | load | requests |
 //! |---|---|
-//! | chat | 50 a second, 512 prompt tokens, 128 output tokens: near what this server can do |
+//! | chat | 50 a second, 512 prompt and 128 output tokens: near the limit of this server |
 //! | chat, one prefix | the same, with a prefix of 400 tokens that all prompts share |
 //! | mixed | 15 a second of 200 and 128 tokens, 1 a second of 16,000 and 64 |
-//! | crowded | 50 a second of 512 and 128 on a cache of 2,000 blocks: preemptions and a queue that grows |
+//! | crowded | 50 a second of 512 and 128, 2,000 cache blocks: preemptions and a growing queue |
 
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ fn run(kinds: &[Kind], blocks: Option<u32>, until: f64) -> Run {
 }
 
 fn main() {
-    // `cargo bench` passes flags of its own.
+    // `cargo bench` passes additional flags.
     let hours: f64 = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(1.0);
     let chat: &[Kind] = &[(50.0, 512, 128, 0)];
     let shared: &[Kind] = &[(50.0, 512, 128, 400)];

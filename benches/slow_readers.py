@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Clients that read slowly beside honest ones: what the honest ones feel, and what it costs.
+"""Clients that read slowly, next to honest ones: the effect on the honest clients, and the cost.
 
     cargo build --release && benches/slow_readers.py [--readers 10000] [--seconds 90]
 
-Two simulated engines, a gateway before them, and 30 honest requests a second, which `sluice bench`
-measures: first alone, then beside clients that each read 1 KB/s of a long stream, half of them with
-HTTP/1.1 and half with HTTP/2 (100 streams a connection). Prints the P99 TTFT of both runs, the
-gateway's memory and buffers, and the TPOT of the engines by the gateway's metrics and by their own.
-Another binary: `SLUICE_BIN`. Needs the Python package h2 for the half with HTTP/2.
+Two simulated engines, a gateway in front of them, and 30 honest requests a second, which
+`sluice bench` measures: first alone, then next to clients that each read 1 KB/s of a long stream,
+half of them with HTTP/1.1 and half with HTTP/2 (100 streams per connection). Prints the P99 TTFT of
+both runs, the gateway's memory and buffers, and the TPOT of the engines by the gateway's metrics
+and by their own. `SLUICE_BIN` names another binary. The half with HTTP/2 needs the Python package
+h2.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def ready(url, child):
 
 
 def bench(port, seconds):
-    """The P99 TTFT of honest requests, in milliseconds, and how many completed."""
+    """The P99 TTFT of honest requests, in milliseconds, and the number of completed requests."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "result.json")
         argv = [BINARY, "bench", "--base-url", f"http://127.0.0.1:{port}", "--model", "m", "--request-rate", str(RATE),

@@ -1,12 +1,15 @@
-//! The lag of the simulator: many streams from one `sluice sim` process on one core, compared with virtual time.
+//! The lag of the simulator: many streams from one `sluice sim` process on one core, compared with
+//! virtual time.
 //!
-//! `cargo build --release && cargo bench --bench streams [STREAMS] [SECONDS]`. Starts `target/release/sluice sim` (or
-//! `SLUICE_BIN`) bound to core 0, binds itself to core 1, opens STREAMS streams (default 2,000; 64 prompt tokens,
-//! ignore_eos) and measures the gaps between events for SECONDS (default 6) in the middle, when all streams decode.
+//! `cargo build --release && cargo bench --bench streams [STREAMS]
+//! [SECONDS]`. Starts `target/release/sluice sim` (or `SLUICE_BIN`) bound to core 0, binds itself
+//! to core 1, opens STREAMS streams (default 2,000; 64 prompt tokens, ignore_eos) and measures the
+//! gaps between events in the middle, when all streams decode: about SECONDS (default 6).
 //!
-//! It prints the gaps that the client measured and those of the same steps on virtual time; the difference is lag. It also
-//! prints how much of its core the server used: near 1, the core is the limit. Needs `taskset`
-//! (util-linux), two cores and an open-file limit of STREAMS + 100 or more. Nothing is asserted.
+//! It prints the gaps that the client measured and the gaps of the same steps on virtual time; the
+//! difference is lag. It also prints how much of its core the server used: near 1, the core is the
+//! limit. Needs `taskset` (util-linux), two cores and an open-file limit of STREAMS + 100 or more.
+//! Nothing is asserted.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,7 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const PROMPT: u32 = 64;
 
-/// Ends the server with the program.
+/// A server that is killed when it is dropped.
 struct Server(Child);
 
 impl Drop for Server {
@@ -54,7 +57,7 @@ fn wait_for(address: SocketAddr) {
     panic!("the server does not respond on {address}");
 }
 
-/// CPU seconds of a process so far.
+/// CPU seconds of a process since it started.
 fn cpu(id: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
@@ -62,7 +65,8 @@ fn cpu(id: u32) -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// Reads one stream to its end; the times of reads that brought events, with how many.
+/// Reads one stream to its end; returns the time of each read that brought events, and their
+/// number.
 async fn follow(address: SocketAddr, number: u32, tokens: u32) -> Vec<(Instant, u32)> {
     let prompt: Vec<String> = (0..PROMPT).map(|at| (number * PROMPT + at).to_string()).collect();
     let body = format!(
@@ -120,7 +124,8 @@ fn main() {
     let mut numbers = std::env::args().skip(1).filter_map(|word| word.parse::<u32>().ok());
     let (streams, seconds) = (numbers.next().unwrap_or(2_000), f64::from(numbers.next().unwrap_or(6)));
     let step = simulated(streams, 12).first().copied().unwrap_or(20.0);
-    // Long enough for the middle, without preemption: all contexts still fit the cache of this GPU at their ends.
+    // Enough tokens for the middle, but no preemption: all contexts fit the cache of this GPU even
+    // at their ends.
     let blocks = SimConfig::new("m", Profile::named("h200-llama-8b").expect("built in")).engine.num_blocks;
     let room = (blocks / streams.max(1)).saturating_sub(1) * 16;
     let tokens = (((seconds + 8.0) * 1e3 / step) as u32).min(room.saturating_sub(PROMPT)).max(8);
@@ -146,7 +151,7 @@ fn main() {
         }
         (lives, watch.await.expect("watched"))
     });
-    // The middle: every stream has begun, none has ended.
+    // The middle: every stream has begun and none has ended.
     let begun = lives.iter().filter_map(|life| Some(life.first()?.0)).max().expect("streams");
     let ended = lives.iter().filter_map(|life| Some(life.last()?.0)).min().expect("streams");
     let (mut gaps, mut merged, mut reads) = (Vec::new(), 0, 0u64);

@@ -1,10 +1,10 @@
 //! The cost of recording one finished request, and of writing the metrics page.
 //!
-//! The page of a large deployment should take less than 50 ms; `tests/observability/scale.rs` bounds its series, and
-//! `metrics_page.py` measures a whole scrape.
+//! The page of a large deployment should take less than 50 ms; `tests/observability/scale.rs`
+//! bounds its series, and `metrics_page.py` measures a whole scrape.
 //!
-//! Recording is on the path of every request, after its last byte: it should stay near a microsecond, and is measured
-//! without an access log, with one, and from four threads at once.
+//! Every request is recorded after its last byte: this should take about a microsecond, and is
+//! measured without an access log, with one, and from four threads at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ fn page(c: &mut Criterion) {
     );
 }
 
-/// What criterion runs; in a module of its own because the macro's function has no documentation.
+/// The group of benchmarks; in a separate module because the macro's function has no documentation.
 mod group {
     use super::*;
     criterion_group!(benches, recording, page);

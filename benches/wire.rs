@@ -1,7 +1,7 @@
 //! The cost of parsing: a body of each size, and a stream of 64 events in few and in many chunks.
 //!
-//! Budget for the whole proxy: 72 us for an unpaced stream of 64 events, 180 us with a prompt of 400 KB. This part of it should
-//! stay near 10 us and 60 us. `cargo bench --bench wire`.
+//! Budget for the whole proxy: 72 us for an unpaced stream of 64 events, 180 us with a prompt of
+//! 400 KB. Parsing should stay near 10 us and 60 us. `cargo bench --bench wire`.
 
 use std::hint::black_box;
 
@@ -42,7 +42,7 @@ fn read(c: &mut Criterion) {
     for (name, unit) in [
         ("code", "    let x = f(\"a\", 1);\n\treturn x;\n"),
         ("cjk", "\u{6f22}\u{5b57}\u{3068}\u{304b}\u{306a}\u{3002}"),
-        // A client chooses how much of its text is escaped.
+        // A client decides how much of its text is escaped.
         ("line breaks", "\n"),
         ("code units", "\u{1}"),
     ] {
@@ -89,7 +89,8 @@ fn meter(c: &mut Criterion) {
     }
 }
 
-/// A module of its own, because the macro makes a public function without documentation.
+/// The group of benchmarks; in a separate module, because the macro makes a public function without
+/// documentation.
 mod group {
     use super::{meter, read};
     criterion::criterion_group!(benches, read, meter);

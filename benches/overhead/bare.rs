@@ -1,9 +1,11 @@
-//! The lower bound: pingora's `HttpServerApp` and `Connector` forwarding chunk by chunk, without the gateway's work.
+//! The lower bound: pingora's `HttpServerApp` and `Connector` forwarding chunk by chunk, without
+//! the gateway's work.
 //!
-//! It shows what the HTTP library costs, so that the cost of the gateway can be split into pingora's part and its own. Each
-//! chunk read on one side is written at once to the other side, one write per chunk: the simplest program that is correct
-//! for the rows measured here. It copies headers except `transfer-encoding` towards upstream (pingora frames the body),
-//! keeps connections alive on both sides, and closes them when anything fails.
+//! It shows the cost of the HTTP library, so that the gateway's cost can be split into pingora's
+//! part and its own. Each chunk read on one side is written at once to the other side, one write
+//! per chunk: the simplest correct program for the rows measured here. It copies headers except
+//! `transfer-encoding` to the upstream (pingora frames the body), keeps connections alive on both
+//! sides, and closes them when anything fails.
 //!
 //! It does not watch for a client that leaves, retry, time out, meter or log.
 
@@ -20,7 +22,7 @@ use pingora::server::{Server, ShutdownWatch};
 use pingora::services::listening::Service;
 use pingora::upstreams::peer::HttpPeer;
 
-/// How long an upstream connection may idle: under the 5 s after which vLLM closes it.
+/// Time that an upstream connection may idle: less than the 5 s after which vLLM closes it.
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 
 struct Bare {
@@ -66,7 +68,7 @@ impl HttpServerApp for Bare {
     }
 }
 
-/// Serve on `listen` until the process is ended.
+/// Serves on `listen` until the process is ended.
 pub(crate) fn run(listen: &str, backend: &str, threads: usize) {
     let conf = ServerConf {
         threads,

@@ -1,23 +1,23 @@
 //! Mock engine: serves `/v1/chat/completions` and `/v1/completions` with bytes shaped like vLLM's.
 //!
-//! Its cost must be small and constant, so it uses plain tokio sockets and formats every event once, at the start. Responses
-//! do not depend on the prompt, so a client can compare a proxied response with a direct one byte by byte.
+//! Its cost is small and constant: plain tokio sockets, and every event is formatted once, at the
+//! start. Responses do not depend on the prompt, so a proxied response equals a direct one byte by
+//! byte.
 //!
-//! A request sets its pace in headers, or in a text anywhere in the body, since some proxies drop unknown headers:
+//! A request sets its pace in headers, or in a text in the body, since some proxies drop headers:
 //!
 //! | header | body text `mock:first=0,interval=5,chunks=64;` | meaning |
 //! |---|---|---|
 //! | `x-mock-first-ms` | `first` | time before the first event, milliseconds |
-//! | `x-mock-interval-ms` | `interval` | time between content events; 0: back to back, each its own write |
+//! | `x-mock-interval-ms` | `interval` | time between content events; 0: no pause |
 //! | `x-mock-chunks` | `chunks` | content events of the response |
-//! | `x-mock-burst` | `burst` | 1: the whole response in one write, like a server that has fallen behind |
+//! | `x-mock-burst` | `burst` | 1: the whole response in one write |
 //!
-//! Streams: head, role event (chat only), `chunks` content events of which the last carries the finish reason, usage
-//! event when `include_usage` was requested, `[DONE]`; each one chunk and one write, as uvicorn does. The response header
-//! `x-mock-body` is the length and xxh3 of the received request body; `GET /mock/last` returns its SHA-256.
-//!
-//! Bounds: heads of 64 KiB, bodies of 64 MiB, one request at a time per connection. A client that leaves is noticed
-//! between events and counted as `abort`. There is no batching, no queueing and no check of fields.
+//! A stream is head, role event (chat only), `chunks` content events (the last has the finish
+//! reason), usage event if `include_usage` was requested, `[DONE]`; each is one chunk and one
+//! write, as in uvicorn. `x-mock-body` in the response is the length and xxh3 of the request body;
+//! `GET /mock/last` returns its SHA-256. Bounds: heads of 64 KiB, bodies of 64 MiB, one request at
+//! a time per connection. A client that leaves is noticed between events and counted as `abort`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -60,8 +60,8 @@ pub(crate) struct Counters {
     pub(crate) lost: AtomicU64,
     /// Bytes of all request bodies.
     pub(crate) body_bytes: AtomicU64,
-    /// Streamed responses whose first content was written, and the sum of their delays past the requested time, ns: not
-    /// to be attributed to the measured client.
+    /// Streamed responses whose first content was written, and their total delay past the requested
+    /// time, ns: not caused by the measured client.
     first_late: [AtomicU64; 2],
     /// Set while the engine is being killed, so that dropped responses count as `lost`.
     pub(crate) killed: AtomicBool,
@@ -161,7 +161,7 @@ impl Frames {
         if i + 1 == chunks { &self.last } else { &self.words[i as usize % WORDS.len()] }
     }
 
-    /// What follows the content: usage if the body asks for it, and `[DONE]`.
+    /// The events after the content: usage if the body asks for it, and `[DONE]`.
     fn end(&self, body: &[u8], chunks: u64) -> Vec<Vec<u8>> {
         let usage = says(body, "include_usage", "true").then(|| self.usage(chunks));
         usage.into_iter().chain([frame("[DONE]")]).collect()
@@ -180,7 +180,7 @@ fn usage(chunks: u64) -> String {
     format!(r#"{{"prompt_tokens":256,"total_tokens":{},"completion_tokens":{chunks}}}"#, 256 + chunks)
 }
 
-/// A socket with a backlog for bursts: the usual backlog of 128 overflows when 256 streams are opened at once.
+/// A socket with a long backlog: the usual 128 overflows when 256 streams are opened at once.
 fn listen(address: &str) -> anyhow::Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -188,7 +188,7 @@ fn listen(address: &str) -> anyhow::Result<TcpListener> {
     Ok(socket.listen(4_096)?)
 }
 
-/// Listen on `address`, print it on stdout, serve until the process ends.
+/// Listens on `address`, prints it on stdout, serves until the process ends.
 pub(crate) async fn listen_and_serve(address: &str) -> anyhow::Result<()> {
     let listener = listen(address).with_context(|| format!("cannot listen on {address}"))?;
     println!("engine on http://{}", listener.local_addr()?);
@@ -196,7 +196,7 @@ pub(crate) async fn listen_and_serve(address: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serve connections from `listener` for ever; dropping the future closes all of them.
+/// Serves connections from `listener` for ever; dropping the future closes all of them.
 pub(crate) async fn serve(listener: TcpListener, counters: Arc<Counters>) {
     let frames = Arc::new([Frames::chat(), Frames::completions()]);
     let mut connections = JoinSet::new();
@@ -206,7 +206,7 @@ pub(crate) async fn serve(listener: TcpListener, counters: Arc<Counters>) {
                 let Ok((socket, _)) = accepted else { continue };
                 let (frames, counters) = (Arc::clone(&frames), Arc::clone(&counters));
                 connections.spawn(async move {
-                    // A connection ends when its client leaves; the counters record it.
+                    // The error of a client that leaves is ignored; the counters record it.
                     let _ = connection(socket, &frames, &counters).await;
                 });
             }
@@ -283,7 +283,7 @@ fn reply(status: &str, kind: &str, extra: &str, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Write the response to one generation request.
+/// Writes the response to one generation request.
 ///
 /// # Errors
 /// When the client left; the request then counts as aborted.
@@ -361,7 +361,7 @@ fn plain(frames: &Frames, chunks: u64) -> String {
     )
 }
 
-/// Wait until `due`, noticing a client that leaves meanwhile.
+/// Waits until `due`; fails if the client leaves meanwhile.
 async fn wait(socket: &mut TcpStream, due: Instant) -> anyhow::Result<()> {
     if due <= Instant::now() {
         return Ok(());
@@ -371,13 +371,13 @@ async fn wait(socket: &mut TcpStream, due: Instant) -> anyhow::Result<()> {
         () = sleep_until(due) => Ok(()),
         n = socket.peek(&mut byte) => match n? {
             0 => bail!("the client left"),
-            // The client has sent its next request: finish this response first.
+            // The client has sent its next request: this response is finished first.
             _ => { sleep_until(due).await; Ok(()) }
         },
     }
 }
 
-/// Does the JSON text hold `"key":value`, with or without one blank?
+/// Whether the JSON text has `"key":value`, with or without one blank.
 fn says(body: &[u8], key: &str, value: &str) -> bool {
     ["", " "].iter().any(|gap| memmem::find(body, format!("\"{key}\":{gap}{value}").as_bytes()).is_some())
 }
@@ -406,7 +406,7 @@ enum Framing {
     Chunked,
 }
 
-/// Read one request; `None` when the client closed between requests.
+/// Reads one request; `None` when the client closed between requests.
 async fn read_request(socket: &mut TcpStream, buffer: &mut BytesMut) -> anyhow::Result<Option<Request>> {
     let (mut request, framing, expects) = loop {
         if let Some(found) = parse_head(buffer)? {

@@ -1,17 +1,21 @@
-//! Load generator: a closed loop of keep-alive streams over raw sockets, cheap enough to share two cores with a proxy.
+//! Load generator: a closed loop of keep-alive streams over raw sockets, cheap enough to share two
+//! cores with a proxy.
 //!
-//! Each of `--streams` tasks sends the same request again and again until all tasks together have started `--requests`, or
-//! until `--seconds` have passed. Times count from just before the request is written:
+//! Each of `--streams` tasks sends the same request again and again until all tasks together have
+//! started `--requests`, or until `--seconds` have passed. Times count from just before the request
+//! is written:
 //!
-//! - `ttft`: to the read that completes the first event with content (for a plain response: the first byte of its body)
+//! - `ttft`: to the read that completes the first event with content (for a plain response: the
+//!   first byte of its body)
 //! - `e2el`: to the read that completes the response
 //!
-//! The result is one line of JSON on stdout: counts, exact percentiles in microseconds, digests of the decoded responses,
-//! whether request bodies reached the engine unchanged, and failures by kind (a response that is not 200 or has the wrong
-//! number of events is a failure).
+//! The result is one line of JSON on stdout: counts, exact percentiles in microseconds, digests of
+//! the decoded responses, whether request bodies reached the engine unchanged, and failures by kind
+//! (a response that is not 200 or has the wrong number of events is a failure).
 //!
-//! With `--hold` it opens all streams, waits for the first content of each, prints how many have it, and keeps them open until
-//! it is killed. It works with the mock engine only; `sluice bench` measures real engines.
+//! With `--hold` it opens all streams, waits for the first content of each, prints how many have
+//! it, and keeps them open until it is killed. It works with the mock engine only; `sluice bench`
+//! measures real engines.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -85,7 +89,7 @@ struct Tally {
     events: u64,
 }
 
-/// Run the load and print its result.
+/// Runs the load and prints its result.
 ///
 /// # Errors
 /// When the target cannot be reached at all.
@@ -122,7 +126,8 @@ struct Request {
     seen: String,
 }
 
-/// The request, head and body. Its prompt is prose of varied words, so that a proxy that reads prompts has realistic work.
+/// Builds the request, head and body. The prompt is prose of varied words, so that a proxy that
+/// reads prompts has realistic work.
 fn build(load: &Load) -> Request {
     const WORDS: [&str; 12] =
         ["gate", "river", "the", "of", "a", "lock", "sluice", "opens", "2026", "slowly", "\\nand", "\\\"water\\\""];
@@ -199,7 +204,8 @@ async fn exchange(
             break;
         }
         reply.feed(&buffer[..n])?;
-        // A chat stream opens with the role event: content has begun when the second event is complete.
+        // A chat stream opens with the role event: content has begun when the second event is
+        // complete.
         if first.is_none() && (reply.events >= 2 || load.plain && reply.bytes > 0) {
             first = Some(begun.elapsed());
         }
@@ -220,7 +226,7 @@ impl Tally {
         first: Duration,
         whole: Duration,
     ) -> anyhow::Result<()> {
-        // Role, content, [DONE].
+        // Role event, content events and [DONE]; the last content event has the finish reason.
         let expected = if load.plain { 0 } else { load.chunks + 2 };
         if reply.status != 200 {
             bail!("status {}: {}", reply.status, String::from_utf8_lossy(&reply.start));
@@ -298,7 +304,7 @@ async fn hold(load: Load, request: Request) -> anyhow::Result<()> {
                 Err(e) => (Err(e), None),
             };
             let _ = opened.send(report).await;
-            // Keep reading, as a client would, so that the stream flows.
+            // Keeps reading, as a client would, so that the stream flows.
             if let Some(mut socket) = socket {
                 let mut sink = [0_u8; 1024];
                 while matches!(socket.read(&mut sink).await, Ok(1..)) {}

@@ -1,14 +1,16 @@
 //! Tools for the side-by-side overhead measurement: a mock engine, a load generator and a peer.
 //!
-//! `benches/overhead/run` starts this program and prints the table. It is one executable with three commands, so that only
-//! one must be linked:
+//! `benches/overhead/run` starts this program and prints the table. It is one executable with three
+//! commands, so that only one must be linked:
 //!
 //! - `engine`: responds like vLLM, at minimal cost, at the pace set by the request (`engine.rs`)
 //! - `load`: closed-loop client that times the first content and the whole response (`load.rs`)
-//! - `bare`: pingora's `HttpServerApp` forwarding chunk by chunk, without the gateway's work (`bare.rs`)
+//! - `bare`: pingora's `HttpServerApp` forwarding chunk by chunk, without the gateway's work
+//!   (`bare.rs`)
 //!
-//! None of it is part of the product. Without a command, as `cargo bench` starts it, it names `benches/overhead/run`: all peers
-//! must be measured in one run, which one process cannot do.
+//! None of it is part of the product. Without a command, as `cargo bench` starts it, the program
+//! only names `benches/overhead/run`: all peers must be measured in one run, which one process
+//! cannot do.
 
 mod bare;
 mod engine;
@@ -66,7 +68,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// One thread on purpose: the tools must leave the cores to the proxy that is measured.
+/// Runs `work` on one thread: the tools must leave the cores to the measured proxy.
 fn run(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }

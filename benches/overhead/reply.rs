@@ -1,11 +1,13 @@
-//! Incremental reader of one HTTP/1.1 response: enough to time it and to compare it, nothing more.
+//! Incremental reader of one HTTP/1.1 response: enough to time and to compare it.
 //!
-//! `feed` takes bytes as they arrive in any split and reports what is known so far: status, events seen, end reached.
-//! Framing: `content-length`, `chunked`, or the end of the connection. Decoded bytes are hashed (xxh3), so that an
-//! response through a proxy can be compared with a direct one without storing either.
+//! `feed` takes bytes as they arrive in any split; the fields have the known state: status, events
+//! seen, end reached. Framing: `content-length`, `chunked`, or the end of the connection. Decoded
+//! bytes are hashed (xxh3), so that a response through a proxy can be compared with a direct one
+//! without storing either.
 //!
-//! Events are counted by their closing blank line, which is how vLLM frames them (`\n\n`). Bound: a head of 64 KiB.
-//! It does not decode content or decide which event carries text: the caller knows what the mock engine sends.
+//! Events are counted by their closing blank line, as vLLM frames them (`\n\n`). Bound: a head of
+//! 64 KiB. The reader does not decode content or decide which event carries text: the caller knows
+//! the events of the mock engine.
 
 use std::hash::Hasher as _;
 
@@ -49,21 +51,22 @@ pub(crate) struct Reply {
     pub(crate) events: u64,
     /// Decoded body bytes so far.
     pub(crate) bytes: u64,
-    /// Value of `x-mock-body`: length and hash of the request body as the engine got it.
+    /// Value of `x-mock-body`: length and hash of the request body as the engine received it.
     pub(crate) request_seen: Option<String>,
     /// The server sent `connection: close`.
     pub(crate) close: bool,
     /// The response carries `retry-after`.
     pub(crate) retry_after: bool,
-    /// First bytes of the body, for messages: as many as were requested.
+    /// First bytes of the body, for messages: at most `keep` of them.
     pub(crate) start: Vec<u8>,
     keep: usize,
-    /// Last bytes of the body: at least as many as it takes to distinguish an error event from `[DONE]`.
+    /// Last bytes of the body: as many as distinguish an error event from `[DONE]`.
     end: [u8; END],
 }
 
 impl Reply {
-    /// A response of which nothing has arrived; the first `keep` bytes of its body are kept.
+    /// A response of which nothing has arrived yet; it will keep the first `keep` bytes of its
+    /// body.
     pub(crate) fn keeping(keep: usize) -> Self {
         Self {
             state: State::Head,
@@ -92,19 +95,20 @@ impl Reply {
         self.hash.finish()
     }
 
-    /// A stream that came to its end without `[DONE]`: the response failed after it had begun.
+    /// Whether a stream has events but does not end with `[DONE]`: the response failed after it had
+    /// begun.
     pub(crate) fn failed_inside(&self) -> bool {
         self.events > 0 && self.end != *b"data: [DONE]\n\n"
     }
 
-    /// The connection ended: that completes a response framed by it.
+    /// The connection has ended, which completes a response that is framed by the connection.
     pub(crate) fn end(&mut self) {
         if self.state == State::UntilClose {
             self.state = State::Done;
         }
     }
 
-    /// Take the next bytes of the connection.
+    /// Takes the next bytes of the connection.
     ///
     /// # Errors
     /// When they are not an HTTP/1.1 response.

@@ -12,10 +12,10 @@ use crate::config;
 /// The flags that name the gateway.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AdminPort {
-    /// The admin port
+    /// Address of the admin port of the gateway
     #[arg(long, value_name = "URL", global = true, env = "SLUICE_ADMIN", default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
     admin: String,
-    /// The admin token, if the gateway has one
+    /// Admin token of the gateway, if it has one
     #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
     token: Option<String>,
 }

@@ -51,7 +51,7 @@ enum Command {
     Drain {
         /// The backend, such as gpu0 or short/gpu0
         name: String,
-        /// Wait until nothing is in flight
+        /// Wait until the backend has no requests in flight
         #[arg(long)]
         wait: bool,
     },
@@ -59,34 +59,34 @@ enum Command {
     /// requests
     ///
     /// If the engine does not start with the new flags, or dies or hangs before it has served for
-    /// fleet.settle, it starts again with the flags before them, and `sluice backend list` says
-    /// why.
+    /// fleet.settle, the gateway starts it again with the previous flags. `sluice backend list`
+    /// says why.
     Restart {
         /// The backend, such as gpu0 or short/gpu0
         name: String,
         /// Change a flag of the engine, such as max-num-seqs=32 or --max-num-seqs=32 (repeatable)
         #[arg(long = "set", value_name = "FLAG=VALUE", allow_hyphen_values = true)]
         set: Vec<String>,
-        /// Drop flags that were changed earlier: start from the configuration
+        /// Drop earlier changes of flags: start from the flags in the configuration
         #[arg(long)]
         reset: bool,
-        /// Restart even if no other backend can serve its models: requests wait in the queue
+        /// Restart even if no other backend can serve the same models: requests wait in the queue
         #[arg(long)]
         hold: bool,
-        /// Cut requests that outlast the drain (fleet.drain), instead of abandoning the restart
+        /// Cut requests that outlast the drain (fleet.drain), instead of giving up the restart
         #[arg(long)]
         cut: bool,
-        /// Wait until the engine serves again
+        /// Wait until the restarted engine serves
         #[arg(long)]
         wait: bool,
     },
-    /// Print the log of an engine that the gateway runs, or the output of its commands (control)
+    /// Print the log of an engine that the gateway runs, or the output of the commands (control)
     Logs(LogsArgs),
     /// Put a backend back into rotation; an engine on hold is started again
     Enable {
         /// The backend, such as gpu0 or short/gpu0
         name: String,
-        /// Wait until it is in rotation
+        /// Wait until the backend is in rotation
         #[arg(long)]
         wait: bool,
     },

@@ -35,8 +35,8 @@ pub struct CheckArgs {
     /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Ask every backend instead of printing the configuration: whether it responds, its version,
-    /// and whether it serves the models of its pool
+    /// Ask every backend instead of printing the configuration: whether the backend responds, the
+    /// version, and whether it serves the models of the pool
     #[arg(long)]
     pub probe: bool,
     /// Print errors only

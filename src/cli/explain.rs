@@ -13,7 +13,7 @@ use crate::config::Suggestion;
 
 const PAGE: &str = include_str!("../../.github/docs/errors.md");
 
-/// Explain an error by its code, or list all codes.
+/// Explain an error code, or list all codes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExplainArgs {
     /// Codes from an error body, the header x-sluice-error or a message of sluice

@@ -68,12 +68,12 @@ enum Command {
     Tuner(tuner::TunerArgs),
     /// Drain, restart and enable backends of a running gateway
     Backend(backend::BackendArgs),
-    /// Let a running gateway read its configuration file again
+    /// Make a running gateway read the configuration file again
     Reload(reload::ReloadArgs),
     /// Simulate `vllm serve` on a GPU of your choice
     #[command(disable_help_flag = true)]
     Sim(sim::SimArgs),
-    /// Explain an error by its code, or list all codes
+    /// Explain an error code, or list all codes
     Explain(explain::ExplainArgs),
     /// Print the version
     Version,

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::admin_command::{AdminPort, with_client};
 use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT};
 
-/// Let a running gateway read its configuration file again.
+/// Make a running gateway read the configuration file again.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Exit status: 0 reloaded, 1 refused: nothing has changed, and the problems are listed")]
 pub struct ReloadArgs {

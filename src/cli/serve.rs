@@ -50,11 +50,11 @@ Metrics are at /metrics on the admin port.")]
 pub struct ServeArgs {
     #[command(flatten)]
     file: ConfigFile,
-    /// A vLLM server, such as http://127.0.0.1:8000 (repeatable; instead of a file). Each prefills
-    /// one long prompt at a time
+    /// A vLLM server, such as http://127.0.0.1:8000 (repeatable; instead of a file). Each server
+    /// prefills one long prompt at a time
     #[arg(long, value_name = "URL", conflicts_with = "the file")]
     pub backend: Vec<String>,
-    /// A vLLM server for long prompts (repeatable): makes a short and a long pool
+    /// A vLLM server for long prompts (repeatable): the gateway then has a short and a long pool
     #[arg(long, value_name = "URL", requires = "backend")]
     pub long: Vec<String>,
     /// Prompts of this many tokens or more are long, with --backend [default: 5k]
@@ -66,8 +66,8 @@ pub struct ServeArgs {
     /// Address for metrics and the admin API, with --backend [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS", requires = "backend")]
     pub admin: Option<String>,
-    /// Take the place of the gateway that runs with this file: no connection is refused, no stream
-    /// cut
+    /// Take the place of the gateway that runs with this file: no connection is refused, and no
+    /// stream is cut
     #[arg(long, conflicts_with = "backend")]
     pub upgrade: bool,
     /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)

@@ -27,7 +27,7 @@ pub struct TunerArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Show the tuner's activity, the changes that it would make and why, and past changes
+    /// Show the tuner's activity, the proposed changes with their reasons, and past changes
     Show {
         /// Print JSON
         #[arg(long)]
@@ -36,14 +36,14 @@ enum Command {
         #[arg(long, default_value_t = 10, value_name = "N")]
         events: usize,
     },
-    /// Let the tuner make a change that it proposed (tuner.mode = "approve")
+    /// Approve a proposed change (tuner.mode = "approve")
     Approve {
         /// The number of the proposal
         id: String,
     },
-    /// Let the tuner make no changes; a change on trial is undone
+    /// Stop all changes by the tuner; a change on trial is undone
     Freeze,
-    /// Let the tuner go on
+    /// Let a frozen tuner make changes again
     Resume,
     /// Put the limits of the configuration file in force again
     Reset,

@@ -1,7 +1,8 @@
-//! An engine that counts what it runs: the peak is what the tests are about.
+//! An engine that counts the requests that it runs: the tests check the peak.
 //!
-//! Like `vllm serve` as far as a gateway sees: `/health`, `/v1/models`, `/metrics` and streams at `/v1/completions`. It has no limit of
-//! its own. A request counts from when it has arrived until its last token, or until its connection is found to be closed.
+//! A gateway sees the same as from `vllm serve`: `/health`, `/v1/models`, `/metrics` and streams at
+//! `/v1/completions`. The engine has no limit. A request counts from the arrival of its head until
+//! its last token, or until its connection is found to be closed.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-/// Between two tokens.
+/// Pause between two tokens.
 const TOKEN: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
@@ -29,7 +30,7 @@ pub(crate) struct Engine {
     peak: AtomicI64,
 }
 
-/// One request that runs.
+/// One running request.
 struct Running(Arc<Engine>);
 
 impl Drop for Running {
@@ -75,7 +76,7 @@ impl Engine {
         self.running.load(SeqCst)
     }
 
-    /// The most that ran at once since the last call.
+    /// The maximum of concurrent requests since the last call.
     pub(crate) fn peak(&self) -> i64 {
         self.peak.swap(self.running(), SeqCst)
     }
@@ -115,7 +116,7 @@ async fn generate(running: Running, tokens: u64, sender: mpsc::Sender<Bytes>) {
     for _ in 0..tokens {
         sleep(TOKEN).await;
         let event = r#"data: {"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":"a","finish_reason":null}]}"#;
-        // A full channel is a slow reader; a closed one has left.
+        // A full channel means a slow reader; a closed channel means that the reader has left.
         if sender.send(Bytes::from(format!("{event}\n\n"))).await.is_err() {
             return;
         }

@@ -1,4 +1,8 @@
-//! A store for the gateways under test: a small part of etcd's JSON API in this process, or a real etcd.
+//! A store for the gateways under test: a small part of etcd's JSON API in this process, or a real
+//! etcd.
+//!
+//! The store in this process can be slow, silent or wrong ([`Mood`]); the real one is the program
+//! in `SLUICE_ETCD`, or `etcd`.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -28,18 +32,18 @@ use crate::ports::free_port;
 /// The key of the ledger.
 const LEDGER: &str = "sluice-ledger";
 
-/// What the store in this process does with a request.
+/// How the store in this process treats a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Mood {
     #[default]
     Well,
     /// It accepts connections and does not answer.
     Silent,
-    /// It answers after so long.
+    /// It answers after this time.
     Slow(Duration),
-    /// It writes, and does not say so.
+    /// It writes, but does not answer.
     Forgets,
-    /// What it answers is not etcd's.
+    /// It answers with text that no etcd would send.
     Garbage,
 }
 
@@ -89,23 +93,23 @@ impl Fake {
         self.state.lock().mood = mood;
     }
 
-    /// The ledger.
+    /// The value of the ledger.
     pub(crate) fn value(&self) -> Option<Value> {
         self.value_of(LEDGER)
     }
 
-    /// The object of a key.
+    /// The value of a key.
     pub(crate) fn value_of(&self, key: &str) -> Option<Value> {
         let state = self.state.lock();
         serde_json::from_slice(&state.values.get(&STANDARD.encode(key))?.0).ok()
     }
 
-    /// Another program has written the ledger.
+    /// Writes the ledger, as another program would.
     pub(crate) fn put(&self, value: &[u8]) {
         self.put_at(LEDGER, value);
     }
 
-    /// Another program has written an object.
+    /// Writes the value of a key, as another program would.
     pub(crate) fn put_at(&self, key: &str, value: &[u8]) {
         let mut state = self.state.lock();
         state.put(STANDARD.encode(key), value.to_owned());
@@ -171,7 +175,7 @@ impl Real {
         etcd
     }
 
-    /// Starts it, also again with what it had on disk, and waits until it answers.
+    /// Starts etcd, also a second time with its data on disk, and waits until it answers.
     pub(crate) async fn run(&mut self) {
         let program = std::env::var_os("SLUICE_ETCD").map_or_else(|| PathBuf::from("etcd"), PathBuf::from);
         let mut command = Command::new(program);
@@ -194,7 +198,7 @@ impl Real {
         }
     }
 
-    /// The object of a key.
+    /// The value of a key.
     pub(crate) async fn value_of(&self, key: &str) -> Option<Value> {
         let body = json!({ "key": STANDARD.encode(key) }).to_string();
         let request = format!(

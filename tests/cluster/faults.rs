@@ -1,10 +1,13 @@
-//! What an operator, or a store, can do wrong: each with what the gateway says and does.
+//! Mistakes of an operator and faults of a store, each with the gateway's reaction.
+//!
+//! Each test starts one or two gateways in front of one engine. It checks the gateway's log and its
+//! standing, and that the engine never runs more requests than its limit.
 
 use serde_json::json;
 
 use super::*;
 
-/// One gateway before one engine, and the store.
+/// One gateway in front of one engine, and the store.
 async fn one(mode: &str, more: &str) -> (Fake, Arc<Engine>, Gateway) {
     let (store, engine) = (Fake::start().await, Engine::start().await);
     let gateway = start(&store, &engine, "one", mode, more).await;
@@ -59,7 +62,8 @@ async fn two_processes_of_one_name_are_two_gateways_and_the_log_says_so() {
     logs(&second, "give each gateway its own cluster.name").await;
     let load = Load::on(&[first.port, second.port], 20);
     sleep(LEASE * 2).await;
-    // Before the clients leave: an engine notices that later than its gateway.
+    // Read before the clients leave: the engine notices that a client left later than the gateway
+    // does.
     assert!((1..=ALL).contains(&engine.peak()));
     load.end().await;
 }
@@ -74,7 +78,7 @@ async fn a_newer_ledger_and_what_is_no_ledger_are_left_as_they_are() {
         logs(&gateway, part).await;
         stands(&gateway, "standing_back").await;
         assert!(!gateway.is_ready().await);
-        // The lease is over, and nothing is admitted; what waits is served once there is a ledger again.
+        // After the lease the gateway admits nothing: the request waits.
         sleep(LEASE).await;
         engine.peak();
         let waiting = tokio::spawn(gateways::complete(gateway.port, 1, 5));
@@ -117,7 +121,7 @@ async fn a_request_larger_than_its_gateways_share_is_served_by_one_gateway_at_a_
     let second = start(&store, &engine, "two", "strict", "tokens = 1_000").await;
     ready(&first).await;
     ready(&second).await;
-    // Each takes eleven of twelve slots.
+    // Each request takes eleven of twelve slots.
     let wide = [first.port, second.port].map(|port| tokio::spawn(gateways::complete(port, 11, 20)));
     for one in wide {
         assert!(one.await.unwrap(), "{}\n{}", first.log(), second.log());

@@ -1,4 +1,7 @@
-//! Three gateways as processes, and clients that always have requests open at each of them.
+//! Gateways as processes, and clients that always have requests open at each of them.
+//!
+//! A gateway is `sluice serve` with a generated configuration in its own folder, which also keeps
+//! its log. Every wait for a condition ends with an error after [`TIMEOUT`].
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -35,7 +38,7 @@ pub(crate) struct Gateway {
     child: Option<Child>,
 }
 
-/// What is common to all gateways of a test.
+/// Settings that all gateways of a test share.
 pub(crate) struct Setup<'s> {
     pub(crate) store: &'s str,
     pub(crate) mode: &'s str,
@@ -45,14 +48,14 @@ pub(crate) struct Setup<'s> {
     pub(crate) leader: Leader<'s>,
 }
 
-/// How one of the gateways is elected.
+/// Settings for the election of a leader.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Leader<'s> {
     /// Further lines of `[cluster]`.
     pub(crate) lines: &'s str,
-    /// The lease of both the ledger and the election; else [`LEASE`].
+    /// The lease of both the ledger and the election; [`LEASE`] if `None`.
     pub(crate) lease: Option<Duration>,
-    /// A folder that several gateways share.
+    /// A state folder that several gateways share.
     pub(crate) state: Option<&'s Path>,
     /// Further lines of `[server]`.
     pub(crate) server: &'s str,
@@ -87,7 +90,7 @@ impl Gateway {
         gateway
     }
 
-    /// Starts the process, and waits until its admin port answers.
+    /// Starts the process and waits until its admin port answers.
     pub(crate) async fn run(&mut self, arguments: &[&str]) {
         let log = File::options().create(true).append(true).open(self.path("log")).unwrap();
         let mut command = Command::new(binary());
@@ -117,7 +120,7 @@ impl Gateway {
         self.admin.get("/admin/status").await.ok()
     }
 
-    /// The slots that it may use on the first engine.
+    /// The slots that this gateway may use on the first engine.
     pub(crate) async fn share(&self) -> u64 {
         let status = self.status().await.expect("it answers");
         status.pools[0].backends[0].share.get("slots").copied().unwrap_or(0)
@@ -127,7 +130,7 @@ impl Gateway {
         self.status().await.and_then(|status| status.cluster).map(|cluster| cluster.standing).unwrap_or_default()
     }
 
-    /// The status of `/ready`.
+    /// Whether `/ready` answers with 200.
     pub(crate) async fn is_ready(&self) -> bool {
         let request = "GET /ready HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n";
         exchange(self.port, request).await.is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
@@ -151,7 +154,7 @@ impl Gateway {
         self.child.as_ref().and_then(Child::id).expect("it runs")
     }
 
-    /// The answer of its admin port to a POST.
+    /// The answer of the admin port to a POST.
     pub(crate) async fn post(&self, path: &str) -> String {
         let request = format!(
             "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nx-sluice-admin: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -159,7 +162,7 @@ impl Gateway {
         exchange(self.admin_port, &request).await.unwrap_or_default()
     }
 
-    /// Its end, after a signal.
+    /// Waits until the gateway has ended after a signal, with status 0.
     pub(crate) async fn ended(&mut self) {
         let mut child = self.child.take().expect("it runs");
         let status = timeout(TIMEOUT, child.wait()).await.expect("it stops").unwrap();
@@ -170,7 +173,7 @@ impl Gateway {
         self.child.take().expect("it runs").kill().await.unwrap();
     }
 
-    /// SIGTERM, and its end.
+    /// Sends SIGTERM and waits until the gateway has ended.
     pub(crate) async fn stop(&mut self) {
         self.signal(Signal::SIGTERM);
         self.ended().await;
@@ -181,7 +184,7 @@ pub(crate) fn binary() -> PathBuf {
     std::env::var_os("SLUICE_BIN").map_or_else(|| env!("CARGO_BIN_EXE_sluice").into(), PathBuf::from)
 }
 
-/// The answer to one request, if it is whole.
+/// The answer to one request; `None` after an error or after [`TIMEOUT`].
 pub(crate) async fn exchange(port: u16, request: &str) -> Option<String> {
     let talk = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
@@ -193,7 +196,8 @@ pub(crate) async fn exchange(port: u16, request: &str) -> Option<String> {
     timeout(TIMEOUT, talk).await.ok()?
 }
 
-/// One streamed request of so many sequences and tokens. Whether it was served whole.
+/// Sends one streamed request with `n` sequences of `tokens` tokens. Returns whether the whole
+/// answer came.
 pub(crate) async fn complete(port: u16, sequences: u32, tokens: u64) -> bool {
     let body = format!(r#"{{"model":"m","prompt":"a","stream":true,"max_tokens":{tokens},"n":{sequences}}}"#);
     let length = body.len();
@@ -204,7 +208,8 @@ pub(crate) async fn complete(port: u16, sequences: u32, tokens: u64) -> bool {
     exchange(port, &request).await.is_some_and(|answer| answer.contains("[DONE]"))
 }
 
-/// Clients that each have one request open at a gateway at any time, of half a second to three.
+/// Clients that each always have one request open at a gateway; a request takes half a second to
+/// three seconds.
 pub(crate) struct Load {
     clients: JoinSet<()>,
     served: Arc<AtomicU64>,
@@ -236,7 +241,7 @@ impl Load {
         Self { clients: all, served, paused }
     }
 
-    /// No new requests until this is called with false.
+    /// Stops new requests (`true`) or allows them again (`false`).
     pub(crate) fn pause(&self, paused: bool) {
         self.paused.store(paused, Relaxed);
     }

@@ -1,7 +1,9 @@
-//! One of several gateways leads: it is killed, stopped and goes on, and asked to stop, while clients stream.
+//! One of several gateways leads: it is killed, frozen and resumed, and asked to stop, while
+//! clients stream.
 //!
-//! The clients are what a load balancer with health checks is: a new request goes to a gateway whose `/ready` is 200, and to another one
-//! if no byte of an answer has come. What no gateway could save is a stream that the killed one had begun.
+//! The clients behave like a load balancer with health checks: a new request goes to a gateway
+//! whose `/ready` is 200, and to another gateway if no byte of an answer has come. Only a stream
+//! that the killed gateway had begun cannot be saved by another gateway.
 
 use std::fs;
 use std::path::Path;
@@ -14,9 +16,11 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// Longer than elsewhere: a gateway that gets no processor for most of it would lose the lead.
+/// Longer than in other tests: a gateway that gets no processor for most of its lease would lose
+/// the lead.
 pub(super) const TERM_LEASE: Duration = Duration::from_secs(3);
-/// A lease on a clock that is a tenth too slow, a round of the election, and what a machine under load takes.
+/// Maximum time until another gateway leads: a lease on a clock that is a tenth too slow, a round
+/// of the election, and delays of a machine under load.
 const SWITCH_MAX: Duration = Duration::from_secs(6);
 const KEY: &str = "sluice-ledger-leader";
 const STREAMS: usize = 12;
@@ -28,7 +32,7 @@ pub(super) struct Trio {
 }
 
 impl Trio {
-    /// All of them have a share, and one leads.
+    /// Starts three gateways and waits until each has a share and one leads.
     pub(super) async fn start(leader: &str, state: Option<&Path>, tables: &str) -> Self {
         Self::on(Store::Fake(Fake::start().await), leader, state, tables).await
     }
@@ -50,7 +54,7 @@ impl Trio {
         trio
     }
 
-    /// Which one leads, once exactly one does.
+    /// Waits until exactly one gateway leads; returns its index.
     pub(super) async fn until_one_leads(&self) -> usize {
         let begun = Instant::now();
         loop {
@@ -109,7 +113,7 @@ pub(super) enum Ended {
     Whole,
     /// No byte of the answer came, or it was a 503: another gateway may serve the request.
     Unserved,
-    /// It had begun.
+    /// The answer had begun.
     Cut,
 }
 
@@ -134,12 +138,12 @@ pub(super) async fn stream(port: u16, model: &str, tokens: u64) -> Ended {
     }
 }
 
-/// What became of requests.
+/// Counts of requests by their end.
 #[derive(Debug, Default)]
 struct Counts {
     whole: AtomicU64,
     cut: AtomicU64,
-    /// Sent again to another gateway.
+    /// Requests sent again to another gateway.
     again: AtomicU64,
     lost: AtomicU64,
 }
@@ -148,7 +152,8 @@ fn add(count: &AtomicU64) {
     count.fetch_add(1, Relaxed);
 }
 
-/// Clients behind a load balancer. A request is lost if no gateway has served it within [`TIMEOUT`].
+/// Clients behind a load balancer. A request is lost if no gateway has served it within
+/// [`TIMEOUT`].
 struct Clients {
     counts: Arc<Counts>,
     tasks: JoinSet<()>,
@@ -231,7 +236,7 @@ async fn a_killed_leader_is_followed(store: Store) {
     let counts = clients.end().await;
     let of = |count: &AtomicU64| count.load(Relaxed);
     assert_eq!(of(&counts.lost), 0, "{counts:?}\n{}", trio.logs());
-    // Those that had begun at the killed one, or began while they were counted.
+    // Streams that had begun at the killed gateway, or began while they were counted.
     assert!(of(&counts.cut) <= STREAMS as u64, "{counts:?}");
     assert!(of(&counts.whole) > 20, "{counts:?}");
     let record = trio.store.value_of(KEY).await.unwrap();
@@ -292,11 +297,12 @@ async fn an_upgrade_of_the_leader_gives_the_lead_up_at_once_and_cuts_no_stream()
     sleep(Duration::from_secs(1)).await;
     let counts = clients.end().await;
     assert_eq!((counts.cut.load(Relaxed), counts.lost.load(Relaxed)), (0, 0), "{counts:?}\n{}", trio.logs());
-    // The old process gave it up: otherwise it would be taken after a lease.
+    // The old process gave up the lead; otherwise the new one would take it only after a lease.
     assert_eq!(trio.logs().matches("the lead was not given up").count(), 0, "{}", trio.logs());
 }
 
-/// A backend whose engine never starts, so that the gateway that leads goes on starting it; each attempt is a line with the process that made it.
+/// A backend whose engine never starts, so that the leading gateway keeps starting it; each attempt
+/// writes a line with the id of the gateway's process.
 fn restless(acts: &Path) -> String {
     format!(
         "[[model]]\nname = \"n\"\n[[pool]]\nname = \"q\"\nmodels = [\"n\"]\n[[pool.backend]]\nname = \"c\"\nurl = \"http://127.0.0.1:9\"\n\
@@ -416,7 +422,7 @@ async fn the_store_is_gone(store: Store) {
     sleep(TERM_LEASE).await;
     for gateway in &trio.gateways {
         assert!(!leads(gateway).await);
-        // Mode keep: none that is ready would be an outage.
+        // In mode keep, one gateway stays ready: no ready gateway would be an outage.
         assert_eq!(gateway.is_ready().await, gateway.name == first.name, "{}", gateway.name);
     }
     assert_eq!(stream(first.port, "m", 5).await, Ended::Whole);

@@ -1,9 +1,11 @@
-//! Several gateways as processes before engines that count what runs: the limit holds across all of them through kills, stopped
-//! processes and a store that is gone, and comes back to be used in full.
+//! Several gateways as processes in front of engines that count their requests: the limit holds for
+//! all gateways together, through kills, frozen processes and a store that is gone. When the store
+//! is back, the gateways use the limit in full again.
 //!
-//! The store is a small part of etcd in this process, so that `cargo test` needs no etcd. With a real one (`apt-get install
-//! etcd-server`, or the program in `SLUICE_ETCD`): `cargo test --test cluster -- --ignored --nocapture real_etcd`.
-//! `SLUICE_BIN`: another program under test than the debug build.
+//! The store is a small part of etcd in this process, so that `cargo test` needs no etcd. With a
+//! real one (`apt-get install etcd-server`, or the program in `SLUICE_ETCD`):
+//! `cargo test --test cluster -- --ignored --nocapture real_etcd`. `SLUICE_BIN` is another program
+//! under test than the debug build.
 
 mod engine;
 mod etcd;
@@ -45,13 +47,13 @@ impl Store {
         }
     }
 
-    /// The one in this process.
+    /// The store in this process.
     fn fake(&self) -> &Fake {
         let Self::Fake(fake) = self else { panic!("it is a real etcd") };
         fake
     }
 
-    /// The object of a key.
+    /// The value of a key.
     async fn value_of(&self, key: &str) -> Option<serde_json::Value> {
         match self {
             Self::Fake(fake) => fake.value_of(key),
@@ -74,7 +76,7 @@ impl Store {
     }
 }
 
-/// Three gateways before two engines.
+/// Three gateways in front of two engines.
 struct World {
     mode: &'static str,
     store: Store,
@@ -117,15 +119,15 @@ impl World {
         self.engines.iter().map(|engine| engine.running()).collect()
     }
 
-    /// The engines have run no more than this at once since the last call.
+    /// Checks that no engine has run more than `most` requests at once since the last call.
     fn check(&self, what: &str, most: i64) {
         let peaks: Vec<i64> = self.engines.iter().map(|engine| engine.peak()).collect();
         eprintln!("{}: {what}: peaks {peaks:?} of {SLOTS}", self.mode);
         assert!(peaks.iter().all(|peak| *peak <= most), "{what}: {peaks:?} above {most}");
     }
 
-    /// What a lost gateway had is used by the others: some of it under load, all of it after a moment without new requests at the
-    /// latest.
+    /// Checks that the other gateways use the share of a lost gateway: some of it under load, all
+    /// of it at the latest after a pause without new requests.
     async fn recovers(&self, what: &str, load: &Load) {
         let (begun, mut most) = (Instant::now(), 0);
         while begun.elapsed() < LEASE * 4 && most < 2 * ALL {
@@ -147,7 +149,7 @@ impl World {
         }
     }
 
-    /// Waits until so much of the limits is in use at once; after how long.
+    /// Waits until each engine runs at least `least` requests; returns the time that this took.
     async fn until_running(&self, what: &str, least: i64) -> Duration {
         let begun = Instant::now();
         while self.running().iter().any(|running| *running < least) {
@@ -161,7 +163,7 @@ impl World {
         begun.elapsed()
     }
 
-    /// The share of the limits that is not in use, on average, over this time.
+    /// The mean unused share of the limits during `time`.
     async fn unused(&self, time: Duration) -> f64 {
         let (begun, mut sum, mut looks) = (Instant::now(), 0.0, 0.0);
         while begun.elapsed() < time {
@@ -175,7 +177,8 @@ impl World {
 
 const ALL: i64 = SLOTS as i64;
 
-/// A gateway is killed, one is stopped and goes on, the store is gone and comes back; with more clients than there is room for.
+/// A gateway is killed, another is frozen and resumed, the store is gone and comes back, a third
+/// gateway stops, all with more clients than slots.
 async fn limits_hold(mode: &'static str, store: Store) {
     let mut world = World::start(mode, store).await;
     let load = Load::on(&world.ports(), CLIENTS);
@@ -194,10 +197,11 @@ async fn limits_hold(mode: &'static str, store: Store) {
     eprintln!("{mode}: {:.1?} since the SIGKILL", killed.elapsed());
     world.check("a gateway was killed", ALL);
 
-    // Its last share is what it may add in mode keep, once others have taken that back.
+    // In mode keep, a resumed gateway may exceed the limit by its last share, which the others have
+    // meanwhile taken back.
     let last = i64::try_from(world.gateways[1].share().await).unwrap();
     world.gateways[1].signal(Signal::SIGSTOP);
-    // Its requests go on to their end, and their tokens are kept by the kernel.
+    // Its requests run to their end; the kernel keeps their tokens for it.
     sleep(LEASE * 2).await;
     world.recovers("a gateway was stopped", &load).await;
     world.check("a gateway was stopped", ALL);

@@ -1,4 +1,7 @@
 //! The gateway that leads restarts engines that all gateways use.
+//!
+//! No gateway loses a stream to a planned restart, and an engine is not stopped while a frozen
+//! gateway may still send requests to it.
 
 use std::path::Path;
 
@@ -15,7 +18,8 @@ fn pool_of(backends: [String; 2]) -> String {
     format!("[[model]]\nname = \"n\"\n[[pool]]\nname = \"q\"\nmodels = [\"n\"]\nslots = 64\n{}", backends.concat())
 }
 
-/// The folder of a test whose engines outlive their gateways: they end with it.
+/// The folder of a test whose engines outlive their gateways; the engines are killed when it is
+/// dropped.
 struct Folder(TempDir);
 
 impl Folder {
@@ -30,13 +34,13 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // The variable that [`launched`] gives engines.
+        // [`launched`] gives engines this variable.
         let mark = format!("RIG={}", self.path().display());
         processes::kill_with(|variable| variable == mark.as_bytes());
     }
 }
 
-/// A pool of two engines that a gateway runs.
+/// A pool of two engines that the gateway with this configuration runs.
 fn launched(folder: &Path, ports: [u16; 2]) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rolling/engine.sh");
     pool_of([0, 1].map(|at| {
@@ -50,7 +54,7 @@ fn launched(folder: &Path, ports: [u16; 2]) -> String {
     }))
 }
 
-/// The same engines, which another gateway runs.
+/// The same engines in the configuration of a gateway that does not run them.
 fn found(ports: [u16; 2]) -> String {
     pool_of(
         [0, 1].map(|at| {
@@ -70,7 +74,7 @@ async fn state(gateway: &Gateway, engine: &str) -> String {
 }
 
 async fn is_used(gateway: &Gateway, engine: &str) -> bool {
-    // The first requests decide about one that was away.
+    // In probation, the first requests decide about an engine that was away.
     matches!(&*state(gateway, engine).await, "ready" | "probation")
 }
 
@@ -193,7 +197,7 @@ async fn an_upgrade_of_the_gateway_that_runs_the_engines_closes_none_of_them_for
     assert!(!closed.load(Relaxed), "{}\n{}", runs.log(), others.log());
 }
 
-/// What the log says at the end of the change.
+/// The log line at the end of a change.
 fn done(engine: &str) -> String {
     format!("change ended backend=q/{engine} change=")
 }

@@ -1,4 +1,7 @@
-//! Complaints of a rule about the repository: there must be none, or, in the test of the rule itself, just the one that is meant.
+//! Complaints of a rule about the repository.
+//!
+//! The repository must cause none; the bad sample in a rule's own test must cause exactly the
+//! expected one.
 
 #[track_caller]
 pub(crate) fn clean(complaints: &[String]) {

@@ -1,8 +1,9 @@
-//! Ports for servers that tests start as processes, no port given out twice.
+//! Ports for servers that tests start as processes; no port is returned twice.
 //!
-//! The operating system may reuse an ephemeral port for any outgoing connection as soon as it is free. These ports lie below
-//! the ephemeral range. Each refuses a connection before it is returned, and a lock file per port keeps concurrent test programs
-//! from choosing the same one for as long as this process lives.
+//! The operating system may give any free ephemeral port to an outgoing connection. The ports
+//! returned here lie below the ephemeral range. Each refuses a connection before it is returned,
+//! and a lock file per port keeps concurrent test programs from choosing the same port while this
+//! process lives.
 
 use parking_lot::Mutex;
 use std::fs::File;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 /// Below the range of `net.ipv4.ip_local_port_range`, which begins at 32768 by default.
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
 
-/// Held until the process ends.
+/// Lock files, held until the process ends.
 static LOCKS: Mutex<Vec<File>> = Mutex::new(Vec::new());
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
@@ -21,13 +22,14 @@ static NEXT: AtomicU16 = AtomicU16::new(0);
 pub(crate) fn free_port() -> u16 {
     let folder = std::env::temp_dir().join("sluice-test-ports");
     std::fs::create_dir_all(&folder).unwrap();
-    // Processes begin at different places, so that they seldom try the same.
+    // Processes begin at different ports, so that they seldom try the same one.
     let begin = std::process::id().wrapping_mul(7_919) as usize;
     for _ in PORTS {
         let step = NEXT.fetch_add(1, Ordering::Relaxed) as usize;
         let port = PORTS.start + ((begin + step) % PORTS.len()) as u16;
         let lock = File::options().create(true).append(true).open(folder.join(port.to_string())).unwrap();
-        // A listener of our own would be inherited for a moment by every process that another thread starts meanwhile.
+        // A connection, not a listener, tests the port: every process that another thread starts
+        // meanwhile would inherit the listener for a moment.
         let is_free =
             || TcpStream::connect(("127.0.0.1", port)).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
         if lock.try_lock().is_ok() && is_free() {

@@ -1,9 +1,12 @@
-//! Processes that a test has started, itself or through a gateway. They are known by a variable of their environment.
+//! Processes that a test has started, itself or through a gateway.
+//!
+//! A variable in the environment of a process marks it; children inherit the mark.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Whether a variable (`NAME=value`) for which `is` holds is in the environment of a process; that of one that has ended is empty.
+/// Whether the environment of a process has a variable (`NAME=value`) for which `is` holds. The
+/// environment of a process that has ended is empty.
 pub(crate) fn has(pid: i32, is: impl Fn(&[u8]) -> bool) -> bool {
     let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     environ.split(|byte| *byte == 0).any(is)
@@ -16,10 +19,10 @@ pub(crate) fn with(is: impl Fn(&[u8]) -> bool) -> Vec<i32> {
     pids.filter(|pid| has(*pid, &is)).collect()
 }
 
-/// Kills them, so that a test that failed leaves none behind.
+/// Kills the processes for which [`has`] holds, so that a failed test leaves none behind.
 pub(crate) fn kill_with(is: impl Fn(&[u8]) -> bool) {
     for pid in with(is) {
-        // It may have ended by now.
+        // The process may have ended by now.
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
 }

@@ -1,8 +1,9 @@
-//! Commands that pages show, read by the definitions of the command line itself.
+//! Commands that pages show, parsed with the definitions of the command line.
 //!
-//! In a block (`sh`, `console`) a command must be complete. In a line of text it may stand for all of its kind, as in
-//! `sluice backend logs NAME [-f]`, but its subcommand and its flags must exist. `sluice sim` takes the flags of `vllm serve`,
-//! which are parsed as it parses them; its own are those that its help lists.
+//! In a block (`sh`, `console`) a command must be complete. In a line of text it may describe a
+//! form, as in `sluice backend logs NAME [-f]`, but its subcommand and its flags must exist. The
+//! flags of `sluice sim` are parsed as flags of `vllm serve`, apart from its own, which its help
+//! lists.
 
 use std::process::Command;
 
@@ -15,7 +16,8 @@ use sluice::vllm::version::Version;
 use crate::page::Page;
 use crate::{clean, one_complaint, pages};
 
-/// The words of the first command in a line, without what a shell takes: prompt, redirections, what follows.
+/// The words of the first command in a line, without the parts that the shell takes: prompt,
+/// redirections, further commands.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote, mut begun) = (Vec::new(), String::new(), None, false);
     for letter in line.trim_start().trim_start_matches("$ ").chars().chain([' ']) {
@@ -24,7 +26,7 @@ fn words(line: &str) -> Vec<String> {
             Some(_) => word.push(letter),
             None if letter == '\'' || letter == '"' => (quote, begun) = (Some(letter), true),
             None if "|;<>&()".contains(letter) || (letter == '#' && !begun) => {
-                // The number of a stream before `>` is no word.
+                // The number of a stream before `>` is not a word of the command.
                 if begun && !(letter == '>' && word == "2") {
                     words.push(word);
                 }
@@ -44,11 +46,11 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The command from `sluice` on, if the line is one.
+/// The words from `sluice` on, if the line is such a command.
 fn command(line: &str) -> Option<Vec<String>> {
     let all = words(line);
     let at = all.iter().position(|word| word == "sluice" || word.ends_with("/sluice"))?;
-    // Before it only assignments, and programs that start another.
+    // Before `sluice` there may be only assignments, and programs that start another program.
     let before = |word: &String| word.contains('=') || ["sudo", "exec", "nohup"].contains(&word.as_str());
     all[..at].iter().all(before).then(|| all[at..].to_vec())
 }
@@ -75,7 +77,7 @@ fn fault_of_sim(args: &[String], help: &str) -> Option<String> {
     ServeArgs::parse_as(Version::COMPARED, &rest).err().map(|error| error.to_string())
 }
 
-/// What is wrong with a whole command.
+/// The fault of a complete command.
 fn fault(words: &[String], sim_help: &str) -> Option<String> {
     if words.get(1).is_some_and(|name| name == "sim") {
         return fault_of_sim(&words[2..], sim_help);
@@ -86,10 +88,10 @@ fn fault(words: &[String], sim_help: &str) -> Option<String> {
     (!fine).then(|| error.to_string().lines().next().unwrap_or_default().to_owned())
 }
 
-/// What is wrong with a command in a line of text: a subcommand or a flag that does not exist.
+/// The fault of a command in a line of text: a subcommand or a flag that does not exist.
 fn fault_of_mention(words: &[String], sim_help: &str) -> Option<String> {
     let mut command = Cli::command();
-    // So that global flags and `help` are known below.
+    // Adds the global flags and `help`, which are looked up below.
     command.build();
     let (mut command, mut is_path) = (&command, words.get(1).is_none_or(|name| name != "help"));
     for word in words[1..].iter().take_while(|word| !word.starts_with('[')) {

@@ -1,7 +1,9 @@
-//! The page about errors has a section about every code that the program uses, and about no other; and every message.
+//! The page about errors has exactly one section for every code that the program uses, and every
+//! message.
 //!
-//! Codes come from the program where it has lists of them, and from the sources of the admin API, where they stand beside
-//! their status. Messages are those of the sources, with the names of their values in braces.
+//! Codes come from the program where it has lists of them, and from the sources of the admin API,
+//! where they stand next to their status. Messages come from the sources, with the names of their
+//! values in braces.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,10 +15,10 @@ use sluice_core::openai::ERROR_CODES;
 
 use crate::{clean, one_complaint, read, root};
 
-/// Sections about situations that have no code of their own.
+/// Sections about situations without a code.
 const GENERAL: [&str; 3] = ["start", "upgrade", "admin_client"];
 
-/// Files whose every message is on the page.
+/// Files whose messages must all be on the page.
 const MESSAGES: [&str; 15] = [
     "src/gateway/config/problem.rs",
     "src/gateway/proxy/listener.rs",
@@ -35,7 +37,7 @@ const MESSAGES: [&str; 15] = [
     "src/serve/upgrade/door.rs",
 ];
 
-/// Codes of the admin API in a source: `(StatusCode::CONFLICT, "busy")` and `"code": "busy"`.
+/// Codes of the admin API in a source text: `(StatusCode::CONFLICT, "busy")` and `"code": "busy"`.
 fn admin_codes(source: &str) -> BTreeSet<String> {
     let word = |text: &str| {
         let text = text.trim_start().strip_prefix('"')?;
@@ -56,7 +58,7 @@ fn all_admin_codes() -> BTreeSet<String> {
     sources.flat_map(|path| admin_codes(&fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Codes without a section, and sections without a code.
+/// Codes without a section or with two, and sections without a code.
 fn differences(used: &BTreeSet<String>, explained: &[&str]) -> Vec<String> {
     let missing = used.iter().filter(|code| !explained.contains(&code.as_str()));
     let missing = missing.map(|code| format!("errors.md has no section `### {code}`"));
@@ -90,20 +92,20 @@ fn a_code_without_a_section_and_a_section_without_a_code_are_caught() {
     assert_eq!(admin_codes(source), used(&["busy", "bad"]));
 }
 
-/// The messages of a source, as thiserror has them.
+/// The messages of a source file, from its `#[error("...")]` attributes.
 fn messages(source: &str) -> Vec<String> {
     let product = source.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     let texts = product.split("#[error(").skip(1).filter_map(|rest| {
         let text = rest.trim_start().strip_prefix('"')?;
-        // A quote that is not escaped ends it.
+        // The message ends at the first quote that is not escaped.
         let end = text.char_indices().find(|(at, letter)| *letter == '"' && !text[..*at].ends_with('\\'))?.0;
         Some(joined(&text[..end]))
     });
-    // Those that only pass on what another error says have no text of their own.
+    // A message that only passes on another error has no text to find.
     texts.filter(|text| text.replace("{reason}", "").replace("{0}", "").contains(char::is_alphabetic)).collect()
 }
 
-/// A literal as the program sees it.
+/// The text of a literal: continued lines joined, quotes unescaped.
 fn joined(literal: &str) -> String {
     let lines: Vec<&str> =
         literal.split("\\\n").enumerate().map(|(at, line)| if at == 0 { line } else { line.trim_start() }).collect();

@@ -1,5 +1,7 @@
-//! The front door: the README is short, its pictures exist and show the figures of their file, measurements are short pages,
-//! and the changelog has the form of keepachangelog.com.
+//! The front door of the project: pages that a new user reads first.
+//!
+//! The README is short, its pictures exist and show the figures of their file, pages of
+//! measurements are short, and the changelog has the form of keepachangelog.com.
 
 use std::fs;
 use std::path::Path;
@@ -7,26 +9,27 @@ use std::path::Path;
 use crate::page::Page;
 use crate::{clean, one_complaint, read, root};
 
-/// Words of the README, with code and tables.
+/// Maximum number of words in the README, with code and tables.
 const README_WORDS: usize = 1_100;
-/// Words of the README before its first command.
+/// Maximum number of words in the README before its first command.
 const FIRST_COMMAND_WORDS: usize = 120;
-/// Words of a paragraph, a list item or a cell of a table.
+/// Maximum number of words in a paragraph, a list item or a cell of a table.
 const PARAGRAPH_WORDS: usize = 80;
-/// Words of a page of measurements, with code and tables.
+/// Maximum number of words on a page of measurements, with code and tables.
 const MEASUREMENT_WORDS: usize = 1_000;
-/// Words of an entry of the changelog: two lines.
+/// Maximum number of words in an entry of the changelog: two lines.
 const ENTRY_WORDS: usize = 45;
-/// Bytes of a picture, so that the README loads at once.
+/// Maximum size of a picture in bytes, so that the README loads at once.
 const PICTURE_BYTES: u64 = 200 << 10;
-/// Headings of a version in the changelog.
+/// Headings that a version in the changelog may have.
 const CHANGES: [&str; 6] = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"];
 
 fn words(text: &str) -> usize {
     text.split_whitespace().count()
 }
 
-/// Paragraphs, list items and cells of a page, without code, each with its first line.
+/// Paragraphs, list items and table cells of a page, without code, each with the number of its
+/// first line.
 fn paragraphs(text: &str) -> Vec<(usize, String)> {
     let (mut found, mut code): (Vec<(usize, String)>, bool) = (Vec::new(), false);
     let mut begun = false;
@@ -94,7 +97,7 @@ fn a_long_readme_is_caught() {
     one_complaint(&late_command(&format!("{}\n```sh\n```", words(121))), "121 words before");
 }
 
-/// Addresses of pictures in HTML.
+/// Addresses of pictures in HTML attributes.
 fn pictures(text: &str) -> Vec<&str> {
     let parts = ["srcset=\"", " src=\""].into_iter().flat_map(|key| text.split(key).skip(1));
     parts.filter_map(|rest| rest.split_once('"')).map(|(address, _)| address).collect()
@@ -112,7 +115,7 @@ fn pictures_of_the_readme_exist_for_light_and_dark_pages_and_load_at_once() {
     }
 }
 
-/// A time as the picture has it.
+/// A time in the format of the picture.
 fn shown(ms: f64) -> String {
     match ms {
         ms if ms < 999.5 => format!("{ms:.0} ms"),
@@ -153,7 +156,7 @@ fn a_page_of_measurements_is_short_and_has_question_answer_command_and_limits() 
     clean(&complaints);
 }
 
-/// Faults of the form: versions, their dates, the kinds of changes, entries that are too long.
+/// Faults of the changelog's form: versions, dates, kinds of changes, entries that are too long.
 fn unkempt(text: &str) -> Vec<String> {
     let (mut complaints, mut versions, mut kinds) = (Vec::new(), Vec::new(), 0);
     for (number, line) in (1..).zip(text.lines()) {

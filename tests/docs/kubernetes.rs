@@ -1,4 +1,6 @@
-//! The rendered chart for Kubernetes: its configuration is valid, its command exists, its probes and times fit the gateway.
+//! The rendered chart for Kubernetes fits the gateway.
+//!
+//! Its configuration is valid, its command exists, and its probes and times match the gateway's.
 
 use clap::CommandFactory as _;
 use serde::Deserialize as _;
@@ -17,7 +19,7 @@ fn of_kind(kind: &str) -> Value {
     documents().into_iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"))
 }
 
-/// The configuration with a listed backend instead of pods.
+/// The configuration with a listed backend in place of pods.
 fn with_a_backend(text: &str) -> String {
     let (before, _) = text.split_once("[pool.kubernetes]").expect("pods");
     format!("{before}[[pool.backend]]\nname = \"a\"\nurl = \"http://a:1\"\n")
@@ -27,7 +29,8 @@ fn with_a_backend(text: &str) -> String {
 fn the_sample_for_kubernetes_fits_the_gateway() {
     let text = of_kind("ConfigMap")["data"]["sluice.toml"].as_str().expect("a configuration").to_owned();
     let around = Surroundings { env: &|_| Some("0".repeat(64)), folder: root(), machine: Machine::of_process() };
-    // Without the feature there are no pods; the rest is the same.
+    // A build without the feature `kubernetes` rejects pods; the rest of the configuration is the
+    // same.
     let text = if cfg!(feature = "kubernetes") { text } else { with_a_backend(&text) };
     let config =
         Config::parse(&text, "kubernetes.yaml", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
@@ -47,7 +50,8 @@ fn the_sample_for_kubernetes_fits_the_gateway() {
         assert_eq!(container[probe]["httpGet"]["path"], path);
         assert_eq!(container[probe]["httpGet"]["port"], "http");
     }
-    // Kubernetes kills the container after the grace period. A pod that is not ready gets no requests after a few probes.
+    // Kubernetes kills the container after the grace period. A pod that is not ready gets no
+    // requests after a few probes.
     let probe = |field: &str| container["readinessProbe"][field].as_u64().unwrap();
     let noticed = probe("periodSeconds") * probe("failureThreshold");
     assert!(config.server.lame_duck.as_secs() > noticed, "{:?} is too short", config.server.lame_duck);

@@ -1,11 +1,13 @@
-//! Links between pages and to files of the repository. Addresses of other sites are not asked: a test needs no network.
+//! Links between pages and to files of the repository.
+//!
+//! Addresses of other sites are not checked: a test must work without a network.
 
 use std::path::{Component, Path, PathBuf};
 
 use crate::page::Page;
 use crate::{clean, one_complaint, pages, root};
 
-/// The path that a link of a page leads to, from the root of the repository.
+/// The target of a page's link as a path from the root of the repository.
 fn resolved(page: &str, target: &str) -> PathBuf {
     let whole = Path::new(page).parent().unwrap_or(Path::new("")).join(target);
     let mut path = PathBuf::new();

@@ -1,8 +1,9 @@
-//! The documentation says what is so: its links lead somewhere, its commands and configurations are accepted, every error
-//! has a section, and the README is short.
+//! The documentation is correct: its links lead somewhere, its commands and configurations are
+//! accepted, every error has a section, and the README is short.
 //!
-//! [`page`] reads Markdown as far as the rules need it. Each rule is a function from pages to complaints, as in `tests/tidy`: it
-//! runs on the tree, where it must find nothing, and on a bad page, where it must find something.
+//! [`page`] reads as much Markdown as the rules need. Each rule is a function from pages to
+//! complaints, as in `tests/tidy`: it runs on the tree, where it must find nothing, and on a bad
+//! page, where it must find something.
 
 mod commands;
 #[path = "../common/complaints.rs"]
@@ -29,7 +30,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Every page that users read, by its path.
+/// All pages for users, sorted by path.
 fn pages() -> Vec<Page> {
     let mut paths: Vec<String> =
         ["README.md", "grafana/README.md", "benches/README.md", "config/lab/placement/README.md"]

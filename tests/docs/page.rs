@@ -1,27 +1,28 @@
-//! A page of Markdown: its headings as anchors, its links, its blocks of code and the code in its lines.
+//! A page of Markdown: its headings as anchors, its links, its blocks of code and its inline code.
 //!
-//! Only what the pages of this repository use: fences of three backticks, headings with `#`, links `[text](target)`.
+//! Only forms that the pages of this repository use are read: fences of three backticks, headings
+//! with `#`, links `[text](target)`.
 
-/// A block between fences.
+/// A block of code between fences.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
-    /// The line of its first fence, from 1.
+    /// The line of the opening fence, from 1.
     pub(crate) line: usize,
-    /// What stands behind the fence, such as `toml fragment`.
+    /// The text after the opening fence, such as `toml fragment`.
     pub(crate) info: String,
     pub(crate) text: String,
 }
 
-/// A page.
+/// A parsed page.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Page {
-    /// From the root of the repository.
+    /// Path from the root of the repository.
     pub(crate) path: String,
     pub(crate) anchors: Vec<String>,
-    /// Targets of links, by line.
+    /// Targets of links, with their lines.
     pub(crate) links: Vec<(usize, String)>,
     pub(crate) blocks: Vec<Block>,
-    /// Code in a line of text, by line.
+    /// Inline code, with its lines.
     pub(crate) spans: Vec<(usize, String)>,
 }
 
@@ -53,7 +54,8 @@ impl Page {
         page
     }
 
-    /// The anchor that GitHub gives a heading: lower case, without punctuation, hyphens for blanks; a second one is numbered.
+    /// Adds the anchor that GitHub gives a heading: lower case, without punctuation, hyphens for
+    /// blanks; repeated headings are numbered.
     fn add_anchor(&mut self, heading: &str) {
         let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
         let anchor: String =
@@ -65,7 +67,7 @@ impl Page {
     }
 
     fn add_links(&mut self, number: usize, line: &str) {
-        // Code has no links.
+        // Brackets in inline code are not links.
         let text: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`");
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
         self.links.extend(targets.map(|(target, _)| (number, target.to_owned())));

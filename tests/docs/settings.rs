@@ -1,8 +1,9 @@
-//! Blocks of TOML: configurations of the gateway, whole ones and fragments.
+//! Blocks of TOML: whole configurations of the gateway, and fragments.
 //!
-//! A block `toml` is a whole configuration and must be valid. A block `toml fragment` is a part of one: its keys and values
-//! must be, but what they refer to may be elsewhere. Blocks `toml lab` and `toml tune` are files of those commands; only
-//! their syntax is checked here.
+//! A block `toml` is a whole configuration and must be valid. A block `toml fragment` is a part of
+//! a configuration: its keys and values must be valid, but may refer to parts that are elsewhere.
+//! Blocks `toml lab` and `toml tune` are files of those commands; only their syntax is checked
+//! here.
 
 use std::path::Path;
 
@@ -11,10 +12,10 @@ use sluice::config::{Config, Machine, Situation, Surroundings};
 use crate::page::{Block, Page};
 use crate::{clean, one_complaint, pages, root};
 
-/// 64 hex digits pass for a token and for a digest.
+/// 64 hex digits, valid both as a token and as a digest.
 const SECRET: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// What may be wrong with a fragment: something that it refers to is elsewhere.
+/// Whether a fault of a fragment is allowed: the fragment refers to a part that is elsewhere.
 fn is_elsewhere(situation: &Situation) -> bool {
     use Situation as S;
     matches!(
@@ -34,7 +35,7 @@ fn is_elsewhere(situation: &Situation) -> bool {
     )
 }
 
-/// Files of an operator, which a page cannot have.
+/// Whether the fault is a missing file or folder of an operator, which a page cannot contain.
 fn is_file_of_operator(situation: &Situation) -> bool {
     use Situation as S;
     matches!(situation, S::FileMissing { .. } | S::FolderMissing { .. } | S::PemFile { .. } | S::SecretFile { .. })

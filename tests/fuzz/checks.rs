@@ -1,5 +1,5 @@
-//! What must hold for any input, one function per kind of input. The fuzz targets call them with generated inputs, and
-//! `cargo test` with those of the corpus.
+//! Properties that must hold for any input, one function per kind of input. The fuzz targets call
+//! them with generated inputs, `cargo test` with the inputs of the corpus.
 //!
 //! A check panics when its property does not hold.
 
@@ -21,8 +21,8 @@ pub(crate) type Check = fn(&[u8]);
 pub(crate) const ALL: [(&str, Check); 6] =
     [("request", request), ("multipart", form), ("sse", sse), ("config", config), ("metrics", metrics), ("log", log)];
 
-/// A body on any JSON route: what serde accepts as an object of the right types is read with the same model, and an edited
-/// body is still JSON, with the name put in.
+/// A body on any JSON route: if serde accepts it as an object and it is read, both find the same
+/// model, and an edited body is still JSON, with the new name.
 pub(crate) fn request(body: &[u8]) {
     let tree = serde_json::from_slice::<Value>(body).ok().filter(Value::is_object);
     for route in Route::ALL {
@@ -37,8 +37,7 @@ pub(crate) fn request(body: &[u8]) {
     }
 }
 
-/// A form whose boundary is `x`: a form that is read names one model, and with the model replaced it is read with the new
-/// one.
+/// A form whose boundary is `x`: if it names a model, the edited form is read with the new model.
 pub(crate) fn form(body: &[u8]) {
     let content_type = "multipart/form-data; boundary=x";
     for route in Route::ALL {
@@ -53,8 +52,8 @@ pub(crate) fn form(body: &[u8]) {
     }
 }
 
-/// A stream; the first byte is the length of its pieces. Nothing is lost or changed without stripping, and neither the
-/// bytes nor the measurements depend on the split.
+/// A stream; the first byte sets the length of its pieces. Without stripping the bytes do not
+/// change, and neither bytes nor measurements depend on the split.
 pub(crate) fn sse(input: &[u8]) {
     let Some((first, stream)) = input.split_first() else { return };
     let now = Instant::now();
@@ -79,7 +78,8 @@ fn metered(dialect: Dialect, strip: Strip, pieces: &[&[u8]], now: Instant) -> (V
     (out, meter.stats())
 }
 
-/// A configuration file: a valid one is printed as a file that is valid and prints the same; every error names its place.
+/// A configuration file: a valid one is printed as a file that is valid and prints the same; an
+/// invalid one has an error message.
 pub(crate) fn config(text: &[u8]) {
     let Ok(text) = std::str::from_utf8(text) else { return };
     let around = Surroundings { env: &|_| None, folder: "/nonexistent".into(), machine: Machine::with_cores(2) };
@@ -88,7 +88,7 @@ pub(crate) fn config(text: &[u8]) {
             let shown = loaded.config.to_string();
             match Config::parse(&shown, "fuzz", &[], &around) {
                 Ok(again) => assert_eq!(shown, again.config.to_string()),
-                // A masked secret is not a value.
+                // A masked secret is not a valid value.
                 Err(problems) => assert!(shown.contains("****"), "{problems}\n{shown}"),
             }
         }
@@ -96,7 +96,7 @@ pub(crate) fn config(text: &[u8]) {
     }
 }
 
-/// An engine's metrics page: no value is negative or not a number, and progress does not go back when lines are added.
+/// A metrics page of an engine: no value is negative or not a number.
 pub(crate) fn metrics(page: &[u8]) {
     let page = String::from_utf8_lossy(page);
     let seen = MetricsSnapshot::parse(&page);
@@ -106,7 +106,8 @@ pub(crate) fn metrics(page: &[u8]) {
     assert!(seen.samples <= page.lines().count());
 }
 
-/// An engine's log: the phase of the start never goes back, and the cause of a failure is bounded.
+/// A log of an engine: the phase of the start never goes back, and the length of a failure's cause
+/// is bounded.
 pub(crate) fn log(text: &[u8]) {
     let text = String::from_utf8_lossy(text);
     let lines: Vec<&str> = text.lines().collect();

@@ -1,6 +1,8 @@
-//! Replays the corpus: inputs that fuzzing found, and one for each of its failures, run through the same checks.
+//! Replays the corpus: inputs that fuzzing found, and one for each failure that it found, run
+//! through the same checks.
 //!
-//! `corpus/NAME/` has the inputs of the check NAME. How to fuzz, and how inputs are added: `.github/CONTRIBUTING.md`.
+//! `corpus/NAME/` has the inputs of the check NAME. How to fuzz, and how inputs are added:
+//! `.github/CONTRIBUTING.md`.
 
 mod checks;
 

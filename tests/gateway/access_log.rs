@@ -1,4 +1,7 @@
-//! What the access log says of requests that were refused, and its rotation.
+//! The access log: lines of refused requests, and rotation.
+//!
+//! A refused request has its path or model in the log, bounded and escaped. SIGUSR1 opens the log
+//! and the records again.
 
 use serde_json::Value;
 
@@ -79,7 +82,8 @@ async fn sigusr1_opens_the_access_log_and_the_records_anew_and_does_not_end_the_
     std::fs::rename(&records, &moved).unwrap();
     program.signal(nix::sys::signal::SIGUSR1);
     program.line("are opened anew").await;
-    // Before the next line: what moves or deletes the old file need not wait for one.
+    // The files must exist before the next line is written, so that rotation need not wait for a
+    // request.
     eventually("the new files are there", async || path.exists() && records.exists()).await;
     request(&program).await;
     access_log(&path, 1).await;
@@ -93,7 +97,8 @@ async fn sigusr1_opens_the_access_log_and_the_records_anew_and_does_not_end_the_
 async fn sigusr1_is_harmless_without_an_access_log_and_from_the_first_moment_on() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("sluice.toml");
-    // The program opens its configuration first of all, and waits for a writer: the test knows that it has begun.
+    // The program opens its configuration first and waits for a writer of this pipe, so the test
+    // knows that the program has begun.
     assert!(std::process::Command::new("mkfifo").arg(&config).status().unwrap().success());
     let text = one_pool(&["http://127.0.0.1:9".to_owned()]);
     let starting = Program::begin(&config);

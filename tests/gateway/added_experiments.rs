@@ -1,4 +1,7 @@
 //! Experiments that are created, replaced and removed through the admin API while requests run.
+//!
+//! An added experiment survives a restart, and is kept while it does not fit the file. A change
+//! that is invalid or cannot be saved changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +11,8 @@ use crate::client::{CHAT, Response, TestClient, change, get, post};
 use crate::engine::Engine;
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// A gateway of a file: model `m` and `lora` on two backends, and an experiment of the file for requests of model `lora`.
+/// A gateway with a file: models `m` and `lora` on two backends, and an experiment of the file for
+/// requests of model `lora`.
 struct Gateway {
     gateway: TestGateway,
     file: PathBuf,
@@ -203,7 +207,7 @@ async fn an_arm_without_a_ready_backend_is_refused_and_one_that_the_file_rules_o
     gateway.gateway.settled().await;
 }
 
-/// `x` as the admin API shows it.
+/// The experiment `x` as the admin API shows it.
 async fn shown(gateway: &Gateway) -> Value {
     TestClient::to(gateway.gateway.admin()).await.request(get("/admin/experiments/x")).await.json()
 }
@@ -273,7 +277,7 @@ async fn a_change_that_cannot_be_saved_is_refused_and_changes_nothing() {
     let gateway = start(&engines, folder.path()).await;
     assert_eq!(gateway.put("x", &experiment()).await.status(), 200);
     let arms = gateway.arms().await;
-    // No file can be written where a folder is.
+    // A folder at the path of the draft prevents the file from being written.
     let draft = folder.path().join("state/added_experiments.json.tmp");
     std::fs::create_dir(&draft).unwrap();
     let mut other = experiment();

@@ -1,4 +1,6 @@
-//! The admin port: which clients may use it, what they may change, and how long they can hold it.
+//! The admin port.
+//!
+//! Which clients may use it, which changes they may make, and how long they can hold it.
 
 use std::time::Duration;
 
@@ -9,9 +11,10 @@ use tokio::time::timeout;
 use crate::client::{Response, TIMEOUT, TestClient, change, get};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// A backend at which no server listens.
+/// The URL of a backend at which no server listens.
 const NO_ENGINE: &str = "http://127.0.0.1:9";
-/// A shutdown without requests, with any number of admin connections: their 2 s and as much again.
+/// Maximum duration of a shutdown without requests, with any number of admin connections: 2 s for
+/// the connections and as much again.
 const STOP: Duration = Duration::from_secs(4);
 
 async fn gateway(sets: &[&str]) -> TestGateway {
@@ -23,12 +26,12 @@ async fn send(gateway: &TestGateway, request: impl AsRef<[u8]>) -> Response {
     TestClient::to(gateway.admin()).await.request(request).await
 }
 
-/// Status and error code.
+/// The status and the error code of a response.
 fn refusal(response: &Response) -> (u16, String) {
     (response.status(), response.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
 }
 
-/// A restart with changed flags.
+/// A request for a restart with changed flags.
 fn restart(sets: &[&str]) -> Vec<u8> {
     let sets: Vec<String> = sets.iter().map(|set| format!("set={}", set.replace('=', "%3D"))).collect();
     change(&format!("/admin/backends/only/b0/restart?{}", sets.join("&")))
@@ -56,7 +59,7 @@ async fn a_page_whose_name_resolves_to_this_machine_can_use_nothing() {
         assert_eq!(refusal(&response), (403, "unknown_host".to_owned()), "{line}");
         assert!(response.text().contains("[admin] hosts = [\\\"evil.example\\\"]"), "{}", response.text());
     }
-    // Probes come under many names, and there is nothing to learn.
+    // `/health` accepts any host: probes use many names, and the response reveals nothing.
     assert_eq!(send(&gateway, as_page("GET /health")).await.status(), 200);
     gateway.stop().await;
 }
@@ -104,7 +107,8 @@ async fn a_restart_changes_no_flag_that_can_load_code_unless_the_file_allows_it(
             "{text}"
         );
     }
-    // These pass; the restart is refused later, since another party runs the engine.
+    // These flags are accepted; the restart is refused later, since another program runs the
+    // engine.
     for sets in [
         &["max-num-seqs=8", "gpu_memory_utilization=0.8", "no-enable-prefix-caching=true"][..],
         &["chat-template=/srv/x.jinja"],
@@ -137,7 +141,7 @@ async fn never_reads(gateway: &TestGateway) -> TcpStream {
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let mut socket = socket.connect(gateway.admin()).await.unwrap();
     let requests = get("/metrics").repeat(1_000);
-    // The rest of the requests is sent while the gateway writes.
+    // The requests that do not fit now are sent while the gateway writes.
     let _ = timeout(Duration::from_millis(200), socket.write_all(requests.as_bytes())).await;
     timeout(TIMEOUT, socket.readable()).await.unwrap().unwrap();
     socket

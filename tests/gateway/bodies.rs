@@ -1,4 +1,6 @@
-//! Bodies pass unchanged in both directions, and response bytes as soon as the engine has sent them.
+//! Bodies pass unchanged in both directions.
+//!
+//! Response bytes reach the client as soon as the engine has sent them.
 
 use crate::client::{CHAT, STREAMED, chat, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, gated_stream, json, send};
@@ -79,7 +81,7 @@ async fn bytes_of_an_incomplete_event_are_not_held_back() {
 async fn a_stream_cut_at_every_byte_comes_out_the_same() {
     let text = event("héllo") + ": comment\r\n\r\n" + &event("[DONE]") + &ending();
     let bytewise: String = text.bytes().map(|byte| format!("1\r\n{}\r\n", byte as char)).collect();
-    // Chunks are cut between bytes, not characters.
+    // Cut between bytes, not characters.
     let bytewise: Vec<u8> = bytewise.chars().map(|c| u8::try_from(u32::from(c)).unwrap()).collect();
     let steps = vec![send(STREAM), Step::Bytewise(bytewise), send(LAST)];
     let engine = Engine::always(steps).await;

@@ -1,11 +1,14 @@
-//! Engines that misbehave: the client gets an honest error or an honestly broken stream, never a fake end, and the
-//! gateway holds nothing afterwards.
+//! Engines that misbehave.
+//!
+//! The client gets an honest error or an honestly broken stream, never a fake end, and the gateway
+//! holds nothing afterwards.
 
 use crate::client::{CHAT, STREAMED, chat};
 use crate::engine::{COMPLETION, Engine, LAST, STREAM, Step, chunk, completion, ending, event, json, send};
 use crate::test_gateway::{TestGateway, eventually};
 
-/// A gateway over one engine with this script; it is never ejected, so every request reaches it.
+/// A gateway in front of one engine with this script. The engine is never ejected, so every request
+/// reaches it.
 async fn over(steps: Vec<Step>) -> (Engine, TestGateway) {
     let engine = Engine::always(steps).await;
     let gateway = TestGateway::over(&[engine.url()], &["health.failures=1000", "timeouts.idle=2s"]).await;
@@ -216,7 +219,8 @@ async fn one_huge_chunk_passes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_response_sent_before_the_engine_has_read_the_prompt_reaches_the_client() {
-    // It refuses 2 MB from the head alone, and closes: the client should get that response, not a broken pipe.
+    // The engine refuses 2 MB from the head alone, and closes: the client must get this response,
+    // not a broken pipe.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let serving = tokio::spawn(async move {
@@ -231,7 +235,7 @@ async fn a_response_sent_before_the_engine_has_read_the_prompt_reaches_the_clien
                 let body = r#"{"error":{"message":"too long","type":"x","param":null,"code":400}}"#;
                 let response = crate::engine::response(400, "application/json", body.as_bytes());
                 socket.write_all(&response).await.unwrap();
-                // Read the rest, so that closing does not reset the connection.
+                // The rest is read, so that closing does not reset the connection.
                 while socket.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
             }
         }

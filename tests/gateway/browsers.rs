@@ -1,4 +1,6 @@
-//! Web pages of other origins: preflights, and who may read which response.
+//! Web pages of other origins.
+//!
+//! The tests check preflights, and which page may read which response.
 
 use crate::client::{CHAT, Response, chat, get, post};
 use crate::engine::{Engine, completion};
@@ -23,7 +25,7 @@ fn all<'r>(response: &'r Response, name: &str) -> Vec<&'r str> {
     response.head.headers.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str()).collect()
 }
 
-/// A gateway that requires the key `secret`, before an engine with a policy of its own.
+/// A gateway that requires the key `secret`, in front of an engine with a different CORS policy.
 async fn with_keys(sets: &[&str]) -> (Engine, TestGateway) {
     let own = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\nvary: origin, accept\r\n\
                access-control-allow-origin: https://of-the-engine\r\naccess-control-allow-credentials: true\r\n\
@@ -194,7 +196,7 @@ async fn what_no_page_asks_for_is_as_before_and_the_admin_port_has_no_such_heade
     let gateway = TestGateway::over(&[engine.url()], &[]).await;
     let response = gateway.request(chat(CHAT)).await;
     assert!(response.head.headers.iter().all(|(name, _)| !name.starts_with("access-control-") && name != "vary"));
-    // OPTIONS that is no preflight is a method like any other.
+    // An OPTIONS request that is no preflight is refused like any other method.
     for headers in ["", "origin: https://a.example\r\n", "access-control-request-method: POST\r\n"] {
         let request = format!("OPTIONS /v1/completions HTTP/1.1\r\nhost: gate\r\n{headers}\r\n");
         gateway.request(request).await.is(405, "method_not_allowed");

@@ -1,5 +1,7 @@
-//! `sluice check` agrees with `sluice serve` and with a reload: what one of them refuses, the others refuse with the same words.
-//! Only a file that is denied to the user who checks is a remark.
+//! `sluice check` agrees with `sluice serve` and with a reload.
+//!
+//! Each of them refuses the same configurations with the same words. The only exception is a file
+//! that is denied to the user who runs the check: a remark.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -11,7 +13,8 @@ use crate::ports::free_port;
 use crate::stop::Program;
 use crate::test_gateway::{TestGateway, eventually};
 
-/// A gateway with one engine of its own, which is this program as a simulator; `table` ends its `launch` table.
+/// A gateway that runs one engine, which is this program as a simulator; `table` ends its `launch`
+/// table.
 fn configuration(state: &Path, command: &str, table: &str) -> String {
     format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[fleet]\nstate = {state:?}\n\
@@ -27,7 +30,7 @@ fn sim(flags: &str) -> String {
     )
 }
 
-/// What is wrong, and what is said of it.
+/// Invalid configurations: command, rest of the `launch` table, and a part of the error message.
 fn wrong() -> Vec<(String, String, &'static str)> {
     let port = free_port();
     let args = |args: &str| (sim(""), format!("port = {port}, args = {{ {args} }}"));
@@ -89,7 +92,7 @@ async fn what_check_refuses_a_start_and_a_reload_refuse_with_the_same_words() {
         assert_eq!((code, out.as_str()), (1, ""), "{reloaded}");
         assert!(reloaded.contains(said) && reloaded.contains("nothing was changed"), "{reloaded}");
     }
-    // Two mistakes are said at once.
+    // Several mistakes are reported together.
     let table = format!("port = {}, args = {{ max-num-seqs = 0, port = 1 }}", free_port());
     std::fs::write(&file, configuration(&state, "[\"/nowhere/vllm\", \"serve\", \"m\"]", &table)).unwrap();
     let (_, _, checked) = run(&["check", path]).await;
@@ -146,12 +149,12 @@ async fn files_and_folders_that_a_start_would_fail_at_are_named() {
 }
 
 /// A copy of the program that every user can run, and a user to whom a file without any permission
-/// is denied.
+/// is denied (`None`: the current user).
 fn another_user(folder: &Path) -> (std::path::PathBuf, Option<u32>) {
     let program = folder.join("sluice");
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::copy(env!("CARGO_BIN_EXE_sluice"), &program).unwrap();
-    // Root is denied no file.
+    // Root is denied no file, so another user must run the program.
     (program, (std::fs::metadata("/proc/self").unwrap().uid() == 0).then_some(65_534))
 }
 

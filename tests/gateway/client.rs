@@ -12,9 +12,9 @@ use tokio::time::timeout;
 /// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A minimal valid body.
+/// A minimal valid body of a chat request.
 pub(crate) const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
-/// The same, streamed.
+/// The same body with `stream`.
 pub(crate) const STREAMED: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 
 /// A request to `/v1/chat/completions`.
@@ -22,7 +22,7 @@ pub(crate) fn chat(body: &str) -> Vec<u8> {
     post("/v1/chat/completions", "", body.as_bytes())
 }
 
-/// A POST with its length; `headers` are whole lines.
+/// A POST request with its length; `headers` are whole lines.
 pub(crate) fn post(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!(
@@ -31,21 +31,21 @@ pub(crate) fn post(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// A change through the admin API.
+/// A POST request that may change something through the admin API.
 pub(crate) fn change(path: &str) -> Vec<u8> {
     post(path, "x-sluice-admin: 1\r\n", b"")
 }
 
-/// A GET.
+/// A GET request.
 pub(crate) fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")
 }
 
-/// The head of a response.
+/// The head of a response: status and headers.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) status: u16,
-    /// Names in lower case.
+    /// Names in lower case, and values.
     pub(crate) headers: Vec<(String, String)>,
 }
 
@@ -65,7 +65,7 @@ impl Head {
 pub(crate) struct Response {
     pub(crate) head: Head,
     pub(crate) body: Vec<u8>,
-    /// The body is complete according to its framing.
+    /// Whether the body is complete according to its framing.
     pub(crate) whole: bool,
 }
 
@@ -112,7 +112,7 @@ impl TestClient {
         Self { socket, unread: Vec::new() }
     }
 
-    /// A connection from an address of this machine.
+    /// Connects from the address `from` of this machine.
     pub(crate) async fn between(from: SocketAddr, to: SocketAddr) -> Self {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(from).unwrap();
@@ -125,7 +125,7 @@ impl TestClient {
         self
     }
 
-    /// Sends bytes; an error when the gateway has closed.
+    /// Sends bytes; returns an error when the gateway has closed.
     pub(crate) async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
         timeout(TIMEOUT, self.socket.write_all(bytes.as_ref())).await.expect("the gateway does not read")
     }
@@ -154,7 +154,8 @@ impl TestClient {
         self
     }
 
-    /// Sends `piece` this many times, then reads the response: whether all were sent, and the response.
+    /// Sends `piece` this many times, then reads the response. Returns whether all pieces were
+    /// sent, and the response.
     pub(crate) async fn send_while_reading(self, piece: &[u8], times: usize) -> (bool, Response) {
         let Self { socket, unread } = self;
         let (mut reading, mut writing) = socket.into_split();
@@ -166,7 +167,8 @@ impl TestClient {
             }
             true
         };
-        // The response is read only afterwards, as by a client that does not expect an early response.
+        // The response is read only afterwards, as by a client that does not expect an early
+        // response.
         let sent = timeout(TIMEOUT, sending).await.expect("the gateway does not read");
         let mut unread = unread;
         let mut whole = None;
@@ -178,7 +180,7 @@ impl TestClient {
         (sent, whole.unwrap().0)
     }
 
-    /// Reads more; false at the end of the connection.
+    /// Reads more bytes; false at the end of the connection.
     async fn read(&mut self) -> bool {
         match timeout(TIMEOUT, self.socket.read_buf(&mut self.unread)).await {
             Ok(read) => read.unwrap_or(0) > 0,
@@ -197,7 +199,8 @@ impl TestClient {
         }
     }
 
-    /// Reads until `text` has arrived (framing and all), and returns everything so far without consuming it.
+    /// Reads until `text` has arrived, including framing, and returns everything so far without
+    /// consuming it.
     pub(crate) async fn until(&mut self, text: &str) -> String {
         loop {
             let so_far = String::from_utf8_lossy(&self.unread).into_owned();
@@ -208,12 +211,12 @@ impl TestClient {
         }
     }
 
-    /// The next response, to its end.
+    /// Reads the next response to its end.
     pub(crate) async fn response(&mut self) -> Response {
         self.response_to("").await
     }
 
-    /// The response to a HEAD request: no body, whatever its `content-length`.
+    /// Reads the response to a HEAD request: no body, regardless of `content-length`.
     pub(crate) async fn response_to_head(&mut self) -> Response {
         self.response_to("HEAD").await
     }
@@ -237,7 +240,8 @@ impl TestClient {
         }
     }
 
-    /// Waits for the gateway to close the connection; returns what was not read before.
+    /// Waits for the gateway to close the connection; returns the bytes that were not consumed
+    /// before.
     pub(crate) async fn closed(&mut self) -> String {
         while self.read().await {}
         String::from_utf8_lossy(&self.unread).into_owned()
@@ -259,7 +263,8 @@ fn parse_head(bytes: &[u8]) -> Option<(Head, usize)> {
     Some((Head { status, headers }, end + 4))
 }
 
-/// The response at the front of `bytes` and its length; at the `end` of the connection also an incomplete one.
+/// The response at the front of `bytes` and its length; at the `end` of the connection also an
+/// incomplete response.
 fn parse(bytes: &[u8], end: bool) -> Option<(Response, usize)> {
     let (head, start) = parse_head(bytes)?;
     let rest = &bytes[start..];
@@ -278,7 +283,7 @@ fn parse(bytes: &[u8], end: bool) -> Option<(Response, usize)> {
     (whole || end).then_some((Response { head, body, whole }, start + used))
 }
 
-/// The body in chunks so far, bytes used, and whether the last chunk was there.
+/// The body decoded so far, the bytes used, and whether the last chunk was there.
 fn dechunk(bytes: &[u8]) -> (Vec<u8>, usize, bool) {
     let (mut body, mut at) = (Vec::new(), 0);
     while let Some(line) = bytes[at..].windows(2).position(|window| window == b"\r\n") {

@@ -1,4 +1,6 @@
-//! Subcommands that talk to a gateway or to its engines: what they print and their exit codes.
+//! Subcommands that talk to a gateway or to its engines.
+//!
+//! The tests check the output and the exit codes.
 
 use std::process::Stdio;
 
@@ -8,7 +10,7 @@ use crate::engine::{Engine, completion};
 use crate::ports::free_port;
 use crate::test_gateway::{TestGateway, one_pool};
 
-/// Runs the program to its end: exit code, stdout and stderr.
+/// Runs the program to its end; returns exit code, stdout and stderr.
 pub(crate) async fn run(args: &[&str]) -> (i32, String, String) {
     let output =
         Command::new(env!("CARGO_BIN_EXE_sluice")).args(args).stdin(Stdio::null()).output().await.expect("it runs");
@@ -38,7 +40,7 @@ async fn check_asks_every_backend_and_fails_if_one_is_not_as_configured() {
     let (code, out, err) = run(&["check", "--probe", "--quiet", path]).await;
     assert_eq!((code, out.lines().count(), err.as_str()), (1, 1, ""), "{out}");
     assert!(out.contains("/health responds with status 503"), "{out}");
-    // Nothing but these requests reaches an engine, and without --probe none does.
+    // Only probes reach an engine, and without --probe nothing does.
     assert_eq!(engine.count() + other.count(), 0);
     std::fs::write(&file, one_pool(&[format!("http://127.0.0.1:{}", free_port())])).unwrap();
     assert_eq!(run(&["check", path]).await.0, 0);

@@ -1,4 +1,6 @@
-//! Clients that send several credentials: any valid one counts, and none goes on to the engine.
+//! Clients that send several credentials.
+//!
+//! Any valid credential counts, and none is passed to the engine.
 
 use crate::client::{CHAT, post};
 use crate::engine::{Engine, completion};
@@ -22,7 +24,8 @@ async fn a_foreign_credential_hides_no_key_and_none_reaches_the_engine() {
         (["x-api-key: foreign", "api-key: one"], Some("one")),
         (["authorization: Bearer foreign", "authorization: Bearer one"], Some("one")),
         (["authorization:", "x-api-key: one"], Some("one")),
-        // Of two keys the first in the order of the headers' names counts, not in the order in which they were sent.
+        // If two keys are valid, the order of the headers' names decides, not the order in which
+        // they were sent.
         (["x-api-key: two", "authorization: Bearer one"], Some("one")),
         (["api-key: one", "x-api-key: two"], Some("two")),
         (["authorization: Bearer foreign", "x-api-key: other"], None),

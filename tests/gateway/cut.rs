@@ -1,4 +1,6 @@
-//! Requests that still run when `server.drain_timeout` is over: each client gets an error before its connection is closed.
+//! Requests that still run when `server.drain_timeout` is over.
+//!
+//! Each client gets an error before its connection is closed.
 
 use std::time::Duration;
 
@@ -55,7 +57,7 @@ async fn whatever_outlives_the_drain_timeout_gets_an_error_and_not_only_a_closed
     eventually("the engine is left", async || engine.left() == 3).await;
 }
 
-/// No error reaches a client that does not read; it must not hold up the stop.
+/// A client that does not read gets no error, and must not delay the stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_does_not_read_does_not_hold_up_the_cut() {
     let flood = chunk(&event(&"x".repeat(8_000)));

@@ -1,5 +1,7 @@
-//! Backends that respond, or stop reading, before a large request was sent to its end; what is delivered twice; and
-//! responses in a coding or a spelling that was not expected.
+//! Backends that respond, or stop reading, before they have received a large request.
+//!
+//! Other tests check how often a request is delivered, and responses with an unexpected content
+//! coding or spelling.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -13,8 +15,8 @@ use crate::test_gateway::{TestGateway, eventually};
 
 const REFUSAL: &str = r#"{"error":{"message":"no","type":"x","param":null,"code":401}}"#;
 
-/// Bytes of a prompt that do not fit the gateway's send buffer (4 MiB by default, `net.ipv4.tcp_wmem`) and a hasty engine's
-/// receive buffer together.
+/// A prompt of this many bytes does not fit the gateway's send buffer (4 MiB by default,
+/// `net.ipv4.tcp_wmem`) and a hasty engine's receive buffer together.
 const LARGE: usize = 6 << 20;
 
 /// A request that no pair of socket buffers holds.
@@ -23,7 +25,8 @@ fn large() -> Vec<u8> {
     chat(&format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{prompt}"}}]}}"#))
 }
 
-/// The fault that 4 pages of prompt hide and megabytes show: the gateway wrote until the engine closed, and lost the response.
+/// A gateway that writes until the engine closes the connection would lose the response. Only a
+/// prompt of megabytes shows this fault: a small one fits the socket buffers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_before_the_body_was_read_reaches_the_client_and_is_no_failure_of_the_backend() {
     let refusal = |status| Step::Send(response(status, "application/json", REFUSAL.as_bytes()));
@@ -105,7 +108,7 @@ async fn a_response_that_begins_before_the_body_was_read_does_not_cut_the_body()
     gateway.settled().await;
 }
 
-/// Two engines that close a connection that was used before, without a byte, and have no room on a new one.
+/// Two engines that close a used connection without sending a byte, and answer 503 on a new one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_connections_do_not_multiply_the_deliveries_of_a_request() {
     for attempts in [1, 2, 3] {
@@ -145,7 +148,7 @@ async fn stale_connections_do_not_multiply_the_deliveries_of_a_request() {
     }
 }
 
-/// A stale connection shows while the request is being written, when it does not fit the socket.
+/// A request that does not fit the socket shows a stale connection while it is being written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_request_that_meets_a_stale_connection_is_no_failure_of_the_backend() {
     let used = Mutex::new(HashSet::new());
@@ -233,7 +236,7 @@ fn gzip(text: &str) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A stream in a content coding, with its length.
+/// A stream in a content coding, with `content-length`.
 fn coded(coding: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!(

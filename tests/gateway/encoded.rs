@@ -1,4 +1,7 @@
-//! Compressed request bodies: the engine gets them plain, and one that lies or is a bomb is refused.
+//! Compressed request bodies.
+//!
+//! The engine gets them uncompressed. A body that lies about its coding, or is a decompression
+//! bomb, is refused.
 
 use std::io::Write;
 

@@ -1,8 +1,9 @@
 //! A scripted engine: it sends exactly the bytes that a test lists.
 //!
-//! It responds to the gateway's own requests (`/health`, `/v1/models`, `/metrics`) by itself. Every other one is recorded
-//! and then served by the steps that the test's script returns for the number of the request. While a step
-//! waits, the connection is watched: a gateway that closes it is counted at once, as vLLM would abort.
+//! It responds to the gateway's own requests (`/health`, `/v1/models`, `/metrics`) without a
+//! script. Every other request is recorded and then served by the steps that the test's script
+//! returns for the number of the request. While a step waits, the connection is watched: a gateway
+//! that closes it is counted at once, as vLLM would abort.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,15 +16,15 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// Bytes that a hasty engine's socket takes although the engine does not read them; the kernel doubles it.
+/// Receive buffer of a hasty engine's socket, bytes; the kernel doubles it.
 const UNREAD: u32 = 64 << 10;
 
-/// One thing to do with a connection.
+/// One step of a script.
 #[derive(Clone)]
 pub(crate) enum Step {
     /// Send these bytes in one write.
     Send(Vec<u8>),
-    /// Send these bytes one at a time, each in a write of its own.
+    /// Send these bytes one at a time, each in a separate write.
     Bytewise(Vec<u8>),
     /// Send these bytes repeatedly until the gateway closes the connection.
     Endlessly(Vec<u8>),
@@ -31,11 +32,11 @@ pub(crate) enum Step {
     Gate,
     /// Send nothing until the gateway closes the connection.
     Silence,
-    /// Send no more: the end of the connection in this direction only.
+    /// End the sending direction of the connection only.
     EndSending,
     /// Hold the connection open and read nothing, until the engine is dropped.
     Deaf,
-    /// Read the body of a request that is served from its head on.
+    /// Read the body of a request whose script began at its head.
     Body,
     /// Close the connection.
     Close,
@@ -47,7 +48,7 @@ pub(crate) struct ReceivedRequest {
     /// Request line and headers, as sent.
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
-    /// Number of the connection it arrived on.
+    /// Number of the connection on which the request arrived.
     pub(crate) connection: usize,
 }
 
@@ -65,13 +66,13 @@ type Script = Box<dyn Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync>;
 
 struct Inside {
     script: Script,
-    /// A script begins at the head of a request.
+    /// Whether a script begins at the head of a request, before the body.
     hasty: bool,
     seen: Mutex<Vec<ReceivedRequest>>,
     healthy: AtomicBool,
-    /// The names that it reports.
+    /// The model names that `/v1/models` lists.
     models: Mutex<Vec<String>>,
-    /// The response to `/v1/models`, in place of a list of these names.
+    /// The response to `/v1/models`, in place of the list of `models`.
     list: Mutex<Option<(u16, String)>>,
     connections: AtomicUsize,
     left: AtomicUsize,
@@ -92,12 +93,13 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    /// An engine on a free port. `script` is called once per POST, with its number from 0.
+    /// An engine on a free port. `script` is called once per recorded request, with its number from
+    /// 0.
     pub(crate) async fn start(script: impl Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync + 'static) -> Self {
         Self::at("127.0.0.1:0".parse().unwrap(), script).await
     }
 
-    /// An engine that always does the same.
+    /// An engine that serves every request with the same steps.
     pub(crate) async fn always(steps: Vec<Step>) -> Self {
         Self::start(move |_, _| steps.clone()).await
     }
@@ -109,7 +111,7 @@ impl Engine {
         engine
     }
 
-    /// Sets the names that it reports.
+    /// Sets the model names that `/v1/models` lists.
     pub(crate) fn set_models(&self, names: &[&str]) {
         *self.inside.models.lock() = names.iter().map(|name| (*name).to_owned()).collect();
     }
@@ -127,8 +129,8 @@ impl Engine {
         Self::serve(TcpListener::bind(address).await.unwrap(), false, Box::new(script))
     }
 
-    /// An engine that runs its script as soon as it has read the head of a request. A script that reads no body must close
-    /// the connection. Its sockets hold little that it has not read ([`UNREAD`]).
+    /// An engine that runs its script as soon as it has read the head of a request. A script that
+    /// reads no body must close the connection. The sockets hold little unread data ([`UNREAD`]).
     pub(crate) async fn hasty(script: impl Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync + 'static) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(UNREAD).unwrap();
@@ -153,7 +155,8 @@ impl Engine {
         Self { address, inside, accepting }
     }
 
-    /// Stops it and refuses new connections from now on. One that is only dropped may still accept for a moment.
+    /// Stops the engine; from then on connections are refused. An engine that is only dropped may
+    /// still accept for a moment.
     pub(crate) async fn end(mut self) {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
@@ -167,12 +170,12 @@ impl Engine {
         format!("http://{}", self.address)
     }
 
-    /// Requests so far, without probes.
+    /// Recorded requests so far, without the gateway's own.
     pub(crate) fn seen(&self) -> Vec<ReceivedRequest> {
         self.inside.seen.lock().clone()
     }
 
-    /// Number of requests so far.
+    /// Number of recorded requests so far.
     pub(crate) fn count(&self) -> usize {
         self.inside.seen.lock().len()
     }
@@ -264,7 +267,7 @@ async fn receive(
     }
 }
 
-/// The gateway's own requests: probes, model list, metrics.
+/// The responses to the gateway's own requests: probes, model list, metrics.
 fn own_response(head: &str, inside: &Inside) -> Vec<u8> {
     let path = head.split(' ').nth(1).unwrap_or("/");
     match path {
@@ -289,7 +292,7 @@ async fn perform(step: Step, socket: &mut TcpStream, inside: &Inside) -> std::io
         Step::Bytewise(bytes) => {
             for byte in bytes {
                 socket.write_all(&[byte]).await?;
-                // Another task gets its turn, so that the bytes are read one by one.
+                // Yields, so that the gateway reads the bytes one by one.
                 tokio::task::yield_now().await;
             }
         }
@@ -298,7 +301,7 @@ async fn perform(step: Step, socket: &mut TcpStream, inside: &Inside) -> std::io
         },
         Step::Gate => tokio::select! {
             permit = inside.gate.acquire() => permit.unwrap().forget(),
-            // A body that is not read looks like a gateway that has left.
+            // Not for a hasty engine, for which an unread body looks like a gateway that has left.
             gone = gone(socket), if !inside.hasty => return Err(gone),
         },
         Step::Silence => return Err(gone(socket).await),
@@ -376,7 +379,7 @@ pub(crate) fn send(text: impl Into<String>) -> Step {
     Step::Send(text.into().into_bytes())
 }
 
-/// A stream: one event, a gate, another event, a gate, the end.
+/// A stream: one event, a gate, another event, a gate, the end of the stream.
 pub(crate) fn gated_stream() -> Vec<Step> {
     vec![
         send(STREAM.to_owned() + &chunk(&event("one"))),

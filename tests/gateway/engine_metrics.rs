@@ -1,11 +1,13 @@
-//! The metrics of engines that the gateway runs: phase, restarts, crashes and start time.
+//! The metrics of engines that the gateway runs.
+//!
+//! They show phase, restarts, crashes and start time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::ports::free_port;
 use crate::test_gateway::{TestGateway, eventually_within};
 
-/// An engine of another program, one that serves, and one that ends at once.
+/// Three engines: one that another program runs, one that serves, and one that ends at once.
 fn configuration(state: &std::path::Path, external: &str) -> String {
     let engine = |name: &str, command: &str| {
         format!("[[pool.backend]]\nname = \"{name}\"\nlaunch = {{ command = {command}, port = {} }}\n", free_port())
@@ -39,7 +41,7 @@ async fn an_engine_that_ends_at_once_is_counted_and_one_that_serves_has_a_start_
     assert_eq!((of("restarts_total", &[ends]).await, of("crashes_total", &[ends]).await), (2.0, 3.0));
     assert_eq!((of("restarts_total", &[serves]).await, of("crashes_total", &[serves]).await), (0.0, 0.0));
     assert_eq!(of("phase", &[serves]).await, 1.0, "one phase at a time");
-    // The time of the boot, from which it is counted, is in whole seconds.
+    // Start times are counted from the time of the boot, which is in whole seconds.
     let started = of("start_seconds", &[serves]).await;
     assert!(begun - 2.0 <= started && started <= now() + 2.0, "{begun} {started}");
     let page = gateway.page().await;

@@ -1,4 +1,6 @@
-//! Every error response of the gateway: status, code, shape, and that the request reached no engine.
+//! Every error response of the gateway.
+//!
+//! The tests check status, code and shape, and that the request reached no engine.
 
 use crate::client::{CHAT, STREAMED, TestClient, chat, get, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, ending, event, gated_stream, send};
@@ -103,7 +105,8 @@ async fn too_many_headers_and_a_huge_one_are_431() {
     gateway.settled().await;
 }
 
-/// A gateway with the keys `all` and `some`; the latter may not use `m`.
+/// A gateway with two keys whose secrets are `all` and `some`; the key `some` may not use the model
+/// `m`.
 async fn with_keys(engine: &Engine, limit: &str) -> TestGateway {
     let text = one_pool(&[engine.url()])
         + &format!(
@@ -172,7 +175,7 @@ async fn a_key_sees_the_models_it_may_use_and_no_others() {
     gateway.settled().await;
 }
 
-/// What a response held is free before its last bytes are sent.
+/// The resources of a response are free before its last bytes are sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_with_one_request_in_flight_may_send_the_next_at_once() {
     let stream = vec![send(STREAM.to_owned() + &chunk(&event("one"))), send(chunk(&ending()) + LAST)];

@@ -1,5 +1,7 @@
-//! Experiments over sockets: sticky arms, no request is lost when one is stopped, promoted or loses its engine, and what was
-//! measured survives a restart of the gateway.
+//! Experiments over sockets.
+//!
+//! Arms are sticky. No request is lost when an experiment is stopped or promoted, or when an arm
+//! loses its engine. Measurements survive a restart of the gateway.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +13,7 @@ use crate::client::{CHAT, TestClient, change, get, post};
 use crate::engine::{Engine, completion};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// Model `m` against model `lora` on `b1`, which is a pool of its own.
+/// An experiment: model `m`, and model `lora` on `b1` in a separate pool.
 fn experiment(urls: [String; 2], keys: &str) -> String {
     let pool = one_pool(&urls[..1]).replace("[[pool]]", "[[model]]\nname = \"lora\"\n[[pool]]");
     format!(
@@ -29,7 +31,7 @@ async fn start(urls: [String; 2], state: &std::path::Path) -> TestGateway {
     TestGateway::from_text(&text, &[]).await
 }
 
-/// The request of a user.
+/// A chat request of a user.
 fn of_user(user: usize) -> Vec<u8> {
     post("/v1/chat/completions", &format!("x-user-id: user-{user}\r\n"), CHAT.as_bytes())
 }
@@ -73,7 +75,8 @@ async fn users_stay_in_their_arm_and_only_the_model_is_renamed() {
     gateway.settled().await;
 }
 
-/// Clients that send requests of many users until the flag is set; how many they sent, each of which was answered with 200.
+/// Clients that send requests of many users until the flag is set. Every response must be 200. Each
+/// task returns the number of its requests.
 fn load(gateway: &TestGateway, over: &Arc<AtomicBool>) -> JoinSet<usize> {
     let mut clients = JoinSet::new();
     for number in 0..4 {
@@ -91,7 +94,7 @@ fn load(gateway: &TestGateway, over: &Arc<AtomicBool>) -> JoinSet<usize> {
     clients
 }
 
-/// Waits until an engine has got so many more requests.
+/// Waits until an engine has received this many more requests.
 async fn serves(engine: &Engine, more: usize) {
     let wanted = engine.count() + more;
     eventually("the engine gets requests", async || engine.count() >= wanted).await;
@@ -265,7 +268,7 @@ async fn no_request_takes_part_before_the_adapter_of_an_arm_is_loaded_which_happ
     })
     .await;
     assert_eq!(report(&gateway).await["arms"][1]["waiting"], Value::Null);
-    // An engine that was restarted has forgotten its adapters.
+    // An engine that was restarted has lost its loaded adapters.
     engine.set_models(&["m"]);
     engine.set_healthy(false);
     eventually("the engine is away", async || gateway.state(0) != "ready").await;

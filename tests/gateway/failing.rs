@@ -1,4 +1,6 @@
-//! What an operator sees of engines that fail: lines in the log, bounded and with a reason, and the status.
+//! The operator's view of engines that fail.
+//!
+//! The log has lines that are bounded and give a reason; the status shows the failures.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,7 +12,7 @@ use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, event, respon
 use crate::stop::Program;
 use crate::test_gateway::one_pool;
 
-/// Fast probes, and no return from an ejection during the test.
+/// Probes are frequent, and an ejected backend does not return during the test.
 const HEALTH: &str = "[health]\nprobe_interval = \"20ms\"\nejection_base = \"60s\"\n";
 
 async fn serve(folder: &Path, engines: &[&Engine]) -> Program {
@@ -18,13 +20,13 @@ async fn serve(folder: &Path, engines: &[&Engine]) -> Program {
     let urls: Vec<String> = engines.iter().map(|engine| engine.url()).collect();
     std::fs::write(&path, one_pool(&urls).replace("usage =", "policy = \"round_robin\"\nusage =") + HEALTH).unwrap();
     let mut program = Program::start(&path).await;
-    // The first round of probes ends before it serves.
+    // The first round of probes ends before the gateway serves.
     assert!(program.log.matches("to=\"ready\"").count() == engines.len(), "{}", program.log);
     program.log.clear();
     program
 }
 
-/// What `sluice status` prints.
+/// The output of `sluice status`.
 async fn status(program: &Program) -> String {
     let admin = program.admin.to_string();
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));

@@ -1,4 +1,6 @@
-//! A failed request is retried on another backend until the client has received a token, and never afterwards.
+//! A failed request is retried on another backend until the client has received a token.
+//!
+//! Afterwards it is never retried.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,7 +25,8 @@ fn good(seen: &ReceivedRequest) -> Vec<Step> {
     if seen.body == STREAMED.as_bytes() { whole_stream() } else { completion() }
 }
 
-/// Two engines; the first request fails as in `bad` on either engine, all later ones succeed.
+/// Two engines: the first request of all fails with the steps `bad`, on whichever engine it
+/// arrives; all later requests succeed.
 async fn first_fails(bad: Vec<Step>) -> ([Engine; 2], TestGateway) {
     let requests = Arc::new(AtomicUsize::new(0));
     let engine = || {
@@ -69,7 +72,7 @@ async fn a_failure_before_the_first_token_is_retried_on_the_other_backend() {
 async fn a_refused_connection_is_retried_on_the_other_backend() {
     let gone = Engine::always(completion()).await;
     let stays = Engine::always(completion()).await;
-    // Probes are rare, so that a request notices first; in turn, so that three do.
+    // Probes are rare, so that a request notices first; round robin, so that three requests do.
     let sets = ["health.probe_interval=1h", "pool.only.policy=round_robin"];
     let gateway = TestGateway::over(&[gone.url(), stays.url()], &sets).await;
     gone.end().await;
@@ -139,8 +142,8 @@ async fn a_4xx_that_is_the_client_s_is_never_retried() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_are_bounded() {
-    // A break after an answer is no death. A body on which two engines die is not delivered a third
-    // time.
+    // A connection that breaks after an answer is not counted as a death of the engine. A body on
+    // which two engines die is not delivered a third time.
     let bad = || Engine::always(vec![send("garbage\r\n\r\n"), Step::Close]);
     let engines = [bad().await, bad().await, bad().await, bad().await];
     let urls: Vec<String> = engines.iter().map(Engine::url).collect();
@@ -155,8 +158,8 @@ async fn attempts_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_connection_that_the_engine_closes_costs_no_request() {
-    // vLLM closes idle connections after 5 s: the engine closes a used connection without a byte when the next request
-    // arrives on it, or right after its response.
+    // vLLM closes idle connections after 5 s. This engine closes a used connection without a byte
+    // when the next request arrives on it, or right after its response.
     let used = Mutex::new(HashSet::new());
     let engine = Engine::start(move |number, seen| {
         if !used.lock().insert(seen.connection) {

@@ -1,4 +1,6 @@
-//! Fair queues: the requests that one key has sent do not decide when another key is served.
+//! Fair queues between keys.
+//!
+//! The number of requests that one key has sent does not decide when another key is served.
 
 use crate::client::{STREAMED, TestClient, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, gated_stream, send};

@@ -1,7 +1,8 @@
 //! Engines of the process driver, as real processes: `sluice sim` in place of `vllm serve`.
 //!
-//! Start until ready, progress, refusals with their class, an API server that is killed while its engine process holds the
-//! device, a server of another process on the same port, a start that hangs.
+//! The tests cover the start until ready, its progress, refusals with their class, an API server
+//! that is killed while its engine process holds the device, a server of another process on the
+//! same port, and a start that hangs.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ use crate::ports::free_port;
 const TIMEOUT: Duration = Duration::from_secs(90);
 
 struct Rig {
-    /// Kept for as long as the engine may write into it.
+    /// Exists while the engine may write into it.
     _folder: tempfile::TempDir,
     driver: ProcessDriver,
     port: u16,
@@ -38,7 +39,8 @@ struct Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         for leader in self.started.lock().iter().filter(|leader| !session(**leader).is_empty()) {
-            // A process of that session lives, so the ids of session and group have not been reused.
+            // A process of this session lives, so the ids of session and group have not been
+            // reused.
             let _ = killpg(Pid::from_raw(*leader), Signal::SIGKILL);
         }
     }
@@ -150,7 +152,8 @@ async fn an_engine_becomes_ready_shows_its_phases_and_stops_completely() {
         rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
     assert_eq!(ready.models, ["m"]);
     assert!(ready.max_model_len.is_some_and(|length| length > 0));
-    // The log is read concurrently with the probes: its last line may come after the first response.
+    // The log is read concurrently with the probes: its last line may come after the first
+    // response.
     let serving = progress.wait_for(|progress| progress.phase == StartPhase::Serving);
     tokio::time::timeout(Duration::from_secs(30), serving).await.expect("the log says so").unwrap();
     assert_eq!(rig.driver.port_owner().await, PortOwner::Engine);
@@ -178,7 +181,7 @@ async fn a_killed_api_server_leaves_nothing_on_the_device() {
     assert!(stopped.orphans >= 1, "{stopped:?}");
     assert!(session(leader(&trace)).is_empty());
     assert!(other_process.lives());
-    // The device is free: an engine that found it taken would refuse to start.
+    // The device is free again: otherwise the next engine would refuse to start.
     rig.start(&EngineSettings::default()).await;
     rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
     rig.stop().await;
@@ -247,7 +250,7 @@ fn make_executable(path: &Path) {
 async fn missing_models_and_starts_without_progress_are_different_failures() {
     let rig = Rig::new("--sim-startup 0");
     rig.start(&EngineSettings::default()).await;
-    // Three hundredths of the time limits of a real start.
+    // Three percent of the time limits of a real start.
     let patient = ReadyRules { start_timeout_scale: 0.03, ..ReadyRules::default() };
     let failure = rig.ready(&["m", "an-adapter"], patient).await.unwrap_err();
     assert_eq!(failure.class, FailureClass::WrongModels, "{failure}\n{}", rig.log());
@@ -291,7 +294,8 @@ async fn an_engine_out_of_memory_under_load_is_reported_as_such() {
     rig.stop().await;
 }
 
-/// Real vLLM on the CPU: `SLUICE_REAL=$(tests/real/setup) cargo test --test gateway -- --ignored real_vllm`.
+/// Real vLLM on the CPU: `SLUICE_REAL=$(tests/real/setup) cargo test --test gateway -- --ignored
+/// real_vllm`.
 #[tokio::test]
 #[ignore = "needs a real vLLM: SLUICE_REAL=$(tests/real/setup)"]
 async fn a_real_vllm_is_refused_started_and_stopped() {
@@ -310,7 +314,7 @@ async fn a_real_vllm_is_refused_started_and_stopped() {
     let launch = Launch { command: command.into(), port: rig.port, gpu: Vec::new(), env, args: BTreeMap::new() };
     rig.driver = ProcessDriver::new("short/gpu0", launch, &rig._folder.path().join("state"));
     let mut other_process = OtherProcess::start();
-    // Three processes import for seconds each on a busy machine.
+    // Three processes import modules, for seconds each on a busy machine.
     let wait = |expected: Vec<String>| {
         let (driver, address) = (&rig.driver, rig.address());
         async move {
@@ -318,7 +322,7 @@ async fn a_real_vllm_is_refused_started_and_stopped() {
         }
     };
 
-    // The flags are read from its own help.
+    // The driver reads the known flags from the engine's help.
     let text = |name: &str, value| EngineSettings { args: BTreeMap::from([(name.to_owned(), value)]) };
     let unknown = rig.driver.check(&text("max-num-sequences", ArgValue::Int(3))).await.unwrap_err();
     assert_eq!(unknown.class, FailureClass::UnknownFlag);
@@ -326,7 +330,7 @@ async fn a_real_vllm_is_refused_started_and_stopped() {
     let dropped = rig.driver.check(&text("disable-log-requests", ArgValue::Flag(true))).await.unwrap();
     assert!(dropped[0].to_string().contains("is dropped"), "{dropped:?}");
 
-    // A context that its cache cannot hold.
+    // A context that does not fit the engine's KV cache.
     let mut long = settings(&[("max-model-len", 4_000_000)]);
     long.args.insert("hf-overrides".to_owned(), ArgValue::Text(r#"{"max_position_embeddings": 4000000}"#.to_owned()));
     rig.start(&long).await;
@@ -342,7 +346,7 @@ async fn a_real_vllm_is_refused_started_and_stopped() {
     assert!((100_000..4_000_000).contains(&fits), "{fits}");
     rig.stop().await;
 
-    // The suggested value works. What follows the death of an API server: `tests/real/fleet`.
+    // The suggested value works. `tests/real/fleet` tests the death of an API server.
     long.args.insert("max-model-len".to_owned(), ArgValue::Int(fits));
     let trace = rig.start(&long).await;
     let ready = wait(vec!["m".to_owned()]).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));

@@ -1,10 +1,12 @@
-//! Multipart forms: a key's right to a model holds for every reading of the form.
+//! Multipart forms.
+//!
+//! A key's permission for a model holds for every way in which an engine may read the form.
 
 use crate::engine::{Engine, json};
 use crate::test_gateway::{TestGateway, key_digest, one_pool};
 use crate::{client, engine};
 
-/// A gateway with a key for the model `m`, in front of an engine that serves `closed` too.
+/// A gateway with a key for the model `m`, in front of an engine that also serves `closed`.
 async fn gateway(engine: &Engine) -> TestGateway {
     let digest = key_digest("k");
     let auth = format!("[[auth.keys]]\nname = \"team\"\nsha256 = \"{digest}\"\nmodels = [\"m\"]\n");
@@ -23,7 +25,8 @@ fn send(content_type: &str, body: &[u8]) -> Vec<u8> {
 
 const TYPE: &str = "content-type: multipart/form-data; boundary=XyZ\r\n";
 
-/// A form whose first part has these headers and the value `closed`, and whose second is `model` with the value `m`.
+/// A form whose first part has these headers and the value `closed`, and whose second part is
+/// `model` with the value `m`.
 fn form(headers: &str) -> String {
     format!(
         "--XyZ\r\n{headers}\r\n\r\nclosed\r\n\
@@ -53,7 +56,7 @@ async fn a_form_in_which_parsers_see_different_models_reaches_no_engine() {
         .request(send(&other, form("Content-Disposition: form-data; name=\"x\"").as_bytes()))
         .await
         .is(400, "invalid_request");
-    // The key may not name the other model, in whatever order the parts come.
+    // The key may not use the other model, regardless of the order of the parts.
     let closed = form("Content-Disposition: form-data; name=\"prompt\"").replace("\r\nm\r\n", "\r\nclosed\r\n");
     gateway.request(send(TYPE, closed.as_bytes())).await.is(403, "model_forbidden");
     assert_eq!(engine.count(), 0);
@@ -71,7 +74,7 @@ async fn a_canonical_form_passes_byte_for_byte_and_one_without_a_model_gets_it()
     assert_eq!(gateway.request(send(TYPE, unnamed.as_bytes())).await.status(), 200);
     let named = "--XyZ\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n".to_owned() + unnamed;
     assert_eq!(String::from_utf8_lossy(&engine.seen()[1].body), named);
-    // JSON is not a form.
+    // A JSON body is not a form.
     let chat = client::CHAT.as_bytes();
     gateway.request(send("content-type: application/json\r\n", chat)).await.is(400, "invalid_request");
     gateway.settled().await;

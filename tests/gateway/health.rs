@@ -1,4 +1,6 @@
-//! Backends leave rotation when they fail or hang, and return after successful requests.
+//! Backends leave rotation when they fail or hang.
+//!
+//! They return after successful probes and requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,7 +20,8 @@ pub(crate) async fn sim() -> Handle {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
-    // A second backend: the only one of a pool would not be ejected for error responses.
+    // A second backend is needed: the only backend of a pool would not be ejected for error
+    // responses.
     let other = Engine::always(completion()).await;
     let engine = Engine::start(|number, _| match number {
         0..3 => vec![Step::Send(response(500, "application/json", b"{}"))],
@@ -35,11 +38,11 @@ async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
         failures += usize::from(status == 500);
     }
     eventually("it is ejected", async || gateway.state(0) != "ready").await;
-    // From here on it is the only backend.
+    // The first backend is now the only one.
     other.set_healthy(false);
     eventually("the other is down", async || gateway.state(1) == "down").await;
     eventually("probation", async || gateway.state(0) == "probation").await;
-    // Half open: one request at a time is let through.
+    // Probation lets one request at a time through.
     let mut trial = gateway.client().await;
     trial.send(chat(CHAT)).await;
     eventually("the trial runs", async || engine.count() == 4).await;
@@ -157,7 +160,8 @@ async fn heads_of_streams_do_not_hide_that_an_engine_hangs() {
     let gateway = TestGateway::from_text(&text, &[]).await;
     assert_eq!(gateway.request(chat(STREAMED)).await.status(), 200);
     engine.fault(Fault::Hang);
-    // The API server sends the head of every new stream. There is always a stream, and always a new one.
+    // The API server sends the head of every new stream. At any time streams are open and new ones
+    // arrive.
     let mut clients = VecDeque::new();
     eventually("it is ejected while requests arrive", async || {
         let mut client = gateway.client().await;

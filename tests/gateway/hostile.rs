@@ -1,7 +1,9 @@
-//! Requests made to confuse a server: each gets the one right response, and its connection ends where it must.
+//! Requests made to confuse a server: each gets the one right response, and its connection ends
+//! where it must.
 //!
-//! The statuses are those of nginx 1.22, except: nginx has 501 where we have 400 for `chunked` twice, an empty or unknown
-//! coding in last place and a parameter, and 400 or 405 for CONNECT; and it accepts a user in `Host`.
+//! The statuses are the same as those of nginx 1.22, with these exceptions: nginx answers 501 where
+//! the gateway answers 400 (`chunked` twice, an empty or unknown last coding, a parameter), answers
+//! 400 or 405 to CONNECT, and accepts a user in `Host`.
 
 use crate::client::{CHAT, TestClient, chat, get};
 use crate::engine::{COMPLETION, Engine, completion};
@@ -13,17 +15,17 @@ async fn plain() -> (Engine, TestGateway) {
     (engine, gateway)
 }
 
-/// A POST with these header lines; `body` as it is.
+/// A POST request with these header lines; `body` is not changed.
 fn raw(headers: &str, body: &str) -> String {
     format!("POST /v1/chat/completions HTTP/1.1\r\n{headers}\r\n{body}")
 }
 
-/// A chunked POST of this body, which may be malformed.
+/// A POST request with this chunked body, which may be malformed.
 fn chunked(body: &str) -> String {
     raw("host: gate\r\ntransfer-encoding: chunked\r\n", body)
 }
 
-/// [`CHAT`] in one chunk, and the last chunk.
+/// [`CHAT`] as one chunk, and the last chunk.
 fn whole() -> String {
     format!("{:x}\r\n{CHAT}\r\n0\r\n\r\n", CHAT.len())
 }
@@ -82,7 +84,7 @@ async fn requests_whose_end_is_in_doubt_get_their_response_and_a_closed_connecti
     ];
     for (what, request, status) in table {
         let mut client = gateway.client().await;
-        // The next request must not be served: where it begins is not known.
+        // The next request must not be served: its beginning is unknown.
         client.send([request.as_bytes(), &chat(CHAT)].concat()).await;
         let response = client.response().await;
         assert_eq!(response.status(), status, "{what}: {}", response.text());
@@ -160,7 +162,8 @@ async fn a_refusal_reaches_a_client_that_goes_on_sending() {
     for bad in [chunked("what\r\n"), raw("content-length: 5\r\n", "12345")] {
         let mut client = gateway.client().await;
         client.send(bad).await;
-        // Bytes that are unread when a socket is closed would reset the connection and discard the response.
+        // If bytes were unread when a socket is closed, the connection would be reset and the
+        // response lost.
         let (sent, response) = client.send_while_reading(&[b'x'; 64 << 10], 40).await;
         response.is(400, "invalid_request");
         assert!(sent, "the connection was reset while the client was sending");
@@ -180,7 +183,8 @@ async fn a_head_without_end_is_refused_before_it_fills_the_memory() {
     gateway.settled().await;
 }
 
-/// Sends bytes with a pause after each until there is a response; at most `count` of them. Returns how many.
+/// Sends at most `count` bytes with a pause after each until there is a response. Returns the
+/// number of bytes sent.
 async fn drip(client: &mut TestClient, count: usize, pause: std::time::Duration) -> usize {
     for sent in 0..count {
         if client.has_response().await || client.try_send(b"x").await.is_err() {
@@ -196,7 +200,8 @@ async fn a_slow_head_has_one_deadline_from_its_first_byte() {
     let engine = Engine::always(completion()).await;
     let sets = ["server.header_timeout=300ms", "server.keepalive=10m"];
     let gateway = TestGateway::over(&[engine.url()], &sets).await;
-    // On a connection that has served a request too, where part of the next one may have been read with it.
+    // A connection that has served a request, where a part of the next one may have been read with
+    // it.
     let used = async || {
         let mut client = gateway.client().await;
         let both = [&chat(CHAT)[..], b"GET /health HTTP/1.1\r\nx"].concat();
@@ -221,7 +226,7 @@ async fn an_idle_connection_is_closed_without_a_word_after_its_keepalive() {
     let sets = ["server.header_timeout=10m", "server.keepalive=200ms"];
     let gateway = TestGateway::over(&[engine.url()], &sets).await;
     let mut used = gateway.client().await;
-    // The line break that some clients send behind a body begins no request.
+    // A line break after a body, as some clients send it, does not begin a request.
     assert_eq!(used.request([&chat(CHAT)[..], b"\r\n"].concat()).await.status(), 200);
     let mut fresh = gateway.client().await;
     assert_eq!(used.closed().await, "");

@@ -1,4 +1,6 @@
-//! HTTP/2 to clients, over TLS and in plain text: requests that share a connection, and what a client may not do with it.
+//! HTTP/2 to clients, over TLS and in plain text.
+//!
+//! Requests share a connection, and the gateway bounds what a client may do with it.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -51,7 +53,8 @@ async fn a_stream_passes_at_once_over_tls_and_in_plain_text() {
     }
 }
 
-/// Sends a body of `size` bytes as fast as the gateway takes it; how the gateway ended the stream meanwhile, if it did.
+/// Sends a body of `size` bytes as fast as the gateway takes it. Returns the reason if the gateway
+/// reset the stream meanwhile.
 async fn send_all(mut sending: SendStream<Bytes>, size: usize) -> Option<Reason> {
     let mut left = size;
     while left > 0 {
@@ -77,7 +80,7 @@ async fn a_refusal_arrives_while_the_client_still_sends_its_body_and_no_reset_fo
             let sending = tokio::spawn(send_all(call.sending, size));
             let response = timeout(TIMEOUT, call.response).await.expect("no response");
             if size == 1_000 && status == 413 {
-                // Small enough, and no JSON.
+                // The body is small enough to be read, and is not JSON.
                 assert_eq!(response.unwrap().status(), 400);
             } else {
                 let response = response.unwrap_or_else(|error| panic!("{path}, {size} bytes: {error}"));
@@ -88,7 +91,7 @@ async fn a_refusal_arrives_while_the_client_still_sends_its_body_and_no_reset_fo
             assert_eq!(sending.await.unwrap(), None, "{path}, {size} bytes: the body was cut");
         }
     }
-    // A client that never ends its body does not hold its stream for ever.
+    // A client that never ends its body does not keep its stream open for ever.
     let call = client.open("POST", "/nope", "{", true).await.unwrap();
     let (response, mut sending) = (call.response, call.sending);
     assert_eq!(timeout(TIMEOUT, response).await.unwrap().unwrap().status(), 404);
@@ -124,7 +127,8 @@ async fn both_versions_are_served_on_one_port() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_is_reset_ends_its_request_and_no_other() {
-    // A stream that goes on, one before its first token, one without any response, and one that waits.
+    // Three requests run: a stream in progress, one before its first token, one without any
+    // response. A fourth request waits.
     let script = |number, _: &_| match number {
         0 => gated_stream(),
         1 => vec![send(STREAM), Step::Silence],
@@ -142,7 +146,7 @@ async fn a_stream_that_is_reset_ends_its_request_and_no_other() {
     }
     calls.push(client.chat(STREAMED).await);
     eventually("one waits", async || gateway.load() == (3, 1)).await;
-    // Reset in words, by dropping everything, and while it waits.
+    // The fourth request is reset while it waits; the next two by dropping everything.
     let mut waiting = calls.pop().unwrap();
     waiting.sending.send_reset(Reason::CANCEL);
     eventually_within(SOON, "the queue is left", async || gateway.load() == (3, 0)).await;
@@ -155,7 +159,7 @@ async fn a_stream_that_is_reset_ends_its_request_and_no_other() {
     engine.open_gate();
     engine.open_gate();
     assert_eq!(rest(running).await, (event("two") + &ending(), None));
-    // One that is reset in the middle of its stream.
+    // A stream is reset in the middle.
     let engine = Engine::always(gated_stream()).await;
     let gateway = TestGateway::over(&[engine.url()], &[]).await;
     let (client, _driver) = plain(&gateway).await;
@@ -196,7 +200,7 @@ async fn a_connection_that_ends_ends_all_of_its_requests() {
             calls.push(client.chat(STREAMED).await);
         }
         eventually("four run, two wait", async || gateway.load() == (4, 2) && engine.count() == 4).await;
-        // Closes the socket, with nothing said.
+        // Closes the socket without a GOAWAY frame.
         driver.abort();
         eventually_within(SOON, "the engine sees all of them", async || engine.left() == 4).await;
         gateway.settled_within(SOON).await;
@@ -249,7 +253,7 @@ async fn a_refusal_or_a_broken_response_ends_its_stream_and_not_the_connection()
     let engine = Engine::start(move |number, _| if number == 0 { broken.clone() } else { completion() }).await;
     let gateway = TestGateway::over(&[engine.url()], &["server.max_body=1000"]).await;
     let (client, _driver) = plain(&gateway).await;
-    // The body of each goes on when it is refused.
+    // Each body is unfinished when the request is refused.
     let route = client.open("POST", "/v1/nothing", "{", true).await.unwrap();
     assert_eq!(route.head().await.status(), StatusCode::NOT_FOUND);
     let large = client.open("POST", "/v1/chat/completions", &"x".repeat(2_000), true).await.unwrap().head().await;
@@ -287,8 +291,8 @@ fn post_head(stream: u32) -> Vec<u8> {
     frame(1, 4, stream, &block)
 }
 
-/// Sends frames as fast as the gateway takes them, and returns the frames that it sent (kind, stream, payload) until it
-/// closed the connection or `enough` says so.
+/// Sends frames as fast as the gateway takes them. Returns the gateway's frames (kind, stream,
+/// payload) until it closed the connection or `enough` is true.
 async fn raw(
     gateway: &TestGateway,
     frames: Vec<u8>,
@@ -342,7 +346,7 @@ async fn floods_of_costly_frames_end_the_connection_and_hold_up_no_other() {
     for (name, flood) in floods {
         let said = raw(&gateway, flood, |_| false).await;
         let goaway = said.iter().find(|(kind, ..)| *kind == 7).map(|(.., payload)| payload[4..8].to_vec());
-        // A reset of the socket, with bytes unread, may lose the last words.
+        // A reset of the socket with unread bytes may lose the last frames.
         assert!(goaway.is_none() || goaway == Some(vec![0, 0, 0, 11]), "{name}: {goaway:?}");
         assert_eq!(client.request("POST", "/v1/chat/completions", CHAT).await.1, COMPLETION, "{name}");
         gateway.settled().await;
@@ -353,7 +357,7 @@ async fn floods_of_costly_frames_end_the_connection_and_hold_up_no_other() {
 async fn streams_beyond_the_bound_are_refused_and_can_be_tried_again() {
     let engine = Engine::always(completion()).await;
     let gateway = TestGateway::over(&[engine.url()], &[]).await;
-    // 200 requests whose bodies do not come; 128 are let in.
+    // 200 requests whose bodies do not come; 128 are accepted.
     let heads = (0..200).flat_map(|number| post_head(2 * number + 1)).collect();
     let refused = |found: &[(u8, u32, Vec<u8>)]| {
         found.iter().filter(|(kind, _, payload)| *kind == 3 && payload[..] == 7_u32.to_be_bytes()).count()
@@ -396,7 +400,8 @@ async fn a_connection_without_requests_is_closed_in_order() {
     let (client, driver) = plain(&gateway).await;
     let mut body = client.chat(STREAMED).await.head().await.into_body();
     until(&mut body, "one").await;
-    // One that is silent from the start, and one that only begins its head, are closed; one with a request is not.
+    // A connection that is silent from the start, and one that only begins a head, are closed; one
+    // with a request is not.
     for opened in [Vec::new(), frame(1, 0, 1, &[0x83])] {
         let said = raw(&gateway, opened, |_| false).await;
         assert!(said.iter().any(|(kind, ..)| *kind == 7), "GOAWAY: {said:?}");

@@ -1,4 +1,6 @@
 //! A client that speaks HTTP/2.
+//!
+//! Every wait is limited by [`TIMEOUT`].
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};
@@ -44,7 +46,7 @@ impl Client {
         self.send("POST", "/v1/chat/completions", Some(key), body, false).await.unwrap()
     }
 
-    /// Sends a request whose body goes on if `more`.
+    /// Sends a request; with `more`, its body is not ended.
     pub(crate) async fn open(&self, method: &str, path: &str, body: &str, more: bool) -> Result<Call, h2::Error> {
         self.send(method, path, None, body, more).await
     }
@@ -65,7 +67,8 @@ impl Client {
         let mut requests = timeout(TIMEOUT, self.0.clone().ready()).await.expect("no room for a request")?;
         let (response, mut sending) = requests.send_request(request, body.is_empty() && !more)?;
         if !body.is_empty() {
-            // A request that the gateway has refused takes no more data; its response says why.
+            // The error is ignored: a request that the gateway has refused takes no more data, and
+            // its response has the reason.
             let _ = sending.send_data(Bytes::copy_from_slice(body.as_bytes()), !more);
         }
         Ok(Call { response, sending })
@@ -108,7 +111,7 @@ pub(crate) async fn until(body: &mut RecvStream, text: &str) -> String {
     read
 }
 
-/// The rest of a body, and the error that broke it off, if there was one.
+/// The rest of a body, and the reason if the stream was reset.
 pub(crate) async fn rest(mut body: RecvStream) -> (String, Option<Reason>) {
     let mut read = String::new();
     while let Some(bytes) = next(&mut body).await {

@@ -1,4 +1,6 @@
-//! Invalid requests get a response that explains the error; unusual but valid ones are served.
+//! Invalid requests get a response that explains the error.
+//!
+//! Requests that are unusual but valid are served.
 
 use crate::client::{CHAT, STREAMED, TIMEOUT, chat, get, post};
 use crate::engine::{COMPLETION, Engine, Step, completion, gated_stream};
@@ -110,7 +112,7 @@ async fn invalid_utf_8_is_400_with_its_position() {
     body[at] = 0xff;
     let response = gateway.request(post("/v1/chat/completions", "", &body)).await;
     assert!(response.is(400, "invalid_request").text().contains(&format!("byte {at}")), "{}", response.text());
-    // In a header such bytes are passed on.
+    // Such bytes in a header are passed on.
     let mut request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\nx-name: caf\xe9\r\n".to_vec();
     request.extend_from_slice(format!("content-length: {}\r\n\r\n{CHAT}", CHAT.len()).as_bytes());
     assert_eq!(gateway.request(request).await.status(), 200);
@@ -132,7 +134,7 @@ async fn a_model_named_inside_the_prompt_is_ignored() {
     // An escaped key is the same key.
     let escaped = r#"{"\u006dodel":"none","messages":[]}"#;
     gateway.request(chat(escaped)).await.is(404, "model_not_found");
-    // An alias is renamed at its one place, and nowhere else.
+    // An alias is replaced at its one place only.
     let alias = r#"{"messages":[{"role":"user","content":"\"model\":\"alias\""}],"model":"alias"}"#;
     assert_eq!(gateway.request(chat(alias)).await.status(), 200);
     let renamed = alias.replace(r#","model":"alias"}"#, r#","model":"m"}"#);
@@ -159,7 +161,7 @@ async fn lists_of_prompts_and_n_take_as_many_slots() {
         assert_eq!(engine.seen().last().unwrap().body, body.as_bytes());
         gateway.settled().await;
     }
-    // More than the capacity of a backend: it must not wait for ever.
+    // The request exceeds the capacity of a backend, so it must not wait for ever.
     let more = r#"{"model":"m","prompt":"x","n":17}"#;
     gateway.request(post("/v1/completions", "", more.as_bytes())).await.is(400, "exceeds_backend");
     gateway.settled().await;

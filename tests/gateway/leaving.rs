@@ -1,4 +1,7 @@
-//! Clients that leave: at any stage of the request the engine sees its connection closed and all resources are released.
+//! Clients that leave.
+//!
+//! At any stage of the request the engine sees its connection closed, and all resources are
+//! released.
 
 use std::time::Duration;
 
@@ -89,11 +92,12 @@ async fn a_client_that_leaves_the_queue_never_reaches_an_engine() {
     gateway.settled().await;
 }
 
-/// How a client can leave.
+/// The ways in which a client can leave.
 #[derive(Clone, Copy, Debug)]
 enum Leave {
     Close,
-    /// It closes its sending side only: no HTTP client does that while it waits, so it counts as leaving.
+    /// The client closes only its sending side: no HTTP client does that while it waits, so it
+    /// counts as leaving.
     HalfClose,
     Reset,
 }
@@ -101,7 +105,7 @@ enum Leave {
 impl Leave {
     const ALL: [Self; 3] = [Self::Close, Self::HalfClose, Self::Reset];
 
-    /// Leaves; what is returned keeps the other side of the connection open.
+    /// Leaves; the returned client keeps its side of the connection open.
     async fn leave(self, mut client: TestClient) -> Option<TestClient> {
         match self {
             Self::Close => drop(client),
@@ -115,14 +119,16 @@ impl Leave {
     }
 }
 
-/// What a client may have sent behind its request: a line break, a request, the start of one, more than one read takes.
+/// Bytes that a client may have sent after its request: a line break, a byte, a request, the start
+/// of one, more than one read takes.
 fn sent_ahead() -> Vec<Vec<u8>> {
     vec![b"\r\n".to_vec(), b"x".to_vec(), chat(CHAT), chat(CHAT)[..40].to_vec(), chat(CHAT).repeat(200)]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_has_sent_more_and_leaves_ends_the_request() {
-    // Not streamed, before the head of a stream, before the first token, and in the middle of a stream.
+    // Four stages: not streamed, before the head of a stream, before the first token, and in the
+    // middle of a stream.
     let scripts = [
         (CHAT, vec![Step::Silence], None),
         (STREAMED, vec![Step::Silence], None),
@@ -136,7 +142,7 @@ async fn a_client_that_has_sent_more_and_leaves_ends_the_request() {
             for how in Leave::ALL {
                 let mut client = gateway.client().await;
                 client.send(chat(body)).await;
-                // With the request in one segment, and in one of its own.
+                // The bytes come in the same segment as the request, or in a separate one.
                 if times % 2 == 0 {
                     eventually("the engine has it", async || engine.count() == times + 1).await;
                 }
@@ -203,7 +209,7 @@ async fn a_client_that_has_sent_the_next_request_and_stays_gets_both_responses()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stops_reading_and_leaves_ends_the_request() {
-    // The engine sends without end; the client has not read what was sent to it when it leaves.
+    // The engine sends without end; the client leaves with unread bytes.
     let piece = crate::engine::chunk(&crate::engine::event(&"x".repeat(60_000)));
     let steps = vec![send(STREAM), Step::Endlessly(piece.into_bytes())];
     let (engine, gateway) = over(steps, &[]).await;

@@ -1,7 +1,8 @@
-//! No client passes a long prompt off as a short one, or makes the prompts of others look shorter or longer.
+//! No client passes a long prompt off as a short one, or makes the prompts of others look shorter
+//! or longer.
 //!
-//! A short and a long pool, each with one engine; `x-sluice-pool` of a response says what the prompt was taken for. The
-//! engines report the usage that a test gives them.
+//! There are a short and a long pool, each with one engine; `x-sluice-pool` of a response shows the
+//! estimated class of the prompt. The engines report the usage that a test sets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,7 +56,7 @@ impl Engines {
         TestGateway::from_text(&text, &[]).await
     }
 
-    /// The engines report this many prompt tokens from now on.
+    /// Sets the number of prompt tokens that the engines report from now on.
     fn report(&self, tokens: u64) {
         self.usage.store(tokens, Ordering::SeqCst);
     }
@@ -73,7 +74,7 @@ fn completion(prompt: &str, member: &str) -> String {
     format!(r#"{{"model":"m",{member}"prompt":{prompt}}}"#)
 }
 
-/// English of about this many tokens.
+/// English text of about this many tokens, as a JSON string.
 fn english(tokens: usize) -> String {
     format!("\"{}\"", "the quick brown fox jumps over the lazy dog and runs away again ".repeat(tokens / 13))
 }
@@ -83,7 +84,8 @@ async fn a_long_prompt_is_long_wherever_its_escapes_stand() {
     let engines = Engines::start().await;
     let gateway = engines.gateway("").await;
     let mut client = gateway.client().await;
-    // Low surrogates, which count as nothing behind a high one, where 32 windows of 512 bytes were once sampled.
+    // Low surrogates, which count as nothing after a high one, fill 32 windows of 512 bytes: an
+    // estimate from samples at these places would find no text.
     let mut prompt = english(20_000).into_bytes();
     let length = prompt.len() - 2;
     for window in 0..32 {
@@ -133,7 +135,7 @@ async fn a_client_whose_short_prompt_was_long_is_estimated_longer_from_then_on()
     let engines = Engines::start().await;
     let gateway = engines.gateway("").await;
     let mut client = gateway.client().await;
-    // Text of which the engine makes three times the tokens that the gateway expects.
+    // The engine reports three times the tokens that the gateway expects of this text.
     let odd = completion(&english(3_000), "");
     engines.report(3_000);
     for _ in 0..30 {
@@ -154,7 +156,7 @@ async fn with_a_tokenizer_unusual_text_is_counted_wherever_that_changes_the_pool
     let tokenizer = concat!("tokenizer = \"", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tokenizer.json\"");
     let gateway = engines.gateway(tokenizer).await;
     let mut client = gateway.client().await;
-    // Random letters have several times the tokens of words.
+    // Random letters have several times as many tokens as words.
     let mut state = 1u32;
     let letters: String = (0..12_000)
         .map(|_| {

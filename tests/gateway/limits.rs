@@ -1,5 +1,6 @@
-//! What all clients together may hold: bytes of request bodies, and connections. Beyond it 503 or 408, and honest requests
-//! are still served.
+//! Limits on all clients together: bytes of request bodies, and connections.
+//!
+//! Beyond a limit a client gets 503 or 408, and honest requests are still served.
 
 use std::time::Duration;
 
@@ -50,8 +51,9 @@ async fn bodies_that_are_sent_in_part_and_held_take_no_more_than_the_memory_for_
             eventually("it is counted", async || counted(&gateway).await == bytes).await;
         }
     }
-    // Large bodies may take seven eighths of the memory, 14 MiB. There is no room for a fourth, which is refused at once and
-    // not when it is complete; one that does not announce its size is refused when it has filled what was left.
+    // Large bodies may take seven eighths of the memory, 14 MiB. There is no room for a fourth,
+    // which is refused before its end arrives. A body without an announced size is refused when it
+    // has filled the rest.
     let mut growing = gateway.client().await;
     growing.send("POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n").await;
     growing.send(format!("{:x}\r\n{}", 4 * MIB, " ".repeat(4 * MIB))).await;
@@ -80,7 +82,7 @@ async fn a_body_is_counted_while_it_waits_and_is_sent_and_until_it_is_not_needed
     let gateway = TestGateway::over(&[engine.url()], &sets).await;
     let body = STREAMED.replace("hi", &"long ".repeat(MIB / 5));
     let size = body.len() as f64;
-    // Renaming a model splits the body into pieces, which share its memory.
+    // Renaming a model splits the body into pieces that share its memory.
     let body = body.replace("\"m\"", "\"alias\"");
     let mut running = gateway.client().await;
     running.send(chat(&body)).await.until("one").await;
@@ -108,7 +110,7 @@ async fn a_body_that_trickles_is_408_although_it_never_pauses() {
     let sets = ["server.body_timeout=1500ms", "server.body_min_rate=10KiB"];
     let (engine, gateway) = plain(&sets).await;
     let begun = Instant::now();
-    // Most of it at once earns no time for the rest.
+    // Sending half of the body at once gains no time for the rest.
     for sent in [0, 100_000] {
         let mut client = begin(&gateway, 200_000, sent).await;
         while client.try_send(b" ").await.is_ok() && begun.elapsed() < Duration::from_secs(20) {
@@ -122,7 +124,7 @@ async fn a_body_that_trickles_is_408_although_it_never_pauses() {
         client.closed().await;
     }
     assert!(begun.elapsed() < Duration::from_secs(20), "each byte extended the deadline");
-    // A client that keeps to the rate may take longer than the period.
+    // A client that keeps to the minimum rate may take longer than the period.
     let request = chat(&long(40_000));
     let mut client = gateway.client().await;
     let begun = Instant::now();
@@ -142,7 +144,7 @@ async fn connections_over_the_limit_get_503_and_leave_room_again() {
     let gateway = TestGateway::over(&[engine.url()], &["server.max_connections=4"]).await;
     assert_eq!(gateway.metric("sluice_client_connections_max", &[]).await, 4.0);
     let connections = async || gateway.metric("sluice_client_connections", &[]).await;
-    // Requests of one address on three quarters of the connections.
+    // One address has requests on three quarters of the connections.
     let mut held = Vec::new();
     for _ in 0..3 {
         let mut client = gateway.client().await;
@@ -157,7 +159,7 @@ async fn connections_over_the_limit_get_503_and_leave_room_again() {
         assert!(response.is(503, "too_many_connections").head.retry_after() >= 1);
         assert_eq!(client.closed().await, "");
     }
-    // A connection without a request has the last place, until another address needs it.
+    // A connection without a request has the last place until another address needs it.
     let mut silent = gateway.client().await;
     eventually("it is open", async || connections().await == 4.0).await;
     let connected = async |from: &str| TestClient::between(from.parse().unwrap(), gateway.address()).await;
@@ -166,7 +168,7 @@ async fn connections_over_the_limit_get_503_and_leave_room_again() {
     fourth.send("POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ncontent-length: 9\r\n\r\n{").await;
     let bytes = (3 * CHAT.len() + 1) as f64;
     eventually("its request has begun", async || counted(&gateway).await == bytes).await;
-    // Now each connection has a request, and no connection is left for another.
+    // Now each connection has a request, and none gives way to another address.
     connected("127.0.0.3:0").await.request(get("/health")).await.is(503, "too_many_connections");
     drop(fourth);
     eventually("it is closed", async || connections().await == 3.0).await;

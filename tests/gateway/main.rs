@@ -1,26 +1,20 @@
 //! The gateway over real sockets, as seen by a client and an engine, byte for byte.
 //!
-//! Each test starts a gateway in this process in front of scripted engines (`engine.rs`), or of
-//! simulated ones, and connects to it through a plain socket (`client.rs`). Its counters (`test_gateway.rs`) must be 0 afterwards:
-//! nothing in flight, nothing waiting, no tokens outstanding.
+//! Each test starts a gateway in this process in front of scripted engines (`engine.rs`) or
+//! simulated ones, and connects to it through a plain socket (`client.rs`). Its counters
+//! (`test_gateway.rs`) must be 0 afterwards: nothing in flight, nothing waiting, no tokens
+//! outstanding. Every wait is for a condition and has a deadline. The header of each module names
+//! its topic:
 //!
-//! Every wait is for a condition and has a deadline; no test relies on sleeping. By topic: `access_log`, `admin` (who may
-//! use the admin port, and how long), `errors` (the table of the gateway's error responses), `input` (clients that
-//! misbehave), `hostile` (requests made to confuse), `limits` (bounds on the holdings of all
-//! clients together), `shares` (one client does not keep out the others), `proxies` (proxies that
-//! name their clients), `fair` (which key is next),
-//! `broken` (engines that do), `early` (engines that do not read to the end), `cut` (requests that outlive
-//! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
-//! `forms` (multipart), `encoded` (compressed), `paths`, `priority`, `state_owner` (the owner
-//! of `fleet.state`), `credentials`, `browsers` (pages of other origins), `requests` (the parts of
-//! a request that reach an engine, and the parts that do not), `stored` (stored responses),
-//! `key_limits` (tokens of keys are settled), `leaving` (clients that go), `experiments`, `length`
-//! (the estimated length of a prompt), `models` (engines of one pool that serve different models),
-//! `counting` (the counts in the metrics), `failing` (log lines about
-//! engines that fail), `failover`, `checks` (what check, serve and a reload refuse), `commands` (subcommands beside a gateway), `engine_metrics`,
-//! `fleet`, `health`, `records` (and their replay), `reload`, `reload_keys`, `stop`,
-//! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
-//! around what speaks plain text here), `traces`, `upgrade`, `upgrade_faults`, `wide`; and `simulator` (the simulated engine process).
+//! - clients: `admin`, `browsers`, `credentials`, `encoded`, `errors`, `fair`, `forms`, `hostile`,
+//!   `http2`, `input`, `key_limits`, `leaving`, `limits`, `origins`, `paths`, `priority`,
+//!   `proxies`, `shares`, `slow_readers`, `stored`, `stream_options`, `wide`
+//! - engines: `bodies`, `broken`, `early`, `elsewhere`, `failing`, `failover`, `health`, `length`,
+//!   `models`, `requests`, `tls` (`tunnel.rs` adds TLS to plain text)
+//! - operation: `access_log`, `added_experiments`, `checks`, `commands`, `counting`, `cut`,
+//!   `engine_metrics`, `experiments`, `fleet`, `records`, `reload`, `reload_keys`, `secrets`,
+//!   `shadow`, `state_owner`, `stop`, `traces`, `tuner`, `upgrade`, `upgrade_faults`
+//! - the simulated engine process: `simulator`
 
 mod client;
 mod engine;

@@ -1,4 +1,6 @@
-//! Engines of one pool that serve different models, routes or lengths: each request goes where it can be served.
+//! Engines of one pool that serve different models, routes or lengths.
+//!
+//! Each request goes to an engine that can serve it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -14,7 +16,7 @@ use crate::test_gateway::{TestGateway, eventually};
 const UNKNOWN: &str =
     r#"{"error":{"message":"The model does not exist.","type":"NotFoundError","param":"model","code":404}}"#;
 
-/// Names that an engine serves and may change.
+/// Model names that an engine serves; a test can change them.
 #[derive(Clone)]
 struct Names(Arc<Mutex<Vec<String>>>);
 
@@ -35,7 +37,7 @@ impl Names {
     }
 }
 
-/// An engine that serves the names which it lists, and refuses others as vLLM does.
+/// An engine that serves and lists these names, and refuses others as vLLM does.
 async fn engine(names: &Names) -> Engine {
     let known = names.clone();
     let engine = Engine::start(move |_, request| match known.has_model_of(&request.body) {
@@ -52,7 +54,7 @@ fn refusal(status: u16, body: &str) -> Vec<Step> {
     vec![Step::Send(response(status, "application/json", body.as_bytes()))]
 }
 
-/// A gateway of one pool for every model, over these engines.
+/// A gateway with one pool for every model, in front of these engines.
 async fn over(engines: &[&Engine], more: &str) -> TestGateway {
     let mut text = String::from(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\nprobe_interval = \"100ms\"\n\
@@ -112,7 +114,8 @@ async fn a_rename_engine_by_engine_loses_no_request() {
     }
     let gateway = Arc::new(over(&engines.iter().collect::<Vec<_>>(), "").await);
     let (ended, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    // A client uses the old name while an engine has it, another one the new name from the first engine on.
+    // One client uses the old name while an engine has it; another uses the new name from the first
+    // engine on.
     let send = |model: &'static str| {
         let (gateway, ended, count) = (Arc::clone(&gateway), Arc::clone(&ended), Arc::clone(&count));
         tokio::spawn(async move {
@@ -175,7 +178,7 @@ async fn a_request_that_waits_for_a_model_that_disappears_is_refused_at_once() {
     eventually("both wait", async || gateway.load() == (1, 2)).await;
     names.set(&["y"]);
     held.set_models(&["y"]);
-    // Its list is read when it is up again.
+    // The gateway reads the list when the engine is up again.
     held.set_healthy(false);
     eventually("it is down", async || gateway.state(0) == "down").await;
     assert_eq!(gateway.load(), (1, 2));
@@ -227,7 +230,8 @@ async fn a_prompt_that_one_engine_cannot_take_goes_to_one_with_a_higher_limit() 
     let moved = gateway.metric("sluice_retries_total", &["reason=\"not_served\""]).await;
     assert!(moved <= 1.0, "the limit is remembered: {moved}");
     small.set_list(200, r#"{"data":[{"id":"m","max_model_len":1024}]}"#);
-    // An estimate is no reason to refuse: where no engine surely takes the prompt, one is asked.
+    // An estimate alone is no reason to refuse: if no engine certainly takes the prompt, one is
+    // asked.
     let only_small = over(&[&small], "").await;
     let answer = only_small.request(post("/v1/chat/completions", "", format!("{{{long}}}").as_bytes())).await;
     assert!(answer.status() == 400 && answer.text().contains("maximum context length"), "{}", answer.text());

@@ -1,5 +1,7 @@
-//! One client's outcomes do not decide for all clients: the effect of its failures, its refusals
-//! and the engines that it kills on the other clients.
+//! One client's outcomes do not decide for all clients.
+//!
+//! The tests cover the effect of its failures, its refusals and the engines that it kills on the
+//! other clients.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
-//! Paths as clients write them, and those that the gateway serves itself.
+//! Paths in the spellings of clients, and paths that the gateway serves itself.
+//!
+//! A path that is not served cannot be reached by another spelling.
 
 use crate::client::{CHAT, get, post};
 use crate::engine::{Engine, completion};
@@ -25,7 +27,7 @@ async fn slashes_that_are_too_many_are_removed_and_the_body_arrives() {
     }
     let anthropic = client.request(post("//v1/messages/batches/", "", b"{}")).await;
     assert_eq!(anthropic.json()["type"], "error", "{}", anthropic.text());
-    // No other spelling reaches what is not served.
+    // No spelling reaches a route that is not served.
     for path in ["/v1/chat%2Fcompletions", "/V1/chat/completions", "//sleep", "/v1/../sleep", "/./v1/completions"] {
         client = gateway.client().await;
         client.request(post(path, "", CHAT.as_bytes())).await.is(404, "route_not_found");
@@ -108,7 +110,7 @@ async fn an_invocation_is_charged_and_counted_as_what_its_body_is() {
     }
     gateway.request(post("/invocations", "", br#"{"model":"m"}"#)).await.is(400, "invalid_request");
     gateway.request(post("/invocations", "", br#"{"model":"x","prompt":"a"}"#)).await.is(404, "model_not_found");
-    // vLLM would serve another model than the one that was checked.
+    // vLLM would serve another model than the checked one.
     let adapter = "X-Amzn-SageMaker-Adapter-Identifier: other\r\n";
     gateway.request(post("/invocations", adapter, CHAT.as_bytes())).await.is(400, "invalid_request");
     assert_eq!(engine.count(), 5);

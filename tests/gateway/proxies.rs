@@ -1,4 +1,6 @@
-//! Proxies that name their clients: `X-Forwarded-For`, and the PROXY protocol before TLS and HTTP.
+//! Proxies that name their clients.
+//!
+//! `X-Forwarded-For` does so in a header, and the PROXY protocol before TLS and HTTP.
 
 use std::path::Path;
 
@@ -50,7 +52,7 @@ async fn a_trusted_proxy_names_the_client_in_a_header_and_no_one_else_does() {
     other.request(&forwarded).await.is(404, "route_not_found");
     assert_eq!(clients(&log, 2).await[1], "127.0.0.2");
     gateway.counts("sluice_proxy_headers_refused_total", "reason=\"forwarded_untrusted\"", 1.0).await;
-    // The same by HTTP/2.
+    // The same over HTTP/2.
     let socket = TcpStream::connect(gateway.address()).await.unwrap();
     let (mut requests, connection) = h2::client::handshake(socket).await.unwrap();
     let _driver = tokio::spawn(connection);
@@ -69,7 +71,7 @@ async fn a_proxy_header_names_the_client_of_a_connection() {
     let (_engine, gateway) = gateway(&log, &["server.proxy_protocol=true"]).await;
     for (number, header) in [V1, V2].into_iter().enumerate() {
         let mut client = gateway.client().await;
-        // The header comes in pieces, and the request right behind it.
+        // The header comes in pieces, and the request directly after it.
         client.send_bytewise(&header[..header.len() - 1]).await;
         client.send([&header[header.len() - 1..], unknown("").as_bytes()].concat()).await;
         client.response().await.is(404, "route_not_found");

@@ -1,4 +1,6 @@
-//! Records of requests to simulated engines: what they hold, and that their replay is the same traffic.
+//! Records of requests to simulated engines.
+//!
+//! They contain no text and no secret, and their replay is the same traffic.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,18 +11,18 @@ use crate::client::post;
 use crate::commands::run;
 use crate::test_gateway::{TestGateway, access_log, key_digest, one_pool};
 
-/// A key, ids and a text that must not be in a record.
+/// A secret key; together with the ids in [`HEADERS`] it must not be in a record.
 const KEY: &str = "sk-private-key";
 const HEADERS: &str = "authorization: Bearer sk-private-key\r\nx-request-id: private-id\r\n";
 
-/// A gateway before simulated engines that writes records to `path`.
+/// A gateway in front of simulated engines that writes records to `path`.
 async fn gateway(engines: &[String], path: &Path) -> TestGateway {
     let key = format!("[[auth.keys]]\nname = \"private-team\"\nsha256 = \"{}\"\n", key_digest(KEY));
     let sets = [format!("records={{path=\"{}\"}}", path.display())];
     TestGateway::from_text(&(one_pool(engines) + &key), &sets.each_ref().map(String::as_str)).await
 }
 
-/// A stream whose prompt begins with `begin`, many times, and ends with `end`.
+/// A streamed request whose prompt repeats `begin` and ends with `end`.
 fn stream(begin: &str, end: &str) -> Vec<u8> {
     let text = format!("private {begin} ").repeat(150) + end;
     let body = format!(
@@ -45,7 +47,7 @@ fn tokens(records: &[Value], key: &str) -> Vec<u64> {
     records.iter().map(|record| record[key].as_u64().unwrap_or_else(|| panic!("{key}: {record}"))).collect()
 }
 
-/// For each prompt, the first one that begins like it.
+/// For each record, the first record whose prompt begins in the same way.
 fn alike(records: &[Value]) -> Vec<usize> {
     let mut first = BTreeMap::new();
     let begins = records.iter().map(|record| record["prefix"][0].as_str().expect("a hash").to_owned());
@@ -83,7 +85,7 @@ async fn a_replay_has_the_lengths_and_the_shared_prefixes_of_the_records_which_h
     let (code, out, err) = run(&[&words[..], &["--dataset-path", from, "--num-warmups", "0"]].concat()).await;
     assert_eq!(code, 0, "{out}{err}");
     replayed.stop().await;
-    // Before the load it asks which models there are.
+    // The replay first asks for the list of models; that record has no prefix.
     let mut replay = records(&std::fs::read_to_string(&again).unwrap());
     replay.retain(|record| !record["prefix"].is_null());
     assert_eq!(tokens(&replay, "prompt_tokens"), tokens(&recorded, "prompt_tokens"));
@@ -92,7 +94,7 @@ async fn a_replay_has_the_lengths_and_the_shared_prefixes_of_the_records_which_h
 
     let (code, out, err) = run(&["report", from, "-o", page]).await;
     assert_eq!(code, 0, "{out}{err}");
-    // The summary is wrapped to the terminal.
+    // The summary is wrapped to the width of the terminal.
     let summary = out.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(summary.contains("5 completed, 0 shed, 0 failed"), "{out}");
     assert!(std::fs::read_to_string(page).unwrap().contains("Where TTFT went"));

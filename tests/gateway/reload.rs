@@ -1,4 +1,6 @@
-//! A reload takes effect while requests run and wait; an invalid configuration changes nothing and is reported.
+//! A reload takes effect while requests run and wait.
+//!
+//! An invalid configuration changes nothing and is reported.
 
 use std::path::PathBuf;
 
@@ -25,7 +27,7 @@ impl File {
     }
 }
 
-/// `POST /admin/reload`: status and body.
+/// Sends `POST /admin/reload`; returns status and body.
 async fn reload(gateway: &TestGateway) -> (u16, serde_json::Value) {
     let response = TestClient::to(gateway.admin()).await.request(change("/admin/reload")).await;
     (response.status(), response.json())
@@ -89,7 +91,7 @@ async fn requests_that_wait_in_a_removed_pool_are_routed_by_the_new_configuratio
     let waited = waiting.response().await;
     assert!(waited.whole);
     assert_eq!(waited.head.header("x-sluice-pool"), Some("other"));
-    // The removed backend finishes its stream, and is gone then.
+    // The removed backend finishes its stream and is then gone.
     let ran = running.response().await;
     assert!(ran.whole && ran.text().ends_with(&ending()), "{}", ran.text());
     assert_eq!((old.count(), old.left()), (1, 0));
@@ -98,7 +100,7 @@ async fn requests_that_wait_in_a_removed_pool_are_routed_by_the_new_configuratio
         .await;
 }
 
-/// A list of keys with this name and hash only.
+/// The text with a list of one key: this name and this hash.
 fn with_key(text: &str, name: &str, sha256: &str) -> String {
     format!("{text}[auth]\nkeys = [{{ name = \"{name}\", sha256 = \"{sha256}\" }}]\n")
 }
@@ -118,7 +120,7 @@ async fn a_request_whose_body_arrives_across_a_reload_is_judged_by_the_new_confi
         let headers = "authorization: Bearer secret\r\nexpect: 100-continue\r\n";
         let request = post("/v1/chat/completions", headers, CHAT.as_bytes());
         client.send(&request[..request.len() - CHAT.len()]).await;
-        // From here on the gateway has read the head, and has accepted the key.
+        // From here on the gateway has read the head and accepted the key.
         assert_eq!(client.head().await.status, 100);
         client
     };

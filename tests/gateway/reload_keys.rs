@@ -1,4 +1,6 @@
-//! Reloads of a configuration with as many keys as there may be.
+//! Reloads of a configuration with the maximum number of keys.
+//!
+//! The measurement prints the longest request during reloads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +14,14 @@ use crate::client::{CHAT, TestClient, change, post};
 use crate::engine::{Engine, completion};
 use crate::test_gateway::{TestGateway, one_pool};
 
-/// As many as a configuration may have.
+/// The maximum of a configuration.
 const KEYS: usize = 10_000;
 /// Reloads during which requests are timed.
 const RELOADS: usize = 10;
-/// A limit for one reload.
+/// Time limit of one reload.
 const RELOAD_MAX: Duration = Duration::from_secs(120);
 
-/// One pool and all the keys; the first has this limit.
+/// One pool and all keys; the first key has this limit.
 fn with_keys(pool: &str, limit: usize) -> String {
     let mut text = pool.to_owned();
     for key in 0..KEYS {
@@ -31,7 +33,7 @@ fn with_keys(pool: &str, limit: usize) -> String {
     text
 }
 
-/// The longest time that a request took while `during` ran.
+/// The longest duration of a request while `during` ran, and the number of requests.
 async fn longest(gateway: &TestGateway, during: impl AsyncFnOnce()) -> (Duration, u64) {
     let over = Arc::new(AtomicBool::new(false));
     let mut clients = tokio::task::JoinSet::new();
@@ -58,7 +60,8 @@ async fn longest(gateway: &TestGateway, during: impl AsyncFnOnce()) -> (Duration
     (all.iter().map(|(longest, _)| *longest).max().unwrap(), all.iter().map(|(_, count)| count).sum())
 }
 
-/// Reloads, which takes seconds in a build that is not optimized. Returns the response.
+/// Reloads the configuration and returns the response. In a build that is not optimized this takes
+/// seconds.
 async fn reload(gateway: &TestGateway) -> String {
     let mut socket = tokio::net::TcpStream::connect(gateway.admin()).await.unwrap();
     let request =

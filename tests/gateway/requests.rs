@@ -1,4 +1,6 @@
-//! What of a request reaches an engine, what is refused first, and in whose shape.
+//! Which parts of a request reach an engine, and which requests are refused first.
+//!
+//! A refusal has the shape that the client's API expects.
 
 use crate::client::{CHAT, chat, get, post};
 use crate::engine::{COMPLETION, Engine, Step, completion, json};
@@ -28,7 +30,7 @@ async fn the_same_request_id_sent_twice_is_two_ids_at_the_engine_and_in_the_log(
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!((line["request_id"].as_str(), line["upstream_id"].as_str()), (Some("mine-7"), Some(id.as_str())));
     }
-    // An id of the gateway is unique as it is.
+    // An id that the gateway has made is unique and stays as it is.
     let own = gateway.request(chat(CHAT)).await;
     assert_eq!(own.head.header("x-request-id"), engine.seen()[2].header("x-request-id"));
     assert!(!access_log(&log, 3).await.lines().last().unwrap().contains("upstream_id"));
@@ -54,7 +56,7 @@ async fn what_vllm_accepts_is_accepted() {
         assert_eq!(gateway.request(chat(body)).await.status(), 200);
         assert_eq!(engine.seen().last().unwrap().body, body.as_bytes());
     }
-    // Without a model the only one is meant, and named.
+    // A request without a model means the only model, whose name is inserted.
     for (body, sent) in
         [(r#"{"messages":[]}"#, r#"{"model":"m","messages":[]}"#), (r#"{"model":null}"#, r#"{"model":"m"}"#)]
     {

@@ -1,8 +1,8 @@
-//! Secrets of engines: planted in every place that can hold one, then looked for in everything that the gateway prints,
-//! serves and stores.
+//! Secrets of engines: planted in every place that can hold one, then searched for in everything
+//! that the gateway prints, serves and stores.
 //!
-//! The engine is the simulated one. It must get the secrets, or nothing would be hidden; and a gateway that is started again
-//! must recognise it without having stored them.
+//! The engine is the simulated one. It must get the secrets, or there would be nothing to hide. A
+//! gateway that is started again must recognise the engine without having stored the secrets.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::ports::free_port;
 use crate::stop::Program;
 use crate::test_gateway::eventually_within;
 
-/// What every planted secret contains.
+/// Text that every planted secret contains.
 const PLANTED: &str = "S3cretPlant";
-/// Variables of the gateway that the configuration refers to.
+/// Environment variables of the gateway to which the configuration refers.
 const ENV: [(&str, &str); 2] = [("SLUICE_TEST_API", "S3cretPlant-api"), ("SLUICE_TEST_ENV", "S3cretPlant-env")];
-/// Limit of a start of the simulated engine in a busy machine.
+/// Time limit of a start of the simulated engine on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
 struct Rig {
@@ -69,7 +69,7 @@ max-num-seqs = 32
         Self { folder, config }
     }
 
-    /// What the program prints, run with these words.
+    /// Runs the program with these arguments; returns its output.
     fn run(&self, words: &[&str]) -> String {
         let output = Command::new(env!("CARGO_BIN_EXE_sluice")).args(words).envs(ENV).output().unwrap();
         String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
@@ -79,7 +79,7 @@ max-num-seqs = 32
         self.folder.path().join("state")
     }
 
-    /// The leader of the engine, from the journal; `None` before it serves.
+    /// The id of the engine's session leader, from the journal; `None` before the engine serves.
     fn engine(&self) -> Option<i32> {
         let journal = std::fs::read_to_string(self.state().join("journal.jsonl")).ok()?;
         let last: serde_json::Value = serde_json::from_str(journal.lines().last()?).ok()?;
@@ -144,7 +144,7 @@ async fn secrets_of_engines_reach_the_engine_and_nothing_else() {
     let refused = rig.run(&["backend", "restart", "a", "--set", "api-key=S3cretPlant-new", "--admin", &admin]);
     clean("a refusal", &refused);
 
-    // A secret that changes is a change; what stays the same is none.
+    // A changed secret is a change; an unchanged one is not.
     program.signal(SIGHUP);
     program.line("reloaded: nothing changed").await;
     std::fs::write(rig.folder.path().join("secret.txt"), "S3cretPlant-changed").unwrap();
@@ -155,7 +155,8 @@ async fn secrets_of_engines_reach_the_engine_and_nothing_else() {
     program.signal(SIGHUP);
     program.line("FROM_FILE: changed").await;
 
-    // A gateway that is started again finds the engine as it was configured, without knowing a secret from the disk.
+    // A gateway that is started again finds that the engine's configuration has not changed,
+    // although no secret is on disk.
     program.signal(SIGKILL);
     program.code().await;
     program.rest().await;

@@ -1,4 +1,6 @@
-//! Shadow arms over sockets: copies are measured, no client sees them, and they give way to requests.
+//! Shadow arms over sockets.
+//!
+//! Copies of requests are measured, no client sees them, and they give way to requests.
 
 use std::path::Path;
 
@@ -8,7 +10,8 @@ use crate::client::{CHAT, TestClient, change, get, post};
 use crate::engine::{Engine, ReceivedRequest, Step, completion};
 use crate::test_gateway::{TestGateway, access_log, eventually, key_digest, one_pool};
 
-/// Model `m` in pool `only`, and a shadow arm that gets a copy of every request if its budget allows.
+/// An experiment on model `m` with a shadow arm that gets a copy of every request if its budget
+/// allows.
 fn shadowed(text: &str, arm: &str, shadow: &str, state: &Path) -> String {
     format!(
         "{text}[[experiment]]\nname = \"x\"\nmodels = [\"m\"]\n[[experiment.arm]]\nname = \"base\"\nweight = 100\n\
@@ -29,7 +32,7 @@ fn request() -> Vec<u8> {
     post("/v1/chat/completions", "x-request-id: original\r\nauthorization: Bearer secret\r\n", CHAT.as_bytes())
 }
 
-/// Whether a request that an engine got is a copy.
+/// Whether a request received by an engine is a copy.
 fn is_copy(seen: &ReceivedRequest) -> bool {
     seen.header("x-request-id").is_some_and(|id| id.ends_with("-shade"))
 }
@@ -38,7 +41,7 @@ async fn report(gateway: &TestGateway) -> Value {
     TestClient::to(gateway.admin()).await.request(get("/admin/experiments/x")).await.json()
 }
 
-/// How many copies have ended with an outcome.
+/// Number of copies that have ended with this outcome.
 async fn ended(gateway: &TestGateway, outcome: &str) -> u64 {
     let report = report(gateway).await;
     let ended = report["arms"][1]["copies"]["ended"].as_array().unwrap();

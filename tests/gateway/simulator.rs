@@ -1,6 +1,6 @@
 //! `sluice sim` as a supervisor sees it: exit codes, log, children, device, shutdown.
 //!
-//! Each process gets a folder of its own for its cache and its device, and is ended by its own handle.
+//! Each process has a separate folder for its cache and its device, and ends with its handle.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,8 +17,8 @@ use crate::ports::free_port;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Whether a process is gone, or a zombie: another test may have made this process a child subreaper that has not reaped
-/// its orphans yet.
+/// Whether a process is gone, or a zombie: another test may have made this process a child
+/// subreaper that has not reaped its orphans yet.
 fn has_ended(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.map_or(true, |stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])))
@@ -41,7 +41,7 @@ fn command(folder: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Runs to the end, for starts that are refused.
+/// Runs a start that must be refused; returns the exit code and the output.
 fn refused(args: &[&str]) -> (i32, String) {
     let folder = TempDir::new().unwrap();
     let Output { status, stdout, stderr } = command(folder.path(), args).output().unwrap();
@@ -49,7 +49,7 @@ fn refused(args: &[&str]) -> (i32, String) {
     (status.code().unwrap_or(-1), text)
 }
 
-/// A process that serves.
+/// A running process that serves.
 pub(crate) struct Sim {
     child: Child,
     port: u16,
@@ -109,7 +109,7 @@ impl Sim {
 
 impl Drop for Sim {
     fn drop(&mut self) {
-        // The engine process ends with it only on a graceful stop.
+        // The engine process ends with the server only on a graceful stop.
         let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM);
         let began = Instant::now();
         while self.child.try_wait().is_ok_and(|status| status.is_none()) && began.elapsed() < DEADLINE {
@@ -120,7 +120,7 @@ impl Drop for Sim {
     }
 }
 
-/// Pids and names of the processes below `parent`.
+/// Ids and names of the children of `parent`.
 fn children(parent: u32) -> Vec<(i32, String)> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -233,7 +233,7 @@ fn a_shutdown_with_a_timeout_lets_streams_end() {
         });
         sim.signal(Signal::SIGTERM);
         until("draining", || sim.log().contains("draining in-flight requests count=1 timeout=20s").then_some(()));
-        // Refused while it drains, or not accepted any more when it has.
+        // The request is refused while the server drains, or not accepted when it has drained.
         let late = sim.post("/v1/completions", r#"{"prompt":"x"}"#).unwrap_or_default();
         assert!(late.is_empty() || late.contains("cannot schedule new futures after shutdown"), "{late}");
         let text = stream.join().unwrap();
@@ -261,7 +261,7 @@ fn a_killed_parent_leaves_an_engine_that_holds_the_device() {
 }
 
 impl Sim {
-    /// Starts on a device if it is free.
+    /// Starts an engine on a device; `None` if the device is in use.
     fn start_on(on_device: &[&str]) -> Option<()> {
         let folder = TempDir::new().unwrap();
         let port = free_port();
@@ -275,7 +275,8 @@ impl Sim {
     }
 }
 
-/// The soak kills engines at any time, also between the start of the second process and its first instruction.
+/// The soak kills engines at any time, even between the start of the second process and its first
+/// instruction.
 #[test]
 fn an_engine_whose_parent_was_killed_before_it_ran_ends_too() {
     let mut engine = Command::new(env!("CARGO_BIN_EXE_sluice"))

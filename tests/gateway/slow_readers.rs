@@ -1,4 +1,6 @@
-//! Clients that read slowly, or not at all: each holds its own bytes, and no slot of an engine.
+//! Clients that read slowly, or not at all.
+//!
+//! Each holds only the bytes of its response, and no slot of an engine.
 
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, ending, event
 use crate::http2_client::{Client, over, rest, until};
 use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 
-/// Tokens of a stream: more than the sockets and buffers below the gateway take.
+/// Tokens of a stream: more than the sockets and buffers below the gateway can hold.
 const TOKENS: usize = 100;
 /// Bytes of each token.
 const TOKEN: usize = 2_000;
@@ -45,7 +47,7 @@ async fn a_client_that_does_not_read_holds_no_slot_and_gets_every_byte_when_it_d
     let (status, text) = other.request("POST", "/v1/chat/completions", STREAMED).await;
     assert_eq!((status, text.len() > TOKENS * TOKEN), (StatusCode::OK, true));
 
-    // As slow as the objective for the whole request allows.
+    // Longer than the objective for the whole request.
     tokio::time::sleep(Duration::from_millis(3_100)).await;
     let (text, reset) = rest(body).await;
     assert_eq!((text.matches('#').count(), reset), (TOKENS * TOKEN, None));

@@ -1,5 +1,7 @@
-//! The owner of a gateway's state: the gateway refuses state that another user commands, stops no
-//! process because a journal names it, and answers no change that cannot be saved with success.
+//! The owner of a gateway's state.
+//!
+//! The gateway refuses state that another user commands, stops no process because a journal names
+//! it, and answers no change that cannot be saved with success.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -137,8 +139,8 @@ async fn an_order_that_cannot_be_saved_is_not_answered_with_success() {
         );
     let gateway = TestGateway::from_text(&text, &[]).await;
     for (path, file) in [("/admin/experiments/x/stop", "experiments.json"), ("/admin/tuner/freeze", "tuner.json")] {
-        // A folder stands at the path of the draft, so no user can make a file there, not even
-        // root.
+        // A folder at the path of the draft prevents every user, even root, from making a file
+        // there.
         let obstacle = state.join(format!("{file}.tmp"));
         let _ = fs::remove_file(&obstacle);
         fs::create_dir(&obstacle).unwrap();

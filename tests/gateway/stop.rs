@@ -1,4 +1,6 @@
-//! Start and graceful stop, in this process and as a program, and the exit codes.
+//! Start and graceful stop, in this process and as a program.
+//!
+//! The tests also check the exit codes.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -12,7 +14,8 @@ use crate::client::{CHAT, STREAMED, TIMEOUT, TestClient, chat, get};
 use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// Whether nothing listens there. The kernel may connect a socket to itself, if it picks the port of its destination.
+/// Whether no server listens at the address. The kernel may connect a socket to itself if it picks
+/// the destination's port.
 pub(crate) async fn refused(address: SocketAddr) -> bool {
     match tokio::net::TcpStream::connect(address).await {
         Ok(connection) => connection.local_addr().unwrap() == address,
@@ -80,13 +83,13 @@ async fn requests_that_never_end_do_not_hold_up_a_stop() {
     assert_eq!(clients[0].closed().await, "", "half a head");
     for client in &mut clients[1..] {
         assert!(client.response().await.is(503, "shutting_down").head.retry_after() >= 1);
-        // A client that goes on sending is given up.
+        // The connection of a client that goes on sending is closed.
         while client.try_send([b'x'; 100]).await.is_ok() {
             tokio::task::yield_now().await;
         }
     }
     assert!(timeout(TIMEOUT, stopping).await.expect("half requests hold up the stop").unwrap());
-    // Elsewhere a refused client may go on sending for 5 s.
+    // Without a stop a refused client may go on sending for 5 s.
     assert!(begun.elapsed() < Duration::from_secs(4), "it took {:?}", begun.elapsed());
     assert_eq!(engine.count(), 0);
 }
@@ -100,7 +103,7 @@ async fn a_stop_that_takes_too_long_is_reported() {
     assert!(!timeout(TIMEOUT, gateway.stop()).await.expect("the stop does not end"));
 }
 
-/// The program, running.
+/// The running program.
 pub(crate) struct Program {
     child: Child,
     said: Lines<BufReader<ChildStderr>>,
@@ -114,12 +117,12 @@ impl Program {
         Self::start_in(config, &[]).await
     }
 
-    /// With these variables in its environment.
+    /// Starts the program with these environment variables.
     pub(crate) async fn start_in(config: &std::path::Path, env: &[(&str, &str)]) -> Self {
         Self::begin_with(&["--config", config.to_str().unwrap()], env).serving().await
     }
 
-    /// Begins a start in the place of the running one.
+    /// Begins a start that takes the place of the running gateway.
     pub(crate) fn upgrade(config: &std::path::Path) -> Self {
         Self::begin_with(&["--upgrade", "--config", config.to_str().unwrap()], &[])
     }
@@ -135,7 +138,7 @@ impl Program {
         Self::of(command)
     }
 
-    /// Begins a start by any command that becomes the program.
+    /// Begins a start by a command that becomes the program.
     pub(crate) fn of(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
         let said = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -149,7 +152,7 @@ impl Program {
         self
     }
 
-    /// Reads the log up to a line with `text`, which is returned.
+    /// Reads the log up to a line with `text` and returns this line.
     pub(crate) async fn line(&mut self, text: &str) -> String {
         loop {
             let next = timeout(TIMEOUT, self.said.next_line()).await;
@@ -163,7 +166,7 @@ impl Program {
         }
     }
 
-    /// The same, unless it was read before.
+    /// Reads the log up to a line with `text`, unless it was read before.
     pub(crate) async fn said(&mut self, text: &str) {
         if !self.log.contains(text) {
             self.line(text).await;
@@ -273,7 +276,7 @@ async fn two_sigterms_at_once_are_one_and_a_later_one_is_a_second() {
     program.signal(nix::sys::signal::SIGTERM);
     program.line("stopping: no new requests").await;
     program.signal(nix::sys::signal::SIGTERM);
-    // A second one counts a second after the first; until then the stream goes on.
+    // A second signal counts from one second after the first on; until then the stream goes on.
     let pid = program.pid();
     let again = tokio::spawn(async move {
         while nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM).is_ok() {
@@ -320,7 +323,8 @@ async fn a_third_signal_ends_the_program_at_once_and_says_which_engines_it_leave
     assert!(rig.lives());
 }
 
-/// The program over a scripted engine and over one of its own that never serves and ignores SIGTERM.
+/// The program with two engines: a scripted one, and one that it runs, which never serves and
+/// ignores SIGTERM.
 struct StubbornEngine {
     program: Program,
     pid: i32,
@@ -360,7 +364,7 @@ impl Drop for StubbornEngine {
     }
 }
 
-/// Runs the program to its end: exit code and stderr.
+/// Runs the program to its end; returns exit code and stderr.
 pub(crate) async fn run(args: &[&str]) -> (Option<i32>, String) {
     let child = Command::new(env!("CARGO_BIN_EXE_sluice"))
         .args(args)

@@ -1,4 +1,7 @@
-//! Stored responses are read, deleted and cancelled at the backend that made them, by the key that they were made for.
+//! Stored responses.
+//!
+//! They are read, deleted and cancelled at the backend that made them, only by the key for which
+//! they were made.
 
 use sha2::{Digest, Sha256};
 
@@ -6,7 +9,7 @@ use crate::client::{TestClient, change, post};
 use crate::engine::{Engine, LAST, ReceivedRequest, STREAM, Step, chunk, json, response, send};
 use crate::test_gateway::{TestGateway, one_pool};
 
-/// Makes `resp_NAME`, and says that it has it.
+/// An engine that makes the response `resp_NAME` and returns it when it is read.
 async fn engine(name: &'static str) -> Engine {
     Engine::start(move |_, seen: &ReceivedRequest| {
         let stored = format!(r#"{{"id":"resp_{name}","object":"response","output":[{{"id":"msg_1"}}]}}"#);
@@ -55,7 +58,7 @@ async fn a_stored_response_is_found_at_the_backend_that_made_it_and_by_its_key_o
         let deleted = gateway.request(with_key("DELETE", &path, "mine")).await;
         assert_eq!((deleted.status(), deleted.text().as_str()), (405, r#"{"detail":"Method Not Allowed"}"#));
         assert_eq!(engine.count(), before + 3);
-        // Another key does not learn that it exists.
+        // Another key does not learn that the response exists.
         gateway.request(with_key("GET", &path, "theirs")).await.is(404, "response_not_found");
         gateway.request(with_key("GET", &path, "none")).await.is(401, "invalid_api_key");
         gateway.request(post(&path, "authorization: Bearer mine\r\n", b"{}")).await.is(405, "method_not_allowed");
@@ -82,12 +85,12 @@ async fn a_response_is_continued_at_the_backend_that_made_it_and_by_its_key_only
         assert_eq!((continued.status(), continued.json()["id"].as_str()), (200, Some("resp_two")));
     }
     assert_eq!((one.count(), two.count()), (1, 4), "in turn they would go to both");
-    // The engine would tell another key what the conversation was about.
+    // Otherwise the engine would reveal the conversation to another key.
     for id in [r#""resp_two""#, r#""resp\u005ftwo""#, r#""resp_other""#, r#""""#] {
         gateway.request(ask(&next(id), "theirs")).await.is(404, "response_not_found");
     }
     gateway.request(ask(&next("[7]"), "theirs")).await.is(400, "invalid_request");
-    // The engine would store their response in place of mine.
+    // Otherwise the engine would replace the response of the key `mine`.
     let replacing = r#"{"model":"m","input":"y","request_id":"resp_two"}"#;
     gateway.request(ask(replacing, "theirs")).await.is(400, "invalid_request");
     assert_eq!((one.count(), two.count()), (1, 4));

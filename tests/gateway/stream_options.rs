@@ -1,9 +1,9 @@
-//! Whatever a client writes into `stream_options`, it receives the bytes that the engine itself would have sent.
+//! For any `stream_options`, a client receives the bytes that the engine itself would have sent.
 //!
-//! A differential test: every request goes to the engine directly and through gateways that request usage on behalf of the
-//! client (`usage = "final"`, `"continuous"`) or not (`"off"`). One engine sends streams that were captured from vLLM, the
-//! other is simulated. Only the id and the time of a response, which differ from request to request, are replaced before
-//! the comparison.
+//! A differential test: every request goes to the engine directly and through gateways that request
+//! usage on behalf of the client (`usage = "final"`, `"continuous"`) or not (`"off"`). One engine
+//! sends streams that were captured from vLLM, the other is simulated. Only the id and the time of
+//! a response, which differ from request to request, are replaced before the comparison.
 
 use std::net::SocketAddr;
 
@@ -48,7 +48,8 @@ fn options() -> Vec<String> {
     all
 }
 
-/// One token each: what an engine generates faster than it is read, it sends as one event.
+/// Requests for one token each: an engine that generates faster than its stream is read sends
+/// several tokens as one event.
 fn bodies(options: &str) -> Vec<(&'static str, String)> {
     let chat = r#""messages":[{"role":"user","content":"hi"}],"max_tokens":1"#;
     let completion = r#""prompt":"hi","max_tokens":1"#;
@@ -58,7 +59,7 @@ fn bodies(options: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The same for two sequences, for two prompts, and not streamed.
+/// The same requests for two sequences, for two prompts, and not streamed.
 fn wider(bodies: Vec<(&'static str, String)>) -> Vec<(&'static str, String)> {
     let change = |(path, body): (&'static str, String)| {
         let two = body.replacen('{', "{\"n\":2,", 1);
@@ -88,7 +89,7 @@ fn without_identity(text: &str) -> String {
     }
 }
 
-/// The engine's own responses to each body.
+/// The responses of the engine itself to each body.
 async fn directly(engine: SocketAddr, bodies: &[(&'static str, String)]) -> Vec<(u16, String)> {
     let mut client = TestClient::to(engine).await;
     let mut responses = Vec::new();
@@ -111,7 +112,8 @@ async fn compare(engine: SocketAddr, usages: &[&str], bodies: &[(&'static str, S
     }
 }
 
-/// Which usage vLLM reports for a body: at the end, in every event. `None` for what it refuses.
+/// Which usage vLLM reports for a body: at the end, and in every event. `None` if vLLM refuses the
+/// body.
 fn reported(body: &Value) -> Option<(bool, bool)> {
     let truth = |value: &Value| match value {
         Value::Null => Some(false),

@@ -1,4 +1,6 @@
-//! A gateway in this process, started from the text of a configuration, and checks of its counters.
+//! A gateway in this process, started from the text of a configuration.
+//!
+//! Its methods read and check the counters.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,11 +20,11 @@ const LOOK: Duration = Duration::from_millis(5);
 /// A gateway with one or more pools.
 pub(crate) struct TestGateway {
     running: Running,
-    /// What the relative paths of a configuration without a file start from.
+    /// The base of relative paths in a configuration without a file.
     _folder: Option<TempDir>,
 }
 
-/// A configuration of one pool, `only`, for model `m`, over these backends: `b0`, `b1`, ...
+/// A configuration with one pool, `only`, for model `m`, over these backends: `b0`, `b1`, ...
 pub(crate) fn one_pool(urls: &[String]) -> String {
     let mut text = String::from(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[[model]]\nname = \"m\"\naliases = [\"alias\"]\n\
@@ -34,18 +36,18 @@ pub(crate) fn one_pool(urls: &[String]) -> String {
     text
 }
 
-/// What a configuration says of a client's key: its SHA-256 in hexadecimal.
+/// The SHA-256 of a client's key in hexadecimal, as in the configuration.
 pub(crate) fn key_digest(key: &str) -> String {
     Sha256::digest(key).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl TestGateway {
-    /// A gateway of one pool; `sets` are values of `--set`.
+    /// A gateway with one pool; `sets` are values of `--set`.
     pub(crate) async fn over(urls: &[String], sets: &[&str]) -> Self {
         Self::from_text(&one_pool(urls), sets).await
     }
 
-    /// A gateway of any configuration.
+    /// A gateway with any configuration.
     pub(crate) async fn from_text(text: &str, sets: &[&str]) -> Self {
         let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
         let folder = tempfile::tempdir().unwrap();
@@ -54,7 +56,7 @@ impl TestGateway {
         Self { running: serve::start(loaded.config, Source::Fixed).await.unwrap(), _folder: Some(folder) }
     }
 
-    /// A gateway of a configuration file, for reloads.
+    /// A gateway with a configuration file, for reloads.
     pub(crate) async fn from_file(path: &Path) -> Self {
         let loaded = Config::load(path, &[]).unwrap_or_else(|problems| panic!("{problems}"));
         let source = Source::File { path: path.to_owned(), sets: Vec::new() };
@@ -79,7 +81,7 @@ impl TestGateway {
         self.client().await.request(request).await
     }
 
-    /// Requests in flight and waiting.
+    /// Number of requests in flight and of waiting requests.
     pub(crate) fn load(&self) -> (usize, usize) {
         self.running.app().admission().load()
     }
@@ -89,7 +91,7 @@ impl TestGateway {
         self.running.app().admission().view()[0].backends[0].used.slots
     }
 
-    /// The limit of these slots.
+    /// Slots of the first backend of the first pool.
     pub(crate) fn slots_limit(&self) -> u32 {
         self.running.app().admission().view()[0].backends[0].limits.slots
     }
@@ -104,12 +106,12 @@ impl TestGateway {
         TestClient::to(self.admin()).await.request(get("/metrics")).await.text()
     }
 
-    /// The sum of a metric's samples whose labels include all of these.
+    /// The sum of a metric's samples whose labels include all of `labels`.
     pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         sum(&self.page().await, name, labels)
     }
 
-    /// Waits until a counter has this value; a request is recorded just after its response.
+    /// Waits until a counter has this value: a request is recorded just after its response.
     pub(crate) async fn counts(&self, name: &str, label: &str, value: f64) {
         let what = format!("{name}{{{label}}} is {value}");
         eventually(&what, async || self.metric(name, &[label]).await == value).await;
@@ -120,7 +122,8 @@ impl TestGateway {
         self.counts("sluice_requests_total", &format!("outcome=\"{outcome}\""), value).await;
     }
 
-    /// Waits at most `within` until all slots and tokens are released and the invariants of admission hold.
+    /// Waits at most `within` until all slots and tokens are released and the invariants of
+    /// admission hold.
     pub(crate) async fn settled_within(&self, within: Duration) {
         let deadline = Instant::now() + within;
         loop {
@@ -138,17 +141,18 @@ impl TestGateway {
         }
     }
 
-    /// The same within [`TIMEOUT`].
+    /// [`Self::settled_within`] with [`TIMEOUT`].
     pub(crate) async fn settled(&self) {
         self.settled_within(TIMEOUT).await;
     }
 
-    /// Stops it gracefully; whether all requests ended in time.
+    /// Stops the gateway gracefully; returns whether all requests ended in time.
     pub(crate) async fn stop(self) -> bool {
         self.running.stop().await == 0
     }
 
-    /// From now on new requests are refused; resolves when the running requests have ended.
+    /// Begins a graceful stop: new requests are refused. The handle resolves when the running
+    /// requests have ended.
     pub(crate) fn begin_stop(self) -> tokio::task::JoinHandle<bool> {
         tokio::spawn(async { self.running.stop().await == 0 })
     }
@@ -162,20 +166,21 @@ fn sum(page: &str, name: &str, labels: &[&str]) -> f64 {
     samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// Waits until `condition` holds; `what` is the panic message.
+/// Waits until `condition` holds; `what` is in the panic message.
 pub(crate) async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
     eventually_within(TIMEOUT, what, condition).await;
 }
 
-/// Waits until the access log has so many lines, and returns it. A line is written after its response was sent, so the lines
-/// of requests on several connections come in any order, unless each is waited for.
+/// Waits until the access log has this many lines, and returns it. A line is written after its
+/// response was sent, so the lines of requests on several connections come in any order, unless
+/// each is waited for.
 pub(crate) async fn access_log(path: &Path, lines: usize) -> String {
     let text = || std::fs::read_to_string(path).unwrap_or_default();
     eventually("the requests are logged", async || text().matches('\n').count() == lines).await;
     text()
 }
 
-/// The same within a given time.
+/// Waits until `condition` holds, at most `within`.
 pub(crate) async fn eventually_within(within: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + within;
     while !condition().await {

@@ -1,4 +1,7 @@
-//! TLS on both sides: what clients and engines see, whom the gateway trusts, and certificates that change while it runs.
+//! TLS on both sides.
+//!
+//! The tests check what clients and engines see, which certificates the gateway trusts, and
+//! certificates that change while it runs.
 
 use std::time::Duration;
 
@@ -15,7 +18,7 @@ use crate::tunnel::{Files, Tunnel, client, connect, server};
 /// Time in which the engine must see that a client has left.
 const SOON: Duration = Duration::from_secs(1);
 
-/// A gateway with TLS to clients over a scripted engine.
+/// A gateway with TLS to clients, in front of a scripted engine.
 async fn secure(files: &Files, engine: &Engine, sets: &[&str]) -> TestGateway {
     let own = files.server();
     let sets: Vec<&str> = own.iter().map(String::as_str).chain(sets.iter().copied()).collect();
@@ -73,7 +76,7 @@ async fn slow_and_broken_handshakes_hold_up_no_other_client() {
     let mut silent = Vec::new();
     for index in 0..100 {
         let mut socket = TcpStream::connect(gateway.address()).await.unwrap();
-        // None, half or a broken greeting.
+        // The client sends no greeting, half of one, or a broken one.
         match index % 3 {
             0 => {}
             1 => socket.write_all(&[22, 3, 1, 2, 0, 1]).await.unwrap(),
@@ -161,7 +164,7 @@ async fn a_reload_exchanges_the_certificate_under_open_connections() {
     gateway.settled().await;
 }
 
-/// A configuration of one backend behind TLS, with a table for its pool.
+/// A configuration with one backend behind TLS, and the `tls` table of its pool.
 fn over_https(url: String, tls: &str) -> String {
     one_pool(&[url]).replacen("usage = \"off\"\n", &format!("usage = \"off\"\ntls = {{ {tls} }}\n"), 1)
 }
@@ -175,7 +178,7 @@ async fn an_https_engine_is_used_for_requests_and_probes_and_its_connection_is_k
     assert_eq!(gateway.state(0), "ready", "probed inside TLS");
     for number in 1..=3 {
         assert_eq!(gateway.request(chat(CHAT)).await.text(), COMPLETION);
-        // Its connection is kept when it has been recorded.
+        // The connection to the engine is kept once the request has been recorded.
         gateway.recorded("completed", f64::from(number)).await;
     }
     let long = CHAT.replace("hi", &"word ".repeat(400_000));
@@ -212,7 +215,8 @@ async fn an_engine_that_cannot_be_trusted_gets_no_request() {
     let addressed = files.ca.issue(&["127.0.0.1"]);
     let itself = Issued::self_signed(&["127.0.0.1"]);
     std::fs::write(files.path("itself.pem"), &itself.certificate).unwrap();
-    // The engine's certificate, whether it asks for one, the table, whether it is used.
+    // The engine's certificate, whether it requests a client certificate, the `tls` table, whether
+    // the gateway uses the engine.
     let cases = [
         (&addressed, false, right.clone(), true),
         (&addressed, false, format!("ca = {}", file("other.pem")), false),

@@ -1,4 +1,7 @@
-//! Traces: what a collector receives of a request, which span the engine gets, and headers that pass unchanged.
+//! Traces.
+//!
+//! The tests check the spans that a collector receives, the span that is passed to the engine, and
+//! headers that pass unchanged.
 
 use crate::client::{STREAMED, post};
 use crate::engine::{Engine, completion};
@@ -55,7 +58,7 @@ mod collected {
     use crate::client::TIMEOUT;
     use crate::engine::{LAST, STREAM, Step, chunk, event};
 
-    /// A collector that takes everything.
+    /// A collector that accepts all traces.
     struct TestCollector {
         url: String,
         requests: mpsc::Receiver<(String, ExportTraceServiceRequest)>,
@@ -222,7 +225,7 @@ mod collected {
         assert_eq!(seen[0].header("tracestate"), Some("vendor=1,other=2"));
         assert_eq!(seen[1].header("traceparent"), None);
         gateway.settled().await;
-        // The stop sends what is queued, so that nothing more can arrive.
+        // The stop sends the queued spans, so nothing more can arrive.
         gateway.stop().await;
         assert!(collector.requests.try_recv().is_err());
     }

@@ -1,4 +1,6 @@
-//! The online tuner through the admin API: what it proposes for a limit that holds requests up, and what operators order.
+//! The online tuner through the admin API.
+//!
+//! The tests check its proposal for a limit that delays requests, and the orders of operators.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +12,10 @@ use crate::client::{STREAMED, TestClient, change, chat, get};
 use crate::engine::{Engine, gated_stream};
 use crate::test_gateway::{TestGateway, eventually, eventually_within, one_pool};
 
-/// The tuner looks for ten seconds at least, and judges requests five seconds after their arrival.
+/// Time limit for the tuner: it observes for at least ten seconds, and judges requests five seconds
+/// after their arrival.
 const LOOKS: Duration = Duration::from_secs(120);
-/// Requests in flight.
+/// Requests kept in flight.
 const CLIENTS: usize = 20;
 
 async fn shown(gateway: &TestGateway) -> Value {
@@ -76,12 +79,12 @@ async fn a_limit_that_holds_requests_up_is_raised_on_approval_and_put_back_when_
     let journal = std::fs::read_to_string(folder.path().join("tuner.jsonl")).unwrap();
     let mut kinds: Vec<Value> =
         journal.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["kind"].clone()).collect();
-    // What windows of observation showed, if they took so long.
+    // Windows of observation are recorded only if they took long enough.
     kinds.retain(|kind| kind != "observed");
     assert_eq!(kinds, ["proposed", "tried", "stood_back"]);
     gateway.settled().await;
     gateway.stop().await;
-    // The next gateway of this folder is frozen, too.
+    // The next gateway with the same state folder is frozen, too.
     let gateway = TestGateway::from_text(&one_pool(&[engine.url()]), &sets).await;
     assert_eq!(shown(&gateway).await["frozen"], "by an operator");
     assert_eq!(order(&gateway, "resume").await.1["frozen"], Value::Null);

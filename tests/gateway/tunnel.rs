@@ -1,6 +1,8 @@
-//! TLS between what speaks plain text in the tests: in front of a scripted engine, and behind a scripted client.
+//! TLS for plain text endpoints of the tests: in front of a scripted engine, and behind a scripted
+//! client.
 //!
-//! Both pass bytes in either direction and end together, so that a side that leaves is seen by the other.
+//! A tunnel passes bytes in both directions and closes both sides together, so that each side sees
+//! when the other leaves.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,7 +26,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// With `ca.pem` and `server.pem`, `server.key` for 127.0.0.1.
+    /// A folder with `ca.pem`, and `server.pem` and `server.key` for 127.0.0.1.
     pub(crate) fn new() -> Self {
         let (folder, ca) = (tempfile::tempdir().unwrap(), Authority::new());
         std::fs::write(folder.path().join("ca.pem"), &ca.pem).unwrap();
@@ -45,7 +47,7 @@ impl Files {
         })
     }
 
-    /// What a client trusts that trusts the CA, and offers in ALPN.
+    /// A client's configuration that trusts the CA and offers these protocols in ALPN.
     pub(crate) fn client(&self, offered: &[&str]) -> ClientConfig {
         client(&self.ca, None, offered)
     }
@@ -69,7 +71,7 @@ fn ring() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// A client that trusts `ca`, shows `own` and offers these protocols.
+/// A client's configuration that trusts `ca`, shows `own` and offers these protocols in ALPN.
 pub(crate) fn client(ca: &Authority, own: Option<&Issued>, offered: &[&str]) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(ring()).with_safe_default_protocol_versions().unwrap();
     let builder = builder.with_root_certificates(roots(ca));
@@ -81,7 +83,8 @@ pub(crate) fn client(ca: &Authority, own: Option<&Issued>, offered: &[&str]) -> 
     config
 }
 
-/// A server with a certificate; it asks for one that `clients` signed.
+/// A server's configuration with a certificate; with `clients`, it requires a certificate that this
+/// authority signed.
 pub(crate) fn server(issued: &Issued, clients: Option<&Authority>) -> ServerConfig {
     let builder = ServerConfig::builder_with_provider(ring()).with_safe_default_protocol_versions().unwrap();
     let builder = match clients {
@@ -100,7 +103,7 @@ pub(crate) async fn connect(address: SocketAddr, config: ClientConfig) -> std::i
     TlsConnector::from(Arc::new(config)).connect(name, socket).await
 }
 
-/// A port that passes bytes on; dropping it closes all of its connections.
+/// A port that passes bytes on; dropping it closes all its connections.
 pub(crate) struct Tunnel {
     pub(crate) address: SocketAddr,
     accepting: JoinHandle<()>,
@@ -137,7 +140,7 @@ impl Tunnel {
         Self { address, accepting }
     }
 
-    /// A port with TLS in front of an engine that has none.
+    /// A port with TLS in front of an engine without TLS.
     pub(crate) async fn before(engine: SocketAddr, config: ServerConfig) -> Self {
         let acceptor = TlsAcceptor::from(Arc::new(config));
         Self::start(move |socket| {
@@ -150,7 +153,7 @@ impl Tunnel {
         .await
     }
 
-    /// A port without TLS through which a client reaches a gateway that has it.
+    /// A port without TLS through which a client reaches a gateway with TLS.
     pub(crate) async fn to(gateway: SocketAddr, config: ClientConfig) -> Self {
         Self::start(move |socket| {
             let config = config.clone();
@@ -159,7 +162,7 @@ impl Tunnel {
         .await
     }
 
-    /// The URL of an engine behind it.
+    /// The `https` URL of the engine behind this port.
     pub(crate) fn https(&self) -> String {
         format!("https://{}", self.address)
     }

@@ -1,4 +1,6 @@
-//! A newer gateway takes the place of the running one: as programs, and what is refused.
+//! A newer gateway takes the place of the running one.
+//!
+//! Both are programs. Other tests check which upgrades are refused.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +16,7 @@ use crate::http2_client;
 use crate::stop::{Program, run};
 use crate::test_gateway::{eventually, one_pool};
 
-/// A gateway's folder: its configuration, and `.sluice` beside it.
+/// A gateway's folder: its configuration, and `.sluice` next to it.
 pub(crate) struct Home {
     pub(crate) folder: tempfile::TempDir,
 }
@@ -49,7 +51,7 @@ async fn ready(program: &Program) {
     eventually("its backend was probed", ready).await;
 }
 
-/// Takes over from `old`; both have the same addresses.
+/// Starts a gateway that takes over from `old`; both must have the same addresses.
 pub(crate) async fn upgrade(home: &Home, old: &mut Program) -> Program {
     let new = Program::upgrade(&home.config()).serving().await;
     old.line("handed over").await;
@@ -57,7 +59,7 @@ pub(crate) async fn upgrade(home: &Home, old: &mut Program) -> Program {
     new
 }
 
-/// An upgrade succeeds, and `old` ends.
+/// Checks that an upgrade succeeds and that `old` ends.
 async fn is_replaced(home: &Home, mut old: Program) {
     let mut new = upgrade(home, &mut old).await;
     assert_eq!(old.code().await, Some(0), "{}", old.log);
@@ -83,7 +85,7 @@ async fn an_upgrade_cuts_no_stream_and_closes_connections_with_their_next_respon
     let status = TestClient::to(new.admin).await.request(get("/admin/status")).await.json();
     assert_eq!(status["pools"][0]["backends"][0]["in_flight"], 1, "only the later one is there: {status}");
 
-    // What was open at the old one is served on, once more.
+    // A connection that was open at the old gateway is served once more.
     assert_eq!(idle.request(get("/ready")).await.head.header("connection"), Some("close"));
     assert_eq!(idle.closed().await, "");
     for _ in 0..6 {
@@ -132,7 +134,7 @@ async fn the_limits_hold_across_both_and_what_waits_at_the_old_one_is_served_fir
     last.send(chat(STREAMED)).await;
     waits(&new, "one waits at the new one").await;
     assert_eq!(engine.count(), 1, "the only slot is in use by the old one");
-    // Requests end in the order in which they came, one after the other.
+    // Requests end in their order of arrival, one after the other.
     clients.push(last);
     for (number, client) in clients.iter_mut().enumerate() {
         client.until("one").await;
@@ -161,7 +163,7 @@ async fn upgrades_may_follow_one_another_while_requests_run() {
         let new = upgrade(&home, old).await;
         programs.push(new);
     }
-    // Each gateway has one stream, and the last one counts them all.
+    // Each gateway has one stream, and the last gateway counts them all.
     let mut fourth = TestClient::to(programs[3].client).await;
     fourth.send(chat(STREAMED)).await;
     let admin = programs[3].admin;
@@ -184,7 +186,7 @@ async fn upgrades_may_follow_one_another_while_requests_run() {
     }
 }
 
-/// What a newer gateway says, as bytes.
+/// Sends a message of a newer gateway.
 pub(crate) async fn say(stream: &mut UnixStream, json: &str) {
     let length = u32::try_from(json.len()).unwrap().to_le_bytes();
     stream.write_all(&[&length[..], json.as_bytes()].concat()).await.unwrap();
@@ -236,7 +238,7 @@ async fn a_signal_to_the_new_one_before_it_serves_leaves_the_old_one_in_its_plac
     let engine = Engine::always(completion()).await;
     let home = Home::over(&engine, "");
     let mut old = home.start().await;
-    // It accepts and never answers, so that the new one waits for its first probe.
+    // The backend accepts and never answers, so that the new gateway waits for its first probe.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let slow = home.folder.path().join("slow.toml");
@@ -300,7 +302,7 @@ async fn what_cannot_be_upgraded_is_refused_with_what_to_do_and_changes_nothing(
     std::fs::write(&path, text.clone() + "nonsense = 1\n").unwrap();
     refused(&args, 78, &["nonsense"]).await;
     std::fs::write(&path, text).unwrap();
-    // A second gateway with the same folder serves, and cannot be upgraded.
+    // A second gateway with the same folder serves, but cannot be upgraded.
     let mut second = Program::begin(&path);
     second.line("serve --upgrade cannot find this gateway: another running gateway answers").await;
     assert_eq!(TestClient::to(old.client).await.request(chat(CHAT)).await.status(), 200);
@@ -333,7 +335,7 @@ async fn systemd_opens_the_socket_and_learns_what_happens_and_sigusr2_upgrades()
     let text = std::fs::read_to_string(home.config()).unwrap();
     let text = text.replace("listen = \"127.0.0.1:0\"", &format!("listen = \"127.0.0.1:{port}\""));
     std::fs::write(home.config(), text).unwrap();
-    // What systemd does: the socket is descriptor 3, and the variables say so.
+    // Acts like systemd: the socket is descriptor 3, and the variables announce it.
     let activate = "import os, socket, sys\n\
         opened = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n\
         os.dup2(opened.fileno(), 3)\n\
@@ -354,7 +356,7 @@ async fn systemd_opens_the_socket_and_learns_what_happens_and_sigusr2_upgrades()
     assert_eq!(TestClient::to(old.client).await.request(chat(CHAT)).await.status(), 200);
 
     old.signal(Signal::SIGUSR2);
-    // Both write to the same pipe.
+    // Both gateways write to the same pipe.
     let line = old.line("handed over").await;
     let pid = line.split("pid=").nth(1).unwrap().split(' ').next().unwrap().to_owned();
     assert_eq!(datagram(&systemd).await, format!("MAINPID={pid}"));

@@ -1,4 +1,6 @@
-//! An upgrade in which one of the two processes fails, hangs or gives up, and one whose engines change.
+//! Upgrades in which one of the two gateways fails, hangs or gives up.
+//!
+//! Other tests change the engines in an upgrade.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -14,7 +16,7 @@ use crate::stop::Program;
 use crate::test_gateway::eventually;
 use crate::upgrade::{Home, ask, receive, say, upgrade};
 
-/// A running gateway that the test plays.
+/// A running gateway that the test imitates.
 struct Played {
     door: UnixListener,
     clients: std::net::TcpListener,
@@ -30,7 +32,7 @@ impl Played {
         Self { door: UnixListener::bind(home.door()).unwrap(), clients }
     }
 
-    /// Accepts a new gateway, and passes on its socket.
+    /// Accepts a new gateway and passes the client socket on to it.
     async fn accept(&self) -> UnixStream {
         let mut stream = timeout(TIMEOUT, self.door.accept()).await.expect("no gateway asks").unwrap().0;
         assert!(receive(&mut stream).await.contains("\"sluice_upgrade\":1"));
@@ -57,7 +59,8 @@ async fn two_gateways_never_serve_side_by_side_if_the_old_one_goes_on() {
     let engine = Engine::always(completion()).await;
     let home = Home::over(&engine, "");
     let old = Played::at(&home);
-    // The new one hangs before it says that it is ready, or before it reads the claims: meanwhile the old one has gone on.
+    // The new gateway hangs before it says that it is ready, or before it reads the claims:
+    // meanwhile the old gateway goes on.
     for said in [&[WITHDRAWN][..], &[NO_CLAIMS, WITHDRAWN]] {
         let mut new = Program::upgrade(&home.config());
         let mut stream = old.accept().await;
@@ -119,7 +122,7 @@ async fn a_visitor_that_says_nothing_does_not_hold_up_an_upgrade() {
     let _silent = UnixStream::connect(home.door()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     say(&mut new, "{}").await;
-    // Behind the byte of the descriptors.
+    // The claims come after the byte that carries the descriptors.
     let mut byte = [0];
     tokio::io::AsyncReadExt::read_exact(&mut new, &mut byte).await.unwrap();
     let claims = timeout(Duration::from_secs(3), receive(&mut new)).await.expect("it is held up");
@@ -140,7 +143,8 @@ async fn a_signal_stops_a_gateway_whose_successor_hangs() {
     assert!(said.contains("withdrawn") && said.contains("a signal stops this gateway"), "{said}");
 }
 
-/// A gateway over an engine that it starts itself, which takes `startup` seconds. The rest of its configuration.
+/// Replaces the pool of a gateway by one with an engine that the gateway runs and that takes
+/// `startup` seconds. `other` is the rest of its configuration.
 fn with_own_engine(home: &Home, startup: &str, other: &str) {
     let port = crate::ports::free_port();
     let text = std::fs::read_to_string(home.config()).unwrap();
@@ -154,7 +158,7 @@ fn with_own_engine(home: &Home, startup: &str, other: &str) {
     std::fs::write(home.config(), format!("{head}{fleet}{pool}{launch}{other}")).unwrap();
 }
 
-/// Stops a gateway with its engine.
+/// Stops a gateway together with its engine.
 async fn end(mut program: Program) {
     program.signal(Signal::SIGTERM);
     assert_eq!(program.code().await, Some(0), "{}", program.log);
@@ -188,7 +192,7 @@ async fn an_engine_that_is_no_longer_configured_runs_until_the_old_one_has_ended
     let mut old = home.start().await;
     let mut running = TestClient::to(old.client).await;
     running.send(long_stream(150)).await.until("content").await;
-    // The same engine under another name is another one.
+    // The same engine under another name is another engine.
     let text = std::fs::read_to_string(home.config()).unwrap();
     let port = crate::ports::free_port();
     let text: Vec<String> = text
@@ -216,7 +220,7 @@ async fn a_stop_of_the_new_one_stops_an_engine_when_the_streams_of_the_old_one_h
     let mut running = TestClient::to(old.client).await;
     running.send(long_stream(150)).await.until("content").await;
     let new = upgrade(&home, &mut old).await;
-    // Both answer to the first and the last claims within this time.
+    // Both gateways answer the first and the last claims within this time.
     tokio::time::sleep(Duration::from_millis(200)).await;
     end(new).await;
     let text = running.response().await.text();

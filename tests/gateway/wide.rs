@@ -1,5 +1,7 @@
-//! Requests that need more room than is free: those that could never have it are refused at once, the others wait and hold
-//! up none; and the limits of a key count sequences and tokens.
+//! Requests that need more room than is free.
+//!
+//! A request that could never have the room is refused at once; the others wait and delay no
+//! request. The limits of a key count sequences and tokens.
 
 use crate::client::{STREAMED, TestClient, chat, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, gated_stream, send};
@@ -8,7 +10,7 @@ use crate::test_gateway::{TestGateway, eventually, one_pool};
 /// A chat that the engine keeps open until the test opens its gates.
 const HELD: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hold"}]}"#;
 
-/// An engine that keeps [`HELD`] open and completes all else.
+/// An engine that keeps [`HELD`] open and completes all other requests.
 async fn engine() -> Engine {
     Engine::start(|_, request| match String::from_utf8_lossy(&request.body).contains("hold") {
         true => gated_stream(),
@@ -21,12 +23,12 @@ fn complete() -> Vec<Step> {
     vec![send(STREAM.to_owned() + &chunk(&event("one")) + &chunk(&ending()) + LAST)]
 }
 
-/// The streamed chat with these members.
+/// A streamed chat with these additional members.
 fn with(members: &str) -> Vec<u8> {
     chat(&STREAMED.replacen('{', &format!("{{{members},"), 1))
 }
 
-/// Four backends with 2 slots in use on each, and the clients that hold them.
+/// Four backends with 2 slots in use on each, and the clients that hold these slots.
 async fn quarter_busy(sets: &[&str]) -> (Vec<Engine>, TestGateway, Vec<TestClient>) {
     let mut engines = Vec::new();
     for _ in 0..4 {
@@ -79,7 +81,7 @@ async fn a_wide_request_does_not_stop_the_line() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_makes_a_request_too_wide_is_refused_at_once() {
     let (_engines, gateway, _holders) = quarter_busy(&["pool.only.tokens=400k"]).await;
-    // Ids are counted exactly: 2,048 inputs of 200 tokens.
+    // Token ids are counted exactly: 2,048 inputs of 200 tokens.
     let ids = format!("[{}]", vec!["7"; 200].join(","));
     let inputs = format!(r#"{{"model":"m","input":[{}]}}"#, vec![ids; 2_048].join(","));
     let prompts = format!(r#"{{"model":"m","n":3,"prompt":[{}]}}"#, vec!["\"x\""; 100].join(","));
@@ -94,7 +96,7 @@ async fn whatever_makes_a_request_too_wide_is_refused_at_once() {
         let message = refused.is(400, "exceeds_backend").text();
         assert!(message.contains(says), "{message}");
     }
-    // What is only expected or permitted is no reason to refuse.
+    // Tokens that are only expected or permitted are no reason to refuse.
     for members in ["\"max_tokens\":1000000", "\"n\":200,\"max_tokens\":10000"] {
         let mut client = gateway.client().await;
         client.send(with(&format!("{members},\"ignore_eos\":true"))).await;

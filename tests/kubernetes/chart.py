@@ -1,4 +1,5 @@
-"""The chart: what the real API server and the gateway say about its rendered forms (render), and values that it refuses."""
+"""The chart: the verdicts of the real API server and of the gateway on its rendered forms (render),
+and values that it refuses."""
 
 import os
 import pathlib
@@ -11,12 +12,12 @@ from gateway import binary
 ROOT = pathlib.Path(__file__).parents[2]
 CHART = ROOT / "config/kubernetes"
 NAMESPACE = "chart"
-# What Kubernetes 1.20 does not serve.
+# API groups and versions that Kubernetes 1.20 does not serve.
 NEWER = ("keda.sh/", "monitoring.coreos.com/", "autoscaling/v2")
 
 
 def permissions(root, cluster, namespace, names):
-    """What the chart lets the gateways do, two of them, for StatefulSets of these names."""
+    """The permissions that the chart gives to two gateways, for StatefulSets of these names."""
     sets = ["replicas=2"] + [f"pools[{number}].{key}={value}" for number, name in enumerate(names)
             for key, value in (("name", name), ("managed", "true"), ("engines.replicas", 1), ("engines.image", "x"), ("engines.command[0]", "x"))]
     done = subprocess.run([root / "bin/helm", "template", "sluice", CHART, "--namespace", namespace, "-s", "templates/rbac.yaml", "--set", ",".join(sets)],
@@ -40,7 +41,7 @@ def check_chart(root, cluster):
         code, out, error = run(helm, "template", "sluice", CHART, "--namespace", NAMESPACE, *words)
         return out if code == 0 else f"refused: {error}"
 
-    # Lint, and the rendered forms in the tree.
+    # The lint, and the comparison with the rendered forms in the tree.
     code, out, error = run(ROOT / "tests/kubernetes/render")
     if code != 0:
         raise Failed(out + error)

@@ -1,6 +1,7 @@
-"""A real API server with etcd and the controllers of StatefulSets, on loopback ports, and a client for it.
+"""A real API server with etcd and the controllers of StatefulSets, on loopback ports, and a client
+for it.
 
-Nothing but the Python library. Everything is in one folder and ends with the process.
+It uses only Python's standard library. Everything is in one folder and ends with the process.
 """
 
 import base64
@@ -15,7 +16,7 @@ import time
 
 ADMIN = "admin-token"
 NAMESPACE = "inference"
-# A start on two cores that others use too.
+# Time limit of a start on two cores that other programs use too.
 START_SECONDS = 90
 TYPES = {"merge": "application/merge-patch+json", "strategic": "application/strategic-merge-patch+json",
          "apply": "application/apply-patch+yaml"}
@@ -32,7 +33,7 @@ def free_port():
 
 
 def until(what, condition, seconds=60, pause=0.1):
-    """Waits for a condition with a deadline. Returns its value."""
+    """Waits for a condition with a deadline. Returns the value of the condition."""
     deadline, last = time.monotonic() + seconds, None
     while time.monotonic() < deadline:
         last = condition()
@@ -83,7 +84,7 @@ class Cluster:
                                        "--advertise-client-urls", f"http://127.0.0.1:{store}",
                                        "--listen-peer-urls", f"http://127.0.0.1:{peer}"], folder / "etcd.log")]
         key = folder / "sa.key"
-        # It advertises an address that is not loopback, and nobody uses it.
+        # The server advertises an address that is not loopback; no client uses this address.
         self.server = Process("api", [
             self.bin / "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{store}", f"--cert-dir={folder}/certs",
             f"--secure-port={self.port}", "--bind-address=127.0.0.1", "--advertise-address=192.0.2.2",
@@ -121,7 +122,7 @@ class Cluster:
             part.stop()
 
     def kubeconfig(self, name, token, address=None):
-        """Writes a configuration of clients. Returns its path."""
+        """Writes a configuration for clients. Returns its path."""
         path = self.folder / f"{name}.kubeconfig"
         config = {
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -134,7 +135,8 @@ class Cluster:
         return path
 
     def account(self, name):
-        """The configuration with the token of a service account, which is made if it is not there."""
+        """The configuration with the token of a service account, which is created if it does not
+        exist."""
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
         if not self.exists(f"{path}/{name}"):
             self.post(path, {"metadata": {"name": name}})

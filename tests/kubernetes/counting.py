@@ -1,7 +1,8 @@
-"""An engine that counts what it runs: `GET /peak` answers the most requests at once since the last call, and how many run now.
+"""An engine that counts its requests: `GET /peak` returns the maximum of concurrent requests since
+the last call, and the current number.
 
-As `vllm serve` as far as a gateway sees, without a limit of its own. A request counts from when it has arrived until its last token, or
-until its connection is found to be closed.
+A gateway sees the same as from `vllm serve`, without a limit. A request counts from its arrival
+until its last token, or until its connection is found to be closed.
 
 Usage: counting.py --host ADDRESS
 """

@@ -1,4 +1,5 @@
-"""Steps in which pods come and go by other hands: replicas by autoscaling, eviction, and the kernel's limit of memory."""
+"""Steps in which pods come and go for other reasons: autoscaling, eviction, and the kernel's memory
+limit."""
 
 import http.client
 import json
@@ -24,7 +25,8 @@ name = "m"
 
 
 def replicas_follow_the_load(world):
-    """More replicas for a queue, fewer under load without a lost stream, none without requests, and one for the first request."""
+    """More replicas for a queue, fewer under load without a lost stream, none without requests, and
+    one for the first request."""
     world.apply(statefulset("load"))
     gateway = Gateway(world.folder, "load", world.account, 'selector = "app=load", statefulset = "load"', LOADED.format(2))
     try:
@@ -41,7 +43,7 @@ def follow(world, gateway):
     until("two replicas", lambda: replicas() == 2, 120)
     load.served_by(["load-1"], {})
 
-    # So many that the other engine has room for them: with more the pod would serve on.
+    # Few enough for the other engine to have room for them: otherwise the pod would go on serving.
     fewer = Load(gateway, 3)
     many, lost = load.stop()
     check(not lost, f"{len(lost)} of {many} lost: {lost[:3]}")
@@ -76,7 +78,8 @@ def evict(world, name):
 
 
 def eviction(world):
-    """The budget of the chart lets one pod go at a time, and the next only when the new one is warm; streams end as usual."""
+    """The disruption budget of the chart lets one pod go at a time, and the next only when the new
+    pod is warm; streams end as usual."""
     world.apply(statefulset("evicted", 2))
     budget = {"apiVersion": "policy/v1beta1", "kind": "PodDisruptionBudget", "metadata": {"name": "evicted"},
               "spec": {"minAvailable": 2, "selector": {"matchLabels": {"app": "evicted"}}}}
@@ -116,7 +119,8 @@ def evicted(world, gateway):
         return False
 
     until("the next may go", next_one, 60)
-    # The gateway gives the gate of the new pod once it is warm, and only then the budget allows the next one.
+    # The gateway sets the readiness gate of the new pod once it is warm; only then the budget
+    # allows the next eviction.
     check(refused > 0 and world.pod("evicted-1")["metadata"]["uid"] != uid and in_use("evicted-1"), gateway.states())
     until("both are back", lambda: all(world.cluster.exists(f"{PODS}/{name}") and is_ready(world.pod(name)) for name in names))
     load.served_by(names, load.since())
@@ -127,7 +131,7 @@ def evicted(world, gateway):
 
 
 def use_memory(address):
-    """Long prompts, past the gateway, as anything else that an engine may need memory for."""
+    """Sends long prompts past the gateway, to use memory as any other activity of an engine may."""
     body = json.dumps({"model": "m", "prompt": "one " * 2_000_000, "max_tokens": 1})
     try:
         connection = http.client.HTTPConnection(address, 8000, timeout=10)
@@ -138,7 +142,8 @@ def use_memory(address):
 
 
 def out_of_memory(world):
-    """An engine above its limit of memory is killed by the kernel: class and message, and only its streams are lost."""
+    """The kernel kills an engine above its memory limit: it gets a class and a message, and only
+    its streams are lost."""
     world.apply(statefulset("heavy", 2, memory="48Mi"))
     said = []
     try:
@@ -154,7 +159,7 @@ def out_of_memory(world):
 
 
 def failure(gateway, name):
-    """What is said of a pod, or of the engine in it, that does not serve."""
+    """The reason why a pod, or the engine in it, does not serve."""
     pod = gateway.pods()[0].get(name, {})
     engine = gateway.backends().get(name, {}).get("engine") or {}
     return pod.get("why") or engine.get("why")

@@ -1,4 +1,4 @@
-"""The gateway under test, and clients that stream from it all the time."""
+"""The gateway under test, and clients that always have a stream open."""
 
 import http.client
 import json
@@ -23,7 +23,7 @@ def binary():
 
 
 def ask(host, port, method, path, body=None):
-    """Status and text of an answer."""
+    """Sends a request; returns status and text of the answer."""
     connection = http.client.HTTPConnection(host, port, timeout=30)
     try:
         connection.request(method, path, body)
@@ -34,7 +34,8 @@ def ask(host, port, method, path, body=None):
 
 
 class Gateway:
-    """`extra`: further lines of the pool, then further tables. `state`: a folder that several gateways share."""
+    """`extra`: further lines of the pool, then further tables. `state`: a folder that several
+    gateways share."""
 
     def __init__(self, folder, name, kubeconfig, pods, extra="", state=None):
         self.name, self.client, self.admin, self.file = name, free_port(), free_port(), folder / f"{name}.toml"
@@ -60,7 +61,7 @@ class Gateway:
         return json.loads(self.ask("GET", "/admin/status")[1])
 
     def pods(self):
-        """The pods of the pool, by name, and what is said about the cluster."""
+        """The pods of the pool by name, and the reason if the cluster cannot be used."""
         kubernetes = self.status().get("kubernetes", [{}])[0]
         return {pod["name"]: pod for pod in kubernetes.get("pods", [])}, kubernetes.get("trouble")
 
@@ -76,14 +77,14 @@ class Gateway:
         return done.returncode, done.stdout + done.stderr
 
     def is_ready(self):
-        """As a load balancer asks."""
+        """Whether `/ready` answers with 200, as a load balancer checks."""
         try:
             return self.ask("GET", "/ready", self.client)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
     def cluster(self):
-        """What it says about its share and about which gateway leads; nothing if it does not answer."""
+        """The status of the share and of the election; empty if the gateway does not answer."""
         try:
             return self.status().get("cluster") or {}
         except (OSError, http.client.HTTPException):
@@ -100,7 +101,8 @@ class Gateway:
 
 
 def stream(port, tokens=48):
-    """One streamed request. Returns the backend, what is wrong with the answer, and whether any of it came."""
+    """Sends one streamed request. Returns the backend, the fault of the answer, and whether any
+    part of it came."""
     backend = answer = None
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
     try:
@@ -120,7 +122,8 @@ def stream(port, tokens=48):
 
 
 class Load:
-    """Clients that stream, one request after the other. Whatever is not a whole stream is lost."""
+    """Clients that stream, one request after the other. Every answer that is not a whole stream is
+    lost."""
 
     def __init__(self, gateway, clients=CLIENTS, tokens=48):
         self.gateway, self.tokens, self.ended, self.lost, self.streams, self.where = gateway, tokens, False, [], 0, {}
@@ -142,12 +145,12 @@ class Load:
                 self.lost.append(problem)
 
     def since(self):
-        """Counts of streams by backend, to compare with later ones."""
+        """Counts of streams by backend, to compare with later counts."""
         with self.lock:
             return dict(self.where)
 
     def served_by(self, names, before, seconds=60):
-        """Waits until each of these backends has ended a stream since then."""
+        """Waits until each of these backends has ended a stream since `before`."""
         until(f"streams from {names}", lambda: all(self.since().get(n, 0) > before.get(n, 0) for n in names), seconds)
 
     def stop(self):
@@ -158,8 +161,9 @@ class Load:
 
 
 class Balanced(Load):
-    """Clients behind a load balancer with health checks: a request goes to a gateway that is ready, and to another one if nothing of an
-    answer has come. It is lost if no gateway has served it within `GIVES_UP` seconds; a stream that had begun is cut, by gateway."""
+    """Clients behind a load balancer with health checks: a request goes to a gateway that is ready,
+    and to another one if no byte of an answer has come. A request is lost if no gateway has served
+    it within `GIVES_UP` seconds; a stream that had begun is cut, counted by gateway."""
 
     GIVES_UP = 60
 

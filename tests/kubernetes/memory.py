@@ -1,6 +1,8 @@
-"""The memory limit of a container, enforced by the kernel as for a kubelet: a memory cgroup.
+"""The memory limit of a container, enforced by the kernel through a memory cgroup, as for a
+kubelet.
 
-It needs root and cgroups that may be written: version 1, or the root of version 2. Elsewhere there is none, which `make` says by None.
+It needs root and writable cgroups: version 1, or the root of version 2. Otherwise there is no
+limit, and `make` returns None.
 """
 
 import os
@@ -17,7 +19,7 @@ class MemoryGroup:
 
     @classmethod
     def make(cls, name, size):
-        """A group with a limit in bytes, or None where none can be made."""
+        """A group with a limit in bytes; None where no group can be made."""
         name = f"sluice-{os.getpid()}-{name}"
         own = [line.split(":", 2)[2] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
         if own:
@@ -34,11 +36,11 @@ class MemoryGroup:
         return group
 
     def enter(self, words):
-        """The words of a command that runs in the group from its first byte on."""
+        """The words of a command that runs in the group from its start on."""
         return ["sh", "-c", 'echo $$ >"$0" && exec "$@"', self.folder / "cgroup.procs", *words]
 
     def kills(self):
-        """How many processes the kernel has killed for the limit."""
+        """The number of processes that the kernel has killed because of the limit."""
         lines = (self.folder / self.events).read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("oom_kill ")))
 
@@ -49,7 +51,7 @@ class MemoryGroup:
             return []
 
     def end(self):
-        """Kills what is left in it: the processes of a container end together."""
+        """Kills all processes in the group: the processes of a container end together."""
         for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)

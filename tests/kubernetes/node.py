@@ -1,9 +1,11 @@
-"""What a scheduler and a kubelet do for the pods of the suite: engines are `sluice sim` processes on loopback addresses.
+"""The scheduler and the kubelet for the pods of the suite: engines are `sluice sim` processes on
+loopback addresses.
 
-A pod gets an address of its own (127.0.0.2 and on) and its container's words as a process. Its status says what a kubelet would say:
-running, ready, its exit status, restarts. A deleted pod gets SIGTERM after its preStop sleep and is gone when its process is.
-Pods with an image that contains `missing` cannot be pulled. `limits.memory` of the container is a memory cgroup, where one can be made:
-the kernel kills an engine that is above it, and its end has the reason OOMKilled for that alone.
+A pod gets a separate address (127.0.0.2 and on) and runs the command of its container as a process.
+Its status has the fields that a kubelet would set: running, ready, exit status, restarts. A deleted
+pod gets SIGTERM after its preStop sleep and is gone when its process has ended. Pods with an image
+that contains `missing` cannot be pulled. `limits.memory` of the container is a memory cgroup, where
+one can be made: the kernel kills an engine that exceeds it, and only then the reason is OOMKilled.
 """
 
 import http.client
@@ -27,7 +29,7 @@ def now():
 
 
 class Engine:
-    """A pod's process."""
+    """The process of a pod."""
 
     def __init__(self, pod, address, binary, folder, refused=None):
         container = pod["spec"]["containers"][0]
@@ -42,7 +44,7 @@ class Engine:
         self.restarts, self.last, self.going, self.reason, self.process = 0, None, None, None, None
         self.missing = "missing" in container["image"]
         if refused in words:
-            # As an engine that does not know a flag.
+            # Starts like an engine that does not know a flag.
             self.words = ["sim", "m", "--no-such-flag"]
         if not self.missing:
             self.start()
@@ -94,7 +96,7 @@ class Node(threading.Thread):
         super().__init__(daemon=True)
         self.cluster, self.binary, self.folder = cluster, binary, folder
         self.engines, self.ended, self.next, self.said = {}, False, 2, {}
-        # By pod, an argument with which its engine does not start.
+        # For each pod, an argument that prevents the start of its engine.
         self.refused = {}
         self.start()
 

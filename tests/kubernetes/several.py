@@ -1,6 +1,7 @@
-"""Steps with several gateways: the ConfigMap of the ledger and the Lease of the election on the real API server.
+"""Steps with several gateways: the ConfigMap of the ledger and the Lease of the election on the
+real API server.
 
-The permissions are those of the chart with two replicas, so the objects have its names.
+The permissions are those of the chart with two replicas, so the objects have the chart's names.
 """
 
 import json
@@ -16,16 +17,17 @@ KEY = "sluice-ledger"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{KEY}-leader"
 LEDGER = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{KEY}"
 LEASE_SECONDS = 10
-# A lease on a clock that is a tenth too slow, an eighth of it until the next look, and what two cores that others use take.
+# Maximum time until another gateway leads: a lease on a clock that is a tenth too slow, an eighth
+# of it until the next look, and delays on two cores that other programs use.
 SWITCH_SECONDS = LEASE_SECONDS * 1.1 + LEASE_SECONDS / 8 + 2
 SLOTS = 8
-# Streams of three seconds: those that have run for one count as known to their gateway.
+# Streams of three seconds: a stream that has run for one second is known to its gateway.
 TOKENS = 60
 SHORT_LEASE_SECONDS = 3
 
 
 def several(world, step, pods, pool="", cluster="", state=None):
-    """Two gateways with a new ledger, each with a share of it."""
+    """Starts two gateways with a new ledger and waits until each has a share of it."""
     for path in (LEASE, LEDGER):
         if world.cluster.exists(path):
             world.cluster.delete(path)
@@ -47,7 +49,7 @@ def leader_of(gateways, seconds=60):
 
 
 def ends(step, *gateways):
-    """Runs a step, and stops the gateways whatever comes."""
+    """Runs a step, and stops the gateways even if it fails."""
     try:
         return step()
     finally:
@@ -71,7 +73,7 @@ def killed(world, leader, gateways):
     load.served_by(names, {})
     seqs = {name: 64 for name in names}
     if leader == "decides":
-        # In the middle of a change of flags, which the other one has to bring to its end.
+        # The kill comes during a change of flags, which the other gateway has to complete.
         code, text = first.sluice("backend", "restart", "p/led-1", "--set", "max-num-seqs=48")
         check(code == 0, text)
         until("the pod is deleted", lambda: world.cluster.call("GET", f"{PODS}/led-1")[1]["metadata"].get("deletionTimestamp"), 30, 0.02)
@@ -90,7 +92,7 @@ def killed(world, leader, gateways):
     spec = world.cluster.get(LEASE)["spec"]
     check(spec["holderIdentity"].startswith(second.name) and spec["leaseTransitions"] == 1, spec)
 
-    # The killed one comes back as a standby, and leads at once when the other is asked to stop.
+    # The killed gateway comes back as a standby, and leads at once when the other is asked to stop.
     first.process.start()
     until("it has a share again", lambda: first.cluster().get("ready"))
     check(not first.leads(), "two lead")
@@ -105,24 +107,27 @@ def killed(world, leader, gateways):
     load.served_by(names, load.since())
     streams, lost = load.stop()
     check(not lost, f"{len(lost)} of {streams} lost: {lost[:3]}")
-    # Of the killed gateway those that had begun. One that stops in order cuts none.
+    # Only streams that had begun at the killed gateway are cut. A gateway that stops in order cuts
+    # none.
     check(load.cut == cut and set(cut) <= {first.name} and sum(cut.values()) <= CLIENTS, load.cut)
     return (f"{led:.1f} s until the standby leads, {gap:.1f} s without an end of a stream; {handed:.1f} s after a SIGTERM; "
             f"{streams} streams, 0 lost, {sum(cut.values())} cut that had begun at the killed gateway, {load.again} sent again")
 
 
 def leader_that_serves_is_killed(world):
-    """The standby leads after a lease, takes the engines over, and no request is lost that it could serve."""
+    """The standby leads after a lease and takes the engines over; no request is lost that the
+    standby could serve."""
     return leader_is_killed(world, "serves")
 
 
 def leader_that_decides_is_killed(world):
-    """The other one serves on without a gap, and ends the change of flags that the killed one had begun."""
+    """The other gateway serves without a gap, and completes the change of flags that the killed one
+    had begun."""
     return leader_is_killed(world, "decides")
 
 
 def election_without_api_server(world):
-    """No gateway leads and both serve on; afterwards one leads again, and nothing was lost."""
+    """No gateway leads, but both serve; afterwards one leads again, and no request is lost."""
     world.apply(statefulset("led", 2))
     gateways = several(world, "away", 'selector = "app=led", statefulset = "led"', cluster='leader = "decides"', state="away")
     return ends(lambda: without_api_server(world, gateways), *gateways)
@@ -146,7 +151,8 @@ def without_api_server(world, gateways):
         world.cluster.restart_server()
     leader_of(gateways)
     led = time.monotonic() - began
-    # The one that leads goes on leading when its Lease is deleted, also where the other one made a new one without a holder first.
+    # The leader keeps leading when its Lease is deleted, even if the other gateway first creates a
+    # new one without a holder.
     leader, [other] = leader_of(gateways)
     world.cluster.delete(LEASE)
     holder = lambda: world.cluster.call("GET", LEASE)[1].get("spec", {}).get("holderIdentity", "")
@@ -162,7 +168,8 @@ def without_api_server(world, gateways):
 
 
 def cluster_without_permission(world):
-    """Neither the ledger nor the election: both are said with the permission that is missing."""
+    """Neither the ledger nor the election works: the gateway names the missing permission for each.
+    """
     account = world.cluster.account("nothing")
     gateway = Gateway(world.folder, "nothing", account, 'selector = "app=led"', '[cluster]\nkubernetes = {}\nleader = "decides"')
     try:
@@ -176,8 +183,8 @@ def cluster_without_permission(world):
 
 
 def ledger_in_a_config_map(world):
-    """Engines never run more than their limit: with two gateways, when one stands still and goes on, after one is killed, and without the
-    API server."""
+    """Engines never run more than their limit: with two gateways, when one is frozen and resumed,
+    after one is killed, and without the API server."""
     world.apply(statefulset("counted", 2, command=("counting.py",)))
     cluster = f'mode = "strict"\nlease = "{SHORT_LEASE_SECONDS}s"'
     gateways = several(world, "ledger", 'selector = "app=counted"', f"slots = {SLOTS}", cluster)
@@ -188,7 +195,7 @@ def ledger_in_a_config_map(world):
 
 
 def ledger(world):
-    """The gateways in the ConfigMap."""
+    """The gateways in the ConfigMap of the ledger."""
     return json.loads(world.cluster.get(LEDGER)["data"]["ledger"])["gateways"]
 
 
@@ -202,7 +209,7 @@ def limits_hold(world, first, second):
         return [json.loads(ask(address, 8000, "GET", "/peak")[1]) for address in addresses]
 
     def note(what):
-        """The most that ran since the last note."""
+        """Records the maximum that ran since the last record."""
         seen.extend(count["peak"] for count in counts())
         peaks[what] = max(seen)
         seen.clear()
@@ -216,14 +223,14 @@ def limits_hold(world, first, second):
     def all_in_use(seconds):
         until("all slots are in use", lambda: running() == [SLOTS, SLOTS], seconds, 0.05)
 
-    # Without what the warm-up was.
+    # Discards the counts of the warm-up.
     counts()
     loads = [Load(gateway, 20, TOKENS) for gateway in (first, second)]
     all_in_use(60)
     until("both gateways serve", lambda: all(sum(load.since().values()) >= 20 for load in loads))
     note("two gateways")
 
-    # For longer than the other one waits before it takes the share of a silent gateway.
+    # Frozen for longer than the other gateway waits before it takes the share of a silent gateway.
     first.process.process.send_signal(signal.SIGSTOP)
     try:
         until("it is taken for lost", lambda: first.name not in ledger(world) or "#unexplained" in ledger(world), 8 * SHORT_LEASE_SECONDS)
@@ -243,7 +250,8 @@ def limits_hold(world, first, second):
     try:
         all_in_use(4 * SHORT_LEASE_SECONDS)
     except Failed:
-        # Engines that are always full do not show that nothing of the killed gateway runs: a moment without new requests does.
+        # While engines are always full, it is not visible that no stream of the killed gateway
+        # runs; a pause without new requests shows it.
         streams, lost = loads[1].stop()
         check(not lost, lost[:3])
         until("the engines are empty", lambda: running() == [0, 0])

@@ -1,11 +1,11 @@
-"""The gateway before pods of a real API server: what comes, what goes, what does not come up, and what it may not touch; and two
-gateways that hold one limit, of which one leads.
+"""The gateway in front of pods of a real API server: pods that come, go or fail to start, and pods
+that it may not touch; and two gateways that hold one limit, of which one leads.
 
 Usage: suite.py ROOT [STEP...]      (ROOT from ./setup; `./run` does both)
 
-API server, etcd and the controller of StatefulSets are real; scheduler and kubelet are node.py, whose containers are `sluice sim`
-processes. Prints a line for each step, then `N passed, N failed`; the exit status is 1 when a step failed. Logs stay in the folder
-that the first line names.
+API server, etcd and the controller of StatefulSets are real; scheduler and kubelet are node.py,
+whose containers are `sluice sim` processes. Prints a line for each step, then `N passed, N failed`;
+the exit status is 1 when a step failed. Logs stay in the folder that the first line names.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ from world import SETS, World, check, is_ready, serves, statefulset
 
 
 def no_cluster_and_no_permission(world):
-    """Both are said in the status and in words; the gateway runs."""
+    """The status names both faults, and the gateway keeps running."""
     dead = world.cluster.kubeconfig("dead", "x", f"https://127.0.0.1:{free_port()}")
     gateway = Gateway(world.folder, "dead", dead, 'selector = "app=short"')
     trouble = until("trouble", lambda: gateway.pods()[1])
@@ -45,7 +45,8 @@ def no_cluster_and_no_permission(world):
 
 
 def discovery(world):
-    """New pods come in warm, get their gate, and leave cordoned while they still serve: nothing is lost."""
+    """New pods are warmed up, get their gate, and leave cordoned while they still serve: no stream
+    is lost."""
     world.apply(statefulset("short", 2))
     world.start("discovery", 'selector = "app=short"')
     world.in_use("short-0", "short-1")
@@ -68,7 +69,7 @@ def discovery(world):
 
 
 def api_server_is_killed(world):
-    """Streams go on, the status says so, and pods that come afterwards are found."""
+    """Streams go on, the status names the fault, and pods that come afterwards are found."""
     load = Load(world.gateway)
     load.served_by(["short-0", "short-1"], {})
     world.cluster.kill_server()
@@ -87,7 +88,7 @@ def api_server_is_killed(world):
 
 
 def failures(world):
-    """An engine above its memory limit and an image that is not there have a class and say what to do."""
+    """An engine above its memory limit and a missing image have a class and a remedy."""
     engine = world.node.of("short-1")
     engine.reason = "OOMKilled"
     engine.process.process.send_signal(signal.SIGKILL)
@@ -118,7 +119,8 @@ def args(world, name):
 
 
 def flags_are_applied(world):
-    """The flags of the configuration reach the pods one by one from the highest number down, without a lost stream."""
+    """The flags of the configuration reach the pods one by one from the highest number down,
+    without a lost stream."""
     world.gateway.stop()
     world.scale("short", 2)
     until("two pods", lambda: not world.cluster.exists(f"{PODS}/short-2"))
@@ -148,7 +150,8 @@ def flags_are_applied(world):
 
 
 def flags_that_do_not_start_go_back(world):
-    """The pod that did not come up gets its old arguments again; the other one keeps what it has, old or new."""
+    """The pod that did not start gets its old arguments again; the other one keeps its arguments,
+    old or new."""
     uids = {n: world.pod(n)["metadata"]["uid"] for n in ("short-0", "short-1")}
     world.node.refused = {"short-1": "--max-num-seqs=16", "short-0": "--max-num-seqs=24"}
     load = Load(world.gateway)
@@ -169,7 +172,7 @@ def flags_that_do_not_start_go_back(world):
 
 
 def a_deleted_pod_comes_back(world):
-    """A node is drained: cordoned at once, the next pod serves after its warm-up."""
+    """A node is drained: its pod is cordoned at once, and the next pod serves after its warm-up."""
     load = Load(world.gateway)
     load.served_by(["short-0", "short-1"], {})
     uid = world.pod("short-1")["metadata"]["uid"]
@@ -183,7 +186,8 @@ def a_deleted_pod_comes_back(world):
 
 
 def others_own_the_arguments(world):
-    """A change is refused before anything is stopped, and names who owns them."""
+    """A change is refused before any engine is stopped, and the message names the owner of the
+    arguments."""
     uids = {n: world.pod(n)["metadata"]["uid"] for n in ("short-0", "short-1")}
     taken = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "short"},
              "spec": {"template": {"spec": {"containers": [{"name": "engine", "args": ["--max-num-seqs=24"]}]}}}}

@@ -1,4 +1,5 @@
-"""What the steps of the suite share: the cluster, its node, the gateway under test, and the objects that they make."""
+"""Parts that the steps of the suite share: the cluster, its node, the gateway under test, and the
+objects that they make."""
 
 import pathlib
 import tempfile
@@ -17,8 +18,8 @@ def check(condition, message):
 
 
 def statefulset(name, replicas=None, image="registry/sluice:1", command=("sluice", "sim", "m", "--port", "8000"), memory=None):
-    """A StatefulSet of engines, without arguments of the container: those are the gateway's. Without replicas it has one, and another
-    field manager may set them."""
+    """A StatefulSet of engines without container arguments: the gateway sets those. Without
+    `replicas` it has one, and another field manager may set their number."""
     labels = {"app": name}
     container = {"name": "engine", "image": image, "command": list(command), "terminationMessagePolicy": "FallbackToLogsOnError"}
     if memory:
@@ -70,6 +71,6 @@ def is_ready(pod):
 
 
 def serves(gateway, name, seqs=None):
-    """Whether the gateway's engine of this pod serves, with this flag if one is named."""
+    """Whether the gateway's engine of this pod serves, with this `max-num-seqs` if one is given."""
     engine = gateway.backends().get(name, {}).get("engine") or {}
     return engine.get("step") == "serve" and (seqs is None or f"max-num-seqs={seqs}" in engine["settings"])

@@ -1,4 +1,6 @@
-//! The files of the dashboards: up to date, well formed, and about metrics that exist.
+//! The files of the dashboards.
+//!
+//! They are up to date and well formed, and name only metrics that exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -33,7 +35,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("no {key} in {value}"))
 }
 
-/// Every expression of a file, those of its marks included.
+/// Every expression of a file, including those of its annotations.
 fn expressions(board: &Value) -> Vec<&str> {
     let targets = list(board, "panels").iter().flat_map(|panel| list(panel, "targets"));
     targets.chain(list(&board["annotations"], "list")).map(|target| text(target, "expr")).collect()
@@ -83,7 +85,8 @@ fn all_data_comes_from_the_data_source_variable() {
             assert_eq!(part["datasource"]["uid"], DATASOURCE, "{name}: {part}");
         }
         for variable in &variables[1..3] {
-            // A metric such as process_open_fds belongs to other programs, too.
+            // Other programs have a metric such as process_open_fds, too, so "All" must be the
+            // listed values.
             assert!(variable["allValue"].is_null(), "{name}: All of {} goes beyond the list", variable["name"]);
         }
     }

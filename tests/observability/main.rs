@@ -1,12 +1,14 @@
-//! What operators hold: the metrics page, the dashboards, the rules and their documentation, as other tools read them.
+//! The metrics page, the dashboards, the rules and their documentation, as other tools read them.
 //!
-//! [`boards`] defines the dashboards, [`dashboards`] checks their files, [`rules`] the recording rules and alerts, [`reference`]
-//! the list of metrics in `grafana/README.md`, [`scale`] the size of the page. [`replicas`] asks a real Prometheus that scrapes
-//! two loaded gateways. `SLUICE_UPDATE=1` writes the generated files.
+//! [`boards`] defines the dashboards, [`dashboards`] checks their files, [`rules`] the recording
+//! rules and alerts, [`reference`] the list of metrics in `grafana/README.md`, [`scale`] the size
+//! of the page. [`replicas`] queries a real Prometheus that scrapes two loaded gateways.
+//! `SLUICE_UPDATE=1` writes the generated files.
 //!
-//! `promtool` and `prometheus` come with Prometheus (`apt-get install prometheus`). Without promtool, the tests that need it
-//! print so and pass: it checks the form of files and of the page, not the gateway. The test with Prometheus is ignored by
-//! default, because it takes half a minute.
+//! `promtool` and `prometheus` come with Prometheus (`apt-get install prometheus`). Without
+//! promtool, the tests that need it print a message and pass: it checks the form of files and of
+//! the page, not the gateway. The test with Prometheus is ignored by default, because it takes half
+//! a minute.
 
 mod boards;
 mod dashboards;
@@ -23,7 +25,7 @@ mod scale;
 use std::fs;
 use std::path::PathBuf;
 
-/// A file of the folder `grafana`.
+/// The path of a file in the folder `grafana`.
 fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("grafana").join(name)
 }
@@ -32,7 +34,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("grafana/{name}: {error}"))
 }
 
-/// Compares a generated file with what is there, or writes it.
+/// Compares a generated text with the file; first writes the file if `SLUICE_UPDATE` is set.
 fn golden(name: &str, wanted: &str) {
     if std::env::var_os("SLUICE_UPDATE").is_some() {
         fs::write(path(name), wanted).unwrap();

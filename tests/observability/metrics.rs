@@ -1,11 +1,14 @@
-//! The metrics and labels that an expression names, compared with the table of families.
+//! The metrics and labels that an expression names.
+//!
+//! They are compared with the table of metric families.
 
 use sluice::telemetry::families::{self, Family, MetricKind};
 
 /// Labels that a scraper adds to every series.
 const SCRAPED: [&str; 2] = ["job", "instance"];
 
-/// Families that the gateway will have, with their labels. Those that the table has are checked against it instead.
+/// Planned families of the gateway, with their labels. Once a family is in the table, the table
+/// decides.
 const TO_COME: [(&str, &[&str]); 6] = [
     ("sluice_engine_restarts_total", &["pool", "backend"]),
     ("sluice_engine_crashes_total", &["pool", "backend"]),
@@ -15,12 +18,12 @@ const TO_COME: [(&str, &[&str]); 6] = [
     ("sluice_trace_spans_rejected_total", &[]),
 ];
 
-/// Whether a metric is one that the gateway will have and has not yet.
+/// Whether a metric is planned and not yet in the table.
 pub(crate) fn to_come(metric: &str) -> bool {
     TO_COME.iter().any(|(name, _)| *name == metric) && families::ALL.iter().all(|family| family.name != metric)
 }
 
-/// The labels of a metric; `None`: there is no such metric.
+/// The labels of a metric; `None` if there is no such metric.
 fn labels(metric: &str) -> Option<Vec<&'static str>> {
     let is = |family: &&Family| match family.kind {
         MetricKind::Histogram(_) => {
@@ -36,7 +39,7 @@ fn labels(metric: &str) -> Option<Vec<&'static str>> {
     Some(labels.iter().copied().chain(SCRAPED).collect())
 }
 
-/// Every metric of the gateway that an expression names, with the labels that its selector names.
+/// Every metric of the gateway in an expression, with the labels in its selector.
 pub(crate) fn named(expr: &str) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     let mut rest = expr;
@@ -52,7 +55,7 @@ pub(crate) fn named(expr: &str) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// What is wrong with the names in an expression.
+/// Metrics and labels in an expression that do not exist.
 pub(crate) fn complaints(expr: &str) -> Vec<String> {
     let of = |(metric, selected): (String, Vec<String>)| match labels(&metric) {
         None => vec![format!("{metric} does not exist: {expr}")],
@@ -64,7 +67,7 @@ pub(crate) fn complaints(expr: &str) -> Vec<String> {
     named(expr).into_iter().flat_map(of).collect()
 }
 
-/// The expression with a matcher of the replica in every selector of a metric of the gateway.
+/// The expression with a matcher for the replicas in every selector of a metric of the gateway.
 pub(crate) fn selecting(expr: &str, replicas: &str) -> String {
     let matcher = format!("instance=~\"{replicas}\"");
     let (mut text, mut rest) = (String::new(), expr);

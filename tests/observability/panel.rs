@@ -1,8 +1,9 @@
-//! Panels and dashboards as tables, and what Grafana imports: its JSON, schema 39 (Grafana 10 and later).
+//! Panels and dashboards as tables, and the JSON that Grafana imports: schema 39 (Grafana 10 and
+//! later).
 //!
-//! Selectors are written with a placeholder, so that no expression can miss a filter: `{@gw}` selects gateways by `$job` and
-//! `$instance`, `{@pool}` also by `$pool`, `{@model}` also by `$model`, `{@req}` by all four. Positions and ids follow from
-//! the order of the panels.
+//! Selectors are written with a placeholder, so that no expression can miss a filter: `{@gw}`
+//! selects gateways by `$job` and `$instance`, `{@pool}` also by `$pool`, `{@model}` also by
+//! `$model`, `{@req}` by all four. Positions and ids follow from the order of the panels.
 
 use serde_json::{Value, json};
 
@@ -15,12 +16,13 @@ const FILTERS: [(&str, &str); 4] = [
     ("@gw", "job=~\"$job\",instance=~\"$instance\""),
 ];
 
-/// How the value for several replicas follows from the values of each.
+/// The relation between the value for several replicas and the value of each replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Replicas {
-    /// It is their sum: requests, tokens, work in flight.
+    /// The sum over replicas: requests, tokens, work in flight.
     Add,
-    /// It lies between the least and the greatest: shares, quantiles, and what replicas share, such as backends.
+    /// A value between the minimum and the maximum: shares, quantiles, and shared objects such as
+    /// backends.
     Between,
     /// Each replica has its own series.
     Apart,
@@ -32,7 +34,7 @@ pub(crate) struct Target {
     pub(crate) expr: String,
     pub(crate) legend: String,
     pub(crate) replicas: Replicas,
-    /// Why it has no data while all is well, or while a feature is not in use.
+    /// The reason why the expression may have no data: all is well, or a feature is not in use.
     pub(crate) may_be_empty: Option<&'static str>,
 }
 
@@ -128,7 +130,7 @@ pub(crate) fn heatmap(title: &'static str, unit: &str, bucket: Target) -> Panel 
     Panel { kind: "heatmap", title, about: "", size: (12, 9), targets: vec![bucket], field, options }
 }
 
-/// States over time: each value has a word and a colour.
+/// States over time: each value has a name and a colour.
 pub(crate) fn timeline(title: &'static str, words: &[(u32, &str, &str)], targets: Vec<Target>) -> Panel {
     let shown = words
         .iter()
@@ -153,7 +155,7 @@ impl Panel {
         Self { size: (width, self.size.1), ..self }
     }
 
-    /// Areas on top of each other, for parts of a whole.
+    /// Stacks the areas, for parts of a whole.
     pub(crate) fn stacked(mut self) -> Self {
         self.field["custom"]["stacking"]["mode"] = json!("normal");
         self.field["custom"]["fillOpacity"] = json!(25);
@@ -165,7 +167,7 @@ impl Panel {
         self
     }
 
-    /// Values may be negative.
+    /// Removes the axis's minimum, for values that may be negative.
     pub(crate) fn signed(mut self) -> Self {
         if let Some(field) = self.field.as_object_mut() {
             field.remove("min");
@@ -173,7 +175,8 @@ impl Panel {
         self
     }
 
-    /// Colours from these values on, for a panel of kind `stat`. The first colour has no lower end.
+    /// Colours of a panel of kind `stat`, each with the value from which it applies. The first
+    /// colour has no lower bound.
     pub(crate) fn colors(mut self, steps: &[(Option<f64>, &str)]) -> Self {
         let steps = steps.iter().map(|(from, color)| json!({ "color": color, "value": from }));
         self.field["thresholds"]["steps"] = steps.collect();
@@ -206,7 +209,7 @@ pub(crate) fn datasource() -> Value {
     json!({ "type": "prometheus", "uid": "${datasource}" })
 }
 
-/// Panels from left to right, a new line where the next one does not fit.
+/// Places panels from left to right, with a new row where the next panel does not fit.
 pub(crate) fn placed(panels: &[Panel]) -> Vec<Value> {
     let (mut x, mut y, mut height) = (0, 0, 0);
     let each = panels.iter().enumerate().map(|(index, panel)| {

@@ -1,4 +1,6 @@
-//! The list of metrics in `grafana/README.md`: generated from the table of families, between two marks.
+//! The list of metrics in `grafana/README.md`.
+//!
+//! It is generated from the table of families, between two marks.
 
 use sluice::telemetry::families::{self, Family, MetricKind};
 
@@ -7,7 +9,7 @@ use crate::{golden, read};
 const BEGIN: &str = "<!-- metrics: generated from src/gateway/telemetry/families.rs, do not edit -->\n";
 const END: &str = "<!-- end of metrics -->\n";
 
-/// Bounds of buckets in a line, as short as they are.
+/// The bucket bounds of a histogram, each as short as possible; empty for other metrics.
 fn bounds(family: &Family) -> String {
     let MetricKind::Histogram(bounds) = family.kind else { return String::new() };
     let each: Vec<String> = bounds.iter().map(f64::to_string).collect();

@@ -1,4 +1,6 @@
-//! The recording rules and alerts: promtool accepts them, each alert is tested and documented.
+//! The recording rules and alerts.
+//!
+//! promtool accepts them, and each alert is tested and documented.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,18 +11,18 @@ use crate::{path, read};
 
 const RULES: &str = "prometheus/rules.yml";
 const ALERTS: &str = "prometheus/alerts.yml";
-/// Files of tests.
+/// Files with tests of the alerts.
 const TESTS: [&str; 2] = ["prometheus/test.yml", "prometheus/test-days.yml"];
-/// How a test in those files begins, and an alert.
+/// The start of a test in those files, and of an alert.
 const TEST: &str = "\n  - name: ";
 const ALERT: &str = "- alert: ";
 
-/// The values of lines that begin with `key`, without comments.
+/// The rest of each line that begins with `key`.
 fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().filter_map(move |line| line.trim_start().strip_prefix(key))
 }
 
-/// Those parts of the files' tests that are about an alert: the head of the file with one test each.
+/// The tests of an alert, each as a separate file: the head of its file and the one test.
 fn tests_of(alert: &str) -> Vec<String> {
     let of_file = |file: &str| {
         let text = read(file);
@@ -32,7 +34,7 @@ fn tests_of(alert: &str) -> Vec<String> {
     TESTS.iter().flat_map(|file| of_file(file)).collect()
 }
 
-/// The alerts without the expression of one, which then never holds.
+/// The alerts, where the expression of `name` never holds.
 fn without(alerts: &str, name: &str) -> String {
     let (before, rest) = alerts.split_once(&format!("{ALERT}{name}\n")).unwrap();
     let (_, after) = rest.split_once("        labels:").unwrap();
@@ -97,7 +99,8 @@ fn every_alert_has_a_case_that_fires_and_one_that_does_not() {
         for test in &tests {
             let asks = format!("ALERTS{{alertname=\"{name}\",alertstate=\"firing\"}}");
             let silent = test.lines().any(|line| line.contains(name) && line.contains("exp_samples: []"));
-            // The samples in which it fires name all that do, so another series in the same test is one that does not.
+            // The expected samples list all firing series, so the second series of the same test
+            // must not fire.
             let complete = test.contains(&format!("expr: {asks}\n")) && test.matches("series: ").count() > 1;
             assert!(silent && complete, "{name} has no case in which it does not fire");
             let file = folder.path().join("test.yml");

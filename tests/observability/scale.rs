@@ -1,6 +1,7 @@
-//! The size of the metrics page: bounded by the configuration, whatever clients send and however long the gateway runs.
+//! The size of the metrics page is bounded by the configuration, for all requests of clients and
+//! any uptime.
 //!
-//! How long it takes is measured by `cargo bench --bench telemetry`.
+//! `cargo bench --bench telemetry` measures the time that the page takes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -15,16 +16,16 @@ use sluice::telemetry::testing::{
 };
 use tokio::time::{Instant, advance};
 
-/// Series of a page with 200 backends and 50 models.
+/// Maximum series of a page with 200 backends and 50 models.
 const MAX_SERIES: usize = 35_000;
-/// Set for the process that lives a day.
+/// Set in the environment of the process that simulates a day.
 const DAY: &str = "SLUICE_TEST_DAY";
 const HOURS: u32 = 24;
-/// Simulated time between two rounds of requests, and between two scrapes.
+/// Simulated time between two rounds of requests.
 const ROUND: Duration = Duration::from_secs(10);
 const ROUNDS_OF_A_SCRAPE: u32 = 180;
-/// Growth of resident memory from the first hour to the last, bytes: what an allocator retains. A leak of 100 bytes per request
-/// would add 130 MB.
+/// Allowed growth of resident memory from the first hour to the last, bytes: memory that an
+/// allocator retains. A leak of 100 bytes per request would add 130 MB.
 const SLACK: u64 = 6 << 20;
 
 fn series(page: &str) -> impl Iterator<Item = &str> {
@@ -42,7 +43,7 @@ fn values(page: &str) -> BTreeMap<&str, BTreeSet<&str>> {
     found
 }
 
-/// What clients can choose: ids, keys' names apart, paths and models that do not exist.
+/// A record with all texts that clients can choose: ids, paths and models that do not exist.
 fn strange(number: u32) -> Record {
     Record {
         request_id: format!("client-{number}").into(),
@@ -69,7 +70,7 @@ fn two_hundred_backends_and_fifty_models_have_bounded_series() {
     let labels = values(&page);
     let count = |label: &str| labels.get(label).map_or(0, BTreeSet::len);
     let (pools, models) = (2 * PAIRS, PAIRS * MODELS_OF_A_PAIR);
-    // One more: what was refused early has neither.
+    // One more value: a request that was refused early has neither label.
     assert_eq!([count("pool"), count("model"), count("backend")], [pools + 1, models + 1, pools * BACKENDS_OF_A_POOL]);
     assert!(series(&page).count() < MAX_SERIES, "{}", series(&page).count());
 }
@@ -80,7 +81,7 @@ fn resident() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Requests of ten seconds, of the models that there are, and one of each bad kind.
+/// Records the requests of ten seconds: many with existing models, and one of each bad kind.
 fn requests(telemetry: &Telemetry, traffic: &[Record], round: u32) {
     let first = round as usize * 7;
     for index in 0..20 {
@@ -97,7 +98,7 @@ fn requests(telemetry: &Telemetry, traffic: &[Record], round: u32) {
     telemetry.record(&record(Outcome::Shed(ShedReason::QueueFull)));
 }
 
-/// In a process of its own, because other tests use memory, too.
+/// Runs in a separate process, because other tests of this program use memory, too.
 #[test]
 fn a_day_adds_neither_series_nor_memory() {
     if std::env::var_os(DAY).is_some() {

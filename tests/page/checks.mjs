@@ -1,5 +1,5 @@
-// The checks of the live page, in the order of an operator's visit. Each is one line of output; the last line counts them. A check that fails
-// does not keep the others from running.
+// The checks of the live page, in the order of an operator's visit. Each is one line of output; the
+// last line counts them. After a check that fails, the others run as well.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -25,13 +25,13 @@ async function check(name, run) {
 }
 
 const text = (selector, on = page) => on.locator(selector).first().innerText();
-/** The number of a tile of all pools. */
+/** The number that a tile of all pools shows. */
 const tile = async caption => parseFloat(await page.locator(".tile", { hasText: caption }).first().locator("b").innerText());
 const row = (backend, on = page) => on.locator(".engines tr", { has: on.locator("b", { hasText: new RegExp(`^${backend}$`) }) });
 const button = (backend, action, on = page) => row(backend, on).locator(`[data-action=${action}]`);
 
 async function violations(on) {
-  // As a script of the browser, which the page's policy does not restrict.
+  // Runs as a script of the browser, which the page's policy does not restrict.
   await on.evaluate(axe);
   const { violations } = await on.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
   const serious = violations.filter(found => ["serious", "critical"].includes(found.impact));
@@ -124,7 +124,8 @@ async function checks() {
 
   await check("the tuner proposes; approve, freeze and resume work", async () => {
     await show(page, "tuner");
-    // It measures for ten seconds at least, and begins anew when a backend enters or leaves rotation: hence before the drain.
+    // The tuner measures for at least ten seconds, and restarts when a backend enters or leaves
+    // rotation: hence before the drain.
     await page.locator(".events .chip", { hasText: "proposed" }).waitFor({ timeout: 40_000 });
     await page.locator("[data-action=approve]").first().click();
     await page.click("#confirm-yes");

@@ -1,5 +1,6 @@
-// Pages of other origins in a browser, before a gateway with a simulated engine: one that server.cors lists, and one that it does
-// not. A gateway without the setting does what its engine says. The last line is "N passed, N failed".
+// Pages of other origins in a browser, in front of a gateway with a simulated engine: an origin
+// that server.cors lists, and one that it does not list. A gateway without the setting passes on
+// the engine's policy. The last line is "N passed, N failed".
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { writeFileSync } from "node:fs";
@@ -44,7 +45,7 @@ async function allowing(origin) {
   return `http://127.0.0.1:${server.address().port}`;
 }
 
-/** Starts a gateway before `engine` and returns its URL. `cors`: the line of the setting. */
+/** Starts a gateway in front of `engine`; returns its URL. `cors`: the line of the setting. */
 async function gateway(name, engine, cors) {
   const [client, admin] = [await freePort(), await freePort()];
   const digest = createHash("sha256").update(KEY).digest("hex");
@@ -54,7 +55,7 @@ async function gateway(name, engine, cors) {
   return `http://127.0.0.1:${client}`;
 }
 
-/** What a page can read of a response: status, headers by name, body. `null`: nothing. */
+/** The parts of a response that a page can read: status, headers, body; `null` if none. */
 const read = (page, url, path, options) => page.evaluate(async ([url, path, options]) => {
   const response = await fetch(url + path, options).catch(() => null);
   return response && { status: response.status, headers: Object.fromEntries(response.headers), text: await response.text() };

@@ -1,5 +1,6 @@
-// What the checks run on: an engine, a gateway with two more, a load, a browser. Everything listens on loopback on free ports, and only
-// processes that were started here are ended, by their ids.
+// The setup of the checks: an engine, a gateway with two more, a load, a browser. Everything
+// listens on loopback on free ports, and only processes that were started here are ended, by their
+// ids.
 import { spawn } from "node:child_process";
 import { mkdtempSync, openSync, readFileSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
@@ -7,7 +8,7 @@ import { chromium } from "playwright-core";
 
 const BIN = process.env.SLUICE_BIN;
 export const TOKEN = "token-of-the-test";
-/** Until a state is reached. */
+/** Time limit of a wait. */
 const DEADLINE_MS = 30_000;
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
@@ -20,7 +21,7 @@ export const freePort = () => new Promise((resolve, reject) => {
 
 const pause = ms => new Promise(resolve => setTimeout(resolve, ms));
 
-/** Waits until `reached` returns something true, and returns it. */
+/** Waits until `reached` returns a true value, and returns the value. */
 export async function until(what, reached, deadline = DEADLINE_MS) {
   const end = Date.now() + deadline;
   for (let last; ;) {
@@ -81,7 +82,7 @@ export class Rig {
     return this.get("/admin/status").then(({ pools }) => pools.find(one => one.name === pool).backends.find(one => one.name === backend).state);
   }
 
-  /** A page in the browser, with what it complains about and which other hosts it asks. */
+  /** Opens a page in the browser; records its errors and the other hosts that it requests. */
   async page({ width = 1440, height = 900, colorScheme = "light", token = true } = {}) {
     this.browser ??= await chromium.launch({ executablePath: process.env.CHROMIUM, args: FLAGS });
     const context = await this.browser.newContext({ viewport: { width, height }, colorScheme });

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 
-# How long one call may take.
+# Time limit of one call.
 SECONDS = 60
 NOWHERE = "http://127.0.0.1:9"
 SAY = "Repeat after me: "
@@ -57,7 +57,7 @@ def tool(name, **arguments):
 
 
 class Agent:
-    """A program with a home of its own; `lines` are the JSON objects that it prints."""
+    """A program with a separate home; `lines` are the JSON objects that it prints."""
 
     def __init__(self, folder, *command, **variables):
         self.command, self.home = command, pathlib.Path(folder) / "home"
@@ -96,7 +96,7 @@ def codex(folder, url):
         return without(agent.lines("--json", "--skip-git-repo-check", *arguments), *ids)
 
     def refused(*arguments):
-        """The status of the response, of which Codex shows the text only."""
+        """The statuses of responses; Codex shows only their text."""
         return re.findall(r"unexpected status (\d+)", json.dumps(seen(*arguments)))
 
     # A tool's result contains a random id, so its number of tokens varies.

@@ -1,6 +1,8 @@
-"""vLLM's own argument parser on many command lines in one process: a start of vLLM for each would take minutes.
+"""vLLM's own argument parser on many command lines in one process: a start of vLLM for each would
+take minutes.
 
-Run with the environment's Python; reads a JSON list of argv on stdin, writes a list of [exit status, last line of stderr].
+Runs with the environment's Python; reads a JSON list of argv on stdin, writes a list of [exit
+status, last line of stderr].
 """
 
 import contextlib

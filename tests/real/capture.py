@@ -1,10 +1,13 @@
-"""Captures the responses and logs of a real vLLM, byte for byte, into tests/fixtures/vllm-<version>/.
+"""Captures the responses and logs of a real vLLM, byte for byte, into
+tests/fixtures/vllm-<version>/.
 
-Usage: capture.py ROOT OUT [PART...]      (ROOT is what ./setup printed; parts: main, engine_death, busy, refused, refused_things)
+Usage: capture.py ROOT OUT [PART...]      (./setup prints ROOT)
+Parts: main, engine_death, busy, refused, refused_things
 
-Every case writes NAME.head (status line and headers) and NAME.sse | .json | .txt (body after de-chunking, untouched);
-index.json lists the requests. Fixtures are captured output: never edit one, capture again.
-Sampling is seeded; ids, times and (for n > 1) the interleaving of choices differ between runs.
+Every case writes NAME.head (status line and headers) and NAME.sse | .json | .txt (body after
+de-chunking, unchanged); index.json lists the requests. Fixtures are captured output: never edit
+one, capture again. Sampling is seeded; ids, times and (for n > 1) the interleaving of choices
+differ between runs.
 """
 
 import json
@@ -24,8 +27,8 @@ PROMPT = "The quick brown fox jumps over the lazy dog."
 MESSAGES = [{"role": "user", "content": PROMPT}]
 # Temperature 1 with a seed: noise weights under greedy search repeat one token for ever.
 SAMPLING = {"model": "tiny", "max_tokens": 12, "temperature": 1, "seed": 7, "ignore_eos": True}
-# With a seed, this version crashes on a prompt that is prefilled in chunks ("CPU Generator does not use offset"), so
-# requests that may share a step with others are sent without a seed.
+# With a seed, this version crashes on a prompt that is prefilled in chunks ("CPU Generator does not
+# use offset"), so requests that may share a step with others are sent without a seed.
 GREEDY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 USAGE, CONTINUOUS = {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}
 
@@ -48,7 +51,7 @@ class Shelf:
     def write(self, name, data):
         if isinstance(data, str):
             data = data.encode()
-        # Replace local paths; they occur only in /v1/models.
+        # Local paths are replaced; they occur only in /v1/models.
         data = data.replace(str(ROOT).encode(), b"/cache").replace(str(pathlib.Path.home()).encode(), b"/home/user")
         if len(data) > KEEP_BYTES:
             half = KEEP_BYTES // 2
@@ -189,7 +192,8 @@ def raw(shelf, server):
 
 
 def load(server):
-    """Some traffic, so that the metrics page has values: 24 streams at once, a few of which are aborted."""
+    """Some traffic, so that the metrics page has values: 24 concurrent streams, a few of which are
+    aborted."""
     calls = []
     for i in range(24):
         length = 4000 if i % 8 == 7 else 64
@@ -211,7 +215,8 @@ def metrics(shelf, server):
     load(server)
     until_idle(server)
     text = call(server.url, "GET", "/metrics").text()
-    # Histograms of three dozen buckets each fill the page: all series are kept, buckets only of the ones read by a proxy.
+    # Histograms of three dozen buckets each fill the page: all series are kept, but buckets only of
+    # the histograms that a proxy reads.
     wanted = ("time_to_first_token", "inter_token_latency", "request_time_per_output_token", "e2e_request_latency")
     lines = [x for x in text.splitlines() if "_bucket{" not in x or any(w in x for w in wanted)]
     shelf.write("metrics.txt", "\n".join(lines) + "\n")
@@ -220,7 +225,7 @@ def metrics(shelf, server):
 
 
 def death(shelf, server, name, sign, folder):
-    """A stream whose server is stopped or killed in the middle of it."""
+    """A stream whose server is stopped or killed during it."""
     body = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 8000}
     one = Call(server.url, "POST", "/v1/chat/completions", body)
     pieces = one.stream()
@@ -248,7 +253,8 @@ def death(shelf, server, name, sign, folder):
 
 
 def engine_death(shelf, root, folder):
-    """The engine process is killed, the API server lives on: a running stream, the next request and /health."""
+    """The engine process is killed, the API server lives on: a running stream, the next request and
+    /health."""
     server = Vllm("fatal", root, folder, 8192).healthy()
     body = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 8000}
     path = "/v1/chat/completions"
@@ -325,7 +331,8 @@ def tidy(log):
 
 
 def busy(shelf, root, folder):
-    """A server with one slot, a queue of two, a key, adapters, keep-alive comments and its own request metrics."""
+    """A server with one slot, a queue of two, a key, adapters, keep-alive comments and its own
+    request metrics."""
     flags = ["--max-num-seqs", "1", "--max-num-queued-reqs", "2", "--api-key", "k", "--sse-keep-alive-interval", "1"]
     flags += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", "8", "--lora-modules", f"ad={root / 'lora'}"]
     flags += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]

@@ -1,8 +1,10 @@
-"""Calls of official clients, whose results through the gateway must be those of vLLM itself.
+"""Calls of official clients, whose results through the gateway must equal the results of vLLM
+itself.
 
-Eight clients: `openai` and `anthropic`, each synchronous and asynchronous, plain and with raw responses. A call is a function
-of a client; its result is reduced to what a program sees: values without ids and times, joined text of streams, or
-the class and status of the exception. Every call is made to vLLM and through the gateway.
+Eight clients: `openai` and `anthropic`, each synchronous and asynchronous, plain and with raw
+responses. A call is a function of a client; its result is reduced to the parts that a program sees:
+values without ids and times, joined text of streams, or the class and status of the exception.
+Every call is made to vLLM and through the gateway.
 """
 
 import asyncio
@@ -66,7 +68,7 @@ def clients(url):
 
 
 def seen(value):
-    """A value without what varies."""
+    """A value without the attributes that vary."""
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if isinstance(value, dict):
@@ -75,7 +77,8 @@ def seen(value):
 
 
 def joined(events):
-    """A stream as its text by choice, its kinds of events without repetition, and its last usage."""
+    """A stream as its text by choice, its kinds of events without repetition, and its last usage.
+    """
     texts, kinds, usage, reasons = {}, [], None, []
     for event in events:
         kind = getattr(event, "type", None) or getattr(event, "object", None)
@@ -93,7 +96,7 @@ def joined(events):
 
 
 async def result(client, call, raw):
-    """What a program sees of one call."""
+    """The result of one call as a program sees it."""
     target = client
     try:
         value = call(Raw(target)) if raw else call(target)
@@ -114,7 +117,8 @@ async def result(client, call, raw):
 
 
 class Raw:
-    """A client whose resources are those with raw responses: `create` of `raw.chat.completions` is that of its `with_raw_response`."""
+    """A client whose resources return raw responses: `create` of `raw.chat.completions` is `create`
+    of its `with_raw_response`."""
 
     def __init__(self, resource):
         self.resource = resource
@@ -125,7 +129,8 @@ class Raw:
 
 
 async def compare(engine, gate):
-    """Makes every call to both. Returns how many there were and a line for each that differs."""
+    """Makes every call to both. Returns the number of calls and a line for each call that differs.
+    """
     wrong, count = [], 0
     for (name, direct, calls, raw), (_, through, _, _) in zip(clients(engine), clients(gate)):
         for what, call in calls():

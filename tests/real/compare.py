@@ -1,8 +1,10 @@
-"""The comparable parts of two responses: status, headers, the shape of bodies and streams, texts of errors.
+"""The comparable parts of two responses: status, headers, the shape of bodies and streams, texts of
+errors.
 
-Values that no two servers share are replaced by their kind: ids by their prefix, times, generated text and tokens, log
-probabilities, lengths that follow from text. Everything else must be equal, key order included. Of a stream the
-sequence of kinds of events is compared, per choice, because how tokens are merged into events is a matter of timing.
+Values that differ between any two servers are replaced by their kind: ids by their prefix, times,
+generated text and tokens, log probabilities, lengths that follow from text. Everything else must be
+equal, including the order of keys. Of a stream the sequence of kinds of events is compared, per
+choice, because timing decides how tokens are merged into events.
 """
 
 import json
@@ -11,7 +13,7 @@ import re
 # Fields whose values differ between runs.
 VOLATILE = {"created", "created_at", "text", "content", "delta", "token", "logprob", "bytes", "token_logprobs", "text_offset", "top_logprobs",
             "token_ids", "rank", "decoded_token", "system_fingerprint", "expires_after", "prompt", "sequence_number", "tokens"}
-# Fields whose length depends on the text, too.
+# Routes whose field `tokens` is compared by value: it follows from the text of the request.
 KEEP_TOKENS = ("/tokenize",)
 HEADERS_ASIDE = {"date", "content-length", "connection", "keep-alive", "transfer-encoding"}
 ID = re.compile(r"^(chatcmpl|cmpl|resp|msg|modelperm|embd)[-_][0-9a-f]{16}$")
@@ -105,7 +107,7 @@ def reduced(answer, path):
             body = json.dumps(shape(json.loads(text), tokens=path.startswith(KEEP_TOKENS)), ensure_ascii=False)
         except ValueError:
             body = text
-    # The response to a HEAD has a length and no body, which looks incomplete.
+    # The response to a HEAD has a length and no body, so it looks incomplete.
     whole = answer.whole or not text
     return {"status": answer.status, "headers": dict(sorted(headers.items())), "body": body, "whole": whole}
 

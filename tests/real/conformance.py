@@ -1,10 +1,13 @@
-"""Compares the simulator with a real vLLM on the CPU: same flags, same requests, every difference listed.
+"""Compares the simulator with a real vLLM on the CPU: same flags, same requests, every difference
+listed.
 
-Usage: conformance.py ROOT [PART...]     (ROOT from ./setup; parts: requests, metrics, process, arguments, starts; all without any)
-       conformance.py ROOT --against REAL_URL SIM_URL     (two servers that run already; requests and metrics only)
+Usage: conformance.py ROOT [PART...]                      (ROOT from ./setup; all parts if none)
+       conformance.py ROOT --against REAL_URL SIM_URL     (running servers; requests, metrics)
+Parts: requests, metrics, process, arguments, starts
 
-Known differences have a reason in ACCEPTED and are counted; any other one is printed and fails the run, and so does an
-unused entry of ACCEPTED. Last line: `N compared, N accepted, N different`.
+Known differences have a reason in ACCEPTED and are counted. Any other difference is printed and
+fails the run, and so does an unused entry of ACCEPTED. Last line:
+`N compared, N accepted, N different`.
 """
 
 import collections
@@ -23,11 +26,12 @@ from gateway import binary
 from script import BASE, TEXT, script
 from wire import Call, call
 
-# The request's name and the part that differs, both as regular expressions, and the reason why it is accepted.
+# The request's name and the part that differs, both as regular expressions, and the reason for
+# which the difference is accepted.
 ACCEPTED = [
     (r"metrics", r"python_.*", "there is no Python"),
-    # Three results occur with the same server: an error event, a chunk whose finish reason is "abort", and silence until the
-    # client leaves.
+    # Three results occur with the same server: an error event, a chunk whose finish reason is
+    # "abort", and silence until the client leaves.
     (r"process", r"end of a stream at SIGTERM", "vLLM races: the engine's last word is an abort or the news of its death"),
     (r"process", r"child VLLM::Worker", "on a CPU the engine always has a worker process; one GPU has none"),
 ]
@@ -40,7 +44,7 @@ SILENCE_SECONDS = 15
 
 
 class Tally:
-    """What was compared and what differed."""
+    """Counts of compared and accepted values, and the differences."""
 
     def __init__(self):
         self.compared, self.accepted, self.different, self.used = 0, 0, 0, set()
@@ -67,7 +71,8 @@ class Sim(Process):
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [binary(), "sim", root / "tiny", "--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager", "--seed", "0"]
-        # A model this small would be faster than the timer: at 6 ms a step each token is an event of its own.
+        # A model this small would be faster than the timer: at 6 ms a step each token is a separate
+        # event.
         command += ["--host", "127.0.0.1", "--port", self.port, "--sim-speed", "0.1", "--sim-startup", "1", *flags]
         super().__init__(name, command, pathlib.Path(folder) / f"{name}.log", {"VLLM_CACHE_ROOT": str(root / "cache"), **(env or {})})
 
@@ -154,7 +159,8 @@ def kinds(log):
     return found
 
 
-# Lines that show the progress of a start or a shutdown: the process that logs them, and their beginning.
+# Lines that show the progress of a start or a shutdown: the process that logs them, and the text at
+# their beginning.
 LANDMARKS = [
     ("APIServer", "non-default args: "), ("APIServer", "Using max model len #"), ("EngineCore", "Initializing a V1 LLM engine (v#) with config: model="),
     ("EngineCore", "init engine (profile, create kv cache, warmup model) took # s"), ("APIServer", "Supported tasks: ['generate']"),
@@ -195,7 +201,8 @@ def process(tally, real, sim):
     tally.same("process", "landmarks of the log", landmarks(real.text()), landmarks(sim.text()))
 
 
-# Command lines for the parser alone. The simulator refuses accepted ones because of their port, with another status.
+# Command lines for the parser alone. The simulator refuses accepted ones because of their port,
+# with another status.
 ARGUMENTS = """
 m --port http | m --port | m --what 3 | m --what=3 x --foo | m extra | m --max-num-s 4 | m --max-num 4 | m --max-num-seqs=0 | m --max-num-seqs 1k
 m --max-num-seqs auto | m --max-num-seqs 1.5 | m --max-model-len auto | m --max-model-len -1 | m --max-model-len 1.5K | m --max-model-len 32k
@@ -230,7 +237,7 @@ def arguments(tally, root):
 
 
 def refusals(root, port):
-    """Flags that no server starts with: name, flags, environment, what only the simulator needs."""
+    """Flags with which no server starts: name, flags, environment, flags for the simulator only."""
     tiny = [str(root / "tiny"), "--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager"]
     return [
         ("removed flags", [*tiny, "--swap-space", "4", "--disable-log-requests"], {}, []),
@@ -239,12 +246,12 @@ def refusals(root, port):
         ("utilisation", [*tiny, "--gpu-memory-utilization", "1.5"], {}, []),
         ("no such model", ["/nope/model"], {}, []),
         ("port in use", [*tiny, "--port", str(port)], {}, []),
-        # The cache of both is 1 GiB.
+        # Both have a cache of 1 GiB.
         ("longer than the cache", [*tiny, "--max-model-len", "4000000"], {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}, ["--kv-cache-memory-bytes", "1G"]),
     ]
 
 
-# Compared from the end of the log: the line with the reason.
+# The reason is searched from the end of the log.
 REASON = re.compile(r"(\w[\w.]*(?:Error|Exception): .*|vllm(?: serve)?: error: .*|  (?:Value error, |Input should).*)")
 NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 # All versions of Python refuse the same arguments; the rest of the message depends on the version.

@@ -1,7 +1,8 @@
-"""Starts and stops processes for the real-engine suite: vLLM servers, the gateway, anything with a log and a port.
+"""Starts and stops processes for the real-engine suite: vLLM servers, the gateway, anything with a
+log and a port.
 
-Rules that everything here keeps: a process gets a session of its own, so that its whole tree can be ended by its group
-and nothing else can be hit; every wait is for a condition and has a deadline; logs stay on disk for the post-mortem.
+A process gets a separate session, so that its whole tree can be ended by its group and nothing else
+can be hit. Every wait is for a condition and has a deadline. Logs stay on disk for the post-mortem.
 Standard library only, so that it also runs before the environment exists.
 """
 
@@ -26,7 +27,8 @@ class Failed(Exception):
 
 
 def until(what, condition, seconds, every=0.02):
-    """Returns the first true value of `condition`, polled until the deadline; raises with `what` otherwise."""
+    """Polls `condition` until the deadline. Returns the first true value, or raises an error with
+    `what`."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -38,7 +40,7 @@ def until(what, condition, seconds, every=0.02):
 
 
 def free_port():
-    """A port that no process listens on. It is released again, so use it soon."""
+    """A port on which no process listens. It is released again, so use it soon."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
@@ -91,7 +93,8 @@ class Process:
         until(f"{self.name} responds on {url} (log: {self.log})", answered, seconds, 0.1)
 
     def terminate(self, seconds=STOP_SECONDS):
-        """SIGTERM to the leader, then whatever is left of the group is killed. Returns the exit status, or None."""
+        """Sends SIGTERM to the leader, then kills the rest of the group. Returns the exit status,
+        or None."""
         status = None
         if self.alive():
             self.child.terminate()
@@ -103,7 +106,8 @@ class Process:
         return status
 
     def kill(self):
-        """SIGKILL to the whole group. The group id is our own child's pid, so it cannot be that of another process."""
+        """Sends SIGKILL to the whole group. The group id is the pid of our own child, so it cannot
+        belong to another process."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -124,8 +128,8 @@ def environment(root):
         "PYTHONDONTWRITEBYTECODE": "",
         # By default every engine pins its threads to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # The threads of one engine wait for each other at every operation. With two engines on two cores, a step then takes up
-        # to forty times as long as on one engine.
+        # The threads of one engine wait for each other at every operation. With two engines on two
+        # cores, a step then takes up to forty times as long as on one engine.
         "OMP_NUM_THREADS": "1",
     }
 
@@ -147,7 +151,8 @@ class Vllm(Process):
         return self
 
     def metric(self, name, **labels):
-        """Sum of the samples of `name` whose labels include `labels`; 0 when there is none yet."""
+        """Sum of the samples of `name` whose labels include `labels`; 0 when there is no sample
+        yet."""
         status, text = get(self.url + "/metrics", 30)
         if status != 200:
             raise Failed(f"{self.name} shows no metrics ({status} {text[:200]}); log: {self.log}")

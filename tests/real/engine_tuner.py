@@ -1,13 +1,15 @@
-"""The online tuner changes flags of two real vLLM servers that the gateway runs, under a load that does not stop.
+"""The online tuner changes flags of two real vLLM servers that the gateway runs, under a load that
+does not stop.
 
 Usage: engine_tuner.py ROOT [WHOLE]      (ROOT from ./setup; `./engine_tuner` does both steps)
 
-Both engines start with room for two sequences, which is too few. The tuner restarts one with more, gives it copies of requests,
-compares it with the other, and changes that, too. That takes about 20 minutes on two cores, and is done with WHOLE, with clients
-that pause between requests: without pauses the four processes of the engines wait for a core more than requests wait for an
-engine, and the comparison finds nothing. Without WHOLE, the metrics of vLLM name the cause, an operator freezes the tuner after
-the copies, and the engine is taken back. No request may fail. The last line is `N passed, N failed`.
-Logs stay in ROOT/engine_tuner/.
+Both engines start with room for two sequences, which is too few. The tuner restarts one with more,
+gives it copies of requests, compares it with the other, and then changes the other, too. That takes
+about 20 minutes on two cores. WHOLE does it, with clients that pause between requests: without
+pauses the four processes of the engines wait longer for a core than requests wait for an engine,
+and the comparison finds nothing. Without WHOLE, the metrics of vLLM name the cause, an operator
+freezes the tuner after the copies, and the engine is changed back. No request may fail. The last
+line is `N passed, N failed`. Logs stay in ROOT/engine_tuner/.
 """
 
 import json
@@ -23,7 +25,8 @@ from gateway import binary
 from tuner import Load, check
 
 NAMES = ("e0", "e1")
-# Missed for 100 s, a restart, copies for 90 s to 5 minutes, a minute to settle, a comparison that may take 45 minutes.
+# Objectives missed for 100 s, a restart, copies for 90 s to 5 minutes, a minute to settle, a
+# comparison that may take 45 minutes.
 DECIDES = 4000
 # Seconds between two requests of a client while an engine starts.
 PAUSE = 10.0
@@ -68,7 +71,8 @@ class Rig:
         return [backend["engine"]["step"] for backend in pools[0]["backends"]]
 
     def pace(self):
-        """Whether both engines serve. While one starts, clients pause, or they would take the cores that it needs for minutes."""
+        """Whether both engines serve. While one starts, clients pause; otherwise they would take
+        the cores that it needs for minutes."""
         both = self.steps() == ["serve", "serve"]
         self.load.pause = 0.0 if both else PAUSE
         return both
@@ -96,9 +100,10 @@ class Rig:
 
 
 def too_few_sequences(rig):
-    """What the metrics of vLLM say that holds requests up, where it is the number of sequences."""
+    """The diagnoses, from the metrics of vLLM, that the number of sequences delays requests."""
     found = json.loads(get(rig.admin + "/admin/tuner")[1])["groups"][0]["diagnoses"]
-    # Placement may give all requests to one engine: two slow each other down on a machine with few cores.
+    # Placement may give all requests to one engine: on a machine with few cores, two engines slow
+    # each other down.
     return [one for one in found if one["reading"] == "sequences" and one["backends"]]
 
 
@@ -107,7 +112,8 @@ def of_engines(rig, kind):
 
 
 def end(rig, wanted):
-    """Ends the load. No request has failed, and the journal has these kinds of events, in this order."""
+    """Ends the load. No request may have failed, and the journal must have these kinds of events,
+    in this order."""
     time.sleep(5)
     ended = rig.load.end()
     rig.load = None

@@ -1,10 +1,11 @@
-"""The clients that people use, before real vLLM and through the gateway; `./clients` runs it.
+"""Clients in common use, in front of real vLLM and through the gateway; `./clients` runs this
+script.
 
 Usage: everybody.py ROOT CLIENTS [NAME...]   (ROOT from ./setup; CLIENTS from ./clients)
 
 A client is a function of a URL that returns its results by the name of the call. Both results must
-be the same, but those of the calls in `DIFFERS` must not. The last line is `N passed, N failed`.
-Logs stay in CLIENTS/.
+be equal, except for the calls in `DIFFERS`, whose results must differ. The last line is
+`N passed, N failed`. Logs stay in CLIENTS/.
 """
 
 import functools
@@ -19,7 +20,7 @@ import clients
 from engine import HERE, Failed, Vllm
 from gateway import Gateway, certificate, model, pool
 
-# How long a client may take for all its calls, seconds.
+# Time limit of a client for all its calls, seconds.
 CLIENT_SECONDS = 120
 # Calls with different results, and the place in .github/docs/clients.md that explains the
 # difference.
@@ -55,7 +56,7 @@ def program(*command):
 
 
 def content(text):
-    """The text of a chat, as one object or as a stream; None of another body."""
+    """The text of a chat, as one object or as a stream; None if the body is neither."""
     lines = [line.removeprefix("data: ") for line in text.split("\n") if line]
     try:
         parts = [json.loads(line) for line in lines if line != "[DONE]"]
@@ -99,7 +100,7 @@ def curl(*flags):
 
 
 def official(engine, gate):
-    """openai and anthropic, which compare by themselves."""
+    """Runs openai and anthropic, which make the comparison themselves."""
     count, wrong = clients.run(engine, gate)
     for line in wrong:
         print("DIFFERS", line)

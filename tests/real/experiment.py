@@ -1,13 +1,17 @@
-"""An experiment on a real vLLM server: the base model against a LoRA adapter that is loaded while requests run.
+"""An experiment on a real vLLM server: the base model against a LoRA adapter that is loaded while
+requests run.
 
 Usage: experiment.py ROOT      (ROOT from ./setup; `./experiment` does both steps)
 
-Steps build on each other; each prints one line. The last line is `N passed, N failed`. Logs stay in ROOT/experiment/.
+Steps build on each other; each prints one line. The last line is `N passed, N failed`. Logs stay in
+ROOT/experiment/.
 
-1. the adapter is not loaded: no request takes part, and the report says what the arm waits for;
+1. the adapter is not loaded: no request takes part, and the report names the reason why the arm
+   waits;
 2. its folder is configured: the gateway loads it into the running engine, and requests take part;
-3. each user stays in one arm, the adapter's requests name it upstream, and responses pass unchanged;
-4. half of the users are in each arm, everything is measured, and a report is written;
+3. each user stays in one arm, requests of the adapter's arm name the adapter upstream, and
+   responses pass unchanged;
+4. half of the users are in each arm, all requests are measured, and a report is written;
 5. a stop under load loses no request;
 6. two adapters on an engine with one slot: the slot limit is named as the cause of the wait.
 """
@@ -58,7 +62,8 @@ def check(holds, what):
 
 
 def strong(source, folder):
-    """A copy of an adapter with larger weights: with those of `setup` the tiny model often says the same as without."""
+    """A copy of an adapter with larger weights: with the weights of `setup` the tiny model often
+    generates the same text as without an adapter."""
     from safetensors.torch import load_file, save_file
 
     folder.mkdir(exist_ok=True)
@@ -88,7 +93,7 @@ class Rig:
         return post(url or self.gate.url, CHAT, {**BODY, **changes}, headers={"x-user-id": f"user-{user}"})
 
     def all_users(self):
-        """The responses to one request of each user, a few at once."""
+        """The responses to one request of each user, a few concurrently."""
         with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
             return list(clients.map(self.send, range(USERS)))
 
@@ -135,7 +140,8 @@ def users_stay_in_their_arm_and_bytes_pass_unchanged(rig):
             arm, said = answer.headers["x-sluice-arm"], answer.json()
             check(rig.arms.setdefault(user, arm) == arm, f"user {user} moved from {rig.arms[user]} to {arm} in round {number}")
             name = {"x/base": "tiny", "x/lora": "ad"}[arm]
-            # The engine's own words: the model is not renamed back, and the text is that of the adapter.
+            # The engine's own response: the model is not renamed back, and the text is the
+            # adapter's.
             check(said["model"] == name and said["choices"] == direct[name], f"user {user} in {arm}: {said}, direct {direct[name]}")
 
 

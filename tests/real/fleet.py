@@ -1,19 +1,22 @@
-"""The gateway runs two real vLLM servers: restarts under load, crashes, and a gateway that is killed.
+"""The gateway runs two real vLLM servers: restarts under load, crashes, and a gateway that is
+killed.
 
 Usage: fleet.py ROOT      (ROOT from ./setup; `./fleet` does both steps)
 
 Steps, in this order, on the same two engines:
-1. both start, with an adapter that the gateway loads;
-2. steady mixed load of streams, on the base model and on the adapter, some prompts long; each engine is restarted in turn
-   with `sluice backend restart NAME --set max-num-seqs=32 --wait`: nothing may fail, be cut or be refused, and both must
-   run with the new value;
-3. invalid changes are refused before any engine is stopped;
-4. the API server of one engine gets SIGKILL: its EngineCore and workers are gone soon, it comes back with its adapter, and
-   another process whose command line contains "vllm serve" survives;
-5. the gateway gets SIGKILL: the next one finds both engines and starts none beside them;
-6. it stops, and no process is left.
 
-The last line is `N passed, N failed`; the exit status is 1 when a step failed. Logs stay in ROOT/fleet/.
+1. both start, with an adapter that the gateway loads;
+2. steady mixed load of streams, on the base model and on the adapter, some prompts long; each
+   engine is restarted in turn with `sluice backend restart NAME --set max-num-seqs=32 --wait`: no
+   request may fail, be cut or be refused, and both engines must run with the new value;
+3. invalid changes are refused before any engine is stopped;
+4. the API server of one engine gets SIGKILL: its EngineCore and workers end soon, the engine comes
+   back with its adapter, and another process whose command line contains "vllm serve" survives;
+5. the gateway gets SIGKILL: the next one finds both engines and starts no others next to them;
+6. the gateway stops, and no process is left.
+
+The last line is `N passed, N failed`; the exit status is 1 when a step failed. Logs stay in
+ROOT/fleet/.
 """
 
 import json
@@ -39,7 +42,7 @@ PAUSE_SECONDS = 0.2
 # A start next to an engine under load, on two shared cores.
 CHANGE_SECONDS = 900
 SEQS = 32
-# From SIGKILL of the API server until no process of that engine is left.
+# Time from SIGKILL of the API server until no process of that engine is left.
 GONE_SECONDS = 25
 NAMES = ("b0", "b1")
 
@@ -50,7 +53,7 @@ def check(condition, message):
 
 
 class Fleet:
-    """A gateway with two engines of its own, and their state as seen from outside."""
+    """A gateway that runs two engines, and their state as seen from outside."""
 
     def __init__(self, root):
         self.root, self.folder = root, root / "fleet"
@@ -86,7 +89,7 @@ class Fleet:
         self.gate.ready(self.admin_url + "/health", 20)
 
     def sluice(self, *arguments, seconds=CHANGE_SECONDS):
-        """Exit status and output of a subcommand."""
+        """Runs a subcommand; returns exit status and output."""
         done = subprocess.run([binary(), "backend", "--admin", self.admin_url, *arguments], capture_output=True, text=True,
                               timeout=seconds, stdin=subprocess.DEVNULL)
         return done.returncode, done.stdout + done.stderr
@@ -106,7 +109,8 @@ class Fleet:
         until("both engines serve", both, seconds, 0.2)
 
     def processes(self):
-        """pid -> command line of every process of our engines, by their environment."""
+        """pid -> command line of every process of the test's engines, found by their environment.
+        """
         mark, found = f"FLEET_TEST={self.folder}".encode(), {}
         for entry in pathlib.Path("/proc").iterdir():
             if entry.name.isdigit():

@@ -1,11 +1,14 @@
-"""Hostile multipart forms, and what starlette reads in them: the differential test of the gateway's form reader.
+"""Hostile multipart forms, and starlette's reading of them: the differential test of the gateway's
+form reader.
 
-Usage: forms.py record FILE [COUNT] [SEED]    writes forms with starlette's reading, one JSON object a line, for `cargo test`
-       forms.py compare [COUNT] [SEED]        sends them through a gateway to an engine that reads them with starlette
+Usage: forms.py record FILE [COUNT] [SEED]    writes forms and starlette's reading for `cargo test`
+       forms.py compare [COUNT] [SEED]        sends forms through a gateway to starlette
 
-`compare` uses SLUICE_BIN or the release build. Its client has a key for the model `open` only, while the engine serves `closed`
-too: the engine must never read anything but `open` in a form that the gateway has let through, nor refuse one. The forms come from a seed:
-correct ones, changed in one to four ways that parsers are known to read differently, and at random.
+`record` writes one JSON object per line. `compare` uses SLUICE_BIN or the release build. Its client
+has a key for the model `open` only, while the engine, which reads forms with starlette, serves
+`closed` too: the engine must never read anything but `open` in a form that the gateway has let
+through, nor refuse one. The forms come from a seed: correct ones, changed at random in one to four
+ways that parsers are known to read differently.
 """
 
 import asyncio
@@ -19,7 +22,7 @@ import threading
 import time
 
 OPEN, CLOSED = "open", "closed"
-# Forms that are right must pass, or the test proves nothing.
+# A minimum of forms must be accepted, or the test proves nothing.
 LEAST_ACCEPTED = 0.05
 BOUNDARY = "XyZ"
 TYPES = [
@@ -47,7 +50,7 @@ ODD_TYPES = [
     "multipart/form-data;boundary={b};",
     "application/x-www-form-urlencoded",
 ]
-# Spellings of the header of a part called `model` that some parsers, but not all, read so.
+# Spellings of the header of a part called `model` that only some parsers read as that name.
 ODD_NAMES = [
     'Content-Disposition: form-data; NAME="model"',
     'Content-Disposition: form-data; Name=model',
@@ -94,7 +97,7 @@ ODD_NAMES = [
     'Content-Disposition: form-data; name="model"; filename="x"',
     'Content-Disposition: form-data; name="_charset_"',
 ]
-# What may stand between a field and the next part, where only CRLF and the boundary should.
+# Texts between a field and the next part, where only CRLF and the boundary should be.
 ODD_ENDS = [
     "\r\n--{b} \r\n", "\r\n--{b}\t\r\n", "\n--{b}\r\n", "\r--{b}\r\n", "\r\n--{b}\n", "\r\n--{b}\r", "\r\n-{b}\r\n", "\r\n--{b}x\r\n",
     "\r\n--{b}--\r\n--{b}\r\n", "\r\n--{b}-\r\n", "\r\n\r\n--{b}\r\n", "--{b}\r\n", "\r\n--{B}\r\n", "\r\n--other\r\n",
@@ -115,7 +118,7 @@ def correct(name, value, rng):
 
 
 def form(rng):
-    """One form: its content type and its body."""
+    """Returns one form: its content type and its body."""
     kind = rng.choice(TYPES)
     parts = [correct("model", OPEN, rng), correct("file", "RIFF\x01\x02", rng)]
     if rng.random() < 0.5:
@@ -162,7 +165,8 @@ def forms(count, seed):
 
 
 async def starlettes(content_type, body):
-    """What starlette reads as the model: its last value; None when there is none or the form is refused."""
+    """The model that starlette reads: the last value; None when there is none or the form is
+    refused."""
     from starlette.datastructures import UploadFile
     from starlette.requests import Request
 
@@ -186,7 +190,7 @@ async def record(file, count, seed):
 
 
 class Engine:
-    """An engine that reads forms with starlette, behind uvicorn, as vLLM does; on a thread."""
+    """An engine on a thread that reads forms with starlette, behind uvicorn, as vLLM does."""
 
     def __init__(self):
         import uvicorn
@@ -221,7 +225,8 @@ class Engine:
 
 
 def compare(folder, count=4000, seed=1):
-    """Sends the forms through a gateway. Returns a line of figures; raises on the first that was misread."""
+    """Sends the forms through a gateway. Returns a line of figures; raises on the first misread
+    form."""
     import hashlib
     import http.client
 
@@ -244,7 +249,8 @@ def compare(folder, count=4000, seed=1):
             if answer.status == 200 and said["model"] != OPEN:
                 verdict = "misread"
             elif answer.status == 400 and said["error"].get("code") == 400:
-                # Read by the gateway, refused by the engine: they read it differently, too.
+                # The gateway accepted the form and the engine refused it: they read it differently,
+                # too.
                 verdict = "refused only by the engine"
             elif answer.status not in (200, 400, 403, 404):
                 raise AssertionError(f"status {answer.status}: {said} for {content_type} {body!r}")

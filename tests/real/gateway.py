@@ -11,7 +11,8 @@ import threading
 from engine import HERE, Failed, Process, free_port, get, samples, total, until
 
 START_SECONDS = 20
-# How long counters may lag behind the end of a request: records are written when the connection is dropped.
+# Time that counters may lag behind the end of a request: records are written when the connection is
+# dropped.
 SETTLE_SECONDS = 5
 
 
@@ -51,7 +52,8 @@ class Gateway(Process):
         return total(self.metrics(), name, **labels)
 
     def idle(self):
-        """Waits until nothing is in flight, queued or reserved: a leaked permit would never be released."""
+        """Waits until nothing is in flight, queued or reserved: a leaked permit would never be
+        released."""
         status, text = get(self.admin + "/metrics")
         if status != 200 or "sluice_" not in text:
             raise Failed(f"{self.name} shows no metrics at {self.admin}/metrics ({status} {text[:200]!r})")
@@ -79,7 +81,8 @@ def pool(name, backends, **keys):
 
 
 def certificate(folder, name):
-    """A certificate for 127.0.0.1 that signs itself, and its key: `NAME.pem` and `NAME.key`. Returns their common path."""
+    """Creates a self-signed certificate for 127.0.0.1 and its key: `NAME.pem` and `NAME.key`.
+    Returns their common path."""
     path = pathlib.Path(folder) / name
     options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=sluice"]
     names = ["-addext", "subjectAltName=IP:127.0.0.1"]
@@ -93,12 +96,14 @@ def model(name, **keys):
 
 
 class Echo:
-    """An engine that responds to every POST with the length and SHA-256 of the body it got, on a thread of the suite."""
+    """An engine on a thread of the suite that responds to every POST with the length and SHA-256 of
+    the received body."""
 
     def __init__(self, *models):
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            # Head and body are sent in two writes; with Nagle on, the second would wait for an acknowledgement.
+            # Head and body are sent in two writes; with Nagle's algorithm the second would wait for
+            # an acknowledgement.
             disable_nagle_algorithm = True
 
             def answer(self, value):

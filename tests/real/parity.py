@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""Does `sluice bench` measure what `vllm-rs bench serve` measures? Alternating runs of both against one server.
+"""Does `sluice bench` measure the same as `vllm-rs bench serve`? Alternating runs of both against
+one server.
 
-    tests/real/parity.py --url http://127.0.0.1:8000 --vllm-rs PATH [--sluice target/release/sluice] [--rounds 8]
-                         [--load closed:8 | poisson:20] [--input 200] [--output 32] [--prompts 200] [--tokenizer FOLDER]
+    tests/real/parity.py --url http://127.0.0.1:8000 --vllm-rs PATH
+                         [--sluice target/release/sluice] [--rounds 8]
+                         [--load closed:8 | poisson:20] [--input 200] [--output 32]
+                         [--prompts 200] [--tokenizer FOLDER]
 
-`vllm-rs` is a file of the wheel `vllm` (0.33.0 and later), which runs without Python. Both send token-id prompts of the same
-lengths with the same load; the order within a round changes every time, so that a machine that gets slower disturbs both alike.
-For every number that both report, the difference of the means is compared with the spread from run to run: it agrees when it is
-within the range that both sets of runs share, or below 3 standard errors of the difference. Every array of single requests that
-`vllm-rs` writes must be in both, with as many entries. Exit status 1 when a number or an array does not agree.
-Standard library only.
+`vllm-rs` is a file of the wheel `vllm` (0.33.0 and later), which runs without Python. Both send
+token-id prompts of the same lengths with the same load; the order within a round alternates, so
+that a machine that gets slower affects both equally. For every number that both report, the
+difference of the means is compared with the spread from run to run: the numbers agree when the
+difference is within the range that both sets of runs share, or below 3 standard errors. Every array
+of single requests that `vllm-rs` writes must be in both results, with as many entries. Exit status
+1 when a number or an array does not agree. Standard library only.
 
-Start the server with --no-enable-prefix-caching: the prompts of vllm-rs are counted up, so some begin alike from one run to
-the next and are found in the cache; those of `sluice bench` are drawn.
+Start the server with --no-enable-prefix-caching: the prompts of vllm-rs are counted up, so some
+have the same beginning in several runs and are found in the cache; the prompts of `sluice bench`
+are random.
 """
 
 import argparse
@@ -74,7 +79,7 @@ def main():
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "r.json"
-        # One run of each as a warm-up of the server; not counted.
+        # One run of each warms the server up; not counted.
         for command in (ours_command, theirs_command):
             measure(command, options, file, 0)
         for round_number in range(options.rounds):

@@ -1,9 +1,10 @@
-"""Raw requests whose responses through the gateway must be those of vLLM itself.
+"""Raw requests whose responses through the gateway must equal the responses of vLLM itself.
 
-A case is a name, a method, a path, and what to send. It is compared in one of three ways: SAME (status, content type and
-body, without ids and times), STATUS (the status; the gateway has words of its own, in the shape of the API), or the two
-statuses that differ on purpose, with the reason. Bodies of streams are compared by choice and as joined text, since a busy vLLM
-cuts the same text into different events.
+A case is a name, a method, a path, and the data to send. It is compared in one of three ways: SAME
+(status, content type and body, without ids and times), STATUS (the status; the gateway uses
+different words, in the shape of the API), or the two statuses that differ on purpose, with the
+reason. Bodies of streams are compared by choice and as joined text, since a busy vLLM cuts the same
+text into different events.
 """
 
 import gzip
@@ -35,7 +36,7 @@ def without(body, *keys):
 
 
 def accepted():
-    """What vLLM answers with 200."""
+    """Requests that vLLM answers with 200."""
     for name, extra in {
         "plain": {}, "two choices": {"n": 2}, "seeded": {"seed": 7, "temperature": 1}, "stop": {"stop": ["zz"]}, "stop word": {"stop": "zz"},
         "logprobs": {"logprobs": True, "top_logprobs": 2}, "bias": {"logit_bias": {"1000": 1}}, "min tokens": {"min_tokens": 3},
@@ -78,7 +79,7 @@ def accepted():
 
 
 def engine_refuses():
-    """What only the engine can judge: its words arrive."""
+    """Requests that only the engine can judge: the client gets the engine's words."""
     for name, extra in {
         "hot": {"temperature": "hot"}, "top_p": {"top_p": 7}, "bias": {"logit_bias": {"999999": 1}}, "too long": {"max_tokens": 100_000},
         "no roles": {"messages": [{}]}, "no messages": {"messages": []}, "a broken tool": {"tools": [{"type": "function"}]},
@@ -97,7 +98,7 @@ def engine_refuses():
 
 
 def gateway_refuses():
-    """What both refuse with the same status, each in its words."""
+    """Requests that both refuse with the same status, each in its words."""
     good = json.dumps(CHAT_BASE).encode()
     bodies = {
         "empty": b"", "no JSON": b"hello", "cut off": good[:-5], "a list": b"[]", "a number": b"7", "two documents": good + b"{}", "bad UTF-8": good.replace(b"fox", b"\xff"),
@@ -133,7 +134,8 @@ ON_PURPOSE = {
 
 
 def special():
-    """Requests with a framing or an encoding of their own: name, path, body, options of `Call`, comparison."""
+    """Requests with an unusual framing or encoding: name, path, body, options of `Call`,
+    comparison."""
     good = json.dumps(CHAT_BASE).encode()
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(good[i : i + 50]), good[i : i + 50]) for i in range(0, len(good), 50)) + b"0\r\n\r\n"
     chunked = {"headers": {"transfer-encoding": "chunked", "content-length": None}, "sent_as": chunks}
@@ -158,7 +160,7 @@ def special():
 
 
 def cases():
-    """Name, method, path, body, options of `Call`, comparison."""
+    """All cases: name, method, path, body, options of `Call`, comparison."""
     for how, these in ((SAME, accepted()), (SAME, engine_refuses()), (STATUS, gateway_refuses())):
         for name, method, path, body in these:
             yield name, method, path, body, {}, how
@@ -166,7 +168,7 @@ def cases():
 
 
 def form(answer):
-    """What of a response must be equal: without ids and times, streams as joined text."""
+    """The part of a response that must be equal: without ids and times, streams as joined text."""
     body = re.sub(rb'"(id|request_id|item_id)":"[^"]*"', rb'"\1":"-"', answer.body)
     body = re.sub(rb'"(created|created_at|created_time|completed_at)":[0-9.]+', rb'"\1":0', body)
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
@@ -179,7 +181,8 @@ def form(answer):
 
 
 def compare(engine, gate):
-    """Sends every case to both. Returns how many there were and a line for each that differs."""
+    """Sends every case to both. Returns the number of cases and a line for each case that differs.
+    """
     wrong, count = [], 0
     for name, method, path, body, options, how in cases():
         count += 1
@@ -194,7 +197,7 @@ def compare(engine, gate):
 
 
 def differs(direct, through, how):
-    """What is different and should not be; None when nothing is."""
+    """The difference that should not be; None if there is none."""
     if not (direct.whole and through.whole):
         return f"cut: vLLM {direct.status} {direct.whole}, gateway {through.status} {through.whole}"
     if how in ON_PURPOSE:

@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""Records the decisions of vLLM's own scheduler, step by step: the reference for the simulator's step loop.
+"""Records the decisions of vLLM's own scheduler, step by step: the reference for the simulator's
+step loop.
 
-Takes vLLM's scheduler by itself (no model, no worker; it needs no GPU and no weights), feeds it random requests and
-aborts under random limits, and writes down for every step what it scheduled, admitted, found in the prefix cache and
-preempted, and how many blocks were free. `src/sim/engine/tests/traces.rs` replays the same requests and must decide
-the same.
+Runs vLLM's scheduler alone (no model, no worker; it needs no GPU and no weights), feeds it random
+requests and aborts under random limits, and records for every step which requests it scheduled,
+admitted, found in the prefix cache and preempted, and how many blocks were free.
+`src/sim/engine/tests/traces.rs` replays the same requests and must decide the same.
 
   tests/real/setup                                            # once
-  PYTHON=~/.cache/sluice/vllm-0.32.0/venv/bin/python
-  $PYTHON tests/real/scheduler.py --model ~/.cache/sluice/vllm-0.32.0/tiny > tests/fixtures/vllm-0.32/scheduler.jsonl
-  $PYTHON tests/real/scheduler.py --model ... --cases 2000 --seed 7 > /tmp/more.jsonl     # as many as you like
+  ROOT=~/.cache/sluice/vllm-0.32.0 PYTHON=$ROOT/venv/bin/python
+  $PYTHON tests/real/scheduler.py --model $ROOT/tiny > tests/fixtures/vllm-0.32/scheduler.jsonl
+  $PYTHON tests/real/scheduler.py --model ... --cases 2000 --seed 7 > /tmp/more.jsonl
   SLUICE_SCHEDULER_TRACES=/tmp/more.jsonl cargo test --lib engine::tests::traces
 
-One line per case: the limits, the batches of events (batch i arrives while step i - 1 runs, or when nothing is left to
-do), and the steps: free blocks before it, [id, tokens] of requests that advance, [id, cached tokens, after a preemption] of requests
-admitted, and how many are preempted. The order of work is that of vLLM's engine loop with a queue of two batches (asynchronous scheduling)
-or of one.
+One line per case: the limits, the batches of events (batch i arrives while step i - 1 runs, or when
+nothing is left to do), and the steps: free blocks before it, [id, tokens] of requests that advance,
+[id, cached tokens, after a preemption] of requests admitted, and how many are preempted. The order
+of work is that of vLLM's engine loop with a queue of two batches (asynchronous scheduling) or of
+one.
 
-With adapters asynchronous scheduling is left out: 0.32 counts the adapters of what is scheduled, 0.33 of all that runs.
+With adapters asynchronous scheduling is left out: 0.32 counts the adapters of scheduled requests,
+0.33 of all running ones.
 """
 
 import argparse
@@ -159,7 +162,8 @@ class Case:
             return []
         batch = self.batches[self.batch]
         self.batch += 1
-        # Abort only requests that are not about to finish: the order of an abort and a finish in one step is not up to the scheduler.
+        # Only requests that are not about to finish are aborted: the scheduler does not decide the
+        # order of an abort and a finish in one step.
         live = [name for name in self.scheduler.requests
                 if self.entries[name]["output"] - self.generated[name] > 3]
         if live and self.rng.random() < 0.15:

@@ -1,7 +1,8 @@
-"""The request script of the conformance test: (name, method, path, body, headers), the same for both servers.
+"""The request script of the conformance test: (name, method, path, body, headers), the same for
+both servers.
 
-Bodies are greedy and without a seed: with one, vLLM 0.32 on a CPU dies of a prompt that is prefilled in pieces. Everything is
-short, because it is the shape that is compared.
+Bodies are greedy and without a seed: with one, vLLM 0.32 on a CPU dies of a prompt that is
+prefilled in pieces. All texts are short, because only the shape is compared.
 """
 
 import json

@@ -1,10 +1,12 @@
-"""Times single engine steps of vLLM 0.22 over a grid: tokens of a prompt chunk, its context, the decodes beside it, their context.
+"""Times single engine steps of vLLM 0.22 over a grid: tokens of a prompt chunk, its context, the
+decodes in the same step, their context.
 
 usage: step_grid.py MODEL OUT.csv LABEL BUDGET_SECONDS [engine arguments as JSON]
 
-The engine runs in this process without asynchronous scheduling, so that each step is timed alone: `gpu_ms` from the launch
-to the end of the last kernel (CUDA events), `wall_ms` the whole step with scheduler and sampler, `schedule_ms` what comes
-before the launch. Made tests/fixtures/h200/grid.
+The engine runs in this process without asynchronous scheduling, so that each step is timed alone:
+`gpu_ms` from the launch to the end of the last kernel (CUDA events), `wall_ms` the whole step with
+scheduler and sampler, `schedule_ms` the part before the launch. The script made
+tests/fixtures/h200/grid.
 """
 import os, sys, json, time, csv
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"; os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
@@ -25,7 +27,7 @@ rows = []
 cur = {}
 orig = ex.execute_model
 def timed(so, *a, **k):
-    # What the scheduler put into this step.
+    # The requests that the scheduler put into this step.
     n = so.num_scheduled_tokens
     ctx_p = ctx_d = pre = dec = tok_p = 0
     for rid, t in n.items():
@@ -51,7 +53,8 @@ def step():
     if "_e" in cur:
         e0, e1, h0 = cur["_e"]
         e1.record(); torch.cuda.synchronize()
-        # gpu: from the start of the launch to the end of the last kernel, the sampler included; wall: the whole step.
+        # gpu: from the start of the launch to the end of the last kernel, the sampler included;
+        # wall: the whole step.
         rows.append((label, cur["tok"], cur["pre"], cur["ctxp"], cur["dec"], cur["ctxd"], e0.elapsed_time(e1), (w1 - w0) * 1e3, (h0 - w0) * 1e3))
 rid = 0
 def add(n, m):

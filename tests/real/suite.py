@@ -1,10 +1,11 @@
 """The gateway in front of two real vLLM servers: as seen by a client and by the servers.
 
-Usage: suite.py ROOT [NAME...]      (ROOT from ./setup; NAME selects tests that contain it; `./run` does both steps)
+Usage: suite.py ROOT [NAME...]      (ROOT from ./setup; `./run` does both steps)
 
-Every test is a function that takes the Rig. Expected bytes come from a direct request to the same server, not from constants.
-After each test both gateways must be idle: no request, no queue, no reserved token.
-The last line is `N passed, N failed`; the exit status is 1 when anything failed. Logs stay in ROOT/suite/.
+NAME selects tests that contain it. Every test is a function that takes the Rig. Expected bytes come
+from a direct request to the same server, not from constants. After each test both gateways must be
+idle: no request, no queue, no reserved token. The last line is `N passed, N failed`; the exit
+status is 1 when anything failed. Logs stay in ROOT/suite/.
 """
 
 import asyncio
@@ -25,16 +26,17 @@ from engine import START_SECONDS, Failed, Vllm, get, samples, until
 from gateway import SETTLE_SECONDS, Echo, Gateway, binary, certificate, model, pool
 from wire import Call, call, post
 
-# A prompt estimated over this goes to the long pool. The short server could take four times as much.
+# A prompt whose estimate exceeds this goes to the long pool. The short server could take four times
+# as much.
 THRESHOLD = 2000
-# Required: the engine aborts the request of a client that left within this time.
+# The engine must abort the request of a client that left within this time.
 ABORT_SECONDS = 2
 # Attempts until two streams are cut into the same events; see `equal`.
 TRIES = 12
 PROMPT = "The quick brown fox jumps over the lazy dog."
 MESSAGES = [{"role": "user", "content": PROMPT}]
-# Seeded sampling, for a short prompt that is alone on its engine. With a seed, vLLM 0.32 on a CPU crashes on a prompt that
-# is prefilled in chunks, so everything long or concurrent is greedy.
+# Seeded sampling, for a short prompt that is alone on its engine. With a seed, vLLM 0.32 on a CPU
+# crashes on a prompt that is prefilled in chunks, so all long or concurrent requests are greedy.
 SAMPLING = {"model": "tiny", "max_tokens": 12, "temperature": 1, "seed": 7, "ignore_eos": True}
 GREEDY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -44,7 +46,8 @@ USAGE = {"include_usage": True}
 
 
 class Rig:
-    """Two engines, a gateway with a short and a long pool, and one with a single slot, for tests of the queue."""
+    """Two engines, a gateway with a short and a long pool, and a gateway with a single slot, for
+    tests of the queue."""
 
     def __init__(self, root):
         self.root, self.folder = root, root / "suite"
@@ -74,7 +77,8 @@ class Rig:
                      long_prefix=f"{{ threshold = {THRESHOLD}, slots = 2 }}", spill='["short"]'),
             ],
             [model("tiny", aliases='["default"]', tokenizer=tokenizer)],
-            # A killed engine returns to rotation within a minute here; the default waits longer between attempts.
+            # A killed engine returns to rotation within a minute here; the default waits longer
+            # between two attempts.
             '[health]\nprobe_interval = "500ms"\nejection_base = "1s"\nejection_max = "4s"',
         )
 
@@ -124,7 +128,8 @@ def steady(body):
 
 
 def by_choice(body):
-    """Events of a stream grouped by choice: the order within a choice is fixed, between choices it is not."""
+    """Events of a stream grouped by choice: the order within a choice is fixed, between choices it
+    is not."""
     groups = {}
     for event in steady(body).split(b"\n\n"):
         index = re.search(rb'"choices":\[\{"index":(\d+)', event)
@@ -133,7 +138,8 @@ def by_choice(body):
 
 
 def directly_and_through(rig, engine, path, body, gate=None):
-    """The same request to the engine and to the gateway: both responses, with equal status and content type."""
+    """Sends the same request to the engine and to the gateway; returns both responses, with equal
+    status and content type."""
     direct, through = post(engine.url, path, body), post((gate or rig.gate).url, path, body)
     same(through.status, direct.status, "statuses")
     same(through.headers.get("content-type"), direct.headers.get("content-type"), "content types")
@@ -142,10 +148,12 @@ def directly_and_through(rig, engine, path, body, gate=None):
 
 
 def equal(rig, engine, path, body, gate=None, form=steady):
-    """Sends to both until their responses are equal in `form`; returns the one through the gateway.
+    """Sends to both until their responses are equal in `form`; returns the response through the
+    gateway.
 
-    A busy vLLM merges tokens that its HTTP side was too slow to send one by one, so two requests to the engine itself may
-    differ in how the text is cut into events. Nothing else varies: if the gateway changed bytes, they would never be equal.
+    A busy vLLM merges tokens that its HTTP side was too slow to send one by one, so two requests to
+    the engine itself may differ in how the text is cut into events. Nothing else varies: if the
+    gateway changed bytes, they would never be equal.
     """
     for _ in range(TRIES - 1):
         direct, through = directly_and_through(rig, engine, path, body, gate)
@@ -157,7 +165,8 @@ def equal(rig, engine, path, body, gate=None, form=steady):
 
 
 def long_prompt(rig, tokens):
-    """About `tokens` tokens in as many bytes as the vocabulary allows, so that an estimate from bytes is wrong."""
+    """About `tokens` tokens in as many bytes as the vocabulary allows, so that an estimate from
+    bytes is wrong."""
     vocabulary = json.loads((rig.root / "tiny/tokenizer.json").read_text())["model"]["vocab"]
     word = max((w for w in vocabulary if re.fullmatch("Ġ[a-z]+", w)), key=len)
     return (" " + word[1:]) * tokens
@@ -381,11 +390,12 @@ MADE = "vllm:generation_tokens_total"
 
 
 def aborted(engine, leave, tokens=ENDLESS["max_tokens"]):
-    """After `leave` the engine logs one more abort in time, and generates no more tokens.
+    """Checks that after `leave` the engine logs one more abort in time, and generates no more
+    tokens.
 
-    On a small machine vLLM's API server sometimes hangs for seconds, for direct requests too, while the engine core
-    runs. So only time in which the engine responded counts, and an attempt does not count whose request generated all its
-    `tokens` meanwhile, because nothing was left to abort.
+    On a small machine vLLM's API server sometimes hangs for seconds, for direct requests too, while
+    the engine core runs. So only time in which the engine responded counts. An attempt does not
+    count if its request generated all its `tokens` meanwhile, because nothing was left to abort.
     """
     for _ in range(TRIES):
         before, made, answering = aborts(engine), engine.metric(MADE), 0
@@ -526,8 +536,9 @@ def the_official_client_works_over_tls_and_http2(rig):
             # Eight at once share one connection.
             texts = await asyncio.gather(*(streamed() for _ in range(8)))
             same(texts, [chat.choices[0].message.content] * 8, "texts")
-            # The connection goes on beside one that is left in the middle. httpcore sends no RST_STREAM when a response is
-            # closed early, so the gateway learns of it when the connection ends: below.
+            # The connection goes on after another stream on it is left in the middle. httpcore
+            # sends no RST_STREAM when a response is closed early, so the gateway notices it only
+            # when the connection ends: below.
             endless = {**ENDLESS, "messages": MESSAGES, "stream": True}
             ignore = endless.pop("ignore_eos")
             stream = await client.chat.completions.create(**endless, extra_body={"ignore_eos": ignore})
@@ -568,7 +579,7 @@ def the_official_async_client_works(rig):
     aborted(rig.short, lambda: asyncio.run(leave()))
 
 
-# Everything at once: what a client sees is what vLLM would have shown it.
+# All raw requests: a client receives the responses that vLLM would have sent it.
 
 
 def raw_requests_get_the_responses_of_vllm(rig):
@@ -612,7 +623,8 @@ def a_killed_engine_ends_only_its_own_streams(rig):
     endless = {**GREEDY, "max_tokens": 29000}
     for one in kept:
         next(one.stream())
-    # One after the other: a long prompt goes to the backend with the fewest long prefills, on a tie to its home pool.
+    # One after the other: a long prompt goes to the backend with the fewest long prefills, on a tie
+    # to its home pool.
     lost = []
     for _ in range(2):
         lost.append(Call(rig.gate.url, "POST", TEXT, {**endless, "prompt": prompt, "stream": True}))
@@ -622,7 +634,8 @@ def a_killed_engine_ends_only_its_own_streams(rig):
     options = {"model": "tiny", "max_tokens": endless["max_tokens"], "temperature": 0, "extra_body": {"ignore_eos": True}}
     read = iter(official.completions.create(prompt=prompt, stream=True, **options))
     next(read)
-    # Long enough to be cut, and short enough for the other engine to serve it whole before its client gives up.
+    # Long enough to be cut, and short enough for the other engine to serve it whole before its
+    # client gives up.
     plain = Call(rig.gate.url, "POST", TEXT, {**GREEDY, "max_tokens": 1500, "prompt": prompt})
     until("the plain request runs", lambda: rig.long.running() == 4, 90)
     rig.long.kill()
@@ -641,7 +654,8 @@ def a_killed_engine_ends_only_its_own_streams(rig):
         own = "EngineCore" in last  # the engine's own error event, which is followed by its own [DONE]
         check(own or "[DONE]" not in answer.events(), "a dead stream claims to be done")
         check(not re.search(r'"finish_reason":"(length|stop)"', answer.text()), "a fake finish")
-    # No byte of the plain response had been sent, so the other pool may serve it (within its own context) or it is a 502.
+    # No byte of the plain response had been sent, so the other pool may serve it (within its own
+    # context) or the client gets a 502.
     answer = plain.finish()
     check(answer.status in (200, 502), f"status {answer.status} for a plain response of a killed engine: {clip(answer.body)}")
     for one in kept:
@@ -670,7 +684,8 @@ def an_engine_that_returns_is_used_again(rig):
 
 
 def text_prompts_of_bench_have_the_tokens_asked_for(rig):
-    """Asked and counted tokens within 0.5 %, directly and through the gateway, for both APIs."""
+    """Requested and counted tokens agree within 0.5 %, directly and through the gateway, for both
+    APIs."""
     lengths = {"short": 200, "long": 1500}
     classes = [flag for name, tokens in lengths.items() for flag in ("--class", f"{name}:in={tokens},out=4")]
     for url in (rig.short.url, rig.gate.url):

@@ -1,15 +1,17 @@
-"""`sluice tune --real` on a real vLLM server: a grid of 2 x 2, a tuner that is killed, and one that finishes its work.
+"""`sluice tune --real` on a real vLLM server: a grid of 2 x 2, a tuner that is killed, and one that
+completes the work.
 
 Usage: tune.py ROOT      (ROOT from ./setup; `./tune` does both steps)
 
 1. the tuner starts vLLM with its default flags and measures it;
 2. when a trial is in the journal and an engine runs, the tuner gets SIGKILL: the engine is left;
-3. `--resume` finds that engine, tries the rest of the grid, confirms the winner and exits with 0: what the journal had is
-   unchanged, the table has every setting, and no process is left.
+3. `--resume` finds that engine, tries the rest of the grid, confirms the winner and exits with 0:
+   the earlier journal is unchanged, the table has every setting, and no process is left.
 
-The grid is a flag of vLLM by a key of the gateway. Two rows have the flags of the default, so they cost no start, and with this seed
-they come first: three starts in all. The last line is `tune: passed` or `tune: failed`, the exit status 1 when it failed. Logs
-stay in ROOT/tune/. About three minutes on two cores.
+The grid is a flag of vLLM by a key of the gateway. Two rows have the flags of the default, so they
+cost no start, and with this seed they come first: three starts in all. The last line is
+`tune: passed` or `tune: failed`, the exit status 1 when it failed. Logs stay in ROOT/tune/. About
+three minutes on two cores.
 """
 
 import json
@@ -26,7 +28,8 @@ from gateway import binary
 
 SEQS, SLOTS = (4, 32), (8, 64)
 SEED = "2"
-# Of the first start, with the list of flags, and its trial; of the whole rest of the grid.
+# Time limits: of the first start, with the list of flags, and its trial; of the whole rest of the
+# grid.
 TRIAL_SECONDS, REST_SECONDS = 2 * START_SECONDS, 5 * START_SECONDS
 
 
@@ -71,7 +74,8 @@ class Tuning:
         return [json.loads(line) for line in self.text("grid.journal").splitlines(True)[1:] if line.endswith("\n")]
 
     def processes(self):
-        """pid -> command line of every process of our engines, by their environment."""
+        """pid -> command line of every process of the test's engines, found by their environment.
+        """
         mark, found = f"TUNE_TEST={self.folder}".encode(), {}
         for entry in pathlib.Path("/proc").iterdir():
             if entry.name.isdigit():

@@ -2,14 +2,17 @@
 
 Usage: tuner.py ROOT      (ROOT from ./setup; `./tuner` does both steps)
 
-Steps build on each other; each prints one line. The last line is `N passed, N failed`. Logs stay in ROOT/tuner/.
+Steps build on each other; each prints one line. The last line is `N passed, N failed`. Logs stay in
+ROOT/tuner/.
 
-1. one slot for each engine is too few: the tuner raises the limit while requests run, measures, and keeps it;
+1. one slot for each engine is too few: the tuner raises the limit while requests run, measures, and
+   keeps it;
 2. no request failed meanwhile, and first tokens come sooner;
-3. the gateway starts again: the limit that was kept is in force at once, and the journal says what was done;
+3. the gateway starts again: the kept limit is in force at once, and the journal records the
+   changes;
 4. the operator freezes the tuner and puts the limits of the file in force again.
 
-What holds requests up on the engines themselves: `engine_tuner.py`.
+`engine_tuner.py` tests limits of the engines themselves.
 """
 
 import concurrent.futures
@@ -37,8 +40,9 @@ BODY = {
     "stream": True,
     "messages": [{"role": "user", "content": "The quick brown fox jumps over the lazy dog."}],
 }
-# The tuner looks for ten seconds at least, waits, and measures for half a minute and 200 requests, at most two minutes. Where the
-# machine becomes slower meanwhile, the change is undone, and tried again after five minutes.
+# The tuner observes for at least ten seconds, waits, and measures for half a minute and 200
+# requests, at most two minutes. If the machine becomes slower meanwhile, the change is undone, and
+# tried again after five minutes.
 DECIDES = 900
 
 
@@ -48,7 +52,8 @@ def check(holds, what):
 
 
 class Load:
-    """Clients that send one request after the other, `pause` seconds apart on average, until the load ends."""
+    """Clients that send one request after the other until the load ends, `pause` seconds apart on
+    average."""
 
     def __init__(self, url, clients=CLIENTS, pause=0.0, tokens=BODY["max_tokens"]):
         self.url, self.over, self.ended = url, threading.Event(), []
@@ -86,7 +91,8 @@ class Rig:
         self.engines = [Vllm(f"wide{n}", root, self.folder, 2048, "--max-num-seqs", "64", port=free_port()) for n in range(2)]
         for engine in self.engines:
             engine.healthy()
-        # On a machine of any speed: with one slot for each engine a request waits for five others, ten times this bound.
+        # Independent of the machine's speed: with one slot for each engine a request waits for five
+        # others, ten times this bound.
         self.bound = 0.5 * self.alone()
         self.start_gate(1)
 
@@ -132,7 +138,7 @@ class Rig:
 
 def a_limit_that_is_too_low_is_raised_under_load_and_kept(rig):
     rig.load = Load(rig.gate.url)
-    # The first clients do not wait: the tuner looks at what comes after them.
+    # The first clients do not wait: the tuner observes the requests that come after them.
     until("a full queue", lambda: len(rig.load.ended) >= 2 * CLIENTS, DECIDES)
     rig.sluice("reset")
     kept = lambda: [one for one in rig.shown()["events"] if one["kind"] == "kept" and one["key"] == "pool.p.slots"]
@@ -159,7 +165,7 @@ def no_request_failed_and_first_tokens_come_sooner(rig):
 
 
 def what_was_kept_survives_a_restart(rig):
-    # The newest event is the first. A change that was being tried when the gateway ended is not kept.
+    # The newest event is the first. A change that was on trial when the gateway ended is not kept.
     kept = next(one for one in rig.shown()["events"] if one["kind"] == "kept")
     rig.gate.terminate()
     rig.start_gate(1)

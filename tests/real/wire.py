@@ -1,7 +1,8 @@
-"""A byte-level client: HTTP/1.1 over a plain socket, so that captures and comparisons see every byte.
+"""A byte-level client: HTTP/1.1 over a plain socket, so that captures and comparisons see every
+byte.
 
-It understands Content-Length, chunked bodies and bodies ended by close; it keeps the undecoded bytes beside the decoded
-ones. It does not follow redirects, compress, pool or retry.
+It understands Content-Length, chunked bodies and bodies ended by close; it keeps the undecoded
+bytes in addition to the decoded ones. It does not follow redirects, compress, pool or retry.
 """
 
 import json
@@ -13,9 +14,11 @@ SILENCE_SECONDS = 60
 
 
 class Answer:
-    """One response: `status`, `headers` (lower-case names), `head` and `raw` as received, `body` decoded.
+    """One response: `status`, `headers` (lower-case names), `head` and `raw` as received, `body`
+    decoded.
 
-    `whole` is false when the connection ended before the end of the framing, as when the server died.
+    `whole` is false when the connection ended before the end of the framing, for example because
+    the server died.
     """
 
     def __init__(self):
@@ -28,15 +31,18 @@ class Answer:
         return self.body.decode(errors="replace")
 
     def events(self):
-        """The `data:` payloads of an SSE body, in order; one line each, as vLLM and the gateway write them."""
+        """The `data:` payloads of an SSE body, in order; each is one line, as vLLM and the gateway
+        write them."""
         return [line[6:] for line in self.text().split("\n") if line.startswith("data: ")]
 
 
 class Call:
-    """One request on a connection of its own. `stream()` yields decoded pieces as they arrive; `close()` disconnects early.
+    """One request on a new connection. `stream()` yields decoded pieces as they arrive; `close()`
+    disconnects early.
 
-    A header with the value None is left out. `sent_as` are the bytes to send instead of `body`, whose length is announced
-    all the same unless the headers say otherwise: chunks, or a body that breaks off.
+    A header with the value None is left out. `sent_as` are the bytes to send instead of `body`. The
+    announced length is still the length of `body` unless the headers say otherwise; this allows
+    chunks, or a body that breaks off.
     """
 
     def __init__(self, url, method, path, body=b"", headers=None, timeout=SILENCE_SECONDS, version="1.1", sent_as=None):
@@ -62,7 +68,8 @@ class Call:
                 pass  # refused before the body was sent: the response has the reason
 
     def receive(self):
-        """More bytes into `pending`; false at the end of the connection (a reset counts as one)."""
+        """Reads more bytes into `pending`; false at the end of the connection (a reset counts as an
+        end)."""
         try:
             more = self.socket.recv(65536)
         except ConnectionResetError:
@@ -102,10 +109,11 @@ class Call:
         return self.take(self.pending.index(b"\r\n") + 2)
 
     def stream(self):
-        """Yields decoded body pieces: one per chunk, or one per read when the body is not chunked."""
+        """Yields decoded pieces of the body: one per chunk, or one per read when the body is not
+        chunked."""
         answer = self.read_head()
         while 100 <= answer.status < 200:
-            # An interim response: the one that counts follows.
+            # This was an interim response; the final one follows.
             self.answer = Answer()
             answer = self.read_head()
         if self.is_head or answer.status in (204, 304):

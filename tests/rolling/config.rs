@@ -1,7 +1,7 @@
-//! Configurations that change: while the gateway runs, and while it does not.
+//! Configurations that change while the gateway runs, and while no gateway runs.
 //!
-//! After any change of the file, an engine is stopped only when its successor can start and other backends serve its
-//! models, and no engine keeps running that is no longer configured.
+//! After any change of the file, an engine is stopped only when its successor can start and other
+//! backends serve its models, and no engine keeps running that is no longer configured.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::rig::{ENGINES, Rig};
 /// Time limit of a test.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The status of every engine.
+/// The status of every engine that the gateway runs.
 pub(crate) async fn engines(rig: &Rig) -> anyhow::Result<Vec<EngineView>> {
     Ok(rig.status().await?.pools[0].backends.iter().filter_map(|backend| backend.engine.clone()).collect())
 }
@@ -35,7 +35,7 @@ async fn all_run_with(rig: &Rig, settings: &str) -> anyhow::Result<()> {
     .await
 }
 
-/// Ends the load, of which nothing was lost, and the gateway, which leaves no process.
+/// Ends the load, which must have no losses, and stops the gateway, which must leave no process.
 pub(crate) async fn ends_well(load: Load, mut rig: Rig) -> anyhow::Result<()> {
     let losses = load.end().await;
     ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
@@ -44,8 +44,7 @@ pub(crate) async fn ends_well(load: Load, mut rig: Rig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Flags that were changed while the gateway was down: the engines keep the old ones until each is restarted in turn; invalid
-/// flags stop no engine.
+/// Each engine keeps its old flags until its turn to restart comes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flags_that_changed_while_the_gateway_was_down_are_rolled_out_and_invalid_ones_stop_no_engine() {
     let rolled = async {
@@ -69,7 +68,6 @@ async fn flags_that_changed_while_the_gateway_was_down_are_rolled_out_and_invali
     timeout(LIMIT, rolled).await.expect("took longer than allowed").unwrap();
 }
 
-/// The engine of a backend that was taken out of the configuration while no gateway ran is stopped by the next one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_is_no_longer_configured_is_stopped_by_the_next_gateway() {
     let cleared = async {
@@ -77,7 +75,7 @@ async fn an_engine_that_is_no_longer_configured_is_stopped_by_the_next_gateway()
         ensure!(!rig.processes_of("b")?.is_empty(), "{:?}", rig.processes()?);
         let others = [rig.processes_of("a")?, rig.processes_of("c")?];
         rig.kill().await?;
-        // Another engine takes its port.
+        // Another engine takes the port of b.
         rig.edit("name = \"b\"\n[pool.backend.launch]", "name = \"d\"\n[pool.backend.launch]")?;
         rig.run().await?;
         rig.settled().await?;
@@ -92,7 +90,7 @@ async fn an_engine_that_is_no_longer_configured_is_stopped_by_the_next_gateway()
     timeout(LIMIT, cleared).await.expect("took longer than allowed").unwrap();
 }
 
-/// Two reloads in a row: the second wins, even over changes that the first has started.
+/// The second of two reloads wins, even over changes that the first has started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_latest_of_several_reloads_wins() {
     let rolled = async {
@@ -110,7 +108,7 @@ async fn the_latest_of_several_reloads_wins() {
         let started: std::collections::BTreeSet<_> =
             journal.iter().filter(outdated).filter_map(|line| line["backend"].as_str()).collect();
         ensure!(started.len() <= 1, "{started:?} were started with outdated settings");
-        // And back to the first settings, just after the last engine was changed.
+        // Back to the first settings, just after the last engine was changed.
         rig.reconfigure("max-num-seqs = 48", "max-num-seqs = 64").await?;
         all_run_with(&rig, "max-num-seqs=64").await?;
         ends_well(load, rig).await
@@ -118,7 +116,6 @@ async fn the_latest_of_several_reloads_wins() {
     timeout(LIMIT, rolled).await.expect("took longer than allowed").unwrap();
 }
 
-/// The gateway stops in the middle of a rollout: it starts no further engine and leaves no process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_stops_in_the_middle_of_a_rollout_leaves_no_process() {
     let stopped = async {
@@ -136,7 +133,7 @@ async fn a_gateway_that_stops_in_the_middle_of_a_rollout_leaves_no_process() {
     timeout(LIMIT, stopped).await.expect("took longer than allowed").unwrap();
 }
 
-/// New flags with which the engine does not start are rolled back, and a second reload of the same file tries them again.
+/// New flags that prevent the start are rolled back; another reload of the same file retries them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reload_that_was_rolled_back_can_be_repeated() {
     let repeated = async {
@@ -157,8 +154,7 @@ async fn a_reload_that_was_rolled_back_can_be_repeated() {
     timeout(LIMIT, repeated).await.expect("took longer than allowed").unwrap();
 }
 
-/// Another environment, another name: another engine replaces the old one, one at a time and without lost requests;
-/// when the change is reverted at once, it has no effect.
+/// A changed environment or name replaces engines, one at a time and without lost requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_are_replaced_under_load_and_a_reverted_reload_leaves_them_running() {
     let replaced = async {
@@ -170,7 +166,7 @@ async fn engines_are_replaced_under_load_and_a_reverted_reload_leaves_them_runni
             rig.reconfigure("env = { RIG", "env = { MORE = \"1\", RIG").await?;
             rig.reconfigure("env = { MORE = \"1\", RIG", "env = { RIG").await?;
         }
-        // An engine that was started meanwhile may have the variable still, and is replaced in its turn.
+        // An engine that was started in between may still have the variable; its turn comes later.
         rig.until("none has the variable", async |rig| rig.all_have("MORE=1", false)).await?;
         rig.settled().await?;
         let here = |rig: &Rig| ENGINES.map(|name| rig.processes_of(name).unwrap_or_default().len());
@@ -184,7 +180,7 @@ async fn engines_are_replaced_under_load_and_a_reverted_reload_leaves_them_runni
         })
         .await?;
         rig.settled().await?;
-        // The name changes, the position in the file does not.
+        // The name changes; the position in the file does not.
         rig.reconfigure("name = \"b\"\n[pool.backend.launch]", "name = \"d\"\n[pool.backend.launch]").await?;
         rig.until("b is gone", async |rig| Ok(rig.processes_of("b")?.is_empty())).await?;
         rig.settled().await?;
@@ -194,7 +190,7 @@ async fn engines_are_replaced_under_load_and_a_reverted_reload_leaves_them_runni
     timeout(LIMIT, replaced).await.expect("took longer than allowed").unwrap();
 }
 
-/// The only other backend dies while an engine drains: the engine is not stopped.
+/// The only other backend dies while an engine drains for a restart: the engine is not stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_becomes_the_last_one_while_it_drains_is_not_stopped() {
     let spared = async {
@@ -229,7 +225,7 @@ async fn an_engine_that_becomes_the_last_one_while_it_drains_is_not_stopped() {
     timeout(LIMIT, spared).await.expect("took longer than allowed").unwrap();
 }
 
-/// An hour-long stream whose first events have arrived.
+/// Opens a stream of 100,000 tokens and waits for the status of its response.
 pub(crate) async fn long_stream(port: u16) -> anyhow::Result<TcpStream> {
     let body = r#"{"model":"m","prompt":"x","max_tokens":100000,"ignore_eos":true,"stream":true}"#;
     let mut socket = TcpStream::connect(("127.0.0.1", port)).await?;
@@ -244,7 +240,7 @@ pub(crate) async fn long_stream(port: u16) -> anyhow::Result<TcpStream> {
     Ok(socket)
 }
 
-/// The engine becomes an external backend, and another process starts one on the same port.
+/// The backend becomes external, and another process starts an engine on the same port.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_that_becomes_external_gets_requests_again() {
     let handed = async {
@@ -259,7 +255,7 @@ async fn a_backend_that_becomes_external_gets_requests_again() {
             .stderr(std::process::Stdio::null())
             .kill_on_drop(true)
             .spawn()?;
-        // Probes may have failed in between: then only a request that it serves ends its probation.
+        // Probes may have failed in between; then only a served request ends the probation.
         let load = Load::on(rig.port);
         rig.until("it is in rotation", async |rig| {
             let status = rig.status().await?;
@@ -275,14 +271,13 @@ async fn a_backend_that_becomes_external_gets_requests_again() {
     timeout(LIMIT, handed).await.expect("took longer than allowed").unwrap();
 }
 
-/// Engines without a port get one each and keep it; a port configured while they run does not move them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_without_a_port_are_given_one_and_keep_it() {
     let given = async {
         let mut rig = Rig::start("").await?;
         let before = rig.processes()?;
         let ports = rig.ports;
-        // A changed port of a running engine takes effect only with the next gateway.
+        // The changed port of a running engine takes effect only with the next gateway.
         let other = free_port();
         rig.reconfigure(&format!("port = {}\n", ports[0]), &format!("port = {other}\n")).await?;
         ensure!(rig.log().contains("launch.port: changed; needs a restart"), "{}", rig.log());
@@ -307,7 +302,7 @@ async fn engines_without_a_port_are_given_one_and_keep_it() {
     timeout(LIMIT, given).await.expect("took longer than allowed").unwrap();
 }
 
-/// Adapters follow the configuration on engines that serve: loaded, moved, retried when that failed, unloaded.
+/// Adapters on serving engines are loaded, moved, retried after a failure, and unloaded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adapters_follow_the_configuration_without_a_restart() {
     let followed = async {
@@ -324,18 +319,18 @@ async fn adapters_follow_the_configuration_without_a_restart() {
         rig.edit("models = [\"m\"]", "models = [\"m\", \"ad\"]")?;
         rig.reconfigure(model, &adapter("one")).await?;
         loaded_from(&rig, Some("one")).await?;
-        // A rank that no engine takes is refused with the whole reload: the loaded adapter stays.
+        // An adapter rank above the engines' maximum fails the whole reload: the old adapter stays.
         let refused = rig.reconfigure("adapter = \"one\"", "adapter = \"two\"").await.unwrap_err().to_string();
         ensure!(refused.contains("invalid_config"), "{refused}");
         let why = "adapter 'ad' has rank 64, above max-lora-rank 16";
         rig.until("the reason is logged", async |rig| Ok(rig.log().contains(why))).await?;
         loaded_from(&rig, Some("one")).await?;
-        // Only an engine finds that a folder is incomplete: the loaded one stays until the new one fits.
+        // Only an engine finds that a folder is incomplete: the old adapter stays loaded.
         std::fs::write(rig.path("two/adapter_config.json"), "")?;
         rig.reconfigure("adapter = \"two\"", "adapter = \"two\"").await?;
         rig.until("the failure is logged", async |rig| Ok(rig.log().contains("tried again every"))).await?;
         loaded_from(&rig, Some("one")).await?;
-        // A gateway that adopts the engines does not stop them because of it.
+        // A gateway that adopts the engines does not stop them because of the incomplete folder.
         rig.kill().await?;
         rig.run().await?;
         rig.settled().await?;
@@ -351,7 +346,7 @@ async fn adapters_follow_the_configuration_without_a_restart() {
     timeout(LIMIT, followed).await.expect("took longer than allowed").unwrap();
 }
 
-/// Waits until every engine serves the adapter `ad` from this folder of the rig, or not at all.
+/// Waits until each engine serves `ad` from this folder of the rig; `None`: until none serves it.
 async fn loaded_from(rig: &Rig, folder: Option<&str>) -> anyhow::Result<()> {
     let wanted = folder.map(|folder| rig.path(folder).display().to_string());
     rig.until(&format!("the adapter is that of {folder:?}"), async |rig| {
@@ -413,7 +408,7 @@ async fn engines_run_by_commands_are_restarted_recovered_and_adopted() {
     timeout(LIMIT, commanded).await.expect("took longer than allowed").unwrap();
 }
 
-/// A backend whose engine is started by a shell, as by a service manager.
+/// A backend whose engine is started and stopped by shell commands, as a service manager would.
 pub(crate) fn controlled(rig: &Rig, name: &str, port: u16) -> String {
     let (pid, sluice) = (rig.path(&format!("pid.{name}")), crate::rig::binary());
     let (pid, sluice, folder) = (pid.display(), sluice.display(), rig.path("").display().to_string());
@@ -422,7 +417,7 @@ pub(crate) fn controlled(rig: &Rig, name: &str, port: u16) -> String {
         "RIG={folder} setsid {sluice} sim m --sim-speed 20 --max-model-len 131072 --port {port} \"$@\" \
          >{folder}/{name}.out 2>&1 </dev/null & echo $! >{pid}"
     );
-    // The whole group: an engine process outlives an API server that was killed.
+    // The whole process group: an engine process outlives an API server that was killed.
     let stop = format!(
         "p=$(cat {pid}); kill -- -$p; for i in $(seq 40); do kill -0 -- -$p || exit 0; sleep 0.05; done; kill -9 -- -$p"
     );
@@ -433,7 +428,7 @@ pub(crate) fn controlled(rig: &Rig, name: &str, port: u16) -> String {
     )
 }
 
-/// Two engines swap devices in one reload: they never share one, and no request is lost.
+/// Two engines swap devices in one reload without losing a request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_that_swap_their_devices_never_share_one() {
     let swapped = async {
@@ -467,7 +462,7 @@ async fn engines_that_swap_their_devices_never_share_one() {
     timeout(LIMIT, swapped).await.expect("took longer than allowed").unwrap();
 }
 
-/// The devices that processes of an engine may see.
+/// The devices that the processes of an engine may see.
 fn devices_of(rig: &Rig, name: &str) -> anyhow::Result<std::collections::BTreeSet<String>> {
     let visible = |pid: &i32| {
         let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -477,7 +472,7 @@ fn devices_of(rig: &Rig, name: &str) -> anyhow::Result<std::collections::BTreeSe
     Ok(rig.processes_of(name)?.iter().filter_map(visible).collect())
 }
 
-/// An engine's driver was changed to commands while no gateway ran: the old process is stopped first.
+/// A backend changes from `launch` to commands while no gateway runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_moved_to_the_command_driver_replaces_the_running_one() {
     let handed = async {

@@ -1,6 +1,7 @@
 #!/bin/bash
-# An engine for the gateway under test to run: `sluice sim`, or what goes wrong instead, once.
-# $1 is its name; the rest are flags of vLLM. $RIG holds the faults that are due: $RIG/fault.NAME.
+# An engine that the gateway under test runs: `sluice sim`, or one fault in its place. $1 is the
+# engine's name; the other arguments are flags of vLLM. The file $RIG/fault.NAME names the fault of
+# the next start.
 name=$1
 shift
 case " $* " in *" --help"*) exit 2 ;; esac
@@ -21,14 +22,14 @@ sigterm-ignored)
     while :; do sleep 0.1; done
     ;;
 orphan-child)
-    # In a session of its own and deaf, as a worker that outlives its parents would be.
+    # A child in a separate session that ignores SIGTERM, like a worker that outlives its parents.
     (trap '' TERM; exec setsid sleep 600) &
     sim "$@"
     ;;
 oom-under-load)
     sim "$@" &
     child=$!
-    # Told when: the test waits until it serves.
+    # The test creates this file when the engine serves.
     while [[ ! -e $RIG/now.$name ]] && kill -0 $child 2>/dev/null; do sleep 0.05; done
     rm -f "$RIG/now.$name"
     echo "ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB." >&2

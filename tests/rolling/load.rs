@@ -1,8 +1,9 @@
 //! Clients that send requests without a pause and read every response to its end.
 //!
-//! A loss is anything but a whole stream with all its tokens and its `[DONE]`. Each is kept with its time and the backend that
-//! responded, so that the test can separate what its own faults caused: a stream that was cut on an engine that it crashed, a
-//! connection that broke when it killed the gateway.
+//! A loss is anything but a whole stream with all its tokens and its `[DONE]`. Each loss is kept
+//! with its time and the backend that responded, so that the test can exclude losses that its own
+//! faults caused: a stream on an engine that the test crashed, a connection that broke when the
+//! test killed the gateway.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,12 +16,12 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// Clients at the same time.
 const CLIENTS: usize = 6;
-/// Longest time for one response.
+/// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// Pause of a client between two requests.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A request that did not come through.
+/// A request without a whole response.
 #[derive(Clone, Debug)]
 #[expect(dead_code, reason = "what happened is there to be printed")]
 pub(crate) struct Loss {
@@ -49,8 +50,8 @@ impl Load {
                 let mut number = client;
                 while !stop.load(Relaxed) {
                     let began = Instant::now();
-                    // Most are over in milliseconds; some go on for about a second, so that hardly a restart finds
-                    // an engine without one.
+                    // Most requests end within milliseconds; some take about a second, so that
+                    // nearly every restart finds an engine with a request.
                     let tokens = if number.is_multiple_of(9) { 3_000 } else { 8 + number * 7 % 60 };
                     let sent = timeout(TIMEOUT, send(port, tokens)).await;
                     let (backend, result) = sent.unwrap_or((None, Err("no end in time".to_owned())));

@@ -1,17 +1,21 @@
 //! Rolling restarts of engines that the gateway runs, under load, with a fault in each.
 //!
-//! Three simulated engines, clients that never pause, and one restart after the other with other flags. Each restart meets
-//! one fault: the start fails, or hangs; the engine runs out of memory under load, or hangs there; it ignores SIGTERM;
-//! it leaves a child behind; another process takes its port; the gateway itself is killed, or upgraded. The test checks:
+//! Three simulated engines, clients that never pause, and a sequence of restarts with other flags.
+//! Each restart meets one fault: the start fails, or hangs; the engine runs out of memory under
+//! load, or hangs there; it ignores SIGTERM; it leaves a child behind; another process takes its
+//! port; the gateway itself is killed, or upgraded. The test checks:
 //!
-//! 1. requests were lost only to faults that cut them directly: a stream on an engine that crashed, a
-//!    connection of a gateway that was killed. Restarts lose none, nor does an upgrade, which restarts no engine;
-//! 2. at every check, all engines but the one being changed were ready (after a kill of the gateway: once it has
-//!    adopted them);
-//! 3. every change has the outcome expected for its fault, and the journal records it with the reason;
+//! 1. requests were lost only to faults that cut them directly: a stream on an engine that crashed,
+//!    a connection of a gateway that was killed. Restarts lose none, nor does an upgrade, which
+//!    restarts no engine;
+//! 2. at every check, all engines but the one being changed were ready (after a kill of the
+//!    gateway: once the next gateway has adopted them);
+//! 3. every change has the outcome expected for its fault, and the journal records it with the
+//!    reason;
 //! 4. at the end no process of any engine is left, in any session.
 //!
-//! `SLUICE_ROLLING_RESTARTS` sets the number of restarts (default: each fault once), `SLUICE_ROLLING_SEED` the order.
+//! `SLUICE_ROLLING_RESTARTS` sets the number of restarts (default: each fault once),
+//! `SLUICE_ROLLING_SEED` the order.
 
 mod config;
 mod load;
@@ -67,7 +71,7 @@ const FAULTS: [Fault; 10] = [
 ];
 
 impl Fault {
-    /// Its name in the engine's script, if the engine causes the fault.
+    /// The word for this fault in `engine.sh`, if the engine's script causes it.
     fn word(self) -> Option<&'static str> {
         match self {
             Self::StartFails => Some("start-fails"),
@@ -85,7 +89,7 @@ impl Fault {
 struct Window {
     from: Instant,
     until: Instant,
-    /// Streams of this backend; `None`: of the gateway as a whole.
+    /// The backend whose streams are lost; `None`: all requests of the gateway.
     backend: Option<&'static str>,
 }
 
@@ -120,7 +124,7 @@ async fn roll(restarts: u64, seed: u64) -> anyhow::Result<()> {
             (1..order.len()).rev().for_each(|i| order.swap(i, rng.below(i + 1)));
         }
         let (fault, name) = (order[turn], ENGINES[rng.below(ENGINES.len())]);
-        // Never the current value.
+        // Always differs from the current value.
         let seqs = 32 + number as usize % 31;
         let last = one(&mut rig, fault, name, seqs, &mut rng, &mut windows)
             .await
@@ -144,7 +148,7 @@ async fn roll(restarts: u64, seed: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One restart with one fault; how it ended.
+/// One restart with one fault; returns the end of the change.
 async fn one(
     rig: &mut Rig,
     fault: Fault,
@@ -173,7 +177,8 @@ async fn one(
     }
     let last = ended(rig, name, id, fault).await?;
     if fault == Fault::PortTaken {
-        // While the port is taken, neither the new settings nor the old ones start; the old ones do when it is free.
+        // While the port is taken, the engine starts neither with the new settings nor with the old
+        // ones; when the port is free again, it starts with the old settings.
         let (outcome, why) = if port.is_some() { ("failed", "is held by") } else { ("done", "") };
         let said = last.why.as_deref().unwrap_or_default();
         ensure!(last.outcome == outcome && said.contains(why), "the port was taken: {}, {last:?}", port.is_some());
@@ -208,7 +213,7 @@ async fn one(
     Ok(last)
 }
 
-/// Waits for the end of a change; meanwhile all others must be ready.
+/// Waits for the end of a change; meanwhile all other backends must be ready.
 async fn ended(rig: &Rig, name: &str, id: u64, fault: Fault) -> anyhow::Result<LastChange> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -238,7 +243,7 @@ async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChan
         Fault::OomUnderLoad | Fault::HangsUnderLoad => (&["done"], ""),
         Fault::StartFails => (&["rolled_back"], "out of memory"),
         Fault::StartHangs => (&["rolled_back"], "no progress"),
-        // Which of them is checked where the port is taken.
+        // The check after the restart decides which of the two is right.
         Fault::PortTaken => (&["failed", "done"], ""),
         Fault::GatewayKilled => (&["done", "aborted", "rolled_back"], ""),
     };
@@ -256,7 +261,7 @@ async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChan
         "not back to the last working settings: {}",
         engine.settings
     );
-    // In the same step as the engine's own limit.
+    // The gateway changes the slots in the same step as the engine's own limit.
     let slots = engine.settings.strip_prefix("max-num-seqs=").and_then(|n| n.parse().ok());
     ensure!(backend.slots.limit == slots, "{:?} slots with {}", backend.slots.limit, engine.settings);
     let journal = rig.journal()?;
@@ -274,7 +279,7 @@ async fn restarts_of(rig: &Rig, name: &str) -> anyhow::Result<usize> {
     Ok(backend.engine.as_ref().context("the gateway runs it")?.restarts)
 }
 
-/// Takes the port of an engine as soon as it is free. `None`: the next engine was faster.
+/// Takes the port of an engine as soon as it is free. Returns `None` if the next engine was faster.
 async fn take_port(rig: &Rig, name: &str, id: u64) -> anyhow::Result<Option<TcpListener>> {
     let port = rig.ports[ENGINES.iter().position(|engine| *engine == name).unwrap_or(0)];
     let deadline = Instant::now() + TIMEOUT;
@@ -308,7 +313,8 @@ async fn hang(rig: &Rig, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Without another backend that serves its models a restart is refused; with `hold`, requests wait and none is lost.
+/// Without another backend that serves its models, an engine's restart is refused; with `hold`,
+/// requests wait and none is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_without_replacement_capacity_is_refused_or_holds_requests() {
     let held = async {
@@ -338,7 +344,7 @@ async fn a_restart_without_replacement_capacity_is_refused_or_holds_requests() {
     timeout(OVERHEAD, held).await.expect("took longer than allowed").unwrap();
 }
 
-/// Flags that change in the configuration are applied one engine at a time; invalid flags stop no engine.
+/// A reload with changed flags restarts one engine at a time; invalid flags stop no engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reload_restarts_changed_engines_one_at_a_time() {
     let rolled = async {
@@ -366,7 +372,7 @@ async fn a_reload_restarts_changed_engines_one_at_a_time() {
     timeout(OVERHEAD, rolled).await.expect("took longer than allowed").unwrap();
 }
 
-/// A gateway that was killed finds its engines again and does not start others beside them.
+/// The next gateway after a kill finds the running engines and starts no others next to them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_gateways_successor_adopts_its_engines() {
     let adopted = async {
@@ -380,7 +386,7 @@ async fn a_killed_gateways_successor_adopts_its_engines() {
         ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
         let load = Load::on(rig.port);
         rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
-        // Adopted engines can be restarted like any other, and stop with the gateway.
+        // Adopted engines can be restarted like other engines, and stop with the gateway.
         rig.restart("a", &["max-num-seqs=16".to_owned()], &[]).await?;
         rig.settled().await?;
         let losses = load.end().await;
@@ -392,7 +398,7 @@ async fn a_killed_gateways_successor_adopts_its_engines() {
     timeout(OVERHEAD, adopted).await.expect("took longer than allowed").unwrap();
 }
 
-/// The same with a configuration that stops such engines.
+/// With `on_start = "stop"`, the next gateway stops the engines that it finds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_may_not_adopt_stops_found_engines_before_it_starts_its_own() {
     let replaced = async {

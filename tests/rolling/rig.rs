@@ -1,4 +1,8 @@
 //! The gateway under test as a process that runs three engines, and its state as seen from outside.
+//!
+//! Engines are `engine.sh`, which becomes `sluice sim` or fails as the test has asked for in a
+//! file. All files are in one temporary folder, whose name marks the environment of the engines:
+//! the test finds them by it, and kills them at the end.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -26,7 +30,7 @@ pub(crate) const LOOK: Duration = Duration::from_millis(20);
 /// Names of the engines.
 pub(crate) const ENGINES: [&str; 3] = ["a", "b", "c"];
 
-/// A gateway and the folder of its and its engines' files.
+/// A gateway, and the folder with its files and those of its engines.
 pub(crate) struct Rig {
     pub(crate) port: u16,
     pub(crate) ports: [u16; 3],
@@ -73,7 +77,8 @@ impl Rig {
         self.until("the gateway responds", async |rig| Ok(rig.status().await.is_ok())).await
     }
 
-    /// Starts a gateway that takes the place of the running one, and waits until that one has ended.
+    /// Starts a gateway that takes the place of the running one, and waits until the old one has
+    /// ended.
     pub(crate) async fn upgrade(&mut self) -> anyhow::Result<()> {
         let new = self.spawn(&["serve", "--upgrade", "--config"])?;
         let mut old = self.child.replace(new).context("the gateway does not run")?;
@@ -82,7 +87,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Asks the running gateway to hand over, as a newer one does, and fails when it has: the running one must go on.
+    /// Asks the running gateway to hand over, as a newer one does, and then fails: the running
+    /// gateway must go on.
     pub(crate) async fn fail_upgrade(&self) -> anyhow::Result<()> {
         let mut stream = UnixStream::connect(self.path(".sluice/upgrade.sock")).await?;
         let hello = br#"{"sluice_upgrade":1,"version":"9.9","pid":77}"#;
@@ -104,14 +110,14 @@ impl Rig {
         Ok(command.kill_on_drop(true).spawn()?)
     }
 
-    /// SIGKILL, and nothing else.
+    /// Sends SIGKILL to the gateway; its engines are left alone.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
         let mut child = self.child.take().context("the gateway does not run")?;
         child.kill().await?;
         Ok(())
     }
 
-    /// SIGTERM, and waits for exit status 0.
+    /// Sends SIGTERM and waits for exit status 0.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         let mut child = self.child.take().context("the gateway does not run")?;
         kill(Pid::from_raw(i32::try_from(child.id().context("it has ended")?)?), Signal::SIGTERM)?;
@@ -137,7 +143,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Puts it back.
+    /// Puts a backend back into rotation.
     pub(crate) async fn enable(&self, name: &str) -> anyhow::Result<()> {
         let _: Value = self.admin.post(&format!("/admin/backends/p/{name}/enable")).await?;
         Ok(())
@@ -158,7 +164,7 @@ impl Rig {
         Ok(fs::write(&path, text.replace(from, to))?)
     }
 
-    /// The lines of the file that describe a backend.
+    /// The lines of the configuration file that describe a backend.
     pub(crate) fn described(&self, name: &str) -> anyhow::Result<String> {
         let text = fs::read_to_string(self.path("sluice.toml"))?;
         let from = text.find(&format!("[[pool.backend]]\nname = \"{name}\"")).context("no such backend")?;
@@ -175,7 +181,8 @@ impl Rig {
         Ok(self.processes()?.into_iter().map(|(pid, _)| pid).filter(of).collect())
     }
 
-    /// Whether all engines have processes, and each of them has this variable (`NAME=value`) or, if not `set`, lacks it.
+    /// Whether all engines have processes, and each process has this variable (`NAME=value`) or, if
+    /// not `set`, lacks it.
     pub(crate) fn all_have(&self, variable: &str, set: bool) -> anyhow::Result<bool> {
         let has = |pid: &i32| processes::has(*pid, |word| word == variable.as_bytes());
         for name in ENGINES {
@@ -220,7 +227,7 @@ impl Rig {
         self.folder.path().join(name)
     }
 
-    /// The end of what the gateway logged.
+    /// The last 60 lines that the gateway logged.
     pub(crate) fn log(&self) -> String {
         let text = fs::read_to_string(self.path("log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -239,10 +246,10 @@ impl Rig {
         Ok(lines)
     }
 
-    /// Processes of any engine of this rig, by their environment: id and command line.
+    /// Id and command line of all engine processes of this rig, found by their environment.
     pub(crate) fn processes(&self) -> anyhow::Result<Vec<(i32, String)>> {
         let command = |pid: i32| {
-            // It may have ended by now.
+            // The process may have ended by now.
             let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             (pid, String::from_utf8_lossy(&words).replace('\0', " "))
         };
@@ -263,7 +270,8 @@ impl Drop for Rig {
     }
 }
 
-/// The program under test: `SLUICE_BIN` (a release build, say), or the one that was built with this test.
+/// The program under test: `SLUICE_BIN` (for example a release build), or the one that was built
+/// with this test.
 pub(crate) fn binary() -> PathBuf {
     std::env::var_os("SLUICE_BIN")
         .map_or_else(|| env!("CARGO_BIN_EXE_sluice").into(), |path| std::path::absolute(path).unwrap_or_default())

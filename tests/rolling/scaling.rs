@@ -1,6 +1,8 @@
-//! Autoscaling that the gateway applies: engines are stopped and started under load, and no request is lost by it.
+//! Autoscaling that the gateway applies: engines are stopped and started under load without losing
+//! a request.
 //!
-//! How many are wanted follows from `min` and `max`, which are changed by reloads; the tests of the scaler cover the rest.
+//! Reloads change `min` and `max`, and so the number of wanted engines; the tests of the scaler
+//! cover the rest.
 
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use crate::rig::{ENGINES, LOOK, Rig};
 
 /// Time limit of a test.
 const LIMIT: Duration = Duration::from_secs(240);
-/// What the reloads replace.
+/// The line of the file that the first reload replaces.
 const MODELS: &str = "models = [\"m\"]\n";
 
 fn autoscale(min: u32, max: u32) -> String {
@@ -24,7 +26,7 @@ fn autoscale(min: u32, max: u32) -> String {
     )
 }
 
-/// How many engines are wanted, by reloads.
+/// The current bounds of the number of engines, as a part of the file that reloads replace.
 struct Bounds(String);
 
 impl Bounds {
@@ -36,12 +38,13 @@ impl Bounds {
     }
 }
 
-/// The steps of the engines.
+/// The life step of each engine.
 async fn steps(rig: &Rig) -> anyhow::Result<Vec<String>> {
     Ok(engines(rig).await?.into_iter().map(|engine| engine.step).collect())
 }
 
-/// Waits until the engines are in these steps; those that serve have processes, and no others have.
+/// Waits until the engines are in these steps; idle engines must have no processes, all others must
+/// have some.
 async fn until_steps(rig: &Rig, wanted: [&str; 3]) -> anyhow::Result<()> {
     rig.until(&format!("the engines are {wanted:?}"), async |rig| Ok(steps(rig).await? == wanted)).await?;
     for (name, step) in ENGINES.iter().zip(wanted) {
@@ -56,7 +59,8 @@ async fn comes_through(rig: &Rig, load: &Load) -> anyhow::Result<()> {
     rig.until("requests come through", async |_| Ok(load.completed() > before + 20)).await
 }
 
-/// Down, up, down again, with a drain that ends early, an operator, and a new configuration of the engines.
+/// Scales down, up and down again, with a drain that ends early, an operator's drain, and a new
+/// configuration of the engines.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losing_a_request() {
     let scaled = async {
@@ -78,7 +82,8 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
         bounds.set(&rig, 3, 3).await?;
         until_steps(&rig, ["serve", "serve", "serve"]).await?;
 
-        // A stream keeps c from being stopped. It is wanted again meanwhile, and serves on in the same process.
+        // A stream keeps c from being stopped. Meanwhile c is wanted again, and goes on in the same
+        // process.
         for other in ["a", "b"] {
             rig.drain(other).await?;
         }
@@ -100,7 +105,7 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
         );
         drop(stream);
 
-        // One that an operator has taken out is replaced.
+        // An engine that an operator has taken out of rotation is replaced.
         bounds.set(&rig, 2, 2).await?;
         until_steps(&rig, ["serve", "serve", "idle"]).await?;
         rig.drain("b").await?;
@@ -108,7 +113,7 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
         rig.enable("b").await?;
         until_steps(&rig, ["serve", "serve", "idle"]).await?;
 
-        // Other flags, where only one engine is wanted: another one runs while it is restarted.
+        // Other flags while only one engine is wanted: another engine runs during its restart.
         bounds.set(&rig, 1, 1).await?;
         until_steps(&rig, ["serve", "idle", "idle"]).await?;
         rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 48").await?;
@@ -123,7 +128,7 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
     timeout(LIMIT, scaled).await.expect("took longer than allowed").unwrap();
 }
 
-/// What runs and what is stopped outlives the gateway: an upgrade, a kill, a stop.
+/// Which engines run and which are stopped survives the gateway: an upgrade, a kill, a stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_gateway_takes_over_what_runs_and_leaves_stopped_what_is_stopped() {
     let taken = async {
@@ -151,7 +156,7 @@ async fn another_gateway_takes_over_what_runs_and_leaves_stopped_what_is_stopped
         rig.run().await?;
         until_steps(&rig, ["serve", "serve", "idle"]).await?;
         ensure!(starts(&rig)? == started, "c was started");
-        // Without autoscaling all of them run.
+        // Without autoscaling all engines run.
         rig.reconfigure(&bounds.0, MODELS).await?;
         until_steps(&rig, ["serve", "serve", "serve"]).await?;
         rig.stop().await
@@ -159,7 +164,8 @@ async fn another_gateway_takes_over_what_runs_and_leaves_stopped_what_is_stopped
     timeout(LIMIT, taken).await.expect("took longer than allowed").unwrap();
 }
 
-/// Engines that commands start and stop, one of which does not start at first: another one takes its place.
+/// Engines that commands start and stop, one of which fails to start: another engine takes its
+/// place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_run_by_commands_are_scaled_and_one_that_fails_is_replaced() {
     let scaled = async {
@@ -182,14 +188,15 @@ async fn engines_run_by_commands_are_scaled_and_one_that_fails_is_replaced() {
         rig.until("c serves for b", async |rig| Ok(steps(rig).await? == ["serve", "hold", "serve"])).await?;
         comes_through(&rig, &load).await?;
         rig.enable("b").await?;
-        // Its cause is fixed, and two others serve.
+        // The cause is fixed, but two other engines serve already.
         rig.until("b is idle", async |rig| Ok(steps(rig).await? == ["serve", "idle", "serve"])).await?;
         ends_well(load, rig).await
     };
     timeout(LIMIT, scaled).await.expect("took longer than allowed").unwrap();
 }
 
-/// A request on a new connection: the head of the response, its end, and how long it took.
+/// Sends a request on a new connection; returns the head and the body of the response, and its
+/// duration.
 async fn ask(port: u16) -> anyhow::Result<(String, String, Duration)> {
     let body = r#"{"model":"m","prompt":"x","max_tokens":8,"ignore_eos":true,"stream":true}"#;
     let began = Instant::now();
@@ -214,7 +221,8 @@ async fn status_of(port: u16, path: &str) -> anyhow::Result<String> {
     Ok(response.get(9..12).unwrap_or_default().to_owned())
 }
 
-/// Without requests there is no engine; the next ones wait for one, and learn when it does not start.
+/// A pool without requests has no engine. The next requests wait for an engine, and get an error if
+/// it does not start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_without_requests_has_no_engine_and_the_next_requests_wait_for_one() {
     let slept = async {
@@ -225,7 +233,7 @@ async fn a_pool_without_requests_has_no_engine_and_the_next_requests_wait_for_on
         comes_through(&rig, &load).await?;
         let losses = load.end().await;
         ensure!(losses.is_empty(), "{losses:#?}");
-        // The first minute of a scaler takes no engine away.
+        // During the first minute after the start, the scaler stops no engine.
         let deadline = Instant::now() + LIMIT / 2;
         while steps(&rig).await? != ["idle"; 3] {
             ensure!(Instant::now() < deadline, "{:?}\n{}", steps(&rig).await?, rig.log());
@@ -241,7 +249,8 @@ async fn a_pool_without_requests_has_no_engine_and_the_next_requests_wait_for_on
         }
         until_steps(&rig, ["serve", "idle", "idle"]).await?;
         until_steps(&rig, ["idle", "idle", "idle"]).await?;
-        // The start fails: an answer at once, and an engine for those who come back.
+        // When the start fails, the request is answered at once, and a later request finds an
+        // engine.
         std::fs::write(rig.path("fault.a"), "start-fails")?;
         let (head, body, took) = ask(rig.port).await?;
         ensure!(head.starts_with("http/1.1 503") && head.contains("retry-after: "), "{head}\n{body}");

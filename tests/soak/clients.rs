@@ -1,9 +1,10 @@
-//! The clients. A request, and when its client leaves, follow from the seed and the number of the request.
+//! The clients. The seed and the number of a request decide its content and when its client leaves.
 //!
-//! Seven of ten requests are finite and read to the end, streamed or plain. Three are endless, and their client leaves: at once
-//! (mostly within milliseconds of sending the request, streamed or plain), when the head of the response arrives, or
-//! after some events. Finite requests reuse their connection; clients that leave close it. Most prompts are short; one in
-//! twelve is long, up to 80 KB.
+//! Seven of ten requests are finite and read to the end, streamed or plain. Three are endless, and
+//! their clients leave: at once (mostly within milliseconds of sending the request, streamed or
+//! plain), when the head of the response arrives, or after some events. Finite requests reuse their
+//! connection; clients that leave close it. Most prompts are short; one in twelve is long, up to 80
+//! KB.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,33 +21,35 @@ use tokio::time::{sleep, timeout};
 use crate::MODELS;
 use crate::reply::Reply;
 
-/// Clients at the same time, before `SLUICE_SOAK_SCALE`: more than the slots of all backends, so that a queue forms.
+/// Concurrent clients, before `SLUICE_SOAK_SCALE`: more than the slots of all backends, so that a
+/// queue forms.
 const CLIENTS: usize = 96;
 /// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Output tokens of an endless request: 1,000 s with the mock's pace, two minutes with the simulated engine's.
+/// Output tokens of an endless request: 1,000 s at the mock's pace, two minutes at the simulated
+/// engine's pace.
 const ENDLESS: u64 = 100_000;
-/// Most distinct kinds of failures.
+/// Maximum number of distinct kinds of failures.
 const MAX_KINDS: usize = 16;
 
-/// What the clients of one model counted.
+/// Counts of the clients of one model.
 #[derive(Default, Debug)]
 pub(crate) struct Tally {
     /// Requests sent whole.
     pub(crate) sent: u64,
     /// Responses read to their end.
     pub(crate) completed: u64,
-    /// Left before reading anything.
+    /// Clients that left before they read anything.
     pub(crate) left_at_once: u64,
-    /// Left when the head of a response with status 200 had arrived.
+    /// Clients that left when the head of a response with status 200 had arrived.
     pub(crate) left_at_head: u64,
-    /// Left after some events.
+    /// Clients that left after some events.
     pub(crate) left_in_content: u64,
     /// Refused with 503 and Retry-After, or 429.
     pub(crate) shed: u64,
-    /// Everything else: other statuses, broken or incomplete responses.
+    /// All other requests: other statuses, broken or incomplete responses.
     pub(crate) failed: u64,
-    /// These failures by kind.
+    /// Failed requests by kind of failure.
     pub(crate) failures: BTreeMap<String, u64>,
 }
 
@@ -145,7 +148,7 @@ impl LoadClients {
         self.begun() as f64 / self.requests as f64
     }
 
-    /// Send all requests; the results by model.
+    /// Sends all requests; returns one tally per model.
     pub(crate) async fn run(self: Arc<Self>) -> anyhow::Result<[Tally; 2]> {
         let mut tasks = JoinSet::new();
         for _ in 0..CLIENTS * crate::scale() as usize {
@@ -178,7 +181,7 @@ impl LoadClients {
     }
 }
 
-/// One request, read until its plan ends it.
+/// Sends one request and reads the response until the plan ends it.
 async fn exchange(
     port: u16,
     plan: &RequestPlan,

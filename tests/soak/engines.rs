@@ -1,7 +1,8 @@
-//! The engines of the soak: processes of `sluice sim`, or mock engines inside the test. Both can be killed and revived.
+//! The engines of the soak: processes of `sluice sim`, or mock engines inside the test. Both can be
+//! killed and revived.
 //!
-//! A killed engine ends as after SIGKILL: all its connections break at once, without an error response.
-//! It returns on the same port, with its counters at zero (sim) or continued (mock).
+//! A killed engine ends as after SIGKILL: all its connections break at once, without an error
+//! response. It returns on the same port, with its counters at zero (sim) or continued (mock).
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -16,12 +17,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::engine::{Counters, serve};
 
-/// Time for an engine to accept connections after it was started.
+/// Time limit for a started engine to accept connections.
 const START: Duration = Duration::from_secs(20);
 /// Pause between two attempts to connect or bind.
 const RETRY: Duration = Duration::from_millis(20);
-/// Speed of a simulated engine, as a multiple of the modelled GPU: short responses take about ten milliseconds, endless
-/// ones two minutes.
+/// Speed of a simulated engine, as a multiple of the modelled GPU: short responses take about ten
+/// milliseconds, endless ones two minutes.
 const SIM_SPEED: u32 = 5;
 
 /// The kind of engine behind the gateway.
@@ -52,16 +53,16 @@ enum Running {
     Sim(Child, u32),
 }
 
-/// One engine on a port of its own.
+/// One engine with its own port.
 pub(crate) struct Engine {
-    /// Where it listens on loopback.
+    /// The loopback port on which the engine listens.
     pub(crate) port: u16,
     model: &'static str,
     running: Running,
 }
 
 impl Engine {
-    /// Start an engine that serves `model` on a free port.
+    /// Starts an engine that serves `model` on a free port.
     pub(crate) async fn start(kind: Kind, model: &'static str) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
@@ -80,7 +81,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The id of its process.
+    /// The id of the engine's process.
     pub(crate) fn process(&self) -> anyhow::Result<u32> {
         match &self.running {
             Running::Mock(..) => Ok(std::process::id()),
@@ -88,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// Kills it: connections break without a response.
+    /// Kills the engine: connections break without a response.
     pub(crate) async fn kill(&mut self) {
         match &mut self.running {
             Running::Mock(counters, task) => {
@@ -96,12 +97,12 @@ impl Engine {
                 task.abort();
                 let _ = task.await;
             }
-            // An engine that has ended already needs no kill.
+            // The error is ignored: an engine that has already ended needs no kill.
             Running::Sim(child, _) => drop(child.kill().await),
         }
     }
 
-    /// Start it again on its port.
+    /// Starts the engine again on its port.
     pub(crate) async fn revive(&mut self) -> anyhow::Result<()> {
         match &mut self.running {
             Running::Mock(counters, task) => {
@@ -136,7 +137,8 @@ impl Engine {
 fn sim(port: u16, model: &str, speed: u32) -> anyhow::Result<Child> {
     Command::new(crate::binary())
         .args(["sim", model, "--host", "127.0.0.1", "--port", &port.to_string(), "--sim-speed", &speed.to_string()])
-        // A killed engine leaves its second process behind, which would wait for five minutes.
+        // A killed engine leaves its second process behind, which would otherwise wait for five
+        // minutes.
         .args(["--max-model-len", "131072", "--sim-orphan", "0"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -1,11 +1,13 @@
-//! The gateway under test: a process of `sluice serve` with four pools, reloaded while requests run.
+//! The gateway under test: a process of `sluice serve` with four pools, reloaded while requests
+//! run.
 //!
-//! Each model has a pool for short prompts on two engines and one for long prompts on a third. Every reload
-//! applies the next of [`SETTINGS`]: slots, permits, token budgets, queues, orders, policies and spill lists. In two of them
-//! there is one pool for all prompts. There are fewer slots than clients, so that requests queue, spill and are shed. Every
-//! eighth file is invalid and must change nothing.
+//! Each model has a pool for short prompts on two engines and one for long prompts on a third.
+//! Every valid reload applies the next of [`SETTINGS`]: slots, permits, token budgets, queues,
+//! orders, policies and spill lists. In two of them there is one pool for all prompts. There are
+//! fewer slots than clients, so that requests queue, spill and are shed. Every eighth file is
+//! invalid and must change nothing.
 //!
-//! Its access log is kept: one line per request is what `records.rs` counts.
+//! The access log is kept: `records.rs` counts its lines, one per request.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,9 +23,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::ports::free_port;
 
-/// Time for the gateway to accept connections, and to end after SIGTERM with nothing in flight.
+/// Time limit for the gateway to accept connections, and to end after SIGTERM with nothing in
+/// flight.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// The last line of its start.
+/// The last line that the gateway logs when it starts.
 const SERVES: &str = "metrics and live page on";
 /// One file in this many is invalid.
 const WRONG_EVERY: u64 = 8;
@@ -32,7 +35,7 @@ pub(crate) const ENGINES: usize = 3;
 
 /// The settings of both models' pools in one file.
 struct Settings {
-    /// Long prompts have a pool of their own.
+    /// Whether long prompts have a separate pool.
     split: bool,
     /// Slots per engine: short pool, long pool.
     slots: [u32; 2],
@@ -113,9 +116,9 @@ const SETTINGS: [Settings; 6] = [
 
 /// A running gateway.
 pub(crate) struct Gateway {
-    /// Where clients connect.
+    /// The port for clients.
     pub(crate) port: u16,
-    /// Where the metrics are.
+    /// The port of the metrics.
     pub(crate) admin: u16,
     /// Reloads so far, of valid and of invalid files.
     pub(crate) reloads: [u64; 2],
@@ -125,14 +128,16 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Start it in front of these engines, [`ENGINES`] per model, and wait until it accepts clients.
+    /// Starts the gateway in front of these engines, [`ENGINES`] per model, and waits until it
+    /// accepts clients.
     pub(crate) async fn start(engines: Vec<u16>) -> anyhow::Result<Self> {
         let mut gateway = Self::start_with(|own| text(own, &engines, &SETTINGS[0])).await?;
         gateway.engines = engines;
         Ok(gateway)
     }
 
-    /// Start it with a configuration made for its two ports, and wait until it says that it serves.
+    /// Starts the gateway with a configuration made for its two ports, and waits until its log says
+    /// that it serves.
     pub(crate) async fn start_with(config: impl Fn([u16; 2]) -> String) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let log = fs::File::create(folder.path().join("log"))?;
@@ -149,7 +154,8 @@ impl Gateway {
             .spawn()?;
         let mut gateway = Self { port, admin, reloads: [0; 2], child, folder, engines: Vec::new() };
         let deadline = Instant::now() + TIMEOUT;
-        // The kernel completes connections while the gateway is still starting and opens descriptors.
+        // The log decides, not a connection: the kernel completes connections while the gateway is
+        // still starting and opens descriptors.
         while !gateway.log().contains(SERVES) {
             if !gateway.runs()? || Instant::now() > deadline {
                 bail!("the gateway did not start:\n{}", gateway.log());
@@ -159,7 +165,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Write another file and make the gateway reload it.
+    /// Writes another file and makes the gateway reload it.
     pub(crate) fn reload(&mut self) -> anyhow::Result<()> {
         let number = self.reloads[0] + self.reloads[1] + 1;
         let wrong = number.is_multiple_of(WRONG_EVERY);
@@ -169,14 +175,14 @@ impl Gateway {
         if wrong {
             text += "slotz = 1\n";
         }
-        // Renamed into place, so that a reload never reads half a file.
+        // Renamed into place, so that a reload never reads an incomplete file.
         let fresh = self.folder.path().join("fresh.toml");
         fs::write(&fresh, text)?;
         fs::rename(&fresh, self.folder.path().join("sluice.toml"))?;
         Ok(kill(self.pid()?, Signal::SIGHUP)?)
     }
 
-    /// The id of its process.
+    /// The id of the gateway's process.
     pub(crate) fn process(&self) -> anyhow::Result<u32> {
         self.child.id().context("the gateway has ended")
     }
@@ -186,14 +192,14 @@ impl Gateway {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// The end of what it logged.
+    /// The last 20 lines that the gateway logged.
     pub(crate) fn log(&self) -> String {
         let text = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
-    /// Its access log; complete only when it has stopped.
+    /// The path of the access log; complete only when the gateway has stopped.
     pub(crate) fn access_log(&self) -> PathBuf {
         self.folder.path().join("access.jsonl")
     }
@@ -229,7 +235,7 @@ fn text([port, admin]: [u16; 2], engines: &[u16], settings: &Settings) -> String
     text
 }
 
-/// The pool for short (0) or long (1) prompts of a model.
+/// Adds the pool for short (0) or long (1) prompts of a model to the text.
 fn pool(text: &mut String, settings: &Settings, model: &str, which: usize, range: &str, ports: &[u16]) {
     let names = [model.to_owned(), format!("{model}-long")];
     let spill = if settings.spill[which] { format!("{:?}", names[1 - which]) } else { String::new() };

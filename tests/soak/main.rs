@@ -1,32 +1,38 @@
-//! Soak: many requests, clients that leave, engines that die, reloads; afterwards every resource must be released.
+//! Soak: many requests, clients that leave, engines that die, reloads; afterwards every resource
+//! must be released.
 //!
-//! There are two models with three engines each: the engines of `steady` run all the time, those of `brittle` are killed and
-//! started again, one at a time. Every reload changes the pools (`gateway.rs`). There are two kinds of requests
-//! (`clients.rs`). Clients read *finite* requests to the end. *Endless* ones would run for minutes, and their clients leave:
-//! while queued, before the first token, or during the response. So these equations hold exactly:
+//! There are two models with three engines each: the engines of `steady` run all the time; the
+//! engines of `brittle` are killed and started again, one at a time. Every reload changes the pools
+//! (`gateway.rs`). There are two kinds of requests (`clients.rs`). Clients read *finite* requests
+//! to the end. *Endless* ones would run for minutes, and their clients leave: while queued, before
+//! the first token, or during the response. So these equations hold exactly:
 //!
-//! 1. per model: sum over outcomes in `sluice_requests_total` = requests sent = lines of the access log, no request id twice,
-//!    and `completed` = responses read to the end
-//! 2. every gauge of the gateway (in flight, outstanding tokens, prefill tokens, long prefills, queue) is 0
-//! 3. no engine has a running or queued request: one whose abort was missed would still run (or, after minutes, count as
-//!    finished, which number 4 finds)
-//! 4. steady: no request failed or found no backend (a reload drops nothing);
-//!    `client_gone + shed = clients that left + clients that read a shed response`; the engines finished as many as
-//!    clients read; and `left a response <= aborts seen by the engines <= gone from a backend`
+//! 1. per model: sum over outcomes in `sluice_requests_total` = requests sent = lines of the access
+//!    log, no request id twice, and `completed` = responses read to the end
+//! 2. every gauge of the gateway (in flight, outstanding tokens, prefill tokens, long prefills,
+//!    queue) is 0
+//! 3. no engine has a running or queued request: one whose abort was missed would still run (or,
+//!    after minutes, count as finished, which number 4 finds)
+//! 4. steady: no request failed or found no backend (a reload drops nothing); `client_gone + shed =
+//!    clients that left + clients that read a shed response`; the engines finished as many requests
+//!    as clients read; and `left a response <= aborts seen by the engines <= gone from a backend`
 //! 5. brittle: every failed request got an error response, and no wait ran into a time limit
-//! 6. descriptors are back where they were before the first client, memory is where it was after a quarter
+//! 6. descriptors are no more than before the first client, and memory is at most [`MEMORY_SLACK`]
+//!    above its value at a quarter of the requests
 //!
-//! The gateway passes on no byte before the engine's first event, so when a client has seen a response, its request was running.
-//! When a client leaves earlier, its request may be queued, shed, or in the engine's front end; therefore number 4 has
-//! inequalities. A killed engine loses its count of aborts, so these are checked for `steady` only.
+//! The gateway passes on no byte before the engine's first event, so when a client has seen a
+//! response, its request was running. When a client leaves earlier, its request may be queued,
+//! shed, or in the engine's front end; therefore number 4 has inequalities. A killed engine loses
+//! its count of aborts, so aborts are checked for `steady` only.
 //!
-//! All randomness follows from `SLUICE_SOAK_SEED`; the scheduling of threads and processes does not. The default size suits
-//! `cargo test`. The full soak is `SLUICE_SOAK_REQUESTS=100000`, and fails unless every situation above occurred.
-//! `SLUICE_SOAK_SCALE` multiplies clients, slots and queues, for a machine with many cores and millions of requests.
-//! `SLUICE_SOAK_ENGINE` chooses the engines (`sim`: processes of `sluice sim`; `mock`: the mock of `benches/overhead`), and
-//! `SLUICE_BIN` another build of sluice. The test has a deadline and waits for conditions.
+//! All randomness follows from `SLUICE_SOAK_SEED`; the scheduling of threads and processes does
+//! not. The default size suits `cargo test`. The full soak is `SLUICE_SOAK_REQUESTS=100000`, and
+//! fails unless every situation above occurred. `SLUICE_SOAK_SCALE` multiplies clients, slots and
+//! queues, for a machine with many cores and millions of requests. `SLUICE_SOAK_ENGINE` chooses the
+//! engines (`sim`: processes of `sluice sim`; `mock`: the mock of `benches/overhead`), and
+//! `SLUICE_BIN` another build of sluice.
 //!
-//! `hostile/` has the other soak: attackers beside honest clients.
+//! `hostile/` has the other soak: attackers next to honest clients.
 
 #[expect(dead_code, reason = "the soak uses parts of what the overhead measurement needs")]
 #[path = "../../benches/overhead/engine.rs"]
@@ -61,23 +67,25 @@ use records::Records;
 
 /// Default number of requests: a few seconds.
 const REQUESTS: u64 = 600;
-/// Time for start, restarts and draining.
+/// Time limit for start, restarts and draining.
 const OVERHEAD: Duration = Duration::from_secs(90);
 /// Time allowed per request; 100,000 get 500 s.
 const PER_REQUEST: Duration = Duration::from_millis(5);
-/// Time for the last counters to settle after the last client has left.
+/// Time limit for the last counters to settle after the last client has left.
 const SETTLE: Duration = Duration::from_secs(30);
 /// Pause between two checks of a condition.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// A soak with at least this many requests fails unless every situation occurred.
 const THOROUGH: u64 = 10_000;
-/// Growth of resident memory allowed between a quarter of the requests and the end, bytes: what an allocator retains after a
-/// burst. A leak of a kilobyte per request would add 75 MB in the full soak.
+/// Allowed growth of resident memory between a quarter of the requests and the end, bytes: memory
+/// that an allocator retains after a burst. A leak of a kilobyte per request would add 75 MB in the
+/// full soak.
 const MEMORY_SLACK: u64 = 24 << 20;
 
-/// Requests after which the memory of a long soak is compared with that at the end.
+/// Requests after which the memory of a long soak is compared with the memory at the end.
 const WARM: u64 = 100_000;
-/// Resident memory at the end of a soak of ten times [`WARM`] requests or more, relative to that after [`WARM`].
+/// Maximum resident memory at the end of a soak of ten times [`WARM`] requests or more, relative to
+/// the memory after [`WARM`].
 const MEMORY_GROWTH: f64 = 1.1;
 
 /// Names of the two models.
@@ -85,7 +93,8 @@ const MODELS: [&str; 2] = ["steady", "brittle"];
 const STEADY: usize = 0;
 const BRITTLE: usize = 1;
 
-/// The program under test: `SLUICE_BIN` (for example a release build), or the one built with this test.
+/// The program under test: `SLUICE_BIN` (for example a release build), or the one built with this
+/// test.
 fn binary() -> OsString {
     std::env::var_os("SLUICE_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_sluice").into())
 }
@@ -94,12 +103,12 @@ pub(crate) fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
-/// Multiplies clients, slots and queues.
+/// The factor for clients, slots and queues.
 fn scale() -> u32 {
     u32::try_from(setting("SLUICE_SOAK_SCALE", 1)).unwrap_or(1)
 }
 
-/// Runs a test on half of the cores, and two at least: the other half is for the gateway.
+/// Runs a test on half of the cores, but at least two: the other half is for the gateway.
 pub(crate) fn block_on(test: impl Future<Output = ()>) {
     let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
     let workers = (cores / 2).max(2);
@@ -119,7 +128,8 @@ fn nothing_leaks_after_clients_leave_engines_die_and_the_gateway_reloads() {
     });
 }
 
-/// Checks the test itself: without a gateway in between, every client that leaves is an abort in the engine.
+/// Checks the test itself: without a gateway in between, every client that leaves is an abort in
+/// the engine.
 #[test]
 fn without_a_gateway_the_engines_see_every_client_that_leaves() {
     let (requests, seed) = (setting("SLUICE_SOAK_REQUESTS", REQUESTS), setting("SLUICE_SOAK_SEED", 1));
@@ -217,7 +227,7 @@ impl Footprint {
         Self { memory: page.sum("process_resident_memory_bytes", &[]), descriptors: page.sum("process_open_fds", &[]) }
     }
 
-    /// The larger of each.
+    /// The larger memory and the larger number of descriptors.
     pub(crate) fn max(self, other: Self) -> Self {
         Self { memory: self.memory.max(other.memory), descriptors: self.descriptors.max(other.descriptors) }
     }
@@ -229,7 +239,7 @@ impl fmt::Display for Footprint {
     }
 }
 
-/// What was observed while the clients were running.
+/// Observations while the clients were running.
 #[derive(Default)]
 struct ObservedTotals {
     kills: u64,
@@ -285,7 +295,7 @@ impl fmt::Display for ObservedTotals {
     }
 }
 
-/// Kills, revives and reloads until the clients are done.
+/// Kills and revives engines and reloads the gateway until the clients are done.
 async fn disturb(
     gateway: &mut Gateway,
     brittle: &mut [Engine],
@@ -296,7 +306,8 @@ async fn disturb(
     let mut seen = ObservedTotals::default();
     let mut rng = Rng::new(seed ^ 0xC4A0_5000);
     while !over() {
-        // One engine at a time dies, so that others remain; the pauses only spread the kills over the run.
+        // One engine at a time dies, so that others remain; the pauses only spread the kills over
+        // the run.
         let victim = &mut brittle[rng.below(ENGINES)];
         sleep(Duration::from_millis(100 + rng.below(400) as u64)).await;
         victim.kill().await;
@@ -347,7 +358,8 @@ fn steady_accounts(tally: &Tally, records: &Records, engines: &[Page]) -> anyhow
     Ok(())
 }
 
-/// Checks the numbers of the model whose engines died: failures are reported, and no request waits for a timeout.
+/// Checks the numbers of the model whose engines died: failures are reported, and no request waits
+/// for a timeout.
 fn brittle_accounts(tally: &Tally, records: &Records) -> anyhow::Result<()> {
     for (failure, n) in &tally.failures {
         let said = ["closed before the response ended, status 200", "status 200", "status 502"];
@@ -364,14 +376,16 @@ fn brittle_accounts(tally: &Tally, records: &Records) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Engines counted an abort for each client that left a running response (`least`), and not more than clients left (`most`).
+/// Checks that engines counted an abort for each client that left a running response (`least`), and
+/// no more aborts than clients that left (`most`).
 fn aborts_fit(least: u64, aborts: u64, most: u64) -> anyhow::Result<()> {
     ensure!(least <= aborts, "{least} clients left a running response, the engines saw only {aborts} aborts");
     ensure!(aborts <= most, "the engines saw {aborts} aborts, only {most} clients are known to have left");
     Ok(())
 }
 
-/// The gateway applied valid files and refused invalid ones; signals close together count as one.
+/// Checks that the gateway applied valid files and refused invalid ones; signals close together
+/// count as one.
 fn reloads(page: &Page, gateway: &Gateway) -> anyhow::Result<()> {
     for (result, sent) in ["ok", "failed"].iter().zip(gateway.reloads) {
         let done = page.sum("sluice_config_reloads_total", &[("result", result)]);
@@ -381,13 +395,16 @@ fn reloads(page: &Page, gateway: &Gateway) -> anyhow::Result<()> {
 }
 
 /// The gateway's footprint, once all client connections are closed.
+///
+/// # Errors
+/// When more descriptors are open than before.
 pub(crate) fn at_rest(page: Page, before: &Footprint) -> anyhow::Result<Footprint> {
     let now = Footprint::of(&page);
     ensure!(now.descriptors <= before.descriptors, "{} descriptors, {} before", now.descriptors, before.descriptors);
     Ok(now)
 }
 
-/// Tries until it succeeds; after `SETTLE`, returns the last error.
+/// Repeats an attempt until it succeeds; returns the last error after `SETTLE`.
 pub(crate) async fn eventually<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let deadline = Instant::now() + SETTLE;
     let mut last = anyhow!("no attempt ended in time");
@@ -419,7 +436,7 @@ pub(crate) fn gauges_are_zero(page: &Page) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The gateway's metrics page, if all its gauges are 0 and its counts match.
+/// Returns the gateway's metrics page if all gauges are 0 and the counts match.
 fn closed(page: Page, tallies: &[Tally; 2]) -> anyhow::Result<Page> {
     gauges_are_zero(&page)?;
     equal("lost lines of the access log", page.sum("sluice_access_log_dropped_total", &[]), 0)?;
@@ -432,7 +449,8 @@ fn closed(page: Page, tallies: &[Tally; 2]) -> anyhow::Result<Page> {
     Ok(page)
 }
 
-/// An engine's metrics page, if no request is running or queued: one whose abort was missed would still run.
+/// Returns an engine's metrics page if no request is running or queued: a request whose abort was
+/// missed would still run.
 pub(crate) async fn idle(engine: &Engine) -> anyhow::Result<Page> {
     let page = Page::fetch(engine.port).await?;
     page.all_zero("vllm:num_requests_running")?;

@@ -1,7 +1,7 @@
 //! A metrics page in Prometheus' text format.
 //!
-//! It reads what the soak needs: sums of whole numbers over the series with given labels. Types, histograms and escapes in
-//! label values are not supported. A page is fetched over a connection of its own.
+//! It reads sums of whole numbers over the series with given labels. Types, histograms and escapes
+//! in label values are not supported. A page is fetched over a new connection.
 
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -9,14 +9,14 @@ use tokio::net::TcpStream;
 
 use crate::reply::Reply;
 
-/// Largest page read, bytes.
+/// Maximum length of a page, bytes.
 const MAX_PAGE: usize = 4 << 20;
 
-/// One page as it was fetched.
+/// One fetched page.
 pub(crate) struct Page(String);
 
 impl Page {
-    /// Fetch `/metrics` from a loopback port.
+    /// Fetches `/metrics` from a loopback port.
     pub(crate) async fn fetch(port: u16) -> anyhow::Result<Self> {
         let mut socket = TcpStream::connect(("127.0.0.1", port)).await.context("metrics")?;
         let request = format!("GET /metrics HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\r\n");
@@ -55,7 +55,7 @@ impl Page {
         self.series(name).filter(|(text, _)| carries(text)).map(|(_, value)| value as u64).sum()
     }
 
-    /// Every series of `name` is exactly 0.
+    /// Checks that every series of `name` is exactly 0.
     pub(crate) fn all_zero(&self, name: &str) -> anyhow::Result<()> {
         for (labels, value) in self.series(name) {
             ensure!(value == 0.0, "{name}{{{labels}}} is {value}, not 0");
@@ -67,7 +67,7 @@ impl Page {
 /// Reads one response to its end, keeping the first `keep` bytes of its body.
 ///
 /// # Errors
-/// When the connection breaks, ends early, or carries something else.
+/// When the connection breaks, ends early, or carries something other than a response.
 pub(crate) async fn read_to_end(socket: &mut TcpStream, keep: usize) -> anyhow::Result<Reply> {
     let mut reply = Reply::keeping(keep);
     let mut buffer = vec![0; 16 << 10];

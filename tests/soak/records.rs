@@ -1,7 +1,8 @@
 //! The gateway's access log after it has stopped: one line per request, and when its client left.
 //!
-//! The metrics count outcomes. The log also shows when a client left: while queued (no backend), before the first token (a
-//! backend but no status) or during the response. The log is read line by line; a hash of each request id is kept.
+//! The metrics count outcomes. The log also shows when a client left: while queued (no backend),
+//! before the first token (a backend but no status) or during the response. The log is read line by
+//! line; only a hash of each request id is kept.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -12,10 +13,10 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use twox_hash::XxHash3_64;
 
-/// What the lines about one model add up to.
+/// Sums over the lines of one model.
 #[derive(Default, Debug)]
 pub(crate) struct Records {
-    /// Lines by outcome, shed ones with their reason.
+    /// Lines by outcome; shed ones also by reason.
     pub(crate) outcomes: BTreeMap<String, u64>,
     /// Clients that left while they queued.
     pub(crate) gone_queued: u64,
@@ -32,7 +33,7 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Read the log; per model of [`crate::MODELS`].
+    /// Reads the log; one result per model of [`crate::MODELS`].
     pub(crate) fn read(path: &Path) -> anyhow::Result<[Self; 2]> {
         let mut records: [Self; 2] = Default::default();
         let mut ids = HashSet::new();
@@ -46,12 +47,12 @@ impl Records {
         Ok(records)
     }
 
-    /// Lines in all.
+    /// Number of all lines.
     pub(crate) fn lines(&self) -> u64 {
         self.outcomes.values().sum()
     }
 
-    /// Lines of an outcome, whatever the reason.
+    /// Lines of an outcome, for any reason.
     pub(crate) fn outcome(&self, outcome: &str) -> u64 {
         self.outcomes.iter().filter(|(key, _)| key.split(' ').next() == Some(outcome)).map(|(_, n)| n).sum()
     }

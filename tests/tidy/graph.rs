@@ -1,7 +1,8 @@
-//! Which file uses which: layers between modules, and import cycles among files.
+//! The graph of files that use each other: layers between modules, and import cycles among files.
 //!
-//! An import is followed through re-exports to the file that defines the name, so that a type which `mod.rs` re-exports
-//! does not count as a use of `mod.rs`. A name that a macro or another crate defines counts as defined in the last known file.
+//! An import is followed through re-exports to the file that defines the name, so that a type that
+//! `mod.rs` re-exports does not count as a use of `mod.rs`. A name that a macro or another crate
+//! defines counts as defined in the last known file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,14 +11,14 @@ use petgraph::graphmap::DiGraphMap;
 
 use crate::source::{Code, Source};
 
-/// Which code counts as a use.
+/// Which code of a file counts as a use.
 #[derive(Clone, Copy)]
 enum Part {
     All,
     Product,
 }
 
-/// The files by crate and module.
+/// The files, indexed by crate and module.
 struct Files<'a> {
     sources: &'a [Source],
     by_module: HashMap<(&'a str, &'a [String]), usize>,
@@ -38,7 +39,8 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// The path from the root of the crate; `None` for another crate, and for a name of the file itself.
+    /// The path from the root of the crate; `None` for another crate, and for a name of the file
+    /// itself.
     fn absolute(&self, file: usize, path: &[String], aliases: bool) -> Option<Vec<String>> {
         let source = &self.sources[file];
         let first = path.first()?;
@@ -83,8 +85,8 @@ impl<'a> Files<'a> {
     fn uses(&self, file: usize) -> BTreeMap<usize, String> {
         let (source, code) = (&self.sources[file], self.code(file));
         let named: BTreeSet<&str> = code.paths.iter().filter_map(|path| path.first().map(String::as_str)).collect();
-        // Two kinds of import do not count: a re-export that the file does not use itself, and the import of a module, whose
-        // items are counted where they are named.
+        // Two kinds of import do not count: a re-export that the file does not use itself, and the
+        // import of a module, because the items of the module are counted where they are named.
         let imports = code.imports.iter().filter(|import| !import.public || named.contains(&*import.name));
         let imports = imports.filter(|import| {
             let module = self.absolute(file, &import.path, false);
@@ -104,9 +106,10 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Modules are declared lowest layer first in `lib.rs`; a file uses only modules that are declared above its own.
+/// Modules are declared lowest layer first in `lib.rs`; a file uses only modules that are declared
+/// above its own.
 ///
-/// `exempt` has the folders of crates with another order, each with the reason.
+/// `exempt` maps folders of crates with another order to the reason.
 pub(crate) fn layers(sources: &[Source], exempt: &BTreeMap<String, String>) -> Vec<String> {
     let files = Files::new(sources, Part::All);
     let mut complaints = Vec::new();
@@ -131,7 +134,7 @@ pub(crate) fn layers(sources: &[Source], exempt: &BTreeMap<String, String>) -> V
     complaints
 }
 
-/// No file uses, directly or through others, a file that uses it.
+/// No file uses, directly or through other files, a file that uses it.
 pub(crate) fn cycles(sources: &[Source], excused: &BTreeMap<String, String>) -> Vec<String> {
     let files = Files::new(sources, Part::Product);
     let uses: Vec<BTreeMap<usize, String>> = (0..sources.len()).map(|file| files.uses(file)).collect();

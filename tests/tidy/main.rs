@@ -1,14 +1,16 @@
 //! The project rules that a compiler does not check.
 //!
-//! Layers: the compiler enforces those between crates, if their manifests are right. This test checks the manifests, and the
-//! layers inside a crate: `lib.rs` declares the modules lowest layer first, and a file uses only modules declared above its own.
-//! Other rules forbid import cycles among files, restrict replaceable libraries (pingora, prometheus) and starting processes to
-//! one module, forbid clocks and randomness in modules that are tested on paused time, and limit the length of files and
-//! functions.
+//! Layers: the compiler enforces the layers between crates, if their manifests are right. This test
+//! checks the manifests, and the layers inside a crate: `lib.rs` declares the modules lowest layer
+//! first, and a file uses only modules declared above its own. Other rules forbid import cycles
+//! among files, restrict replaceable libraries (pingora, prometheus) and starting processes to a
+//! few modules, forbid clocks and randomness in modules that are tested on paused time, and limit
+//! the length of files and functions.
 //!
-//! Every rule is a function from sources to complaints. It runs twice: on the tree, where it must find nothing that
-//! `excuses.toml` does not list, and on a bad snippet, where it must find something. An excuse that is no longer needed
-//! is a complaint too, so that the lists only get shorter.
+//! Every rule is a function from sources to complaints. It runs twice: on the tree, where it must
+//! find nothing that `excuses.toml` does not list, and on a bad snippet, where it must find
+//! something. An excuse that is no longer needed is a complaint too, so that the lists only get
+//! shorter.
 
 #[path = "../common/complaints.rs"]
 mod complaints;
@@ -23,11 +25,11 @@ use std::sync::LazyLock;
 use complaints::{clean, one_complaint};
 use source::{Source, parse, root, rust_files};
 
-/// Exceptions to the rules, with their reasons.
+/// Exceptions to the rules, mapped to their reasons.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Excuses {
-    /// Crates whose `lib.rs` does not declare its modules lowest layer first, by folder.
+    /// Folders of crates whose `lib.rs` does not declare its modules lowest layer first.
     unordered: BTreeMap<String, String>,
     /// Files in import cycles.
     cycles: BTreeMap<String, String>,
@@ -40,7 +42,7 @@ struct Excuses {
 #[serde(deny_unknown_fields)]
 struct Words {
     banned: Vec<String>,
-    /// Number of banned words that each file still has.
+    /// Number of banned words that each file may still have.
     files: BTreeMap<String, usize>,
 }
 
@@ -52,7 +54,7 @@ static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| {
 
 static EXCUSES: LazyLock<Excuses> = LazyLock::new(|| toml::from_str(include_str!("excuses.toml")).unwrap());
 
-/// Every Rust file of the repository, by its path in it.
+/// Every Rust file of the repository: path from the root, and text.
 fn files() -> Vec<(String, String)> {
     ["src", "tests", "benches"].iter().flat_map(|folder| rust_files(folder, "")).collect()
 }

@@ -1,12 +1,12 @@
 //! The rules about single files and about the manifests.
 //!
-//! Each rule returns one line for each complaint: where, what, and how to fix it.
+//! Each rule returns one line per complaint: the place, the fault, and how to fix it.
 
 use std::collections::BTreeMap;
 
 use crate::source::{Code, Source};
 
-/// Our own crates from the bottom up. A crate may use those before it.
+/// The crates of this workspace from the bottom up. A crate may use only crates before it.
 const CRATES: &[&str] = &[
     "sluice-core",
     "sluice-cluster",
@@ -19,11 +19,13 @@ const CRATES: &[&str] = &[
     "sluice-tune",
     "sluice",
 ];
-/// Crates that check the gateway from outside and must not share its state code; they may use only `INDEPENDENT_USE`.
+/// Crates that check the gateway from outside and must not share its state code. They may use only
+/// `INDEPENDENT_USE`.
 const INDEPENDENT: &[&str] = &["sluice-bench", "sluice-sim"];
 const INDEPENDENT_USE: &str = "sluice-core";
 
-/// Pure modules: time and random numbers are parameters, and there is no I/O. A path covers a folder or `path.rs`.
+/// Pure modules: time and random numbers are parameters, and there is no I/O. A path is a folder or
+/// the name of a file without `.rs`.
 const PURE: &[&str] = &[
     "core",
     "cluster",
@@ -36,7 +38,7 @@ const PURE: &[&str] = &[
     "sim/engine",
     "sim/virtual_server",
 ];
-/// What a pure module must not name.
+/// Names that a pure module must not use.
 const IMPURE: &[&str] = &[
     "Instant::now",
     "SystemTime",
@@ -55,7 +57,7 @@ const IMPURE: &[&str] = &[
     "thread::sleep",
 ];
 
-/// Libraries, by the prefix of their crates' names, and the only modules that may name them.
+/// Prefixes of the names of libraries' crates, and the only modules that may name these crates.
 const CONFINED: &[(&str, &[&str])] = &[
     ("pingora", &["gateway/proxy", "serve", "admin"]),
     ("prometheus", &["gateway/telemetry"]),
@@ -66,13 +68,13 @@ const CONFINED: &[(&str, &[&str])] = &[
 const SPAWNING: &[&str] = &["process::Command", "Command::new", "tokio::process"];
 const SPAWNERS: &[&str] = &["fleet", "cli/demo", "cli/sim"];
 
-/// Lines of `//!` that a file begins with, at least: what it is, why, the rule, the bounds.
+/// Minimum number of `//!` lines at the start of a file: what it is, why, the rule, the bounds.
 const HEADER_LINES: usize = 3;
-/// A file longer than this is split.
+/// Maximum lines of a file.
 const FILE_LINES: usize = 500;
-/// `main.rs` only calls the library.
+/// Maximum lines of `src/main.rs`, which only calls the library.
 const MAIN_LINES: usize = 60;
-/// A function longer than this is split.
+/// Maximum lines of a function.
 const FUNCTION_LINES: usize = 80;
 
 /// Whether the code names the parts of `what` one after another.
@@ -81,7 +83,8 @@ fn names(code: &Code, what: &str) -> bool {
     code.named().any(|path| path.windows(what.len()).any(|part| part == what))
 }
 
-/// A crate uses only crates below it, and the independent ones share no state code with the gateway.
+/// A crate uses only crates below it, and the independent crates share no state code with the
+/// gateway.
 pub(crate) fn crates(manifests: &[toml::Table]) -> Vec<String> {
     let mut complaints = Vec::new();
     for manifest in manifests {
@@ -149,7 +152,7 @@ pub(crate) fn unwraps(sources: &[Source]) -> Vec<String> {
     bad.map(complain).collect()
 }
 
-/// Every file says what it is; a file of tests needs one line.
+/// Every file has a header; one line is enough for a file of tests.
 pub(crate) fn headers(sources: &[Source]) -> Vec<String> {
     let complain = |source: &Source| {
         let required = if source.test { 1 } else { HEADER_LINES };
@@ -170,7 +173,7 @@ pub(crate) fn lengths<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -
     files.into_iter().filter_map(complain).collect()
 }
 
-/// Functions fit a screen, except those that are excused, as `path::function`.
+/// Functions fit a screen, except the excused ones, given as `path::function`.
 pub(crate) fn functions(sources: &[Source], excused: &BTreeMap<String, String>) -> Vec<String> {
     let all = sources.iter().flat_map(|source| {
         let functions = source.product.functions.iter().filter(|(_, lines)| *lines > FUNCTION_LINES);
@@ -183,7 +186,8 @@ pub(crate) fn functions(sources: &[Source], excused: &BTreeMap<String, String>) 
     new.chain(stale.map(|name| format!("{name}: excused as long but is not; remove the excuse"))).collect()
 }
 
-/// Vague and literary words are not used. `excused` has the number that a file may still have; numbers only go down.
+/// Vague and literary words are not used. `excused` is the number that a file may still have; it
+/// must be exact, so it only goes down.
 pub(crate) fn words<'a>(
     files: impl IntoIterator<Item = (&'a str, &'a str)>,
     banned: &[String],

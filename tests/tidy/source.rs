@@ -1,7 +1,9 @@
-//! The sources of the workspace as the rules see them: parsed with `syn`, with test code separated from product code.
+//! The sources of the workspace as the rules see them: parsed with `syn`, with test code separated
+//! from product code.
 //!
-//! Test code is an item behind `#[cfg(test)]` or `#[cfg(any(test, feature = "testing"))]`, and every file that such an
-//! item declares. Macro calls are not expanded: paths are read from their tokens.
+//! Test code is an item behind `#[cfg(test)]` or `#[cfg(any(test, feature = "testing"))]`, and
+//! every file that such an item declares. Macro calls are not expanded: paths are read from their
+//! tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,25 +17,25 @@ use syn::visit_mut::{self, VisitMut};
 /// One imported name of a `use` item.
 pub(crate) struct Import {
     pub(crate) path: Vec<String>,
-    /// The name that it has in this file; `*` for a glob.
+    /// The name in this file; `*` for a glob.
     pub(crate) name: String,
-    /// Whether it is a re-export.
+    /// Whether the import is a re-export.
     pub(crate) public: bool,
 }
 
-/// What the rules need of a file's syntax.
+/// The parts of a file's syntax that the rules need.
 #[derive(Default)]
 pub(crate) struct Code {
     pub(crate) imports: Vec<Import>,
-    /// Paths outside of `use` items, also single names.
+    /// Paths outside `use` items, including single names.
     pub(crate) paths: BTreeSet<Vec<String>>,
     /// Names of the items at the top of the file.
     pub(crate) items: BTreeSet<String>,
-    /// Modules that have files of their own, in the order of their declaration.
+    /// Modules with separate files, in the order of their declaration.
     pub(crate) modules: Vec<String>,
-    /// Methods that are called.
+    /// Names of called methods.
     pub(crate) methods: BTreeSet<String>,
-    /// Functions with their lines.
+    /// Names of functions, each with its number of lines.
     pub(crate) functions: Vec<(String, usize)>,
 }
 
@@ -145,7 +147,7 @@ impl<'ast> Visit<'ast> for Code {
         visit::visit_impl_item_fn(self, item);
     }
 
-    // Not references: `pub(crate)`, and the arguments of attributes.
+    // Two kinds of path are not references: `pub(crate)`, and the arguments of attributes.
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
     fn visit_attribute(&mut self, _: &'ast syn::Attribute) {}
 }
@@ -193,7 +195,7 @@ fn is_test(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Removes test code, and keeps the names of the modules that it declares in files of their own.
+/// Removes test code, and keeps the names of the modules that it declares in separate files.
 #[derive(Default)]
 struct WithoutTests(Vec<String>);
 
@@ -231,25 +233,26 @@ impl VisitMut for WithoutTests {
     }
 }
 
-/// One file.
+/// One source file.
 pub(crate) struct Source {
-    /// Below `src/`, with `/` between the parts.
+    /// Path below `src/`, with `/` between the parts.
     pub(crate) path: String,
     pub(crate) text: String,
-    /// The folder of its crate below `src/`; empty for the root crate.
+    /// The folder of the crate below `src/`; empty for the root crate.
     pub(crate) crate_folder: String,
-    /// Its module inside the crate; empty for `lib.rs`.
+    /// The module of the file inside the crate; empty for `lib.rs`.
     pub(crate) module: Vec<String>,
     /// Whether the whole file is test code.
     pub(crate) test: bool,
-    /// All of it, tests included.
+    /// The code of the whole file, tests included.
     pub(crate) all: Code,
-    /// Without test code; nothing when the file is test code.
+    /// The code without tests; empty when the file is test code.
     pub(crate) product: Code,
 }
 
 impl Source {
-    /// Whether the file is `place.rs`, lies in the folder `place`, or is in any folder when `place` is empty.
+    /// Whether the file is `place.rs`, lies in the folder `place`, or is in any folder when `place`
+    /// is empty.
     pub(crate) fn is_in(&self, place: &str) -> bool {
         self.path.strip_prefix(place).is_some_and(|rest| place.is_empty() || rest == ".rs" || rest.starts_with('/'))
     }
@@ -258,7 +261,7 @@ impl Source {
 /// Parses the files of the workspace, given as path below `src/` and text.
 ///
 /// # Panics
-/// A file is not Rust.
+/// When a file is not valid Rust.
 pub(crate) fn parse<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<Source> {
     let files: BTreeMap<&str, &str> = files.into_iter().collect();
     let crates: Vec<&str> = files.keys().filter_map(|path| path.strip_suffix("/lib.rs")).collect();
@@ -299,7 +302,7 @@ pub(crate) fn parse<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
     sources
 }
 
-/// The top of the repository.
+/// The root folder of the repository.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }

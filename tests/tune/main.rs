@@ -1,4 +1,7 @@
-//! `sluice tune` as a user runs it: real processes in place of engines, arguments, messages, exit codes, the journal.
+//! `sluice tune` as a user runs it: arguments, messages, exit codes and the journal.
+//!
+//! Real processes of `sluice sim` take the place of engines. After each test no engine may be left.
+//! A busy machine may decide which setting wins, so most tests accept more than one winner.
 
 #[path = "../common/ports.rs"]
 mod ports;
@@ -11,10 +14,10 @@ use nix::unistd::Pid;
 
 use rig::{Rig, end, until};
 
-/// Requests that are measured in a second or so.
+/// Requests whose measurement takes about a second.
 const LOAD: &str = "[[traffic]]\nconcurrency = 6\nrequests = 18\n\
     class = [{ name = \"a\", in = 100, out = 30, e2el = \"60s\" }]\n";
-/// A measure, by two runs.
+/// One objective, measured in two runs.
 const TUNE: &str = "[tune]\nobjective = \"a.e2el.mean\"\nruns = 2\n";
 const GRID: &str = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [1, 6]\n\
     [[tune.dimension]]\nkey = \"vllm.max-num-batched-tokens\"\nvalues = [512, 1024]\n";
@@ -38,13 +41,14 @@ fn a_grid_is_tuned_on_processes_and_no_process_is_left() {
     let rig = grid();
     let ran = rig.tune(&["--real"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    // With one sequence at a time requests wait six times as long.
+    // With one sequence at a time, requests wait six times as long.
     let rows: Vec<&str> = ran.out.lines().filter(|line| line.starts_with("max-num-")).collect();
     assert_eq!(rows.len(), 4, "{}", ran.out);
     assert!(ran.out.contains("best: max-num-batched-tokens=") && ran.out.contains("max-num-seqs=6"), "{}", ran.out);
     assert!(ran.out.contains("vllm serve: --max-num-batched-tokens="), "{}", ran.out);
     assert!(ran.err.contains("1 of 5: defaults: ") && ran.err.contains("; best "), "{}", ran.err);
-    // The default, four settings, and the winner and the default again; the winner may be what ran last.
+    // The default, four settings, then the winner and the default again. The winner needs no new
+    // start if it ran last.
     assert!(rig.trials() == 7 && [6, 7].contains(&rig.starts()), "{} starts\n{}", rig.starts(), ran.err);
     assert_eq!(rig.engines(), Vec::<i32>::new());
 }
@@ -61,7 +65,7 @@ fn real_engines_that_the_file_describes_are_simulated_first() {
 fn a_tuner_that_is_killed_resumes_and_leaves_no_engine() {
     let rig = grid();
     let child = rig.begin(&["--real"]);
-    // The engine of the third trial: that of the second may be about to be stopped.
+    // Waits for the engine of the third trial: the engine of the second may be about to stop.
     until("the engine of a third trial runs", || {
         rig.trials() >= 2 && rig.starts() > rig.trials() && !rig.engines().is_empty()
     });
@@ -69,7 +73,8 @@ fn a_tuner_that_is_killed_resumes_and_leaves_no_engine() {
     let killed = end(child);
     assert_eq!(killed.code, None);
     let before = rig.read("t.journal");
-    // While a process replaces its program, the kernel shows it without an environment and so without its mark.
+    // While a process replaces its program, the kernel shows an empty environment, so the mark is
+    // missing.
     until("the engine that is left is seen", || !rig.engines().is_empty());
     let ran = rig.tune(&["--real", "--resume"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -103,7 +108,7 @@ fn a_rate_search_that_was_killed_goes_on_after_its_last_load() {
     let ran = end(child);
     assert_eq!((ran.code, rig.engines()), (Some(1), vec![]), "{ran:?}");
     assert!(rig.read("t.journal").starts_with(&before));
-    // What comes before the rates was not repeated.
+    // The loads before the rates were not repeated.
     assert_eq!((loads("\"stream\""), loads("{\"saturated\":")), (1, 1), "{}", rig.read("t.journal"));
 }
 
@@ -149,17 +154,19 @@ fn keys_of_the_gateway_cost_no_start() {
     let rig = Rig::real(2, FLAGS, &format!("{LOAD}{TUNE}{space}"));
     let ran = rig.tune(&["--real", "--budget", "9"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    // A column for each key, and settings with both values of that of the gateway.
+    // The table has a column for each key, and settings with both values of the gateway's policy.
     let head: Vec<&str> =
         ran.out.lines().find(|line| line.starts_with("setting ")).unwrap_or_default().split_whitespace().collect();
     assert_eq!(head.get(..4), Some(&["setting", "policy", "slots", "seqs"][..]), "{}", ran.out);
     let has = |policy: &str| ran.out.lines().any(|line| line.split_whitespace().nth(1) == Some(policy));
     assert!(has("round_robin") && has("least_work"), "{}", ran.out);
-    // On a busy machine the gain may be uncertain: then the defaults are kept, and there is nothing to set.
+    // On a busy machine the gain may be uncertain: then the defaults are kept, and there is nothing
+    // to set.
     let kept = ran.out.lines().any(|line| line.starts_with("the defaults ") && line.contains(": keep them"));
     assert_eq!(ran.out.contains("sluice serve: --set pool.p."), !kept, "{}", ran.out);
     assert!(kept || ran.out.contains("\nbest: pool.p.policy="), "{}", ran.out);
-    // Two engines: the default, both values of the flag, and at most two confirmations.
+    // Starts of each of the two engines: the default, both values of the flag, and at most two
+    // confirmations.
     let starts = rig.starts() / 2;
     assert!((3..=5).contains(&starts) && rig.trials() >= 9, "{starts} starts, {} trials\n{}", rig.trials(), ran.err);
     assert_eq!(rig.engines(), Vec::<i32>::new());
@@ -172,7 +179,8 @@ fn what_the_engine_refuses_is_learned_and_reported() {
     let rig = Rig::real(1, flags, &format!("{LOAD}{TUNE}{space}"));
     let ran = rig.tune(&["--real"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    // The first refusal says the longest that would fit; the other two are not started.
+    // The first refusal contains the longest length that would fit; the other two settings are not
+    // started.
     let refusals = ran.out.matches("estimated maximum model length").count();
     assert!(
         refusals == 1 && ran.out.matches("does not start").count() + ran.out.matches("left out").count() >= 3,
@@ -191,7 +199,8 @@ fn an_engine_that_dies_under_load_loses_and_the_tuning_goes_on() {
     let ran = rig.tune(&["--real"]);
     assert_eq!((ran.code, rig.engines()), (Some(0), vec![]), "{ran:?}");
     let died = ran.out.lines().find(|line| line.starts_with("max-num-seqs=6")).unwrap_or_default();
-    // It can die while it is warmed or while it is measured, and what is diagnosed depends on which process ends first.
+    // The engine can die during the warm-up or the measurement, and the diagnosis depends on which
+    // process ends first.
     assert!(
         died.contains("does not start") && ["out_of_memory", "engine_died"].iter().any(|class| died.contains(class)),
         "{}",
@@ -235,7 +244,7 @@ fn the_memory_is_what_the_engine_lives_with_under_load_and_not_at_the_start() {
         [[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [6]\n"
         ),
     );
-    // It starts with any share, and above 0.94 it runs out of memory as soon as requests come.
+    // The engine starts with any share; above 0.94 it runs out of memory as soon as requests come.
     let script = format!(
         "#!/bin/sh\nfault=none\ncase \"$*\" in *utilization=0.96* | *utilization=0.98*) \
          fault=oom=3;; esac\nexec {} \"$@\" --sim-fault $fault\n",
@@ -251,7 +260,7 @@ fn the_memory_is_what_the_engine_lives_with_under_load_and_not_at_the_start() {
         ran.out.lines().any(|line| line.starts_with(&row) && line.contains("does not start"))
     };
     assert!(refused("0.96") || refused("0.98"), "{}", ran.out);
-    // On a busy machine the measured times say nothing, so the default may win.
+    // On a busy machine the measured times are not reliable, so the default may win.
     assert!(ran.out.contains("\nevery setting but the defaults has max-num-seqs=6\n"), "{}", ran.out);
     let row = ran.out.lines().find(|line| line.starts_with("gpu-memory-utilization=0.94 "));
     assert!(row.is_some_and(|row| !row.contains("does not start")), "{}", ran.out);
@@ -282,17 +291,17 @@ fn the_variables_of_auto_tune_are_taken_and_its_files_are_written() {
     assert!(ran.code == Some(2) && ran.err.contains("raise MAX_MODEL_LEN"), "{ran:?}");
 }
 
-/// A gateway that ends, with its engines, when the test does.
+/// A gateway that is stopped, with its engines, when it is dropped.
 struct Gateway<'a>(&'a Rig, std::process::Child, String);
 
 impl Gateway<'_> {
-    /// What is shown of a backend: its state, and the flags of its engine.
+    /// The state of a backend and the flags of its engine, as the gateway shows them.
     fn shown(&self, name: &str) -> [String; 2] {
         let backend = self.0.backend(&self.2, name);
         [&backend["state"], &backend["engine"]["settings"]].map(|value| value.as_str().unwrap_or_default().to_owned())
     }
 
-    /// The step of its engine's life.
+    /// The life step of the engine of a backend.
     fn step(&self, name: &str) -> String {
         self.0.backend(&self.2, name)["engine"]["step"].as_str().unwrap_or_default().to_owned()
     }
@@ -314,7 +323,7 @@ fn an_engine_of_a_gateway_that_serves_is_tuned_in_place_and_given_back() {
     until("both backends are ready", || ready("e0") && ready("e1"));
     let before = ["e0", "e1"].map(|name| gateway.shown(name));
     let args = ["--gateway", &gateway.2, "--backend", "e0"];
-    // It is interrupted while it tries a setting, and goes on later.
+    // The tuner is interrupted while it tries a setting, and continues later.
     let child = rig.begin(&args);
     until("a setting is tried", || rig.trials() >= 2 && gateway.shown("e0")[1] != before[0][1]);
     assert_eq!((gateway.shown("e0")[0].as_str(), ready("e1")), ("draining", true));
@@ -322,7 +331,8 @@ fn an_engine_of_a_gateway_that_serves_is_tuned_in_place_and_given_back() {
     let ran = end(child);
     assert!(ran.code == Some(1) && ran.err.contains("giving p/e0 back"), "{ran:?}");
     until("it is given back", || ["e0", "e1"].map(|name| gateway.shown(name)) == before);
-    // A tuner that is killed cannot give it back, and the flags of its trial are not the engine's own.
+    // A killed tuner cannot give the backend back: the engine keeps the flags of the trial, not its
+    // own.
     let resume = [&args[..], &["--resume"]].concat();
     let child = rig.begin(&resume);
     until("another setting is tried", || gateway.shown("e0")[1] != before[0][1]);
@@ -352,7 +362,7 @@ fn a_backend_that_cannot_be_spared_is_left_alone() {
     assert_eq!(gateway.shown("e0")[0], "ready");
 }
 
-/// A space of simulated engines on virtual time.
+/// A tuning of simulated engines on virtual time.
 fn simulated(class: &str, tune: &str) -> Rig {
     Rig::new(&format!(
         "duration = \"3s\"\n[[engine]]\nargs = {{ stream-interval = 100 }}\n[[traffic]]\nrate = 20\nclass = [{class}]\n{tune}"
@@ -412,7 +422,7 @@ fn a_full_disk_ends_the_tuning_with_a_whole_journal_that_is_continued() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.err.contains(&format!("{had} trials are taken from the journal")), "{}", ran.err);
     assert!(rig.read("t.journal").starts_with(&text));
-    // A journal of another kind of engine, or of a file that has changed, is not continued.
+    // A journal of another kind of engine or of another seed is not continued.
     let ran = rig.tune(&["--resume", "--seed", "2"]);
     assert!(ran.code == Some(2) && ran.err.contains("it is of the seed 1 and not 2"), "{ran:?}");
     let ran = rig.tune(&["--resume", "--real"]);

@@ -1,6 +1,7 @@
 //! A folder with a tuning, `sluice sim` in place of `vllm serve`, and the command run in it.
 //!
-//! Engines carry the folder in a mark of their environment, by which a test finds them, and ends them if it fails.
+//! The environment of engines contains the folder as a mark: a test finds its engines by the mark,
+//! and kills them if it fails.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -15,12 +16,12 @@ use crate::processes;
 /// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A tuning in a folder of its own.
+/// A tuning in a separate folder.
 pub(crate) struct Rig {
     folder: TempDir,
 }
 
-/// What a command left.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
@@ -29,14 +30,15 @@ pub(crate) struct Ran {
 }
 
 impl Rig {
-    /// A file `t.toml`.
+    /// Writes the file `t.toml`.
     pub(crate) fn new(tune: &str) -> Self {
         let rig = Self { folder: TempDir::new().unwrap() };
         std::fs::write(rig.path("t.toml"), tune).unwrap();
         rig
     }
 
-    /// The same with a configuration `sluice.toml` that launches `engines` simulated engines with these flags.
+    /// Also writes a configuration `sluice.toml` that launches `engines` simulated engines with
+    /// these flags.
     pub(crate) fn real(engines: usize, flags: &str, tune: &str) -> Self {
         let rig = Self::new(&format!("config = \"sluice.toml\"\n{tune}"));
         let program = env!("CARGO_BIN_EXE_sluice");
@@ -76,7 +78,7 @@ impl Rig {
         ran(self.command(args).output().unwrap())
     }
 
-    /// The same with no file growing beyond `blocks` of 512 bytes: what a full disk looks like to a program.
+    /// The same, but no file can grow beyond `blocks` of 512 bytes, as on a full disk.
     pub(crate) fn tune_on_full_disk(&self, blocks: u32, args: &[&str]) -> Ran {
         let mut shell = Command::new("sh");
         let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
@@ -84,7 +86,8 @@ impl Rig {
         ran(shell.current_dir(self.folder.path()).stdin(Stdio::null()).output().unwrap())
     }
 
-    /// Runs `sluice tune --auto-tune-compat` with these variables, `bin` first in the path.
+    /// Runs `sluice tune --auto-tune-compat` with these environment variables, `bin` first in the
+    /// path.
     pub(crate) fn tune_compat(&self, variables: &[(&str, PathBuf)]) -> Ran {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap_or_default());
@@ -96,7 +99,8 @@ impl Rig {
         ran(command.envs(variables.iter().cloned()).output().unwrap())
     }
 
-    /// Starts a gateway with the configuration; its engines are marked as those of this folder. Returns it and its admin port.
+    /// Starts a gateway with the configuration; its engines carry the mark of this folder. Returns
+    /// the process and its admin port.
     pub(crate) fn serve(&self) -> (Child, String) {
         let (listen, admin) = (free_port(), free_port());
         let head = format!(
@@ -120,7 +124,7 @@ impl Rig {
         own.unwrap_or_default()
     }
 
-    /// What a user does with a backend that a killed tuner has left.
+    /// The commands by which a user recovers a backend that a killed tuner has left.
     pub(crate) fn give_back(&self, admin: &str, name: &str) {
         for action in [&["restart", name, "--reset", "--wait"][..], &["enable", name]] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
@@ -137,23 +141,23 @@ impl Rig {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Starts it.
+    /// Starts `sluice tune t.toml ARGS` and does not wait.
     pub(crate) fn begin(&self, args: &[&str]) -> Child {
         self.command(args).spawn().unwrap()
     }
 
-    /// Trials in the journal.
+    /// Number of trials in the journal.
     pub(crate) fn trials(&self) -> usize {
         self.read("t.journal").lines().count().saturating_sub(1)
     }
 
-    /// Starts of engines so far, as their journal has them.
+    /// Number of starts of engines in the engines' journal.
     pub(crate) fn starts(&self) -> usize {
         let journal = self.read("t.engines/journal.jsonl");
         journal.lines().filter(|line| line.contains("\"step\":\"start\"") && line.contains("\"trace\"")).count()
     }
 
-    /// Living processes of this folder's engines.
+    /// Ids of the living processes of this folder's engines.
     pub(crate) fn engines(&self) -> Vec<i32> {
         processes::with(self.of_engine())
     }
@@ -184,7 +188,7 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The end of a command that was started.
+/// Waits for the end of a started command.
 pub(crate) fn end(child: Child) -> Ran {
     ran(child.wait_with_output().unwrap())
 }

@@ -1,16 +1,20 @@
-//! Evidence for the slow layer of the online tuner on simulated engines: where flags that were set wrongly end up, how many restarts
-//! that takes, and what it does to requests; planted faults; situations without a gain; loads that change with the hours.
+//! Evidence for the slow layer of the online tuner, on simulated engines.
 //!
-//! The binary that `cargo bench --no-run -p sluice-lab --bench engines` names reads only the files that it is given (and
-//! `config/one-pool.toml`, which these name), so it runs on any machine with the folder `config`. `--from SEED --seeds N --jobs N`
-//! run N seeds, SEED and every sixteenth number after it; a line is written when a run has ended.
+//! It shows which values wrong flags reach, how many restarts that takes, and how requests fare;
+//! planted faults; situations without a gain; loads that change with the hours.
+//!
+//! The binary that `cargo bench --no-run -p sluice-lab --bench engines` names reads only the files
+//! that it is given (and `config/one-pool.toml`, which these files name), so it runs on any machine
+//! with the folder `config`. `--from SEED --seeds N --jobs N` runs N seeds: SEED and every
+//! sixteenth number after it. A line is written when a run has ended. Faults: "10 % slower",
+//! "crashes under load", "hangs under load", "fails for long prompts", "no difference".
 //!
 //! ```sh
 //! cd config/lab/tuner/engines
 //! engines starts {chat,documents,mixed,memory}.toml --seeds 3 --jobs 32
 //! engines hours stays.toml --repeat 14 --seeds 2 --jobs 8
-//! engines planted faults.toml --only "10 % slower" --seeds 100 --jobs 32         # also "crashes under load", "hangs under load",
-//! engines planted faults.toml --only "no difference" --seeds 1000 --jobs 32      # "fails for long prompts"; faults-many.toml
+//! engines planted faults.toml --only "10 % slower" --seeds 100 --jobs 32     # or faults-many.toml
+//! engines planted faults.toml --only "no difference" --seeds 1000 --jobs 32
 //! engines hours changes.toml --seeds 4 --jobs 8
 //! engines hours day.toml --repeat 7
 //! engines calibration {chat,changes}.toml --seeds 5 --jobs 32
@@ -39,7 +43,7 @@ struct Options {
     jobs: usize,
     events: bool,
     only: Option<String>,
-    /// How often the steps of the traffic follow one another.
+    /// How often the steps of the traffic are repeated.
     repeat: usize,
 }
 
@@ -69,7 +73,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// Runs every lab with every seed. What came of a run is printed when it has ended, so that it counts if the program is stopped.
+/// Runs every lab with every seed. The result of a run is printed when it has ended, so that it is
+/// not lost if the program is stopped.
 fn all<T: Send>(
     labs: &[Lab],
     options: &Options,
@@ -107,7 +112,8 @@ fn events(run: &LabRun) {
     }
 }
 
-/// The share of the requests sent from `from` on that met the objectives of the configuration, and those without a response.
+/// The share of the requests sent from `from` on that met the objectives of the configuration, and
+/// the number of requests without a response.
 fn attainment(lab: &Lab, run: &LabRun, from: f64) -> (f64, usize) {
     attainment_between(lab, run, from, f64::MAX)
 }
@@ -120,7 +126,7 @@ fn attainment_between(lab: &Lab, run: &LabRun, from: f64, to: f64) -> (f64, usiz
     let objectives = lab.config.pools[0].slo.objectives();
     let (mut met, mut all, mut failed) = (0.0, 0.0, 0);
     for record in &run.result.requests {
-        // Shed requests got an honest 503; lost ones were being served.
+        // A shed request got an honest 503; a lost one was being served.
         failed += usize::from(!record.is_completed() && !is_shed(record));
         if record.sent < from || record.sent >= to {
             continue;
@@ -136,7 +142,7 @@ fn attainment_between(lab: &Lab, run: &LabRun, from: f64, to: f64) -> (f64, usiz
     (met / all, failed)
 }
 
-/// Forecasts that every change halves what requests lose.
+/// Forecasts that every change reduces the loss to a quarter.
 fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
     let now = Forecast { loss: 0.2, error: 0.0, attainment: 0.8 };
     let half = Forecast { loss: 0.05, error: 0.0, attainment: 0.95 };
@@ -144,13 +150,13 @@ fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
     Answer { now: Some(now), absence: Some(0.0), candidates, ..Answer::default() }
 }
 
-/// What came of the changes of one run.
+/// Counts of the changes of one run, and of its requests.
 struct Trials {
     tried: usize,
     promoted: usize,
     undone: usize,
     failed: usize,
-    /// Misses beyond the share of the first ten minutes.
+    /// Misses in excess of the share of the first ten minutes.
     beyond: f64,
     requests: usize,
 }
@@ -172,7 +178,8 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
         let row = |name: &str, which: String, runs: &[&Trials]| {
             let sum = |of: fn(&Trials) -> usize| runs.iter().map(|one| of(one)).sum::<usize>();
             let mean = |of: fn(&Trials) -> f64| runs.iter().map(|one| of(one)).sum::<f64>() / runs.len() as f64;
-            // 5 % of the misses that 99 % allow in 30 days, at the rate of these 40 minutes.
+            // 5 % of the misses that an objective of 99 % allows in 30 days, at the rate of these
+            // 40 minutes.
             let allowed = mean(|one| one.requests as f64) * 18.0 * 60.0 * 0.01 * 0.05;
             format!(
                 "| {} | {name} | {which} | {} | {} | {} | {} | {:.0} | {allowed:.0} |",
@@ -228,7 +235,7 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
     Ok(())
 }
 
-/// Every start of a scenario, left alone and with the tuner, with its name.
+/// Every start of a scenario in each of the tuner's modes, with its name.
 fn starts_of(scenario: &Scenario, options: &Options, modes: &[&'static str]) -> Result<Started, sluice_lab::LabError> {
     let mut started = Started::default();
     for variant in scenario.file.variants() {
@@ -247,16 +254,17 @@ fn starts_of(scenario: &Scenario, options: &Options, modes: &[&'static str]) -> 
 #[derive(Default)]
 struct Started {
     labs: Vec<Lab>,
-    /// The start, and the tuner's mode.
+    /// The start and the tuner's mode.
     names: Vec<(String, &'static str)>,
 }
 
-/// Changes of engines in a run: kept, tried, and restarts that they took.
+/// Changes of engines in a run: kept, tried, and the restarts that they took.
 fn changes(lab: &Lab, run: &LabRun) -> [usize; 3] {
     let of_engines = run.tuning.iter().filter(|event| event.key.contains(".engine."));
     let count = |kind| of_engines.clone().filter(|event| event.kind == kind).count();
     let (kept, tried) = (count(EventKind::Kept), count(EventKind::Tried));
-    // The canary with each change; then the others, or the canary as before.
+    // Each trial restarts the canary; then a kept change restarts the other engines, and an undone
+    // one the canary again.
     [kept, tried, tried + kept * (lab.engines.len() - 1) + count(EventKind::Undone)]
 }
 
@@ -264,7 +272,8 @@ fn percent(share: f64) -> String {
     format!("{:.1}", 100.0 * share)
 }
 
-/// How requests fare in each part of a load that changes, and what that costs in restarts.
+/// Prints how many requests meet their objectives in each part of a load that changes, and how many
+/// restarts that takes.
 fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "| load | start | seed | tuner | % of the requests of each part that met their objectives | restarts | changes kept, tried | without a response |"
@@ -293,15 +302,15 @@ fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error:
     Ok(())
 }
 
-/// Of a run of `starts`.
+/// The result of one run of `starts`.
 struct Start {
-    /// Attainment of the second half, and of all requests.
+    /// Attainment of the second half and of all requests.
     met: [f64; 2],
     /// Mean and P99 of TTFT of all requests, seconds.
     ttft: [f64; 2],
     /// Requests without a response.
     failed: usize,
-    /// Changes kept, tried, with restarts.
+    /// Changes kept, changes tried, and restarts.
     changes: [usize; 3],
 }
 
@@ -343,7 +352,7 @@ fn starts(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error
     Ok(())
 }
 
-/// What was forecast of each change that was measured, and what came of it.
+/// Prints the forecast and the realised gain of each measured change.
 fn calibration(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     println!("| load | start | seed | flag | forecast gain | realised | range | verdict |");
     println!("|---|---|--:|---|--:|--:|---|---|");

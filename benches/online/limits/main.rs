@@ -1,14 +1,17 @@
-//! Evidence for the online tuner on simulated engines: where limits that were set wrongly end up, beside the best static ones.
+//! Evidence for the online tuner on simulated engines: the limits that it reaches from wrong ones,
+//! compared with the best static limits.
 //!
 //! ```sh
 //! cargo bench -p sluice-lab --bench limits -- config/lab/tuner/*.toml --seeds 3 --jobs 2
 //! cargo bench -p sluice-lab --bench limits -- config/lab/tuner/mixed.toml --events
 //! ```
 //!
-//! Every file has the same traffic for 20 minutes and, as variants, limits that are wrong. Each is run with the tuner and without.
-//! The best static setting is that of a grid with the first seed, run with every seed. What counts is the attainment of the
-//! requests that arrive in the second half: the share that met all objectives of the configuration. With `--simulate` a change is
-//! simulated before it is tried, as where `tuner.simulation` describes the engines.
+//! Every file has the same traffic for 20 minutes and, as variants, wrong limits. Each variant is
+//! run with the tuner and without. The best static setting is the best of a grid with the first
+//! seed; it is then run with every seed. The result is the attainment of the requests that arrive
+//! in the second half: the share that met all objectives of the configuration. With `--simulate` a
+//! change is simulated before it is tried, as in a gateway whose `tuner.simulation` describes the
+//! engines.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,10 +23,10 @@ use sluice_core::meter::slo::Timings;
 use sluice_lab::{Forecaster, Lab, LabRun, Scenario, Variant, run};
 
 const USAGE: &str = "limits FILE.. [--seeds N] [--jobs N] [--events] [--no-grid] [--simulate] [--setting KEY=VALUE ..]";
-/// Seconds from which requests count.
+/// Time in seconds from which requests count.
 const HALF: f64 = 600.0;
 
-/// The settings of the gateway that are compared: for each key its values.
+/// The gateway's settings in the grid: each key with its values.
 const ONE_POOL: [(&str, &[&str]); 3] = [
     ("pool.all.long_prefix.threshold", &["1k", "5k", "10k"]),
     ("pool.all.long_prefix.slots", &["1", "2", "4", "64"]),
@@ -147,7 +150,8 @@ fn load(scenario: &Scenario, options: &Options) -> Result<(), Box<dyn std::error
     Ok(())
 }
 
-/// Mean attainment in the second half, and changes kept, tried and tried in the second half, over the seeds.
+/// Means over the seeds: attainment in the second half, and changes kept, tried, and tried in the
+/// second half.
 fn means(labs: &[Lab], options: &Options) -> Vec<(f64, [f64; 3])> {
     let jobs: Vec<(usize, u64)> =
         (0..labs.len()).flat_map(|lab| (0..options.seeds).map(move |run| (lab, nth_seed(1, run)))).collect();
@@ -183,7 +187,8 @@ fn changes(run: &LabRun) -> [f64; 3] {
     [count(EventKind::Kept, 0.0), count(EventKind::Tried, 0.0), count(EventKind::Tried, HALF)]
 }
 
-/// The share of the requests of the second half that met the objectives of the configuration, which are the same in all pools.
+/// The share of the requests of the second half that met the objectives of the configuration, which
+/// are the same in all pools.
 fn attainment(lab: &Lab, run: &LabRun) -> f64 {
     let objectives = lab.config.pools[0].slo.objectives();
     let time = |seconds: f64| std::time::Duration::from_secs_f64(seconds);

@@ -1,6 +1,8 @@
-//! Tuned without LoRA adapters and with them, served with them; and what the tuner says of engines with too few adapter slots.
+//! Tunings without and with LoRA adapters, both then run with adapters, each at the rate that its
+//! tuning has certified.
 //!
-//! Each is served at the rate that its tuning has certified. The table of a tuning with adapters must name the cause.
+//! Engines with too few adapter slots must be named as the cause in the table of the tuning with
+//! adapters.
 
 use std::ops::Range;
 
@@ -14,7 +16,7 @@ use crate::tuning::{attainment, file, goal, tuned};
 /// The share of requests that must meet their objective.
 const TARGET: f64 = 0.99;
 const TUNED: [&str; 2] = ["without", "with"];
-/// What a long run may lack of it.
+/// Maximum shortfall from the target in a long run.
 const SLACK: f64 = 0.01;
 
 fn lora(adapters: &str) -> TuneFile {

@@ -1,7 +1,9 @@
-//! The grid of `auto_tune.sh` under four workloads: certified rates beside true capacities, and the script's own algorithm.
+//! The grid of `auto_tune.sh` under four workloads: certified rates next to true capacities, and
+//! the script's own algorithm.
 //!
-//! The true capacity is the highest rate at which 99 % of the requests of a long run ([`LONG`]) meet their objectives, to 1.2 %. It is
-//! found by bisection, for each setting by itself. The attainment of a certified rate is that of another long run.
+//! The true capacity is the highest rate at which 99 % of the requests of a long run ([`LONG`])
+//! meet their objectives, to 1.2 %. It is found by bisection, separately for each setting. The
+//! attainment of a certified rate comes from another long run.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,22 +18,22 @@ use sluice_tune::{Method, Outcome, TuneFile};
 use crate::item::{Item, Lines};
 use crate::tuning::{LONG, TRUTH, attainment, file, long, settings, total, tuned};
 
-/// Name, lengths and objective.
+/// Name; lengths and objective.
 const WORKLOADS: [(&str, &str); 4] = [
     ("1024-256-5s", "in = 1024, out = 256, e2el = \"5s\""),
     ("4000-16-2.5s", "in = 4000, out = 16, e2el = \"2500ms\""),
     ("1024-1024-20s", "in = 1024, out = 1024, e2el = \"20s\""),
     ("1024-256-2.3s", "in = 1024, out = 256, e2el = \"2300ms\""),
 ];
-/// The share of the memory that the script adds to every setting.
+/// The share of GPU memory, which the script adds to every setting.
 const SHARE: &str = "vllm.gpu-memory-utilization";
 /// The rate that is tried first, per second.
 const FIRST: f64 = 10.0;
-/// The ratio between rates until one holds and one fails.
+/// Factor between tried rates, until one rate holds and one fails.
 const STEP: f64 = 1.5;
-/// The ratio between the ends at which the bisection ends.
+/// The bisection ends when the ratio of its ends is below this.
 const NEAR: f64 = 1.012;
-/// No capacity is below this.
+/// Lower bound of the search for a capacity.
 const LEAST: f64 = 0.01;
 
 fn grid(class: &str) -> TuneFile {
@@ -66,7 +68,8 @@ pub(crate) fn items(seeds: Range<u64>) -> Vec<Item> {
     items
 }
 
-/// Whether 99 % of the requests of a long run meet their objectives. It ends with the first miss that is too many.
+/// Whether 99 % of the requests of a long run meet their objectives. The run ends with the first
+/// miss beyond that.
 fn holds(scenario: &Scenario, setting: &Setting, rate: f64) -> bool {
     let lab = long(scenario, setting, rate);
     let slo = lab.traffic[0].workload.class_configs()[0].slo;
@@ -82,7 +85,7 @@ fn holds(scenario: &Scenario, setting: &Setting, rate: f64) -> bool {
     misses + late <= allowed
 }
 
-/// The highest rate that [`holds`]; null if that is below [`LEAST`].
+/// The highest rate for which [`holds`]; `None` if it is below [`LEAST`].
 fn capacity(scenario: &Scenario, setting: &Setting) -> Option<f64> {
     let (mut most, mut least, mut rate) = (None, None, FIRST);
     while rate > LEAST {
@@ -100,7 +103,7 @@ fn capacity(scenario: &Scenario, setting: &Setting) -> Option<f64> {
     None
 }
 
-/// What one tuning found; null if no setting was certified.
+/// The result of one tuning; null if no setting was certified.
 fn tuning(file: &TuneFile, method: Method, seed: u64) -> Value {
     let report = tuned(file, method, seed, None);
     let Some(winner) = &report.winner else { return Value::Null };
@@ -137,7 +140,7 @@ pub(crate) fn summary(lines: &Lines) -> String {
     text
 }
 
-/// What all seeds found: shares of the true capacities, and medians of the costs.
+/// A row with the results of all seeds: shares of the true capacities, and medians of the costs.
 fn row(all: &[&Value], truths: &BTreeMap<&str, f64>) -> String {
     let best = truths.values().copied().fold(0.0, f64::max);
     let of = |found: &Value| Some((found["rate"].as_f64()?, *truths.get(found["chosen"].as_str()?)?));

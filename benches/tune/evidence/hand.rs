@@ -1,6 +1,8 @@
-//! The experiments of `config/tune/hand.toml`: one table with the spread of their repetitions and a note on each.
+//! The experiments of `config/tune/hand.toml`: one table with the spread of their repetitions and a
+//! note on each.
 //!
-//! The first must be refused, since a request of the model's full length would not fit into the KV cache, and the others must run.
+//! The engine must refuse the first, since a request of the model's full length would not fit into
+//! the KV cache; the others must run.
 
 use std::ops::Range;
 
@@ -11,7 +13,7 @@ use crate::item::{Item, Lines};
 use crate::tuning::{file, goal, tuned};
 
 const TEXT: &str = include_str!("../../../config/tune/hand.toml");
-/// Experiments of the file.
+/// Number of experiments in the file.
 const EXPERIMENTS: usize = 17;
 
 pub(crate) fn items(seeds: Range<u64>) -> Vec<Item> {

@@ -1,7 +1,8 @@
-//! Items of work: run by several threads, each with one line of JSON as its result.
+//! Items of work, run by several threads; the result of each is one line of JSON.
 //!
-//! A line is `{"item": NAME, "cpu": SECONDS, "found": VALUE}`. It is written in one piece when the item has ended; a last line without
-//! an end is that of a run that was killed, and is ignored. The name of an item begins with that of its case.
+//! A line is `{"item": NAME, "cpu": SECONDS, "found": VALUE}`. It is written in one piece when the
+//! item has ended; a last line without an end comes from a run that was killed, and is ignored. The
+//! name of an item begins with the name of its case.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -13,9 +14,9 @@ use nix::sys::resource::{UsageWho, getrusage};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-/// A part of a case that runs by itself.
+/// A part of a case that can run alone.
 pub(crate) struct Item {
-    /// Parts of it are separated by `/`; the first is the case.
+    /// Words separated by `/`; the first is the case.
     pub(crate) name: String,
     work: Box<dyn Fn() -> Value + Send + Sync>,
 }
@@ -26,7 +27,7 @@ impl Item {
     }
 }
 
-/// The lines of all files, by item; of two for one item the later one.
+/// The lines of all files, by item; a later line replaces an earlier one.
 pub(crate) struct Lines(BTreeMap<String, (f64, Value)>);
 
 impl Lines {
@@ -43,7 +44,7 @@ impl Lines {
         Ok(Self(lines))
     }
 
-    /// Those whose name begins so, each with the rest of its name.
+    /// Items whose name begins with `start`, each with the rest of the name and the result.
     pub(crate) fn of<'a>(&'a self, start: &str) -> std::vec::IntoIter<(&'a str, &'a Value)> {
         let named = self.0.iter().filter_map(|(name, (_, found))| Some((name.strip_prefix(start)?, found)));
         named.collect::<Vec<_>>().into_iter()
@@ -53,7 +54,7 @@ impl Lines {
         self.0.keys().any(|name| name.split('/').next() == Some(case))
     }
 
-    /// CPU time by kind of item: its name without the last part.
+    /// CPU time by kind of item; the kind is the name without its last part.
     pub(crate) fn cost(&self, case: &str) -> String {
         let mut kinds: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for (name, (cpu, _)) in &self.0 {
@@ -85,7 +86,7 @@ fn cpu() -> f64 {
     })
 }
 
-/// Runs the items that the file lacks, and appends their lines. None begins after `until`.
+/// Runs the items that are not in the file, and appends their lines. No item begins after `until`.
 pub(crate) fn run(items: Vec<Item>, jobs: usize, until: Instant, path: &Path) -> io::Result<()> {
     let done = if path.exists() { Lines::read(&[path])? } else { Lines(BTreeMap::new()) };
     let all = items.len();

@@ -1,22 +1,24 @@
-//! Evidence for `sluice tune` on simulated engines: long runs and exhaustive searches beside what the tuner finds.
+//! Evidence for `sluice tune` on simulated engines: long runs and exhaustive searches, compared
+//! with the results of the tuner.
 //!
 //! ```sh
-//! cargo bench -p sluice-tune --bench evidence -- grid space --seeds 20 --jobs 16 --minutes 8 --out evidence.jsonl
-//! cargo bench -p sluice-tune --bench evidence -- summary evidence.jsonl
+//! cargo bench -p sluice-tune --bench evidence -- grid space --seeds 20 --jobs 16 --out a.jsonl
+//! cargo bench -p sluice-tune --bench evidence -- summary a.jsonl
 //! ```
 //!
 //! | case | shows |
 //! |---|---|
-//! | `grid` | eight combinations under four workloads: certified rate, true capacity, cost; `auto_tune.sh`'s algorithm beside it |
-//! | `space` | 481 settings of five flags, some of which do not start: the model and chance after 45 trials |
-//! | `mixes` | two mixes of lengths on two engines behind the gateway: which settings are best for each |
-//! | `adapters` | tuned without and with LoRA adapters, served with them |
+//! | `grid` | eight combinations, four workloads: certified rate, true capacity, cost |
+//! | `space` | 481 settings of five flags, some do not start: model and chance after 45 trials |
+//! | `mixes` | two mixes of lengths, two engines behind the gateway: the best settings of each |
+//! | `adapters` | tuned without and with LoRA adapters, run with adapters |
 //! | `hand` | `config/tune/hand.toml`: the table of its experiments |
 //!
-//! A case is a list of items that do not depend on each other: a true value, or a tuning with one seed. Each writes one line of
-//! JSON when it has ended. What the file has already is not run again, so a run may be interrupted, and the files of several
-//! machines are merged by `cat`. The binary needs no other file: it can be copied to a machine of the same architecture.
-//! No item begins after `--minutes`; one takes at most some minutes of one core, which its line has as `cpu`.
+//! A case is a list of independent items: a true value, or a tuning with one seed. Each writes one
+//! line of JSON when it has ended. Items that the file already has are not run again, so a run may
+//! be interrupted, and `cat` merges the files of several machines. The binary needs no other file:
+//! it can be copied to a machine of the same architecture. No item begins after `--minutes`; one
+//! takes at most some minutes of one core, which its line has as `cpu`.
 
 mod adapters;
 mod grid;
@@ -31,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use item::{Item, Lines, run};
 
-/// A case: its items for some seeds, and what their lines show.
+/// A case: its items for some seeds, and the summary of their lines.
 struct Case {
     name: &'static str,
     items: fn(Range<u64>) -> Vec<Item>,

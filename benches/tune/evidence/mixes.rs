@@ -1,6 +1,8 @@
-//! Two mixes of lengths on two H200s behind the gateway: from default flags and round robin, which settings are best for each.
+//! Two mixes of lengths on two H200s behind the gateway: the settings that are best for each, from
+//! default flags and round robin.
 //!
-//! 41 settings: the gateway's policy and three flags of vLLM. The best of all is that of an exhaustive search with runs of its own.
+//! There are 41 settings: the gateway's policy and three flags of vLLM. The best of all comes from
+//! an exhaustive search with separate runs.
 
 use std::ops::Range;
 
@@ -13,10 +15,10 @@ use crate::tuning::{exhaustive, file, least, total, truths, tuned};
 
 /// Runs of each setting of the exhaustive search.
 const RUNS: u64 = 16;
-/// An excess over the best that counts as near it.
+/// Maximum excess over the best that counts as near it.
 const NEAR: f64 = 0.05;
 
-/// Name, objective, classes.
+/// Name; objective; classes.
 const MIXES: [(&str, &str, &str); 2] = [
     (
         "30 short and 2 long",

@@ -1,6 +1,8 @@
-//! Five flags on a small GPU, 481 settings, of which many do not start: the model and chance, with 45 trials each.
+//! Five flags on a small GPU, 481 settings, of which many do not start: the model and chance, with
+//! 45 trials each.
 //!
-//! The objective is the P99 E2EL of the short requests of a mix. The best of all settings is that of an exhaustive search.
+//! The objective is the P99 E2EL of the short requests of a mix. The best of all settings comes
+//! from an exhaustive search.
 
 use std::ops::Range;
 
@@ -11,11 +13,11 @@ use sluice_tune::{Method, TuneFile};
 use crate::item::{Item, Lines};
 use crate::tuning::{exhaustive, file, least, truths, tuned};
 
-/// The most trials of a search.
+/// Maximum trials of a search.
 const TRIALS: usize = 45;
 /// Runs of each setting of the exhaustive search.
 const RUNS: u64 = 16;
-/// An excess over the best that counts as near it.
+/// Maximum excess over the best that counts as near it.
 const NEAR: f64 = 0.05;
 const METHODS: [Method; 2] = [Method::Model, Method::Random];
 

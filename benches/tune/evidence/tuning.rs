@@ -1,6 +1,6 @@
 //! A tuning as a case runs it, and the true values that it is compared with.
 //!
-//! True values come from runs of their own: their seeds are those of no tuning.
+//! True values come from separate runs, with seeds that no tuning uses.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,12 +18,12 @@ use crate::item::{Item, Lines};
 
 /// Requests of a long run.
 pub(crate) const LONG: u64 = 20_000;
-/// The seeds of true values begin here.
+/// First seed of the true values.
 pub(crate) const TRUTH: u64 = 5_000_000;
-/// Settings whose true values are one item.
+/// Number of settings whose true values are one item.
 const TOGETHER: usize = 8;
 
-/// A file of one text; it must be valid.
+/// Parses a tuning file, which must be valid.
 pub(crate) fn file(text: &str) -> TuneFile {
     TuneFile::parse(text, "evidence", Path::new(".")).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
@@ -36,7 +36,7 @@ pub(crate) fn goal(file: &TuneFile, seed: u64) -> Goal {
     Goal::new(&file.tune, seed).expect("the goal is valid")
 }
 
-/// A tuning in the laboratory, without predictions.
+/// Runs a tuning in the laboratory, without predictions.
 pub(crate) fn tuned(file: &TuneFile, method: Method, seed: u64, trials: Option<usize>) -> Report {
     let goal = goal(file, seed);
     let space = Space::new(&file.tune).expect("the space is valid");
@@ -54,19 +54,21 @@ pub(crate) fn total(report: &Report, of: fn(&Trial) -> f64) -> f64 {
     report.trials.iter().map(of).sum()
 }
 
-/// The setup of a setting at a rate, for a long run.
+/// The laboratory's setup for a long run of a setting at a rate.
 pub(crate) fn long(scenario: &Scenario, setting: &Setting, rate: f64) -> Lab {
     let mut lab = scenario.lab(&variant(setting).expect("the setting is valid")).expect("the setup is valid");
     lab.traffic[0].arrival = Arrival::Poisson { rate };
     lab.traffic[0].extent = Extent::Requests(LONG);
     if lab.engines.len() == 1 {
-        // One engine gets every request whatever its ids are, and writing them would be half of the work.
+        // One engine gets every request, with any token ids; writing the ids would be half of the
+        // work.
         lab.traffic[0].workload.tokens = PromptTokens::Ids(0..1);
     }
     lab
 }
 
-/// The share of the requests of the worst group (class, adapter) that meet their objectives in a long run at a rate.
+/// In a long run at a rate, the share of requests that meet their objectives, of the worst group
+/// (class, adapter).
 pub(crate) fn attainment(scenario: &Scenario, setting: &Setting, rate: f64) -> f64 {
     let result = run(&long(scenario, setting, rate), TRUTH - 1).expect("it runs").result;
     let mut groups: BTreeMap<(u32, Option<u32>), (f64, f64)> = BTreeMap::new();
@@ -78,7 +80,8 @@ pub(crate) fn attainment(scenario: &Scenario, setting: &Setting, rate: f64) -> f
     groups.values().map(|(hits, all)| hits / all).fold(1.0, f64::min)
 }
 
-/// The exhaustive search: items with the mean of a measure over `runs` runs of every setting; null does not start.
+/// The exhaustive search: items with the mean of a measure over `runs` runs of every setting; null
+/// if the setting does not start.
 pub(crate) fn exhaustive(start: &str, file: &TuneFile, runs: u64) -> Vec<Item> {
     let some = |settings: &[Setting], number: usize| {
         let (file, settings) = (file.clone(), settings.to_vec());
@@ -97,7 +100,7 @@ pub(crate) fn exhaustive(start: &str, file: &TuneFile, runs: u64) -> Vec<Item> {
     (0..).zip(settings(file).chunks(TOGETHER)).map(|(number, chunk)| some(chunk, number)).collect()
 }
 
-/// What the items of an exhaustive search have found: every setting, `None` if it does not start.
+/// The results of an exhaustive search: every setting, `None` if it does not start.
 pub(crate) fn truths(lines: &Lines, start: &str) -> BTreeMap<String, Option<f64>> {
     let start = format!("{start}/true/");
     let chunks = lines.of(&start).filter_map(|(_, found)| found.as_object());

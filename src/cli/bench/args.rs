@@ -24,7 +24,7 @@ const CHANGING: &str = "Rates that change";
 const SWEEPS: &str = "Sweeps";
 const SAVED: &str = "Saved results";
 
-/// Put load on a server and measure what its clients see
+/// Put load on a server and measure latency and throughput as a client
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
@@ -77,13 +77,13 @@ pub(super) struct ServerArgs {
     /// http://HOST:PORT]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(super) base_url: Vec<String>,
-    /// Host, without --base-url
+    /// Host of the server, without --base-url
     #[arg(long, hide_short_help = true, default_value = "127.0.0.1")]
     pub(super) host: String,
-    /// Port, without --base-url
+    /// Port of the server, without --base-url
     #[arg(long, hide_short_help = true, default_value_t = 8000)]
     pub(super) port: u16,
-    /// Path of requests [default: the path of the backend]
+    /// Path of requests [default: the path of the API]
     #[arg(long, hide_short_help = true, value_name = "PATH")]
     pub(super) endpoint: Option<String>,
     /// The "model" to send [default: the first that the server lists]
@@ -101,7 +101,7 @@ pub(super) struct ServerArgs {
     /// Servers whose /metrics are read during the run [default: --base-url]
     #[arg(long, hide_short_help = true, value_name = "URL", value_delimiter = ',')]
     pub(super) metrics_url: Vec<String>,
-    /// Time to wait for the server to respond
+    /// Longest wait for the server to respond before the run
     #[arg(long, hide_short_help = true, value_name = "SECONDS", default_value_t = 0.0)]
     pub(super) ready_check_timeout_sec: f64,
     /// A request that takes longer counts as failed
@@ -141,13 +141,13 @@ pub(super) struct DatasetArgs {
     /// Source of requests
     #[arg(long, value_enum, default_value = "random")]
     pub(super) dataset_name: DatasetName,
-    /// The file of the dataset
+    /// File of the dataset
     #[arg(long, value_name = "FILE")]
     pub(super) dataset_path: Option<PathBuf>,
     /// Prompt length in tokens: 1024, 100-2000 or lognormal:MEDIAN:SIGMA[:MAX]
     #[arg(long, help_heading = GENERATED, value_name = "LENGTH", default_value = "1024", alias = "input-len")]
     pub(super) random_input_len: Length,
-    /// Output length in tokens, with the same syntax
+    /// Output length in tokens, with the syntax of --random-input-len
     #[arg(long, help_heading = GENERATED, value_name = "LENGTH", default_value = "128")]
     pub(super) random_output_len: Length,
     /// Output length for any dataset
@@ -169,7 +169,7 @@ pub(super) struct DatasetArgs {
     /// Share of the prompts that have a shared prefix
     #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "SHARE", value_parser = share)]
     pub(super) random_cache_hit_fraction: Option<f64>,
-    /// Share of such a prompt that is the shared prefix
+    /// Share of a prompt with a shared prefix that is the prefix
     #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "SHARE", value_parser = share, requires = "random_cache_hit_fraction")]
     pub(super) random_cache_ratio: Option<f64>,
     /// A class of requests, for a mix: short:weight=15,in=200,out=128,ttft=300; repeat it
@@ -178,7 +178,7 @@ pub(super) struct DatasetArgs {
     /// Shared tokens of each prompt of prefix_repetition
     #[arg(long, help_heading = REPETITION, hide_short_help = true, value_name = "TOKENS", default_value_t = 256)]
     pub(super) prefix_repetition_prefix_len: u32,
-    /// Other tokens of prefix_repetition
+    /// Tokens of each prompt of prefix_repetition that are not shared
     #[arg(long, help_heading = REPETITION, hide_short_help = true, value_name = "TOKENS", default_value_t = 256)]
     pub(super) prefix_repetition_suffix_len: u32,
     /// Number of prefixes of prefix_repetition
@@ -187,7 +187,7 @@ pub(super) struct DatasetArgs {
     /// Output tokens of prefix_repetition
     #[arg(long, help_heading = REPETITION, hide_short_help = true, value_name = "TOKENS", default_value_t = 128)]
     pub(super) prefix_repetition_output_len: u32,
-    /// Output tokens of sharegpt, instead of the length of each response
+    /// Output tokens of sharegpt, instead of the length of each recorded response
     #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) sharegpt_output_len: Option<u32>,
     /// Output tokens of custom; -1 takes "output_tokens" of each line
@@ -214,8 +214,8 @@ pub(super) struct DatasetArgs {
     /// Key of a timed trace's block names
     #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "KEY", default_value = "hash_ids")]
     pub(super) timed_trace_label_hash_ids: String,
-    /// The model's tokenizer.json, or its folder: makes text prompts exactly as long as asked for,
-    /// and counts responses without usage
+    /// The model's tokenizer.json, or the folder of it: makes text prompts exactly as long as asked
+    /// for, and counts responses without usage
     #[arg(long, hide_short_help = true, value_name = "PATH")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Prompts of token ids (the default for completions)
@@ -245,14 +245,14 @@ pub(super) struct DatasetArgs {
     /// How a request's adapter is chosen
     #[arg(long, help_heading = ADAPTERS, hide_short_help = true, value_enum, default_value = "random")]
     pub(super) lora_assignment: LoraAssignment,
-    /// Exponent of zipf
+    /// Exponent S of the assignment zipf
     #[arg(long, help_heading = ADAPTERS, hide_short_help = true, value_name = "S", default_value_t = 1.0)]
     pub(super) lora_zipf: f64,
     /// Weights of the adapters; one more weight gives the base model a share
     #[arg(long, help_heading = ADAPTERS, hide_short_help = true, value_name = "W", value_delimiter = ',')]
     pub(super) lora_weights: Vec<f64>,
     /// Send the field "user" with one of this many names (user-0, user-1, ..); a conversation keeps
-    /// its user
+    /// one name
     #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub(super) users: u32,
     /// Share of clients that leave before the end of their response
@@ -283,7 +283,7 @@ pub(super) struct LoadArgs {
     /// Requests per second; inf sends all at once, or as a closed loop with --max-concurrency
     #[arg(long, value_name = "RATE", default_value = "inf")]
     pub(super) request_rate: Rate,
-    /// Shape of the gaps: 1 is Poisson, less is burstier, inf is evenly spaced
+    /// Shape of the gaps between requests: 1 is Poisson, less is burstier, inf is evenly spaced
     #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "SHAPE", default_value = "1")]
     pub(super) burstiness: Rate,
     /// Most requests (or conversations) in flight
@@ -292,16 +292,16 @@ pub(super) struct LoadArgs {
     /// Send this many requests at the same time, at --request-rate on average
     #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) burst_size: Option<u32>,
-    /// Several rates in turn, RATExSECONDS: 5x30,20x10,5x30
+    /// Several rates in turn, each RATExSECONDS: 5x30,20x10,5x30
     #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "STEPS", conflicts_with_all = ["burst_size", "duration"])]
     pub(super) rate_steps: Option<Steps>,
-    /// A rate that grows from the first request to the last
+    /// Shape of a rate that grows from the first request to the last
     #[arg(long, help_heading = CHANGING, hide_short_help = true, value_enum, requires_all = ["ramp_up_start_rps", "ramp_up_end_rps"])]
     pub(super) ramp_up_strategy: Option<RampStrategy>,
-    /// Requests per second at the first request
+    /// Requests per second at the start of the growing rate
     #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "RATE")]
     pub(super) ramp_up_start_rps: Option<f64>,
-    /// Requests per second at the last request
+    /// Requests per second at the end of the growing rate
     #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "RATE")]
     pub(super) ramp_up_end_rps: Option<f64>,
     /// Send at the times of the trace (the default for traces)
@@ -325,7 +325,7 @@ pub(super) struct LoadArgs {
     /// One run for each of these values of --request-rate
     #[arg(long, help_heading = SWEEPS, value_name = "RATE,..", value_delimiter = ',', conflicts_with = "sweep_max_concurrency")]
     pub(super) sweep_request_rate: Vec<Rate>,
-    /// In a sweep of concurrency: requests of a run, as a multiple of its concurrency
+    /// In a sweep of concurrency: requests of a run, as a multiple of the run's concurrency
     #[arg(long, help_heading = SWEEPS, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) sweep_num_prompts_factor: Option<u64>,
     /// Empty the server's prefix cache before each run (vLLM in dev mode)
@@ -352,25 +352,25 @@ pub(super) struct SamplingArgs {
     /// Generate to the full length (always on for generated prompts and traces)
     #[arg(long, hide_short_help = true)]
     pub(super) ignore_eos: bool,
-    /// Randomness of the choice of tokens; 0: the likeliest one
+    /// Randomness of the choice of tokens; 0: the likeliest token
     #[arg(long, hide_short_help = true, value_name = "T")]
     pub(super) temperature: Option<f64>,
-    /// Only the likeliest tokens that have this share together
+    /// Choose among the likeliest tokens that have this share of the probability together
     #[arg(long, hide_short_help = true, value_name = "P")]
     pub(super) top_p: Option<f64>,
-    /// Only this many of the likeliest tokens
+    /// Choose among this many of the likeliest tokens
     #[arg(long, hide_short_help = true, value_name = "K")]
     pub(super) top_k: Option<i64>,
-    /// Only tokens with at least this share of the likeliest token's probability
+    /// Choose among tokens with at least this share of the likeliest token's probability
     #[arg(long, hide_short_help = true, value_name = "P")]
     pub(super) min_p: Option<f64>,
-    /// Penalty for tokens, for each time they were generated
+    /// Penalty for a token, for each time that it was generated
     #[arg(long, hide_short_help = true, value_name = "X")]
     pub(super) frequency_penalty: Option<f64>,
-    /// Penalty for tokens that were generated
+    /// Penalty for a token that was generated at least once
     #[arg(long, hide_short_help = true, value_name = "X")]
     pub(super) presence_penalty: Option<f64>,
-    /// Factor against tokens of the prompt and generated ones
+    /// Factor against tokens of the prompt and generated tokens
     #[arg(long, hide_short_help = true, value_name = "X")]
     pub(super) repetition_penalty: Option<f64>,
     /// Number of log probabilities per token
@@ -406,7 +406,7 @@ pub(super) struct OutputArgs {
     /// Add the result to the end of the file
     #[arg(long, help_heading = SAVED, hide_short_help = true)]
     pub(super) append_result: bool,
-    /// Folder of the result
+    /// Folder for the result
     #[arg(long, help_heading = SAVED, hide_short_help = true, value_name = "FOLDER")]
     pub(super) result_dir: Option<PathBuf>,
     /// File name of the result [default: from label, load, model and time]
@@ -418,16 +418,16 @@ pub(super) struct OutputArgs {
     /// Write one line of CSV for each request
     #[arg(long, help_heading = SAVED, hide_short_help = true, value_name = "FILE")]
     pub(super) csv: Option<PathBuf>,
-    /// Your name for the run
+    /// Your name for the run, saved with the result
     #[arg(long, help_heading = SAVED)]
     pub(super) label: Option<String>,
     /// Additional keys in the result
     #[arg(long, help_heading = SAVED, hide_short_help = true, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
     pub(super) metadata: Vec<(String, String)>,
-    /// No progress line
+    /// Show no progress line
     #[arg(long, hide_short_help = true)]
     pub(super) disable_tqdm: bool,
-    /// Show what would be sent without sending it
+    /// Show the requests without sending them
     #[arg(long)]
     pub(super) dry_run: bool,
 }

@@ -23,7 +23,7 @@ use crate::stats::Estimate;
 pub(super) enum Tool {
     /// Draw saved results: one self-contained HTML file, and SVG plots
     Report(ReportArgs),
-    /// Compare two saved results: what changed, how certain that is, and whether it matters
+    /// Compare two saved results: changes, their certainty, and whether they matter
     Compare(CompareArgs),
 }
 
@@ -38,10 +38,10 @@ pub(super) struct CompareArgs {
     /// Confidence of all intervals together, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 95.0)]
     confidence: f64,
-    /// A change of a rate or latency that does not matter, in percent
+    /// Largest change of a rate or latency that does not matter, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
     margin: f64,
-    /// As --margin, for shares of requests (failed, within objectives), in percentage points
+    /// Like --margin, for shares of requests (failed, within objectives), in percentage points
     #[arg(long, value_name = "POINTS", default_value_t = 1.0)]
     margin_points: f64,
     /// Print JSON
@@ -54,7 +54,7 @@ pub(super) struct ReportArgs {
     /// Files written by --save-result; several results are drawn as a sweep
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Where to write the page; - is stdout
+    /// File for the page; - is stdout
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     html: PathBuf,
     /// Also write each plot as an SVG file into this folder

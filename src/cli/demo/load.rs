@@ -27,8 +27,8 @@ pub struct DemoArgs {
     /// Run each arrangement live once, print the comparison, and exit
     #[arg(long)]
     pub once: bool,
-    /// Print the results as JSON: with --once one object; else one for the simulated comparison and
-    /// one for each live round
+    /// Print the results as JSON: with --once one object; otherwise one for the simulated
+    /// comparison and one for each live round
     #[arg(long)]
     pub json: bool,
     /// Seconds of live load for each of the three arrangements [default: 30, with --once 20]
@@ -37,11 +37,11 @@ pub struct DemoArgs {
     /// Seed of the load: prompts and arrival times follow from it
     #[arg(long, default_value_t = TYPICAL_SEED)]
     pub seed: u64,
-    /// Address for clients [default: 127.0.0.1:8080, or a free port if that is taken]
+    /// Address for clients [default: 127.0.0.1:8080, or a free port if that port is taken]
     #[arg(long)]
     pub listen: Option<std::net::SocketAddr>,
-    /// Address for metrics and the dashboard [default: 127.0.0.1:8081, or a free port if that is
-    /// taken]
+    /// Address for metrics and the dashboard [default: 127.0.0.1:8081, or a free port if that port
+    /// is taken]
     #[arg(long)]
     pub admin: Option<std::net::SocketAddr>,
 }

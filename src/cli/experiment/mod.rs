@@ -37,7 +37,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show the arms of an experiment and the measurements
+    /// Show the arms of an experiment and their measurements
     Show {
         /// The experiment
         name: String,
@@ -57,12 +57,12 @@ enum Command {
         /// The experiment
         name: String,
     },
-    /// Let requests take part
+    /// Let requests take part in an experiment
     Start {
         /// The experiment
         name: String,
     },
-    /// Let no request take part; requests in flight finish in their arm
+    /// Let no request take part in an experiment; requests in flight finish in their arm
     Stop {
         /// The experiment
         name: String,
@@ -71,21 +71,21 @@ enum Command {
     Promote {
         /// The experiment
         name: String,
-        /// The arm
+        /// The arm that serves all units
         #[arg(required_unless_present = "named", conflicts_with = "named")]
         arm: Option<String>,
         /// Same as ARM
         #[arg(long = "arm", value_name = "ARM", hide = true)]
         named: Option<String>,
     },
-    /// Write a report
+    /// Write a report about an experiment
     Report {
         /// The experiment
         name: String,
-        /// The format
+        /// The format of the report
         #[arg(long, value_enum, default_value_t = Format::Table)]
         format: Format,
-        /// The file [default: stdout]
+        /// The file of the report [default: stdout]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },

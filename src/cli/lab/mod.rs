@@ -26,7 +26,7 @@ pub struct LabArgs {
 enum LabCommand {
     /// Run the variants of a scenario and compare them
     Run(run::RunArgs),
-    /// Find the fewest GPUs of each kind that meet the objectives, and what they cost
+    /// Find the fewest GPUs of each kind that meet the objectives, and their cost
     Plan(plan::PlanArgs),
     /// Find the highest rate at which the objectives are met
     Rate(plan::RateArgs),

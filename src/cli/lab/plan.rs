@@ -23,13 +23,13 @@ use crate::lab::{LabError, Scenario, sweep};
 /// The flags of `sluice lab plan`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct PlanArgs {
-    /// The scenario
+    /// The file with the scenario
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Prices of GPUs: a TOML file with per_hour.GPU = PRICE
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
-    /// Runs of each trial [default: seeds in the file]
+    /// Number of runs of each trial [default: seeds in the file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
     /// The first seed; the other seeds are 16 apart
@@ -43,7 +43,7 @@ pub(super) struct PlanArgs {
 /// The flags of `sluice lab rate`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct RateArgs {
-    /// The scenario
+    /// The file with the scenario
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// One search for each value: a key of the gateway, vllm.FLAG, vllm@BACKEND.FLAG, engines or

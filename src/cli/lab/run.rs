@@ -22,10 +22,10 @@ use crate::lab::{LabError, Measure, Options, Scenario, Study, expect, sweep, tab
 /// The flags of `sluice lab run`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct RunArgs {
-    /// The scenario
+    /// The file with the scenario
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Runs of each variant [default: seeds in the file]
+    /// Number of runs of each variant [default: seeds in the file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
     /// The first seed; the other seeds are 16 apart
@@ -45,7 +45,8 @@ pub(super) struct RunArgs {
     /// measures in the file]
     #[arg(long, value_name = "MEASURE")]
     measure: Vec<Measure>,
-    /// Duration of traffic that has none in the file, such as 5m [default: duration in the file]
+    /// Duration of traffic that has no duration in the file, such as 5m [default: duration in the
+    /// file]
     #[arg(long, value_name = "TIME")]
     duration: Option<Period>,
     /// Number of threads [default: number of cores]

@@ -34,7 +34,7 @@ pub struct ReportArgs {
     /// Files that the gateway wrote ([records], or [access_log]), in any order
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// The page
+    /// The HTML page to write
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
     #[command(flatten)]

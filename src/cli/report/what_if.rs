@@ -42,8 +42,8 @@ const HOW: &str = "To see what would have helped, say which engines serve: --gpu
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "What would have helped")]
 pub(super) struct WhatIfArgs {
-    /// A file of `sluice lab` with the configuration, the engines and the variants to try; its
-    /// traffic is replaced
+    /// A file of `sluice lab` with the configuration, the engines and the variants to try; the
+    /// records replace the traffic of the file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["gpu", "model", "config"])]
     lab: Option<PathBuf>,
     /// The GPU of the engines: a preset of the simulator, or the path of a profile

@@ -22,26 +22,26 @@ use crate::sim::{Constants, Gpu, Layout, Model};
 #[derive(Debug, Parser)]
 #[command(name = "sluice sim fit")]
 struct FitArgs {
-    /// CSV: one line per run, with its load and measurements (columns: see --columns)
+    /// CSV file with one line per run: the load and the measurements (columns: see --columns)
     #[arg(required_unless_present_any = ["columns", "server"])]
     data: Option<PathBuf>,
     /// Instead of DATA: measure the host of the vLLM at this URL with a small load, in about a
-    /// minute. It should have no other load
+    /// minute. The vLLM should have no other load
     #[arg(long, value_name = "URL", conflicts_with_all = ["data", "show"])]
     server: Option<String>,
-    /// With --server: the name of its model [default: the first that it lists]
+    /// With --server: name of the model [default: the first that the server lists]
     #[arg(long, requires = "server")]
     served_model_name: Option<String>,
-    /// With --server: the flag that it runs with
+    /// With --server: the value of this flag at the server
     #[arg(long, requires = "server", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
     max_num_batched_tokens: u32,
-    /// With --server: the flag that it runs with
+    /// With --server: the value of this flag at the server
     #[arg(long, requires = "server", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     max_num_seqs: u32,
-    /// GPU that the rows were measured on: a built-in name or the path of a TOML file
+    /// GPU on which the rows were measured: a built-in name or the path of a TOML file
     #[arg(long, default_value = "h200")]
     gpu: String,
-    /// Model that it served: a built-in name or the path of a TOML file
+    /// Model that the GPU served: a built-in name or the path of a TOML file
     #[arg(long, default_value = "llama-3.1-8b")]
     model: String,
     /// GPUs that shared the model
@@ -51,7 +51,7 @@ struct FitArgs {
     /// in]
     #[arg(long)]
     start: Option<String>,
-    /// Where to write the fitted constants
+    /// File for the fitted constants
     #[arg(long)]
     out: Option<PathBuf>,
     /// Only show the rows as simulated with the constants to begin with

@@ -35,11 +35,11 @@ use real::Ended;
 /// Find the best settings of vLLM and of the gateway, with proof.
 #[derive(Clone, Debug, Args)]
 pub struct TuneArgs {
-    /// The tuning
+    /// The file with the tuning
     #[arg(value_name = "FILE", required_unless_present = "auto_tune_compat")]
     file: Option<PathBuf>,
     /// Take the environment variables of vLLM's auto_tune.sh in place of FILE, tune real engines,
-    /// and write its files
+    /// and write the files of auto_tune.sh
     #[arg(long, conflicts_with_all = ["file", "journal", "engines", "result", "gateway"])]
     auto_tune_compat: bool,
     /// Continue the journal of an earlier run
@@ -48,11 +48,11 @@ pub struct TuneArgs {
     /// The journal [default: the name of FILE with the ending .journal, in the working directory]
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
-    /// When to end the search at the latest: engine time such as 2h, or trials such as 45
-    /// (repeatable)
+    /// Limit at which the search ends: engine time such as 2h, or trials such as 45 (repeatable)
     #[arg(long, value_name = "TIME|TRIALS", value_parser = limit)]
     budget: Vec<Limit>,
-    /// race, halving, random, model or auto-tune [default: race up to 60 settings, else model]
+    /// Method of the search: race, halving, random, model or auto-tune [default: race up to 60
+    /// settings, else model]
     #[arg(long, value_name = "METHOD")]
     method: Option<Method>,
     /// Do not simulate the settings first: try them in random order, and show no predicted values
@@ -62,21 +62,21 @@ pub struct TuneArgs {
     /// simulating them
     #[arg(long)]
     real: bool,
-    /// Logs and journal of the real engines [default: the name of FILE with the ending .engines, in
-    /// the working directory]
+    /// Folder for logs and the journal of the real engines [default: the name of FILE with the
+    /// ending .engines, in the working directory]
     #[arg(long, value_name = "FOLDER", requires = "real")]
     engines: Option<PathBuf>,
-    /// Tune one engine of a running gateway in place, through its admin port: other backends serve
+    /// Tune one engine of a running gateway in place, through this admin port: other backends serve
     /// meanwhile
     #[arg(long, value_name = "URL", conflicts_with = "real", requires = "backend")]
     gateway: Option<String>,
     /// The backend to tune in place, such as gpu0 or short/gpu0
     #[arg(long, value_name = "NAME", requires = "gateway")]
     backend: Option<String>,
-    /// The gateway's admin token, if it has one
+    /// Admin token of the gateway, if it has one
     #[arg(long, value_name = "TOKEN", env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// The seed of loads and of the search
+    /// Seed of the loads and of the search
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
     /// Print the settings of the space, and try none
@@ -85,13 +85,13 @@ pub struct TuneArgs {
     /// Print JSON instead of the table
     #[arg(long)]
     json: bool,
-    /// Write an HTML page with plots
+    /// Write the results as an HTML page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Write the result.txt of vLLM's auto_tune.sh
     #[arg(long, value_name = "FILE")]
     result: Option<PathBuf>,
-    /// Write the winner as lines for sluice.toml; none if the defaults are as good
+    /// Write the winner as lines for sluice.toml; no lines if the defaults are as good
     #[arg(long, value_name = "FILE")]
     patch: Option<PathBuf>,
 }

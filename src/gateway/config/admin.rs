@@ -13,17 +13,18 @@ use super::problem::Situation;
 use super::table::table;
 
 table! {
-    /// Names of the admin port, and what may be changed through it. Its address is server.admin.
+    /// Host names of the admin port, and the flags of engines that may be changed through it. The
+    /// address of the port is server.admin.
     #[derive(Default)]
     pub struct Admin {
         /// Host names under which clients reach the admin port, without a port, such as
         /// ["sluice.internal"]. Always accepted: localhost, loopback addresses, the address of
-        /// server.admin, and every address when that is 0.0.0.0 or [::].
+        /// server.admin, and every address if server.admin is 0.0.0.0 or [::].
         pub hosts: Vec<String> = default("[]").check(check_host).at_most(limits::MAX_ADMIN_HOSTS);
-        /// Flags of engines that a restart may change (sluice backend restart --set), besides those
-        /// of vLLM's scheduler and memory, by their full names: ["tensor-parallel-size"]. Flags
-        /// such as middleware, chat-template or trust-remote-code let every user of the admin port
-        /// run code as the engine.
+        /// Further flags of engines that a restart may change (sluice backend restart --set), by
+        /// their full names: ["tensor-parallel-size"]. Flags of vLLM's scheduler and memory need no
+        /// entry. Flags such as middleware, chat-template or trust-remote-code let every user of
+        /// the admin port run code as the engine.
         pub flags: Vec<String> = default("[]").check(check_flag).at_most(limits::MAX_ADMIN_FLAGS);
     }
 }

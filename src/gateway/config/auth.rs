@@ -14,11 +14,11 @@ use sluice_core::base::Tokens;
 table! {
     /// Who may use the gateway.
     pub struct Auth {
-        /// Bearer token of the admin API: "env:NAME" or "file:PATH". Needed when `server.admin` is
-        /// not on loopback. Without one, every user of this machine may change the gateway; web
+        /// Bearer token of the admin API: "env:NAME" or "file:PATH". Required if `server.admin` is
+        /// not on loopback. Without a token, every user of this machine may change the gateway; web
         /// pages may not.
         pub admin_token: Option<Secret> = optional("none").example("env:SLUICE_ADMIN_TOKEN");
-        /// One table per client key. Without any, every client that reaches `server.listen` may
+        /// One table per client key. Without keys, every client that reaches `server.listen` may
         /// send requests.
         pub keys: Vec<Key> = tables(limits::MAX_KEYS);
     }
@@ -27,27 +27,29 @@ table! {
 table! {
     /// One client key.
     pub struct Key {
-        /// For logs and the admin API; never the key.
+        /// Name of the key in logs and in the admin API, which never show the key.
         pub name: String = required("name the key for logs").check(check_name).example("team-a");
-        /// SHA-256 of the key, as 64 hex digits, "env:NAME" or "file:PATH". Make it with: printf %s
+        /// SHA-256 of the key: 64 hex digits, "env:NAME" or "file:PATH". To compute it: printf %s
         /// "$KEY" | sha256sum
         pub sha256: KeyDigest =
             required("write 64 hex digits, or env:NAME or file:PATH").example("env:TEAM_A_KEY_SHA256");
-        /// Models it may use: names or aliases, or "*" for all. 403 for others.
+        /// Models that the key may use: names or aliases, or "*" for all. Requests for other models
+        /// get 403.
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
-        /// The priority of a request that asks for none. Lower is served earlier when requests
-        /// wait, as in vLLM. Engines that schedule by priority get it, too
+        /// The priority of a request that asks for none. A lower number is served earlier when
+        /// requests wait, as in vLLM. Engines that schedule by priority get the number, too
         /// (`pool.scheduling_policy`).
         pub priority: i32 = default("0");
-        /// The lowest number that a request may ask for, with `priority` in its body or the header
+        /// The lowest number that a request may ask for, by `priority` in the body or by the header
         /// X-Vllm-Priority, which wins. A lower number counts as this one.
         pub priority_min: Option<i32> = optional("as priority").example("-10");
         /// The highest number that a request may ask for. A higher number counts as this one.
         pub priority_max: i32 = default("2147483647");
-        /// The key's share of pools with fair queues (queue.fair), relative to the keys that use a
-        /// pool at the same time.
+        /// The key's share of pools with fair queues (queue.fair), relative to the other keys that
+        /// use a pool at the same time.
         pub weight: f64 = default("1.0").within("0.001", "1000");
-        /// What the key may use; 429 above it.
+        /// Limits of the key. A request above one of them gets 429. With [cluster], all gateways
+        /// together keep them.
         pub limit: KeyLimit = table();
     }
 }
@@ -87,30 +89,31 @@ impl PriorityRange {
 }
 
 table! {
-    /// What one key may use; 429 above it. With [cluster]: at all gateways together.
+    /// Limits of one key. A request above one of them gets 429. With [cluster], all gateways
+    /// together keep them.
     #[derive(Default)]
     pub struct KeyLimit {
-        /// Requests at once, waiting ones included.
+        /// Requests at once, waiting requests included.
         pub in_flight: Option<u32> = optional("no limit").within("1", limits::COUNT).example("64");
-        /// Requests per minute. At once, from idle, ten of them or those of ten seconds, whichever
-        /// is more; never more than those of a minute. With [cluster], each gateway has at least
-        /// one of the ten.
+        /// Requests per minute. After a pause, a key may send a burst: ten requests or the requests
+        /// of ten seconds, whichever is more, but never more than the requests of a minute. With
+        /// [cluster], each gateway allows a part of the ten, at least one.
         pub requests_per_minute: Option<u32> = optional("no limit").within("1", limits::COUNT).example("600");
-        /// Sequences at once, waiting ones included: prompts of a request times n; one where
-        /// nothing is generated. A request above it by itself: 400.
+        /// Sequences at once, waiting requests included: the prompts of a request times n, or one
+        /// if the request generates nothing. A request that alone exceeds the limit gets 400.
         pub sequences: Option<u32> = optional("no limit").within("1", limits::COUNT).example("256");
-        /// Prompt and expected output tokens at once, waiting requests included. A request above it
-        /// by itself: 400.
+        /// Prompt and expected output tokens at once, waiting requests included. A request that
+        /// alone exceeds the limit gets 400.
         pub tokens: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("400k");
-        /// Prompt and output tokens per minute. A request is charged with the tokens that are
-        /// expected of it. When it ends, the charge is corrected to the tokens that it used: the
-        /// key gets the difference back, or owes it, for an hour of the rate at most. While a key
-        /// owes, its requests get 429. Without max_tokens, at least a part of the limit is charged
-        /// until the request ends.
+        /// Prompt and output tokens per minute. A request is charged with the tokens that the
+        /// gateway expects. When the request ends, the gateway corrects the charge to the tokens
+        /// used: the key gets an excess back, and owes a shortfall, for an hour of the rate at
+        /// most. While a key owes tokens, its requests get 429. A request without max_tokens is
+        /// charged with at least a part of the limit until it ends.
         pub tokens_per_minute: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("2M");
-        /// Prompt and output tokens within the last 24 hours, charged in the same way. Tokens that
-        /// were used return a day later, up to a quarter of an hour late. Reloads keep the count; a
-        /// restart or an upgrade begins a new one.
+        /// Prompt and output tokens within the last 24 hours, charged in the same way. Used tokens
+        /// become free again a day later, up to a quarter of an hour late. Reloads keep the count;
+        /// a restart or an upgrade begins a new one.
         pub tokens_per_day: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("500M");
     }
 }

@@ -25,23 +25,23 @@ use sluice_core::vllm::secrets::{is_secret_flag, is_secret_key};
 table! {
     /// A backend as it is written.
     pub(super) struct BackendTable {
-        /// A label of metrics and a response header. Unique in its pool.
+        /// Name of the backend: a label of metrics and a response header. Unique in the pool.
         pub(super) name: String = required("name the backend, such as \"gpu0\"").check(check_name).example("gpu0");
-        /// Address of the engine; a path in it is put before that of every request. Exactly one of
-        /// `url` and `launch`.
+        /// Address of the engine. A path in it is put before the path of every request. Write
+        /// either `url` or `launch`.
         pub(super) url: Option<Endpoint> = optional("see launch").example("http://127.0.0.1:8000").in_force();
         /// Share of new work relative to the other backends of the pool. Lower it for a smaller
         /// GPU.
         pub(super) weight: f64 = default("1.0").within("0.001", "1000");
-        /// Bearer token sent to the engine, if it was started with --api-key: "env:NAME" or
-        /// "file:PATH".
+        /// Bearer token that the gateway sends to the engine, if the engine was started with
+        /// --api-key: "env:NAME" or "file:PATH".
         pub(super) api_key: Option<Secret> = optional("none").example("env:GPU0_API_KEY");
-        /// TLS to this engine, instead of the table of its pool.
+        /// TLS to this engine, in place of the table of the pool.
         pub(super) tls: Option<UpstreamTls> = optional("as the pool");
-        /// An engine that the gateway runs on this machine, instead of `url`.
+        /// How the gateway runs the engine on this machine, in place of `url`.
         pub(super) launch: Option<Launch> = optional("the gateway does not run the engine").restarts_engine();
-        /// Commands that start and stop the engine at `url`, wherever it runs: programs with their
-        /// arguments, no shell. Each must return.
+        /// Commands with which the gateway starts and stops the engine at `url`, wherever the
+        /// engine runs: programs with arguments, without a shell. Each command must return.
         pub(super) control: Option<Control> =
             optional("the gateway does not start or stop the engine at url").restarts_engine();
     }
@@ -50,38 +50,41 @@ table! {
 table! {
     /// How an engine that the gateway runs is started.
     pub struct Launch {
-        /// The program and its first arguments.
+        /// The program that runs the engine, with the first arguments.
         pub command: Words = required("write the program and its arguments, such as [\"vllm\", \"serve\", \"MODEL\"]")
             .example("[\"vllm\", \"serve\", \"meta-llama/Llama-3.1-8B-Instruct\"]");
-        /// Port on loopback that the engine listens on. 0: a free port of `fleet.ports`, which it
-        /// keeps.
+        /// Port on loopback on which the engine listens. 0: a free port of `fleet.ports`, which the
+        /// engine keeps.
         pub port: u16 = default("0").example("8001");
-        /// Indexes of the GPUs that the engine may see. Empty: as the environment says.
+        /// Indexes of the GPUs that the engine may see. Empty: as CUDA_VISIBLE_DEVICES says in
+        /// `env` or in the gateway's environment.
         pub gpu: Vec<u16> = default("[]").example("[1]");
-        /// Variables added to its environment. "env:NAME" and "file:PATH" stand for the value of a
-        /// variable of the gateway and for the content of a file. Values are never shown.
+        /// Variables added to the environment of the engine. "env:NAME" and "file:PATH" stand for
+        /// the value of a variable of the gateway and for the content of a file. Values are never
+        /// shown.
         pub env: BTreeMap<String, Secret> = table().example("VLLM_CACHE_ROOT = \"cache/vllm\"");
-        /// Flags of vLLM, without their dashes. "env:NAME" and "file:PATH" are read as in `env`;
-        /// such a value, an api-key and the like are never shown.
+        /// Flags of vLLM, without leading dashes. "env:NAME" and "file:PATH" are read as in `env`.
+        /// Values read in this way and values of secret flags such as api-key are never shown.
         pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
     }
 }
 
 table! {
-    /// Commands by which an engine is started and stopped: programs and their arguments, no shell.
+    /// Commands that start and stop an engine: programs with arguments, without a shell.
     pub struct Control {
-        /// Starts the engine and returns. It gets the flags in place of {args}, and in SLUICE_ARGS
-        /// and SLUICE_ARGS_JSON.
+        /// Command that starts the engine and returns. The flags of the engine replace {args}, and
+        /// are in SLUICE_ARGS and SLUICE_ARGS_JSON.
         pub start: Words = required("write the command that starts it, such as [\"systemctl\", \"start\", \"vllm\"]")
             .example("[\"ssh\", \"10.0.0.7\", \"vllm-up {args}\"]");
-        /// Stops the engine and returns.
+        /// Command that stops the engine and returns.
         pub stop: Words = required("write the command that stops it, such as [\"systemctl\", \"stop\", \"vllm\"]")
             .example("[\"ssh\", \"10.0.0.7\", \"vllm-down\"]");
-        /// Ends with status 0 while the engine runs. Empty: unknown, and probes decide alone.
+        /// Command that ends with status 0 while the engine runs. Empty: unknown, and probes alone
+        /// decide.
         pub status: Words = default("[]").example("[\"ssh\", \"10.0.0.7\", \"vllm-runs\"]");
-        /// The longest that one of the commands may take. An image may have to be fetched.
+        /// Longest time that one of the commands may take. An image may have to be fetched.
         pub timeout: Duration = duration("2m");
-        /// Flags of vLLM, without their dashes; see `launch.args`.
+        /// Flags of vLLM, without leading dashes; see `launch.args`.
         pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
     }
 }

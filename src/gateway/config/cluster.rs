@@ -2,8 +2,8 @@
 //! shared store.
 //!
 //! The rules of the ledger are in a separate crate (`src/cluster`), which `serve` runs. This table
-//! says where the ledger is, how long a share is valid, and what happens when the store cannot be
-//! reached.
+//! says where the ledger is, how long a share is valid, and how the gateway reacts when the store
+//! cannot be reached.
 
 use std::time::Duration;
 
@@ -19,36 +19,36 @@ use crate::tls::ClientTls;
 const HAS_KUBERNETES: bool = cfg!(feature = "kubernetes");
 
 table! {
-    /// Several gateways before the same engines: they divide the limits of each backend by a
-    /// ledger, so that all of them together stay within it.
+    /// Several gateways in front of the same engines. A ledger divides the limits of each backend
+    /// among the gateways, so that together they stay within the limits.
     pub struct Cluster {
-        /// The name of this gateway in the ledger, in status and in the log. Each gateway has its
-        /// own.
+        /// Name of this gateway in the ledger, in the status and in the log. No two gateways may
+        /// have the same name.
         pub name: Option<String> = optional("the name of the host").check(check_name).example("gateway-1");
-        /// The ledger is a key in etcd: the addresses of its members, which are tried in turn.
-        /// Version 3.4 or later, by its JSON gateway.
+        /// Addresses of the members of etcd, tried in turn; the ledger is a key in etcd. Version
+        /// 3.4 or later, by the JSON gateway of etcd.
         pub etcd: Vec<Endpoint> = default("[]").at_most(limits::MAX_STORE_ENDPOINTS).example("[\"http://10.0.0.1:2379\"]");
-        /// TLS to etcd, where its addresses have https.
+        /// TLS to etcd, for addresses with https.
         pub tls: Option<UpstreamTls> = optional("the CAs that this machine trusts, and no own certificate");
-        /// The ledger is a ConfigMap in Kubernetes, instead of etcd.
+        /// Keeps the ledger in a ConfigMap in Kubernetes, instead of etcd.
         pub kubernetes: Option<ClusterObject> = optional("the ledger is in etcd");
-        /// The key in etcd, or the name of the ConfigMap. All gateways before the same engines have
-        /// the same.
+        /// The key in etcd, or the name of the ConfigMap. All gateways in front of the same engines
+        /// must have the same.
         pub key: String = default("sluice-ledger").check(not_empty);
-        /// How long a renewal of this gateway's shares is good for. It renews them more often than
-        /// every quarter of this. A gateway that is gone keeps its shares from the others for about
-        /// one and a quarter of it.
+        /// Time for which a renewal of this gateway's shares is valid. The gateway renews them more
+        /// often than every quarter of the lease. A gateway that is gone keeps its shares from the
+        /// others for about one and a quarter leases.
         pub lease: Duration = duration("10s").within("2s", "5m");
-        /// When the shares cannot be renewed within the lease: "keep" goes on with the last ones,
-        /// so the limit may be exceeded by what others have taken back meanwhile; "strict" admits
-        /// nothing new. All gateways have the same.
+        /// Reaction when the shares cannot be renewed within the lease. "keep" goes on with the
+        /// last shares, so the limit may be exceeded by the shares that others have taken
+        /// meanwhile. "strict" admits nothing new. All gateways must have the same value.
         pub mode: ClusterMode = default("keep");
-        /// Whether one of the gateways leads: "none": each one decides for itself, and only one may
-        /// run engines. "decides": one is elected, which alone changes engines (launch, control,
-        /// statefulset), experiments and what the tuner tunes, while all serve; another one takes
-        /// over when it is gone. "serves": the same, and only that one is ready; the others stand
-        /// by. All gateways have the same, and best the same fleet.state, on a volume that they
-        /// share.
+        /// Whether the gateways elect a leader. "none": each gateway decides for itself, and only
+        /// one may run engines. "decides": the leader alone changes engines (launch, control,
+        /// statefulset), experiments and the values that the tuner tunes, while all gateways serve;
+        /// another gateway takes over when the leader is gone. "serves": the same, and only the
+        /// leader is ready; the others stand by. All gateways must have the same value, and should
+        /// have the same fleet.state, on a volume that they share.
         pub leader: ClusterLeader = default("none");
     }
 }

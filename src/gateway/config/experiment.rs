@@ -28,52 +28,54 @@ use sluice_core::base::{Period, PoolId};
 table! {
     /// A comparison of ways to serve the same requests.
     pub struct Experiment {
-        /// Part of the label of its arms. Unique.
+        /// Name of the experiment, a part of the label of each arm. Unique.
         pub name: String = required("name the experiment").check(check_name).example("sql-adapter");
-        /// Requests for these models take part. "*": for all models; for those that are not
-        /// declared, if no arm has a model and the pools of all arms serve "*".
+        /// Models whose requests take part. "*" means all models. Models that are not declared then
+        /// take part if no arm has a model and the pools of all arms serve "*".
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
-        /// Only requests with these API keys take part (auth.keys.name). None: all.
+        /// API keys (auth.keys.name) whose requests take part. Empty: all.
         pub keys: Vec<String> = default("[]").at_most(limits::MAX_KEYS);
-        /// Only requests whose home is one of these pools take part, as it would be without the
-        /// experiment. None: all.
+        /// Pools whose requests take part, by the home that a request would have without the
+        /// experiment. Empty: all.
         pub classes: Vec<PoolId> = default("[]").at_most(limits::MAX_POOLS);
-        /// What stays in one arm: all requests with the same header, the same end user (user or
-        /// safety_identifier of the body), API key, session (session_id or prompt_cache_key of the
-        /// body, or the header x-session-id) or beginning of the prompt (its first 1,024 bytes), or
-        /// each request by itself. A request without it takes no part.
+        /// Unit of requests that stays in one arm: all requests with the same header, the same end
+        /// user (user or safety_identifier of the body), API key, session (session_id or
+        /// prompt_cache_key of the body, or the header x-session-id) or beginning of the prompt
+        /// (the first 1,024 bytes), or each request by itself. A request without the chosen value
+        /// takes no part.
         pub sticky: Sticky = default("request");
-        /// The header for sticky = "header".
+        /// Name of the header for sticky = "header".
         pub header: String = default("x-user-id").check(check_header);
-        /// Determines, with `sticky`, the arm of each unit. Gateways with the same salt agree on
-        /// every unit. Another one assigns anew.
+        /// Text that determines, with `sticky`, the arm of each unit. Gateways with the same salt
+        /// agree on every unit; another salt assigns the units anew.
         pub salt: Option<String> = optional("the name").check(not_empty).example("sql-adapter-2");
-        /// Experiments in one layer divide its units among themselves.
+        /// Layer of the experiment. Experiments in one layer divide the units of the layer among
+        /// themselves.
         pub layer: String = default("default").check(check_name);
         /// The part of the layer's units that belongs to this experiment.
         pub traffic: Traffic = table();
-        /// When the ramp begins, such as "2026-01-31T12:00:00Z". Gateways with the same time are at
-        /// the same step.
+        /// Time at which the ramp begins, such as "2026-01-31T12:00:00Z". Gateways with the same
+        /// time are at the same step.
         pub begins: Option<Timestamp> = optional("when the experiment was first started").example("2026-01-31T12:00:00Z");
-        /// Steps by which more of the units that belong to the experiment take part, in all arms
-        /// together. A unit that takes part stays in its arm at every later step. None: all at
-        /// once.
+        /// Steps by which more of the experiment's units take part, in all arms together. A unit
+        /// that takes part stays in the same arm at every later step. Empty: all at once.
         pub ramp: Vec<RampStep> =
             default("[]").at_most(limits::MAX_RAMP_STEPS).example("[\"2%\", \"10% after 30m\", \"100% after 2h\"]");
-        /// Whether it runs from the beginning; otherwise `sluice experiment start` starts it. What
-        /// was started or stopped by hand stays so.
+        /// Whether the experiment runs from the beginning; otherwise `sluice experiment start`
+        /// starts it. An experiment that was started or stopped by hand stays so.
         pub running: bool = default("true");
-        /// Changes of TTFT, TPOT and E2EL up to this share are too small to matter: arms that
-        /// differ by less are called equal.
+        /// Smallest relative change of TTFT, TPOT and E2EL that matters. Arms that differ by less
+        /// are called equal.
         pub min_effect: f64 = default("0.05").within("0.001", "1");
-        /// How sure verdicts are, all of an experiment together and whenever they are looked at: in
-        /// an experiment whose arms do not differ, the chance that they are ever called different
-        /// is at most 1 minus this.
+        /// Certainty of the verdicts, all of an experiment together and whenever you look at them.
+        /// In an experiment whose arms do not differ, the chance that they are ever called
+        /// different is at most 1 minus this.
         pub confidence: f64 = default("0.95").within("0.5", "0.9999");
-        /// What stops an arm at once; its requests are then served as without the experiment.
+        /// Limits at which an arm is stopped at once. The requests of the arm are then served as
+        /// without the experiment.
         pub guardrail: Guardrail = table();
-        /// Whether an arm that is better gets all units as soon as that is known. Otherwise
-        /// `sluice experiment promote` does it.
+        /// Whether an arm that is better gets all units as soon as the verdict is known. Otherwise
+        /// `sluice experiment promote` gives it all units.
         pub promote: bool = default("false");
         /// One table per arm; the first is the control.
         pub arms as "arm": Vec<Arm> = tables(limits::MAX_ARMS);
@@ -83,9 +85,9 @@ table! {
 table! {
     /// Units from `from` to below `to`, as shares of all units of a layer.
     pub struct Traffic {
-        /// Where the part begins.
+        /// Start of the part.
         pub from: f64 = default("0.0").within("0", "1");
-        /// Where it ends.
+        /// End of the part.
         pub to: f64 = default("1.0").within("0", "1");
     }
 }
@@ -100,11 +102,13 @@ pub struct RampStep {
 }
 
 table! {
-    /// What stops an arm at once, where it is sure that the arm is worse than the control.
+    /// Limits at which an arm is stopped at once, if it is certain that the arm is worse than the
+    /// control.
     pub struct Guardrail {
-        /// More requests that failed than in the control by this share of all.
+        /// How much the share of failed requests may exceed the share in the control.
         pub errors: f64 = default("0.01").within("0", "1");
-        /// More requests that missed an objective ([slo]) than in the control by this share.
+        /// How much the share of requests that missed an objective ([slo]) may exceed the share in
+        /// the control.
         pub slo_misses: f64 = default("0.05").within("0", "1");
     }
 }
@@ -112,22 +116,23 @@ table! {
 table! {
     /// One way to serve the requests of an experiment.
     pub struct Arm {
-        /// With the name of the experiment, a label of metrics and a response header. Unique in the
-        /// experiment.
+        /// Name of the arm; with the name of the experiment, a label of metrics and a response
+        /// header. Unique in the experiment.
         pub name: String = required("name the arm").check(check_name).example("base");
-        /// Percent of the units that take part. The arms of an experiment add up to 100. 0 for a
-        /// shadow arm, and for no other.
+        /// Percent of the participating units that the arm serves. The weights of an experiment add
+        /// up to 100. A shadow arm has 0, and no other arm may have 0.
         pub weight: f64 = default("0.0").within("0", "100");
-        /// Makes it a shadow arm: it serves no units, but copies of requests, whose responses are
-        /// measured and dropped. Requests come first: a copy is sent only where a backend has room
-        /// for it at once, and is cut as soon as a request needs that room. On an engine of their
-        /// own, copies do not slow requests either.
+        /// Makes the arm a shadow arm: it serves no units, but copies of requests, whose responses
+        /// are measured and dropped. Requests come first: a copy is sent only to a backend that has
+        /// room for it at once, and is cut as soon as a request needs that room. Copies on a
+        /// separate engine do not slow requests either.
         pub shadow: Option<Shadow> = optional("an arm with units");
-        /// The model name that is sent upstream, such as a LoRA adapter. Must be declared.
+        /// Model name that the gateway sends to the engine, such as a LoRA adapter. The model must
+        /// be declared.
         pub model: Option<String> = optional("the one that the client sent").check(check_model_name).example("sql");
-        /// The pool that serves it.
+        /// Pool that serves the arm.
         pub pool: Option<String> = optional("by prompt length, as without the experiment").check(check_name).example("canary");
-        /// Backends of that pool that serve it.
+        /// Backends of the pool that serve the arm. Empty: all.
         pub backends: Vec<String> = default("[]").at_most(limits::MAX_BACKENDS);
     }
 }
@@ -136,11 +141,11 @@ table! {
     /// The copies that a shadow arm gets.
     #[derive(Copy)]
     pub struct Shadow {
-        /// Share of the requests of the experiment of which it gets a copy.
+        /// Share of the experiment's requests of which the arm gets a copy.
         pub share: f64 = required("write the share of the requests that are copied").within("0.0001", "1").example("0.1");
         /// Copies in flight at once.
         pub in_flight: u32 = default("4").within("1", "1024");
-        /// Copies that are begun in a second, evenly spaced.
+        /// Copies that begin in a second, evenly spaced.
         pub per_second: f64 = default("10.0").within("0.001", "10000");
     }
 }

@@ -19,22 +19,23 @@ use sluice_core::base::{ModelId, Tokens};
 table! {
     /// A model name that clients may send. LoRA adapters are models too.
     pub struct Model {
-        /// What clients send as "model", and the name that the backends know it by.
+        /// Model name that clients send as "model", and by which the backends know the model.
         pub name: String = required("write what clients send as \"model\"").check(check_model_name).example("llama-3.1-8b");
-        /// Other names that clients may send for it, such as ["default"].
+        /// Other names that clients may send for the model, such as ["default"].
         pub aliases: Vec<String> = default("[]").check(check_model_name).at_most(limits::MAX_ALIASES);
-        /// A tokenizer.json for exact prompt lengths near a boundary between pools.
+        /// A tokenizer.json with which the gateway counts prompts exactly near a boundary between
+        /// pools.
         pub tokenizer: Option<PathBuf> = optional("lengths are estimated from bytes").example("tokenizer.json");
-        /// Prompt tokens assumed for each image, audio or video part. A small image has 256, a
-        /// large one 1,600.
+        /// Prompt tokens assumed for each image, audio or video part. A small image has 256 tokens,
+        /// a large one 1,600.
         pub media_part_tokens: Tokens = default("1k").within("0", limits::TOKENS);
         /// Folder of a LoRA adapter, if the model is one. Engines that the gateway runs load it,
         /// also after a restart; other engines (`url`) load it when an arm of an experiment has the
         /// model.
         pub adapter: Option<PathBuf> = optional("no adapter, or loaded without the gateway").example("adapters/sql");
-        /// Prompts whose greedy completions (16 tokens) must be the same before and after a restart
-        /// of an engine that the gateway runs; otherwise the engine returns to its previous
-        /// settings.
+        /// Prompts that check a restarted engine, if the gateway runs it. Their greedy completions
+        /// (16 tokens) must be the same before and after the restart; otherwise the engine returns
+        /// to the previous settings.
         pub golden: Vec<String> = default("[]").at_most(limits::MAX_GOLDEN);
     }
 }

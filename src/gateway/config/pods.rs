@@ -14,28 +14,28 @@ use super::value::{Endpoint, not_empty};
 table! {
     /// Backends that are pods of a Kubernetes cluster.
     pub struct Pods {
-        /// Labels that the pods have, as kubectl takes them with -l.
+        /// Labels of the pods, written as for `kubectl -l`.
         pub selector: String = required("write the labels of the pods, such as \"app=short\"").check(not_empty)
             .example("app=short");
-        /// The port that the engines serve on.
+        /// Port on which the engines serve.
         pub port: u16 = default("8000").within("1", "65535");
         /// The namespace of the pods.
         pub namespace: Option<String> = optional("that of the gateway: of its service account, or of the context in KUBECONFIG")
             .check(not_empty).example("inference");
-        /// Share of new work of each pod relative to the others.
+        /// Share of new work of each pod, relative to the other pods.
         pub weight: f64 = default("1.0").within("0.001", "1000");
-        /// Bearer token sent to the engines, if they were started with --api-key: "env:NAME" or
-        /// "file:PATH".
+        /// Bearer token that the gateway sends to the engines, if they were started with --api-key:
+        /// "env:NAME" or "file:PATH".
         pub api_key: Option<Secret> = optional("none").example("env:GPU0_API_KEY");
-        /// The StatefulSet that the pods belong to, if the gateway may restart its engines with
-        /// other arguments: one pod at a time, from the highest number down. It then owns `args` of
-        /// the container and the partition of the StatefulSet.
+        /// The StatefulSet of the pods, if the gateway may restart their engines with other
+        /// arguments. It restarts one pod at a time, from the highest number down. The gateway then
+        /// owns `args` of the container and the partition of the StatefulSet.
         pub statefulset: Option<String> = optional("the gateway restarts no pods").check(not_empty).example("short")
             .restarts_engine();
-        /// The container of the engine.
+        /// Name of the container that runs the engine.
         pub container: String = default("engine").check(not_empty).restarts_engine();
-        /// Flags of vLLM, without their dashes, that the gateway sets as the arguments of the
-        /// container; see `launch.args`. All others belong into its command.
+        /// Flags of vLLM, without leading dashes, that the gateway sets as the arguments of the
+        /// container; see `launch.args`. All other flags belong into the command of the container.
         pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256").restarts_engine();
     }
 }

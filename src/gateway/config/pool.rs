@@ -31,69 +31,70 @@ use sluice_core::base::{PoolId, Tokens};
 table! {
     /// Backends that may answer the same requests.
     pub struct Pool {
-        /// A label of metrics and a response header. Unique.
+        /// Name of the pool: a label of metrics and a response header. Unique.
         pub name: String = required("name the pool, such as \"short\"").check(check_name).example("default");
-        /// Names or aliases of models; "*": all declared models, and those that the backends
-        /// report.
+        /// Names or aliases of the models that the pool serves. "*" means all declared models, and
+        /// other models that the backends report.
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
-        /// How a backend with room is picked. least_work predicts where the first token comes
-        /// soonest and other requests are delayed least. It follows, for each engine, the prompt
-        /// tokens before their first token, the sequences that decode and the tokens outstanding,
-        /// and learns from streams how fast the engine is beside the others and how long short
-        /// prompts wait there while a long one is in prefill. Short prompts (below 1,024 tokens)
-        /// stay away from an engine in a long prefill for as long as that costs more than the other
-        /// choice, and from each other; long ones go where the last long one is longest ago. A
-        /// prompt whose beginning went to an engine before is expected to be in that engine's
-        /// prefix cache, so a conversation stays where it is unless the wait there is longer than
-        /// to compute it again. Equal engines get work in turn, unequal ones by their speed. What
-        /// was learned is forgotten with the engine, or after a minute without observations. There
-        /// is nothing to set. For comparison: fewest_requests (in flight; nginx's least_conn),
-        /// two_choices (the one of two random ones with fewer in flight; nginx's random two
-        /// least_conn), round_robin. All respect `weight`. prefix_affinity is least_work, with a
-        /// warning.
+        /// How the gateway picks one of the backends with room. least_work predicts on which engine
+        /// the first token comes soonest and other requests are delayed least. For each engine it
+        /// follows the prompt tokens in prefill, the decoding sequences and the outstanding tokens.
+        /// From streams it learns how fast the engine is compared with the others, and how long
+        /// short prompts wait there while a long one is in prefill. Short prompts (below 1,024
+        /// tokens) avoid an engine in a long prefill as long as that costs more than another
+        /// engine, and avoid each other. Long prompts go to the engine whose last long prompt is
+        /// longest ago. An engine that got the beginning of a prompt before probably has it in the
+        /// prefix cache. So a conversation stays on one engine, unless the wait there is longer
+        /// than computing the prompt again. Equal engines get work in turn, unequal ones by their
+        /// speed. Learned values are dropped with the engine, or after a minute without
+        /// observations. There is nothing to set. For comparison: fewest_requests (in flight;
+        /// nginx's least_conn), two_choices (the backend with fewer in flight of two random ones;
+        /// nginx's random two least_conn), round_robin. All respect `weight`. prefix_affinity means
+        /// least_work and causes a warning.
         pub policy: Policy = default("least_work");
-        /// Sequences in flight per backend: a request takes its prompts or inputs times n, and gets
-        /// 400 when that is more than this. Lower it when the engine's own queue grows.
+        /// Limit of sequences in flight per backend. A request takes its prompts or inputs times n,
+        /// and gets 400 if that is more than the limit. Lower it when the engine's own queue grows.
         pub slots: u32 = default("256").within("1", "65536");
-        /// Outstanding prompt and output tokens per backend, such as the size of its KV cache. A
-        /// request that demands more than this by itself (prompt and min_tokens) gets 400.
+        /// Limit of outstanding prompt and output tokens per backend, such as the size of the
+        /// engine's KV cache. A request that alone demands more (prompt and min_tokens) gets 400.
         pub tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("400k");
-        /// Prompt tokens per backend of requests that still wait for their first token. A prompt
-        /// above this runs when no other is in prefill.
+        /// Limit of prompt tokens in prefill per backend, that is, of requests that still wait for
+        /// the first token. A prompt above the limit runs when no other prompt is in prefill.
         pub prefill_tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("16k");
-        /// Requests come here only where an arm of an experiment names this pool. Its prompt_tokens
-        /// then do not count, and it does not make its models available.
+        /// Whether requests come to this pool only if an arm of an experiment names it. The pool's
+        /// prompt_tokens then have no effect, and the pool does not make models available.
         pub arms_only: bool = default("false");
-        /// Pools where a request may go when this one has no room, in order of preference. They
-        /// must serve its models.
+        /// Pools to which a request may go when this pool has no room, in order of preference. They
+        /// must serve the models of this pool.
         pub spill: Vec<PoolId> = default("[]").at_most(limits::MAX_POOLS);
-        /// Usage requested from the engine for streams: one event at the end, in every event (exact
-        /// tokens per event, but every event is edited), or none. What the client did not request
-        /// is removed again.
+        /// Usage (token counts) that the gateway requests from the engine for streams: one event at
+        /// the end, in every event (exact tokens per event, but every event is edited), or none.
+        /// The gateway removes the usage that the client did not request.
         pub usage: UsageInjection = default("final");
-        /// How the engines order the requests that they have, as their flag --scheduling-policy
-        /// says: "fcfs" or "priority". With priority they get the priority of each request; others
-        /// get none. Engines that the gateway starts need no setting: it reads their flags.
+        /// Order in which the engines serve the requests that they hold, as in their flag
+        /// --scheduling-policy: "fcfs" or "priority". Engines with priority get the priority of
+        /// each request; other engines get none. Engines that the gateway starts need no setting,
+        /// because it reads their flags.
         pub scheduling_policy: Option<SchedulingPolicy> =
             optional("as the flags of engines that the gateway starts say; fcfs for others").example("priority");
-        /// Prompt lengths (estimated) that this pool is home to. For each model the ranges of its
-        /// pools must cover every length exactly once.
+        /// Prompt lengths (estimated) whose home is this pool. For each model, the ranges of all
+        /// pools that serve it must cover every length exactly once.
         pub prompt_tokens: PromptRange = table();
-        /// Bound on long prompts in prefill at once on a backend, home or spilled, so that short
-        /// prompts keep moving. The permit returns at the first token.
+        /// Limit on long prompts in prefill at once on a backend, home or spilled, so that short
+        /// prompts keep moving. A prompt returns the permit at the first token.
         pub long_prefix: Option<LongPrefix> = optional("no bound");
-        /// Where requests wait for room.
+        /// The queue in which requests wait for room.
         pub queue: Queue = table();
-        /// Objectives where they differ from [slo].
+        /// Objectives of this pool where they differ from [slo].
         pub slo: Slo = table();
-        /// TLS to the backends of this pool that have an https url, where they have no such table
-        /// of their own.
+        /// TLS to the backends of this pool with an https url, unless the backend has its own
+        /// table.
         pub tls: Option<UpstreamTls> = optional("the CAs that this machine trusts, and no own certificate");
-        /// Backends that are pods of a Kubernetes cluster, instead of tables `backend`. Pods come
-        /// and go while the gateway runs. It reaches the API server as its service account, or as
-        /// KUBECONFIG says.
+        /// Backends that are pods of a Kubernetes cluster, in place of tables `backend`. Pods may
+        /// come and go while the gateway runs. The gateway reaches the API server with the service
+        /// account of its pod, or by KUBECONFIG.
         pub kubernetes: Option<Pods> = optional("backends are listed");
-        /// How many engines the pool should have.
+        /// Computes how many engines the pool should have for the expected load.
         pub autoscale: Option<Autoscale> = optional("not computed");
         /// One table per vLLM server.
         pub backends as "backend": Vec<Backend> = tables(limits::MAX_BACKENDS).in_force();
@@ -104,9 +105,9 @@ table! {
     /// Prompt lengths, half open: `min <= tokens < max`.
     #[derive(Copy, Eq)]
     pub struct PromptRange {
-        /// The smallest length that is included.
+        /// Smallest length in the range.
         pub min: Tokens = default("0").within("0", limits::TOKENS);
-        /// The smallest length that is no longer included.
+        /// End of the range; this length is not in the range.
         pub max: Option<Tokens> = optional("without end").within("1", limits::TOKENS).example("5k");
     }
 }
@@ -133,41 +134,41 @@ impl fmt::Display for PromptRange {
 }
 
 table! {
-    /// Bound on prompts longer than `threshold` that are in prefill at once on one backend, home or
-    /// spilled. The permit returns at the first token.
+    /// Limit on prompts longer than `threshold` that are in prefill at once on one backend, home or
+    /// spilled. A prompt returns the permit at the first token.
     #[derive(Copy, Eq)]
     pub struct LongPrefix {
         /// Prompts of more than this many tokens need a permit.
         pub threshold: Tokens =
             required("write the prompt length from which a permit is needed").within("1", limits::TOKENS).example("5k");
-        /// Permits per backend. 0: such prompts never run here.
+        /// Permits per backend. With 0, such prompts never run here.
         pub slots: u32 = required("write how many such prompts may be in prefill at once on a backend").example("1");
     }
 }
 
 table! {
-    /// Where requests wait for room.
+    /// The queue in which requests wait for room.
     pub struct Queue {
-        /// Waiting requests; 503 beyond. 0: none waits.
+        /// Requests that may wait; a further request gets 503. With 0, none waits.
         pub length: usize = default("512").within("0", "100000");
-        /// Longest wait; 503 after it.
+        /// Longest time that a request waits; then it gets 503.
         pub timeout: Duration = duration("20s");
-        /// The owner that is next among waiting requests of one priority: the one that has used the
-        /// engines least, in seconds of engine time divided by weight. "key": the API key
-        /// (auth.keys.weight); "user": the end user that the body names (`user` or
-        /// `safety_identifier`), where the users of a key divide the key's weight; { header =
-        /// "x-tenant" }: the value of a header, which a trusted proxy should set; "off": all
-        /// requests have one queue. `order` then holds among the requests of one owner. No engine
-        /// stays idle for fairness, with one exception: while other owners are present, the prompts
-        /// of an owner use at most its share of prefill.
+        /// Owners that take turns in the queue, among waiting requests of one priority. Next is the
+        /// owner that has used the engines least, in seconds of engine time divided by weight.
+        /// "key": the API key (auth.keys.weight). "user": the end user that the body names (`user`
+        /// or `safety_identifier`); the users of a key divide the key's weight. { header =
+        /// "x-tenant" }: the value of a header, which a trusted proxy should set. "off": all
+        /// requests have one owner. `order` then applies to the requests of one owner. No engine
+        /// stays idle for fairness, with one exception: while other owners are present, an owner's
+        /// prompts use at most the owner's share of prefill.
         pub fair: Option<Fair> = optional("key if auth.keys are configured, otherwise off").example("\"key\"");
-        /// Which request is next. The priority of the request comes first. In any order a request
-        /// is overtaken by at most `length`
-        /// later ones, and only by those that arrive in the first quarter of `timeout` after it.
+        /// Order of the waiting requests. The priority of a request comes first. In either order, a
+        /// request is overtaken by at most `length` later requests, and only by requests that
+        /// arrive in the first quarter of `timeout` after it.
         pub order: Order = default("shortest_first");
-        /// shortest_first orders by arrival plus this for each 1,000 prompt tokens: short prompts
-        /// go first, but a long one is overtaken for this time only, and never longer than a
-        /// quarter of `timeout`. 0s: like fifo.
+        /// Time added to the arrival for each 1,000 prompt tokens; shortest_first orders by the
+        /// sum. So short prompts go first, but overtake a long prompt for at most the time added to
+        /// it, and never for longer than a quarter of `timeout`. 0s: like fifo.
         pub aging_per_1k_tokens: Duration = duration_or_zero("500ms");
     }
 }

@@ -30,48 +30,48 @@ table! {
     pub struct Config {
         /// Sockets, threads and limits of the client side.
         pub server: Server = table();
-        /// How long each stage of a request may take. A stream has no limit on its whole length.
+        /// Limits on the stages of a request. The whole length of a stream has no limit.
         pub timeouts: Timeouts = table();
-        /// How often a request may be tried.
+        /// How often the gateway tries a request.
         pub retry: Retry = table();
-        /// Who may use the gateway. Secrets are written "env:NAME" or "file:PATH"; what they hold
-        /// is never printed.
+        /// Who may use the gateway. Write a secret as "env:NAME" or "file:PATH"; the gateway never
+        /// prints its value.
         pub auth: Auth = table();
-        /// Names of the admin port, and what may be changed through it. Its address is
-        /// server.admin.
+        /// Host names of the admin port, and the flags of engines that may be changed through it.
+        /// The address of the port is server.admin.
         pub admin: Admin = table();
-        /// One table per model name that clients may send; LoRA adapters are models too. Without
-        /// any, pools serve whatever their backends report.
+        /// One table per model name that clients may send; LoRA adapters are models too. Without a
+        /// table, pools serve every model that their backends report.
         pub models as "model": Vec<Model> = tables(limits::MAX_MODELS).in_force();
         /// One table per pool: backends that may answer the same requests.
         pub pools as "pool": Vec<Pool> = tables(limits::MAX_POOLS).in_force();
-        /// Objectives for goodput, the tuner and experiments. A target that is absent is not
-        /// judged.
+        /// Objectives for goodput, the tuner and experiments. No request is judged by a target that
+        /// is absent.
         pub slo: Slo = table();
         /// How backends leave and re-enter rotation.
         pub health: Health = table();
         /// How engines that the gateway runs (pool.backend.launch and control) are started,
         /// restarted and healed.
         pub fleet: Fleet = table();
-        /// The online tuner: moves limits by what live requests experience. It needs objectives
-        /// ([slo]).
+        /// The online tuner, which adjusts limits to the latencies of live requests. It needs
+        /// objectives ([slo]).
         pub tuner: Tuner = table();
-        /// Several gateways before the same engines: they divide the limits of each backend by a
-        /// ledger, so that all of them together stay within it. Absent: each gateway has the whole
-        /// limits for itself.
+        /// Several gateways in front of the same engines. A ledger divides the limits of each
+        /// backend among the gateways, so that together they stay within the limits. Absent: this
+        /// gateway has the whole limits.
         pub cluster: Option<Cluster> = optional("none").needs_restart();
         /// One table per experiment: arms that serve the same requests in different ways and are
         /// compared.
         pub experiments as "experiment": Vec<Experiment> = tables(limits::MAX_EXPERIMENTS);
-        /// Where one line per request goes. Absent: none is written.
+        /// The access log, one line per request. Absent: no log is written.
         pub access_log: Option<AccessLog> = optional("none").needs_restart();
-        /// Records of requests, to replay them and to report on them: lines of the access log
-        /// without anything that clients wrote, with hashes of the beginnings of prompts, in files
-        /// that the gateway rotates. Absent: none are written.
+        /// Records of requests, for replays and reports: lines of the access log without any text
+        /// of clients, with hashes of the beginnings of prompts, in files that the gateway rotates.
+        /// Absent: no records are written.
         pub records: Option<Records> = optional("none").needs_restart();
-        /// Traces of requests for an OpenTelemetry collector: with the spans of queue, attempts,
-        /// prefill and decode. Absent: none are sent, and traceparent headers of clients are passed
-        /// on as they are.
+        /// Traces of requests for an OpenTelemetry collector, with the spans of queue, attempts,
+        /// prefill and decode. Absent: no traces are sent, and traceparent headers of clients pass
+        /// unchanged.
         pub tracing: Option<Tracing> = optional("none").needs_restart();
         /// The gateway's own log, on stderr.
         pub log: Log = table().needs_restart();

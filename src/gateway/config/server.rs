@@ -29,84 +29,89 @@ pub const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 table! {
     /// Sockets, threads and limits of the client side.
     pub struct Server {
-        /// Clients connect here. The default is reachable from this machine only; ":8080" listens
-        /// on all networks, as "0.0.0.0:8080" does, and "[::]:8080" also with IPv6. `/health` is
-        /// 200 while the gateway runs, `/ready` while a pool has a backend that takes requests.
+        /// Address on which the gateway serves clients. The default is reachable from this machine
+        /// only; ":8080" and "0.0.0.0:8080" listen on all IPv4 addresses, "[::]:8080" also on IPv6.
+        /// `/health` answers 200 while the gateway runs, `/ready` while a pool has a backend that
+        /// takes requests.
         pub listen: SocketAddr = default("127.0.0.1:8080").needs_restart();
-        /// Metrics, dashboard and admin API. Never the port of `listen`, so that clients cannot
-        /// reach it. An address that other machines reach needs `auth.admin_token`.
+        /// Address of metrics, dashboard and admin API. It must not overlap with `listen`, so that
+        /// clients cannot reach it. An address that other machines reach needs `auth.admin_token`.
         pub admin: SocketAddr = default(DEFAULT_ADMIN).needs_restart();
-        /// Larger request bodies get 413. Bodies are held in memory until they are sent. One
-        /// million tokens of text are about 4 MB; the rest is room for images.
+        /// Largest request body; a larger one gets 413. The gateway holds a body in memory until it
+        /// has sent it. One million tokens of text are about 4 MB; the rest is room for images.
         pub max_body: ByteSize = default("32MiB").within("1", "1GiB");
-        /// How long a shutdown still serves new requests while `/ready` is already 503, so that
-        /// load balancers and Kubernetes stop sending before connections are refused. Longer than
-        /// they take to notice, such as "10s".
+        /// Time for which a shutdown still serves new requests while `/ready` already answers 503.
+        /// So load balancers and Kubernetes stop sending before connections are refused. Set it
+        /// longer than they take to notice, such as "10s".
         pub lame_duck: Duration = duration_or_zero("0s");
-        /// How long a shutdown then waits for running requests.
+        /// Longest time that a shutdown waits for running requests, after `lame_duck`.
         pub drain_timeout: Duration = duration("5m");
         /// Threads that serve requests.
         pub threads: usize = of_machine(OfMachine::Cores).within("1", "1024").example("8").needs_restart();
-        /// The headers of a request must arrive within this time.
+        /// Time within which all headers of a request must arrive.
         pub header_timeout: Duration = duration("10s");
-        /// At least body_timeout * body_min_rate bytes of a request body must arrive in each period
-        /// of this length, unless the body ends; otherwise the client gets 408. So a client cannot
-        /// pause for longer.
+        /// Period in which at least body_timeout * body_min_rate bytes of a request body must
+        /// arrive, unless the body ends; otherwise the client gets 408. So no client can pause for
+        /// longer than one period.
         pub body_timeout: Duration = duration("30s");
-        /// Bytes per second that a client must send of a request body. Lower it for clients on very
-        /// slow networks.
+        /// Lowest rate in bytes per second at which a client may send a request body, on average
+        /// over `body_timeout`. Lower it for clients on very slow networks.
         pub body_min_rate: ByteSize = default("8KiB").within("1", "1GiB");
-        /// Memory for all request bodies together, from their first byte until they are no longer
-        /// needed. When it is used up, requests get 503. Bodies over 1 MiB can use only seven
-        /// eighths of it, so that small requests are still served. One API key (without keys: one
-        /// address) may use all of it while it is alone. When others want their share, the newest
-        /// unfinished uploads of the key or address that uses most give way (503).
+        /// Memory for all request bodies together. A body counts from its first byte until the
+        /// gateway no longer needs it. When the memory is used up, requests get 503. Bodies over 1
+        /// MiB can use only seven eighths of it, so that small requests are still served. One API
+        /// key (without keys: one address) may use all of it while no other sends bodies. When
+        /// others want their share, the newest unfinished uploads of the key or address that uses
+        /// most get 503.
         pub max_body_memory: ByteSize = of_machine(OfMachine::BodyMemory).within("1", "16384GiB").example("4GiB");
-        /// Memory for all responses together that wait for clients that read slower than engines
-        /// send. Each response may use 1 MiB of it. Each client (key or network) may use its share
-        /// when several clients want some. At a bound, the gateway does not read from the engine
-        /// until the client reads.
+        /// Memory for all responses that wait because their clients read slower than engines send.
+        /// Each response may use 1 MiB of it. When several clients (keys or networks) want memory,
+        /// each may use a share. A response at either limit makes the gateway stop reading from the
+        /// engine until the client reads.
         pub max_response_memory: ByteSize =
             of_machine(OfMachine::BodyMemory).within("1MiB", "16384GiB").example("4GiB");
-        /// Client connections at once. One more gets 503 to its first request and is closed. A
-        /// request on a connection with HTTP/2 counts as a connection, too; one more is refused in
-        /// a way that is safe to retry. One address may have all connections while it is alone.
-        /// When others connect, the gateway closes the oldest connections of that address that have
-        /// no request.
+        /// Client connections at once. The next connection gets 503 to its first request and is
+        /// closed. A request on a connection with HTTP/2 counts as a connection, too; one above the
+        /// limit is refused in a way that is safe to retry. One address may have all connections
+        /// while no other address connects. When others connect, the gateway closes the oldest
+        /// connections of that address that have no request.
         pub max_connections: usize =
             of_machine(OfMachine::Connections).within("1", limits::MAX_CONNECTIONS).example("65536");
         /// Client connections at once from one IP address (with IPv6, from one /64 network), even
-        /// if more are free. A load balancer in front counts as one address, unless it is in
-        /// `trusted_proxies` and names its clients.
+        /// if more are free. A load balancer in front counts as one address, unless
+        /// `trusted_proxies` contains it and it names its clients.
         pub max_connections_per_address: Option<usize> =
             optional("none, but only three quarters of max_connections may have requests of one address")
                 .within("1", limits::MAX_CONNECTIONS)
                 .example("1000");
-        /// Proxies and load balancers whose statement about their client the gateway believes:
-        /// addresses such as "10.1.2.3" and ranges such as "10.0.0.0/8". From these proxies, the
-        /// last address in `X-Forwarded-For` that is not a trusted proxy is the client: for the
-        /// client's share of connections and memory, in logs and in records. From other peers the
-        /// header is ignored. List only machines that append to the header: a client behind a
-        /// machine that forwards the header unchanged could take any address.
+        /// Proxies and load balancers that the gateway believes when they name their client:
+        /// addresses such as "10.1.2.3" and ranges such as "10.0.0.0/8". If the peer is one of
+        /// them, the client is the last address in `X-Forwarded-For` that is not a trusted proxy.
+        /// That address counts for the client's share of connections and memory, and appears in
+        /// logs and records. From other peers the header is ignored. List only machines that append
+        /// to the header: behind a machine that forwards the header unchanged, a client could take
+        /// any address.
         pub trusted_proxies: Vec<AddressRange> = default("[]").at_most(limits::MAX_TRUSTED_PROXIES);
-        /// Connections from `trusted_proxies` begin with a PROXY header, version 1 or 2 (HAProxy:
-        /// `send-proxy-v2`, nginx: `proxy_protocol on`, AWS: proxy protocol v2), before TLS and
-        /// HTTP. A connection from a trusted proxy without this header is closed. A connection from
-        /// any other address with such a header is closed, too; without one it is served as usual.
+        /// Whether connections from `trusted_proxies` begin with a PROXY header, version 1 or 2
+        /// (HAProxy: `send-proxy-v2`, nginx: `proxy_protocol on`, AWS: proxy protocol v2), before
+        /// TLS and HTTP. A connection from a trusted proxy without this header is closed. From any
+        /// other address, a connection with such a header is closed, and one without it is served
+        /// as usual.
         pub proxy_protocol: bool = default("false");
-        /// An idle client connection is closed after this time. Keep it above the idle timeout of
+        /// Time after which an idle client connection is closed. Keep it above the idle timeout of
         /// your load balancer (often 60s), which must close first.
         pub keepalive: Duration = duration("75s");
         /// Origins whose pages may use `listen` from a browser, written as browsers send them; "*"
-        /// is every page, [] none. It replaces what engines say. Pages send keys in headers, so
-        /// cookies are never allowed. The admin port is for its own page only.
+        /// allows every page, [] none. The list replaces the policy of the engines. Pages send keys
+        /// in headers, so cookies are never allowed. The admin port serves only the gateway's own
+        /// page.
         pub cors: Option<Cors> = optional("those that the engines allow (vLLM: --allowed-origins)")
             .example("[\"https://chat.example.com\"]");
-        /// The lowest priority that a request may ask for where there are no keys; lower is served
-        /// earlier. A lower number counts as this one. A request that asks for no priority has 0.
-        /// So by default a request may step back, and none goes before the others.
+        /// The lowest priority that a request may ask for if no keys are configured; a lower number
+        /// is served earlier. A number below this one counts as this one, and a request that asks
+        /// for none has 0. So by default a request may step back, but cannot precede others.
         pub priority_min: i32 = default("0").within("-2147483648", "0");
-        /// The highest priority that a request may ask for where there are no keys.
+        /// The highest priority that a request may ask for if no keys are configured.
         pub priority_max: i32 = default("2147483647").within("0", "2147483647");
         /// TLS on `listen`, with HTTP/2 and HTTP/1.1. A reload reads the files again; open
         /// connections stay.
@@ -135,20 +140,22 @@ impl Server {
 }
 
 table! {
-    /// How long each stage of a request may take. A stream has no limit on its whole length.
+    /// Limits on the stages of a request. The whole length of a stream has no limit.
     pub struct Timeouts {
-        /// Connecting to a backend: its name, all of its addresses in turn, and TLS. The default
-        /// leaves room for one lost SYN, which the kernel repeats after 1 s.
+        /// Longest time to connect to a backend: to resolve the name, try all addresses in turn,
+        /// and set up TLS. The default leaves room for one lost SYN, which the kernel repeats after
+        /// 1 s.
         pub connect: Duration = duration("1500ms");
         /// Longest pause in which a backend takes no byte of a request, or a client no byte of a
         /// response (nginx: `proxy_send_timeout`, `send_timeout`). A client that takes less than 16
         /// KiB in this time may be cut, too.
         pub send: Duration = duration("60s");
-        /// Longest time without a token inside a stream, and longest silence inside another
-        /// response that has begun. Comments, pings and empty events are no tokens.
+        /// Longest time without a token in a stream, and longest silence in another response that
+        /// has begun. Comments, pings and empty events are not tokens.
         pub idle: Duration = duration("60s");
-        /// The same for a stream whose engine provably works, as it does while a tool parser holds
-        /// back the arguments of a call: its counters grow by more tokens than all streams receive.
+        /// Longest time without a token in a stream whose engine provably works, for example while
+        /// a tool parser holds back the arguments of a call. An engine provably works if its
+        /// counters grow by more tokens than all streams receive.
         pub silent: Duration = duration("10m");
         /// Longest wait for a response that is not streamed. The engine sends it only when all of
         /// it is generated.
@@ -163,10 +170,10 @@ table! {
     /// The first-byte timeout, which grows with the prompt:
     /// `base + per_1k_prompt_tokens * tokens / 1000`.
     pub struct FirstByte {
-        /// For an empty prompt. It covers the queue of the engine. Lower it to give up on a stuck
-        /// engine sooner.
+        /// Longest wait if the prompt is empty. It includes the queue of the engine. Lower it to
+        /// give up on a stuck engine sooner.
         pub base: Duration = duration("60s");
-        /// Added for each 1,000 prompt tokens. Raise it for slow GPUs.
+        /// Time added for each 1,000 prompt tokens. Raise it for slow GPUs.
         pub per_1k_prompt_tokens: Duration = duration_or_zero("1s");
     }
 }
@@ -175,20 +182,21 @@ table! {
     /// Retries of requests.
     pub struct Retry {
         /// Attempts per request, the first included; 1 means no retry. A retry happens only before
-        /// the first token of a stream, or the first byte of another response. It goes to another
-        /// backend if there is one, but to the same backend if that had only closed an idle
-        /// connection.
+        /// the first token of a stream, or before the first byte of another response. It goes to
+        /// another backend if there is one, but to the same backend if that backend had only closed
+        /// an idle connection.
         pub attempts: u32 = default("2").within("1", "8");
     }
 }
 
 table! {
-    /// Objectives for goodput, the tuner and experiments. A target that is absent is not judged.
+    /// Objectives for goodput, the tuner and experiments. No request is judged by a target that is
+    /// absent.
     pub struct Slo {
         /// Largest time to first token.
         pub ttft: Option<Duration> = optional_duration("no target").example("2s");
-        /// Added to ttft for each 1,000 prompt tokens, since a prefill takes time in proportion to
-        /// its length. Set it where one pool serves short and long prompts.
+        /// Time added to ttft for each 1,000 prompt tokens, because a prefill takes time in
+        /// proportion to the prompt's length. Set it where one pool serves short and long prompts.
         pub ttft_per_1k_prompt_tokens: Duration = duration_or_zero("0s");
         /// Largest time per output token.
         pub tpot: Option<Duration> = optional_duration("no target").example("50ms");
@@ -221,45 +229,47 @@ impl Slo {
 table! {
     /// How backends leave and re-enter rotation.
     pub struct Health {
-        /// Time between two probes of a backend. A dead idle backend is noticed within about two
-        /// probes.
+        /// Time between two probes of a backend. The death of an idle backend is noticed within
+        /// about two probes.
         pub probe_interval: Duration = duration("2s");
-        /// How long a probe may take.
+        /// Longest time that a probe may take.
         pub probe_timeout: Duration = duration("2s");
-        /// Failures in a row (probes or requests) until a backend is ejected; so does a failure of
-        /// half of its last 32 requests. The only ready backend of a pool is ejected if it refuses
-        /// connections or hangs, but not for failed responses or timeouts, which would turn some
-        /// failures into an outage; it is shown as failing instead. Nor is a backend ejected for
-        /// failed responses or timeouts of one client (key, or without keys network) while it
-        /// serves other clients.
+        /// Failures in a row (probes or requests) after which a backend is ejected. Failure of half
+        /// of the last 32 requests ejects it, too. The only ready backend of a pool is ejected if
+        /// it refuses connections or hangs, but not for failed responses or timeouts, which would
+        /// turn some failures into an outage; it is shown as failing instead. Nor is a backend
+        /// ejected for failed responses or timeouts of one client (key, or without keys network)
+        /// while it serves other clients.
         pub failures: u32 = default("3").within("1", "1000");
         /// Time out of rotation after the first ejection; doubles with each ejection in a row.
         pub ejection_base: Duration = duration("5s");
         /// Longest time out of rotation.
         pub ejection_max: Duration = duration("60s");
         /// Largest share of a pool that may be out of rotation for failed responses or timeouts,
-        /// rounded down. Above 0, it is at least one backend, and never all. Backends that are
-        /// down, dead or hung count, but leave the rotation however many are out. 0 ejects only
+        /// rounded down. Above 0, the limit is at least one backend, but never all. Backends that
+        /// are down, dead or hung count, but leave the rotation however many are out. 0 ejects only
         /// backends that refuse connections, hang, or refuse the gateway's credentials.
         pub max_ejected: f64 = default("0.5").within("0", "1");
-        /// A backend with running requests from which no token arrives for this long is treated as
-        /// stuck, whatever its probe says, if its counters stand still as well. Heads, pings and
-        /// empty events of streams are no tokens.
+        /// Time without a token after which the gateway doubts a backend with running requests,
+        /// even if probes succeed. The backend is then treated as hung if the engine's counters
+        /// stand still for a third of this time, too. Heads, pings and empty events of streams are
+        /// not tokens.
         pub stall: Duration = duration("30s");
     }
 }
 
 table! {
-    /// Where one line per request goes.
+    /// The access log, one line per request.
     pub struct AccessLog {
-        /// A file in a folder that exists, or "-" for stderr. To rotate it, rename it and send
-        /// SIGUSR1; without the signal the gateway notices within a second, when there are lines to
-        /// write.
+        /// A file in a folder that exists, or "-" for stderr. To rotate the file, rename it and
+        /// send SIGUSR1. Without the signal, the gateway notices the rename within a second, when
+        /// there are lines to write.
         pub path: LogTarget = required("write a file, or \"-\" for stderr").example("-");
-        /// Share of requests that are written.
+        /// Share of requests that get a line.
         pub sample: f64 = default("1.0").within("0", "1");
-        /// Write the address of each client, as `client`. It is personal data in many places.
-        /// Behind a proxy it is the proxy's, unless `server.trusted_proxies` contains the proxy.
+        /// Whether lines have the address of the client, as `client`. The address is personal data
+        /// in many places. Behind a proxy it is the proxy's address, unless
+        /// `server.trusted_proxies` contains the proxy.
         pub client_address: bool = default("false");
     }
 }

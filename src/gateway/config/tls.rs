@@ -26,16 +26,16 @@ const FOR_ALL_USERS: u32 = 0o006;
 table! {
     /// TLS to clients, as in the file.
     pub(super) struct ServerTlsTable {
-        /// PEM file of the certificate, followed by its chain.
+        /// PEM file of the certificate, followed by the chain.
         certificate: PemFile<Certificates> =
             required("write the PEM file of the certificate and its chain").example("tls/server.pem");
-        /// PEM file of the certificate's private key. Users other than the owner and the group
+        /// PEM file of the private key of the certificate. Users other than the owner and the group
         /// should not be able to read it.
         key: PemFile<PrivateKey> = required("write the PEM file of the private key").example("tls/server.key");
         /// PEM file of the CAs that sign the certificates of clients.
         client_ca: Option<PemFile<Certificates>> =
             optional("clients need no certificate").example("tls/clients.pem");
-        /// With client_ca: whether a client without a certificate is refused. An invalid
+        /// Whether a client without a certificate is refused, if client_ca is set. An invalid
         /// certificate is always refused.
         verify_client: VerifyClient = default("required");
     }
@@ -52,7 +52,7 @@ table! {
         /// Whether certificates of engines are verified. With none, any server that answers at the
         /// url gets prompts and keys.
         verify: VerifyEngine = default("required");
-        /// PEM file of the client certificate for engines that require one, followed by its chain.
+        /// PEM file of the client certificate for engines that require one, followed by the chain.
         certificate: Option<PemFile<Certificates>> = optional("none is sent").example("tls/gateway.pem");
         /// PEM file of the private key of that certificate.
         key: Option<PemFile<PrivateKey>> = optional("none").example("tls/gateway.key");

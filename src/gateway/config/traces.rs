@@ -33,27 +33,28 @@ const IS_BUILT: bool = cfg!(feature = "otel");
 table! {
     /// Traces of requests and metrics, for an OpenTelemetry collector.
     pub struct Tracing {
-        /// Address of the collector, which gets OTLP over HTTP with protobuf at /v1/traces below
-        /// it. If it is slow or gone, traces are dropped and counted; requests do not wait.
+        /// Address of the collector. It gets OTLP over HTTP with protobuf at /v1/traces below the
+        /// address. If the collector is slow or gone, traces are dropped and counted; requests do
+        /// not wait.
         pub endpoint: Endpoint = required("write the address of the collector, such as \"http://127.0.0.1:4318\"")
             .check(check_collector)
             .example("http://127.0.0.1:4318");
-        /// Share of requests that are traced, where the client sends no traceparent header. A
-        /// client that does decides itself. Lower it for more than about a thousand requests per
-        /// second.
+        /// Share of requests that are traced if the client sends no traceparent header; a client
+        /// that sends one decides. Lower it for more than about a thousand requests per second.
         pub sample: f64 = default("1.0").within("0", "1");
         /// The name of the gateway in traces (service.name).
         pub service_name: String = default("sluice").check(not_empty);
-        /// Headers for the collector, such as credentials. "env:NAME" and "file:PATH" stand for the
-        /// value of a variable of the gateway and for the content of a file. Values are never
-        /// shown.
+        /// Headers that the gateway sends to the collector, such as credentials. "env:NAME" and
+        /// "file:PATH" stand for the value of a variable of the gateway and for the content of a
+        /// file. Values are never shown.
         pub headers: BTreeMap<String, Secret> = table().example("authorization = \"env:OTLP_AUTHORIZATION\"");
-        /// How often the collector gets all metrics too, at /v1/metrics; 0s: never, else at least
-        /// 1s. They are those of the metrics page, which Prometheus scrapes without this.
+        /// Interval at which the collector also gets all metrics, at /v1/metrics; 0s: never, else
+        /// at least 1s. They are the metrics of the metrics page, which Prometheus scrapes without
+        /// this setting.
         pub metrics_interval: Duration = duration_or_zero("0s").example("30s");
-        /// How long the collector may take to accept traces or metrics.
+        /// Longest time that the collector may take to accept traces or metrics.
         pub timeout: Duration = duration("10s");
-        /// Traces that wait to be sent. When it is full, further ones are dropped.
+        /// Traces that may wait to be sent. When the queue is full, further traces are dropped.
         pub queue: usize = default("2048").within("1", "65536");
         /// PEM file with the CAs that sign the certificate of a collector with https.
         pub ca: Option<PemFile<Certificates>> = optional("the CAs that this machine trusts").example("tls/collector.pem");

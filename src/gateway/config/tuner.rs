@@ -1,8 +1,7 @@
 //! `[tuner]`: the changes that the online tuner may make while requests run.
 //!
 //! The tuner is in the crate `online`, above this one; it reads the limits of a configuration and
-//! changes the limits of pools. Without objectives the tuner has nothing to tune by, whatever the
-//! mode.
+//! changes the limits of pools. Without objectives the tuner changes nothing in any mode.
 
 use std::time::Duration;
 
@@ -15,39 +14,41 @@ use super::table::table;
 use super::value::{not_empty, words};
 
 table! {
-    /// The online tuner: moves limits by what live requests experience. It needs objectives
-    /// ([slo]).
+    /// The online tuner, which adjusts limits to the latencies of live requests. It needs
+    /// objectives ([slo]).
     pub struct Tuner {
-        /// "advise" shows what it would change and why; "approve" makes a change when an operator
-        /// approves it; "apply" makes changes by itself, one at a time, and undoes those that do
-        /// not help; "off" does nothing. It moves slots, long_prefix, prefill_tokens and the prompt
-        /// lengths that separate pools, never beyond what keeps every request servable. A reload
-        /// keeps what it found, unless limits, objectives or backends in the file are others than
-        /// before.
+        /// How far the tuner goes. "advise" shows the changes that it would make, and why;
+        /// "approve" makes a change when an operator approves it; "apply" makes changes by itself,
+        /// one at a time, and undoes changes that do not help; "off" does nothing. The tuner moves
+        /// slots, long_prefix, prefill_tokens and the prompt lengths that separate pools, but every
+        /// request stays servable. A reload keeps the values found, unless limits, objectives or
+        /// backends in the file have changed.
         pub mode: TunerMode = default("advise");
-        /// Flags of engines that it may change where limits no longer help, by restarting one
-        /// engine after the other: max-num-seqs, max-num-batched-tokens,
-        /// long-prefill-token-threshold, max-cudagraph-capture-size, gpu-memory-utilization. Only
-        /// in pools of two or more engines that the gateway runs (launch or control) with the same
-        /// flags. The first one serves copies of requests, then a share of the requests, before the
-        /// others follow.
+        /// Flags of engines that the tuner may change where limits no longer help, by restarting
+        /// one engine after the other: max-num-seqs, max-num-batched-tokens,
+        /// long-prefill-token-threshold, max-cudagraph-capture-size, gpu-memory-utilization. It
+        /// changes them only in pools of two or more engines that the gateway runs (launch or
+        /// control) with the same flags. The first engine serves copies of requests, then a share
+        /// of the requests, before the other engines follow.
         pub flags: Vec<String> = default("[\"max-num-seqs\", \"max-num-batched-tokens\", \"long-prefill-token-threshold\"]")
             .check(check_flag).at_most(limits::MAX_TUNER_FLAGS);
-        /// How long objectives must be missed, without a limit that helps, before engines are
+        /// Time for which objectives must be missed, although no limit helps, before engines are
         /// changed.
         pub missed_for: Duration = duration("10m");
-        /// Engines that it may restart in an hour. A change of two engines takes two restarts, four
-        /// if it is taken back.
+        /// Restarts of engines that the tuner may cause in an hour. A change of two engines takes
+        /// two restarts, or four if it is undone.
         pub restarts_per_hour: u32 = default("12").within("2", "1000");
-        /// How long engines are left alone after a change that did not help.
+        /// Time for which engines are left alone after a change that did not help.
         pub cool_down: Duration = duration("30m");
-        /// When engines may be restarted, in UTC, such as ["02:00-05:00"]; a change that was begun
-        /// may be taken back at any time. None: at any time.
+        /// Times of day, in UTC, at which the tuner may restart engines, such as ["02:00-05:00"]. A
+        /// change that has begun may be undone at any time. Empty: engines may be restarted at any
+        /// time.
         pub windows: Vec<DailyWindow> = default("[]").at_most(limits::MAX_WINDOWS);
-        /// Changes of engines may cause this share of the misses that the objectives allow in 30
-        /// days.
+        /// Limit on the misses that changes of engines may cause, as a share of the misses that the
+        /// objectives allow in 30 days.
         pub error_budget: f64 = default("0.05").within("0", "1");
-        /// The engines as a simulation needs them, which forecasts what a change would do.
+        /// Hardware and model of the engines, for a simulation that forecasts the effect of a
+        /// change.
         pub simulation: TunerSimulation = table();
     }
 }

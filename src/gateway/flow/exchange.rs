@@ -1,11 +1,11 @@
 //! The two traits that connect the request path to the client and to vLLM.
 //!
-//! The path is generic over [`Downstream`] and [`Upstream`]: pingora stays in `proxy/`, and the path also runs in memory
-//! on paused time, against the simulator, from a seed. The traits require `Send` futures; there is no `dyn`, and nothing
-//! is allocated per chunk.
+//! The path is generic over [`Downstream`] and [`Upstream`]: pingora stays in `proxy/`, and the
+//! path also runs in memory on paused time, against the simulator, from a seed. The traits require
+//! `Send` futures; there is no `dyn`, and nothing is allocated per chunk.
 //!
-//! Dropping an [`Exchange`] closes its connection, which makes the engine abort the request (HTTP/1.1 has no other
-//! signal). Only [`Exchange::keep_alive`] returns the connection for reuse.
+//! Dropping an [`Exchange`] closes its connection, which makes the engine abort the request
+//! (HTTP/1.1 has no other signal). Only [`Exchange::keep_alive`] returns the connection for reuse.
 
 use std::future::Future;
 use std::time::Duration;
@@ -27,7 +27,8 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// Whether the response is a stream of events. Media types have no case, and parameters may follow.
+    /// Whether the response is a stream of events. Media types have no case, and parameters may
+    /// follow.
     pub fn is_event_stream(&self) -> bool {
         let kind = self.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
         let essence = kind.split(|byte| *byte == b';').next().unwrap_or_default();
@@ -40,7 +41,8 @@ impl ResponseHead {
         self.headers.get_all(CONTENT_ENCODING).iter().any(|value| !identity(value))
     }
 
-    /// Whether this is an event stream with gzip. If so, changes the head to that of the decompressed stream.
+    /// Whether this is an event stream with gzip. If so, changes the head to that of the
+    /// decompressed stream.
     pub fn take_gzip(&mut self) -> bool {
         let gzip = |value: &HeaderValue| {
             let coding = value.as_bytes().trim_ascii();
@@ -67,8 +69,8 @@ pub struct UpstreamRequest {
     pub headers: HeaderMap,
     /// The body, in pieces.
     pub body: EditedBody,
-    /// The body as it would be without the experiment that the request is in, where that is another one; sent when the arm
-    /// cannot serve it.
+    /// The body as it would be without the experiment that the request is in, where that is another
+    /// one; sent when the arm cannot serve it.
     pub body_without_arm: Option<EditedBody>,
 }
 
@@ -98,8 +100,8 @@ pub trait Downstream: Send {
     /// Sends the head. Called at most once, before any body.
     fn head(&mut self, head: ResponseHead) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
-    /// Sends body bytes without delay. Only if `more` is set may they be held back, because more bytes or
-    /// [`Downstream::finish`] follow at once.
+    /// Sends body bytes without delay. Only if `more` is set may they be held back, because more
+    /// bytes or [`Downstream::finish`] follow at once.
     fn body(&mut self, bytes: Bytes, more: bool) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
     /// Ends a complete response.
@@ -108,7 +110,8 @@ pub trait Downstream: Send {
     /// Marks the response as incomplete: the connection must be closed, so that the client notices.
     fn abort(&mut self);
 
-    /// Resolves when the client has left. Cancel safe; may be called again after the future was dropped.
+    /// Resolves when the client has left. Cancel safe; may be called again after the future was
+    /// dropped.
     fn gone(&mut self) -> impl Future<Output = ()> + Send;
 }
 
@@ -117,8 +120,9 @@ pub trait Upstream: Send + Sync + 'static {
     /// One request and its response on one connection.
     type Exchange: Exchange;
 
-    /// Connects and sends the request until it is complete or the backend responds. If the response comes first, the rest of
-    /// the request is sent while the response is read, unless the response is an error.
+    /// Connects and sends the request until it is complete or the backend responds. If the response
+    /// comes first, the rest of the request is sent while the response is read, unless the response
+    /// is an error.
     fn send(
         &self,
         to: &Address,
@@ -147,10 +151,12 @@ pub trait Exchange: Send {
     /// Waits for the head of the response. Cancel safe.
     fn head(&mut self) -> impl Future<Output = Result<ResponseHead, ExchangeError>> + Send;
 
-    /// Waits for body bytes and appends all that are available. `false` at the end of the body. Cancel safe.
+    /// Waits for body bytes and appends all that are available. `false` at the end of the body.
+    /// Cancel safe.
     fn body(&mut self, into: &mut BytesMut) -> impl Future<Output = Result<bool, ExchangeError>> + Send;
 
-    /// Whether the bytes read so far were the last ones: [`Exchange::body`] will return `false` without waiting.
+    /// Whether the bytes read so far were the last ones: [`Exchange::body`] will return `false`
+    /// without waiting.
     fn at_end(&self) -> bool;
 
     /// Returns the connection for reuse after the response was read to its end.

@@ -88,28 +88,28 @@ families! {
     REQUESTS: "sluice_requests_total" MetricKind::Counter, &["route", "pool", "model", "arm", "outcome"],
         "Finished requests by outcome (completed, client_gone, shed, upstream_error, timeout, refused)";
     TIME_TO_FIRST_TOKEN: "sluice_time_to_first_token_seconds" MetricKind::Histogram(TTFT), REQUEST,
-        "Time from a streamed request fully received to the first event with output, including time in the queue";
+        "Time from the full receipt of a streamed request to the first event with output, including time in the queue";
     INTER_TOKEN_LATENCY: "sluice_inter_token_latency_seconds" MetricKind::Histogram(&ITL_BUCKETS_SECONDS), REQUEST,
-        "Time between successive output events of a stream, or between tokens where usage is continuous";
+        "Time between successive output events of a stream, or between tokens if the pool's usage is continuous";
     TIME_PER_OUTPUT_TOKEN: "sluice_time_per_output_token_seconds" MetricKind::Histogram(TPOT), REQUEST,
         "(E2EL - TTFT) / (completion tokens - 1) of completed streams of two tokens or more";
     REQUEST_DURATION: "sluice_request_duration_seconds" MetricKind::Histogram(DURATION), REQUEST,
-        "E2EL of completed requests that generate: from fully received to the last event with choices, or to the end of \
-         the response";
+        "E2EL of completed requests that generate: from the full receipt of the request to the last event with \
+         choices, or to the end of the response";
     OTHER_REQUEST_DURATION: "sluice_other_request_duration_seconds" MetricKind::Histogram(OTHER_DURATION),
         &["route", "pool", "model"],
-        "Duration of completed requests that generate nothing (tokenize, embeddings, rerank, ...): from fully received to \
-         the end of the response";
+        "Duration of completed requests that generate nothing (tokenize, embeddings, rerank, ...): from the full \
+         receipt of the request to the end of the response";
     QUEUE_WAIT_SECONDS: "sluice_queue_wait_seconds" MetricKind::Histogram(QUEUE_WAIT), &["pool"],
         "Time that a request waited for a backend, whether it got one or not; by home pool";
     PROMPT_TOKENS: "sluice_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
-        "Prompt tokens as counted by the engines, or as estimated for a response without usage";
+        "Prompt tokens as counted by the engines, or as estimated by the gateway for a response without usage";
     CACHED_TOKENS: "sluice_cached_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
         "Prompt tokens that engines report as found in their prefix caches (vLLM: with --enable-prompt-tokens-details)";
     EXPECTED_CACHED_TOKENS: "sluice_expected_cached_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
-        "Prompt tokens that the engine was expected to have in its prefix cache when it was chosen";
+        "Prompt tokens that the gateway expected in the engine's prefix cache when it chose the engine";
     GENERATION_TOKENS: "sluice_generation_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
-        "Output tokens as counted by the engines, or one per event that carried tokens in a stream without usage";
+        "Output tokens as counted by the engines; in a stream without usage, one for each event that carried tokens";
     ESTIMATE_RATIO: "sluice_prompt_estimate_ratio" MetricKind::Histogram(RATIO), &["model"],
         "Estimated prompt tokens divided by prompt tokens counted by the engine";
     IN_FLIGHT: "sluice_in_flight" MetricKind::Gauge, BACKEND,
@@ -117,152 +117,160 @@ families! {
     SLOTS: "sluice_slots" MetricKind::Gauge, BACKEND,
         "Limit of concurrent sequences on a backend";
     OUTSTANDING_TOKENS: "sluice_outstanding_tokens" MetricKind::Gauge, BACKEND,
-        "Estimated prompt and output tokens of the requests in flight";
+        "Estimated prompt and output tokens of the requests in flight on a backend";
     PREFILL_TOKENS: "sluice_prefill_tokens" MetricKind::Gauge, BACKEND,
-        "Estimated prompt tokens of requests in prefill, that is, before their first token";
+        "Estimated prompt tokens of the requests in prefill on a backend, that is, before their first token";
     LONG_PREFILLS_MAX: "sluice_long_prefills_max" MetricKind::Gauge, BACKEND,
-        "Prefill permits of a backend: long_prefix.slots; absent where long prompts are not limited";
+        "Prefill permits of a backend: long_prefix.slots; absent if long prompts are not limited";
     LONG_PREFILLS: "sluice_long_prefills" MetricKind::Gauge, BACKEND,
-        "Long prompts in prefill, each holding a permit";
+        "Long prompts in prefill on a backend, each holding a permit";
     QUEUE_LENGTH: "sluice_queue_length" MetricKind::Gauge, &["pool"],
         "Requests waiting in the pool's queue";
     QUEUE_LENGTH_MAX: "sluice_queue_length_max" MetricKind::Gauge, &["pool"],
-        "How many requests may wait in the pool's queue: queue.length";
+        "Requests that may wait in the pool's queue: queue.length";
     KEY_WORK: "sluice_key_work_seconds_total" MetricKind::Counter, &["pool", "key"],
-        "Seconds of engines that a key was charged in a fair pool, since it last came; of the 64 with most";
+        "Engine time in seconds that a fair pool charged to a key since the key was last idle; of 64 keys in each \
+         pool: keys with waiting requests first, then keys with most work";
     KEY_WAITING: "sluice_key_waiting" MetricKind::Gauge, &["pool", "key"],
-        "Requests of a key that wait in a fair pool";
+        "Requests of a key that wait in a fair pool; of the keys of sluice_key_work_seconds_total";
     SHED: "sluice_shed_total" MetricKind::Counter, &["pool", "reason"],
-        "Requests refused early for want of capacity; by home pool";
+        "Requests refused early for lack of capacity; by home pool";
     SPILL: "sluice_spill_total" MetricKind::Counter, &["from", "to"],
         "Requests that ran outside their home pool";
     RETRIES: "sluice_retries_total" MetricKind::Counter, &["pool", "reason"],
         "Repeated attempts by reason and by the pool of the last attempt";
     BACKEND_STATE: "sluice_backend_state" MetricKind::Gauge, &["pool", "backend", "state"],
-        "1 for the state a backend is in, 0 for every other";
+        "1 for the current state of a backend, 0 for every other state";
     ENGINE_RESTARTS: "sluice_engine_restarts_total" MetricKind::Counter, BACKEND,
         "Starts after the first of an engine that the gateway runs, planned or not, since the gateway started";
     ENGINE_CRASHES: "sluice_engine_crashes_total" MetricKind::Counter, BACKEND,
-        "How often an engine that the gateway runs died, hung or did not come up, since the gateway started";
+        "Failures of an engine that the gateway runs (it died, hung or did not come up) since the gateway started";
     ENGINE_PHASE: "sluice_engine_phase" MetricKind::Gauge, &["pool", "backend", "phase"],
-        "1 for the phase an engine that the gateway runs is in (start, warm_up, serve, drain, backoff, hold, ...), 0 for \
-         every other";
+        "1 for the current phase of an engine that the gateway runs (start, warm_up, serve, drain, backoff, hold, \
+         ...), 0 for every other phase";
     ENGINE_START: "sluice_engine_start_seconds" MetricKind::Gauge, BACKEND,
-        "When an engine that the gateway runs was started, seconds since 1970; absent while none runs";
+        "Start time of an engine that the gateway runs, seconds since 1970; absent while it does not run";
     CLIENT_WAIT_SECONDS: "sluice_client_wait_seconds" MetricKind::Histogram(OTHER_DURATION), &[],
-        "Time for which bytes of a response waited for its client to take them; requests whose clients never kept a byte waiting are left out";
+        "Time for which bytes of a response waited until the client took them; requests whose client never kept a \
+         byte waiting are left out";
     OVERHEAD_SECONDS: "sluice_overhead_seconds" MetricKind::Histogram(OVERHEAD), &["stage"],
-        "Time added by the gateway: estimate (read, authorize, estimate, place), connect (get a connection); \
-         time in the queue has its own family";
+        "Time added by the gateway: estimate (read, authorize, estimate and place the request), connect (get a \
+         connection); sluice_queue_wait_seconds has the time in the queue";
     SLO_ATTAINMENT: "sluice_slo_attainment" MetricKind::Gauge, &["pool"],
-        "Share of generating requests at home in the pool that met all its objectives, over the last 5 min; refused requests \
-         and clients that left do not count; absent without requests";
+        "Share of the pool's generating home requests that met all objectives of the pool, over the last 5 min; \
+         refused requests and requests whose client left do not count; absent without requests";
     SLO_REQUESTS: "sluice_slo_requests_total" MetricKind::Counter, &["pool", "result"],
-        "The requests that attainment counts, by home pool: met all its objectives, or missed one or failed";
+        "Requests that count for attainment, by home pool: met all objectives of the pool, or missed one or failed";
     SLO_TARGET: "sluice_slo_attainment_target" MetricKind::Gauge, &["pool"],
-        "Share that should meet them: slo.attainment; absent for a pool without objectives";
+        "Share of requests that should meet all objectives: slo.attainment; absent for a pool without objectives";
     EXPERIMENT_STATE: "sluice_experiment_state" MetricKind::Gauge, &["experiment", "state"],
-        "1 for the state of an experiment (running, stopped, promoted), 0 for every other";
+        "1 for the current state of an experiment (running, stopped, promoted), 0 for every other state";
     EXPERIMENT_EXPOSURE: "sluice_experiment_exposure" MetricKind::Gauge, &["experiment"],
         "Share of the units of an experiment that take part";
     ARM_REQUESTS: "sluice_arm_requests_total" MetricKind::Counter, ARM,
-        "Finished requests that were assigned to an arm and measured; copies, for a shadow arm";
+        "Finished requests that were assigned to an arm and measured; for a shadow arm, finished copies";
     ARM_FAILURES: "sluice_arm_failures_total" MetricKind::Counter, ARM,
-        "Those that failed, and those that the arm could not serve";
+        "Requests of an arm that failed, or that the arm could not serve";
     ARM_SLO_MISSES: "sluice_arm_slo_misses_total" MetricKind::Counter, ARM,
-        "Those that missed an objective of their pool";
+        "Requests of an arm that missed an objective of their pool";
     ARM_FALLBACKS: "sluice_arm_fallbacks_total" MetricKind::Counter, ARM,
-        "Those that the arm could not serve, and that were served as without the experiment";
+        "Requests that an arm could not serve, and that were served as without the experiment";
     ARM_ANSWERS: "sluice_arm_answers_total" MetricKind::Counter, &["arm", "finish"],
-        "Complete answers by how they ended (stop, length, tool_calls, content_filter, other), where the engine says so";
+        "Complete answers of an arm by finish reason (stop, length, tool_calls, content_filter, other), if the engine \
+         reports one";
     ARM_REFUSALS: "sluice_arm_refusals_total" MetricKind::Counter, ARM,
-        "Complete answers that are marked as refusals";
+        "Complete answers of an arm that are marked as refusals";
     ARM_RATINGS: "sluice_arm_ratings" MetricKind::Gauge, &["arm", "rating"],
-        "Answers that users have rated as good or bad through the admin API";
+        "Answers of an arm that users have rated as good or bad through the admin API";
     ARM_CHANGE: "sluice_arm_change" MetricKind::Gauge, &["arm", "quantity", "bound"],
-        "TTFT, TPOT and E2EL of an arm over those of the control, minus 1, at equal lengths of prompts: value, and the bounds of an \
-         interval that holds at all times; absent until it is bounded";
+        "TTFT, TPOT and E2EL of an arm divided by the control's, minus 1, at equal prompt lengths: the value, and the \
+         bounds of an interval that holds at all times; absent until the interval is bounded";
     ARM_CONCLUSION: "sluice_arm_conclusion" MetricKind::Gauge, &["arm", "conclusion"],
-        "1 for the conclusion about an arm (better, worse, no_difference, not_yet), 0 for every other";
+        "1 for the conclusion about an arm (better, worse, no_difference, not_yet), 0 for every other conclusion";
     ARM_STOPPED: "sluice_arm_stopped" MetricKind::Gauge, ARM,
         "1 for an arm that a guardrail has stopped";
     COPIES: "sluice_copies_total" MetricKind::Counter, &["arm", "outcome"],
         "Copies for a shadow arm by outcome (completed, failed, refused, no_room, cut, over_budget) since the gateway started";
     COPIES_IN_FLIGHT: "sluice_copies_in_flight" MetricKind::Gauge, ARM,
-        "Copies for a shadow arm in flight, which hold no lease";
+        "Copies for a shadow arm in flight; copies hold no lease";
     ENGINES_WANTED: "sluice_engines_wanted" MetricKind::Gauge, &["pool"],
-        "Engines that a pool should have, by the load that is expected; absent without pool.autoscale";
+        "Engines that a pool should have for the expected load; absent without pool.autoscale";
     ENGINE_START_EXPECTED: "sluice_engine_start_expected_seconds" MetricKind::Gauge, &["pool"],
-        "How long an engine of the pool is expected to take from its order to its first request: the longest of the last starts, or \
-         autoscale.cold_start; absent without pool.autoscale";
+        "Expected time from the order of an engine of the pool to its first request: the longest of the last starts, \
+         or autoscale.cold_start; absent without pool.autoscale";
     TUNER_EVENTS: "sluice_tuner_events_total" MetricKind::Counter, &["event"],
         "Changes of limits that the online tuner proposed, tried, kept, undone, or undone without a verdict (stood_back)";
     TUNER_MODE: "sluice_tuner_mode" MetricKind::Gauge, &["mode"],
-        "1 for the mode of the online tuner (off, advise, approve, apply), 0 for every other";
+        "1 for the mode of the online tuner (off, advise, approve, apply), 0 for every other mode";
     TUNER_FROZEN: "sluice_tuner_frozen" MetricKind::Gauge, &[],
-        "1 while the online tuner makes no changes, whatever its mode";
+        "1 while the online tuner is frozen: it makes no changes in any mode";
     TUNER_PROPOSALS: "sluice_tuner_proposals" MetricKind::Gauge, &[],
         "Changes that the online tuner proposes now";
     CLUSTER_STANDING: "sluice_cluster_standing" MetricKind::Gauge, &["standing"],
-        "1 for how this gateway stands in the ledger of several gateways (joining, holding, keeping, stopped, standing_back), 0 for \
-         every other; absent without [cluster]";
+        "1 for the standing of this gateway in the ledger of several gateways (joining, holding, keeping, stopped, \
+         standing_back), 0 for every other standing; absent without [cluster]";
     CLUSTER_GATEWAYS: "sluice_cluster_gateways" MetricKind::Gauge, &[],
-        "Gateways in the ledger, as last seen; absent without [cluster]";
+        "Gateways in the ledger when this gateway last read it; absent without [cluster]";
     CLUSTER_RENEWED: "sluice_cluster_renewal_age_seconds" MetricKind::Gauge, &[],
-        "Time since the last confirmed renewal of this gateway's shares was sent; absent before the first and without [cluster]";
+        "Time since this gateway sent the last confirmed renewal of its shares; absent before the first and without \
+         [cluster]";
     CLUSTER_WRITES: "sluice_cluster_writes_total" MetricKind::Counter, &["result"],
         "Writes of the ledger by this gateway: written, refused (another gateway wrote first), or of unknown outcome; absent without \
          [cluster]";
     CLUSTER_SHARE: "sluice_cluster_share" MetricKind::Gauge, &["pool", "backend", "unit"],
-        "What this gateway may use of a backend (slots, tokens, prefill_tokens, permits), for each unit that is limited; absent \
-         without [cluster]";
+        "Amount that this gateway may use of a backend (slots, tokens, prefill_tokens, permits), for each unit that \
+         is limited; absent without [cluster]";
     CLUSTER_LEADS: "sluice_cluster_leads" MetricKind::Gauge, &[],
         "1 while this gateway leads: it alone changes engines, experiments and limits; absent without cluster.leader";
     CLUSTER_LEADER_CHANGES: "sluice_cluster_leader_changes_total" MetricKind::Counter, &[],
-        "How often this gateway saw another one lead than before, or none; absent without cluster.leader";
+        "Changes of the leader that this gateway has seen, to another gateway or to none; absent without \
+         cluster.leader";
     KEY_TOKENS: "sluice_key_tokens" MetricKind::Gauge, &["key", "window"],
-        "Tokens that an API key has used here of a limit: within the last 24 hours (day), or that its rate has not paid off \
-         yet (minute; above the limit while the key owes)";
+        "Tokens of a limit that an API key has used at this gateway: within the last 24 hours (day), or not yet paid \
+         off by the rate (minute; above the limit while the key owes)";
     KEY_TOKENS_LIMIT: "sluice_key_tokens_limit" MetricKind::Gauge, &["key", "window"],
         "The limit that belongs to sluice_key_tokens, of all gateways together: tokens_per_day or tokens_per_minute";
     RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
-        "Configuration reloads, ok or failed";
+        "Configuration reloads by result: ok or failed";
     CERTIFICATE_EXPIRY: "sluice_tls_certificate_expiry_timestamp_seconds" MetricKind::Gauge, &["path"],
-        "When a certificate that the gateway shows ends (the earliest of its chain), seconds since 1970; as last loaded";
+        "Expiry of a certificate that the gateway presents (the earliest in the chain), seconds since 1970; as last \
+         loaded";
     ACCESS_LOG_DROPPED: "sluice_access_log_dropped_total" MetricKind::Counter, &[],
         "Access log lines dropped because they could not be written, or not fast enough";
     RECORDS_DROPPED: "sluice_records_dropped_total" MetricKind::Counter, &[],
         "Records of requests dropped because they could not be written, or not fast enough; absent without records";
     TRACES: "sluice_traces_total" MetricKind::Counter, &["result"],
-        "Traces of sampled requests: sent to the collector, failed (it refused, or did not answer in time), or dropped because \
-         tracing.queue was full; absent without tracing";
+        "Traces of sampled requests: sent to the collector, failed (the collector refused, or did not answer in \
+         time), or dropped because tracing.queue was full; absent without tracing";
     TRACE_SPANS_REJECTED: "sluice_trace_spans_rejected_total" MetricKind::Counter, &[],
-        "Spans that the collector did not take, of traces that it did; absent without tracing";
+        "Spans that the collector rejected in traces that it accepted; absent without tracing";
     METRICS_EXPORTS: "sluice_metrics_exports_total" MetricKind::Counter, &["result"],
-        "Requests with all metrics to the collector of tracing.endpoint: sent, or failed (it refused, or did not answer in time); \
-         absent without tracing.metrics_interval";
+        "Exports of all metrics to the collector of tracing.endpoint: sent, or failed (the collector refused, or did \
+         not answer in time); absent without tracing.metrics_interval";
     CLIENT_CONNECTIONS: "sluice_client_connections" MetricKind::Gauge, &[],
-        "Open connections of clients and requests on connections with HTTP/2, those that are being refused included";
+        "Open connections of clients and requests on connections with HTTP/2, including connections and requests that \
+         are being refused";
     CLIENT_CONNECTIONS_MAX: "sluice_client_connections_max" MetricKind::Gauge, &[],
-        "How many of them are served at once: server.max_connections";
+        "Client connections that are served at once: server.max_connections";
     CONNECTIONS_DROPPED: "sluice_client_connections_dropped_total" MetricKind::Counter, &[],
-        "Connections that were closed without a response, because too many were being refused at once";
+        "Client connections closed without a response, because too many were being refused at once";
     HANDSHAKES: "sluice_tls_handshakes" MetricKind::Gauge, &[],
-        "TLS handshakes of clients in progress; of 2048 the oldest is ended for the next";
+        "TLS handshakes of clients in progress; at 2048, the oldest is ended for the next one";
     SHARES_GAVE_WAY: "sluice_shares_gave_way_total" MetricKind::Counter, &["resource"],
-        "What was taken back so that another client gets its share: connections without a request that were closed, handshakes \
-         that were ended, unfinished bodies that got 503 (body_memory), stored responses that were forgotten";
+        "Resources taken back so that another client gets its share: connections without a request that were closed, \
+         handshakes that were ended, unfinished bodies that got 503 (body_memory), stored responses that were \
+         forgotten";
     PROXY_HEADERS_REFUSED: "sluice_proxy_headers_refused_total" MetricKind::Counter, &["reason"],
-        "Connections refused for their PROXY header (untrusted, missing, malformed, timeout), and X-Forwarded-For ignored from \
-         addresses outside server.trusted_proxies (forwarded_untrusted)";
+        "Connections refused for their PROXY header (untrusted, missing, malformed, timeout), and X-Forwarded-For \
+         headers ignored from addresses outside server.trusted_proxies (forwarded_untrusted)";
     BODY_BYTES: "sluice_body_bytes" MetricKind::Gauge, &[],
         "Bytes of request bodies in memory, complete or not";
     RESPONSE_BYTES: "sluice_response_bytes" MetricKind::Gauge, &[],
         "Bytes of responses that wait for clients that read slower than engines send";
     RESPONSE_BYTES_MAX: "sluice_response_bytes_max" MetricKind::Gauge, &[],
-        "The most they may be: server.max_response_memory";
+        "Limit on sluice_response_bytes: server.max_response_memory";
     BODY_BYTES_MAX: "sluice_body_bytes_max" MetricKind::Gauge, &[],
-        "Bytes of request bodies that may be in memory at once: server.max_body_memory";
+        "Limit on sluice_body_bytes: server.max_body_memory";
     BUILD_INFO: "sluice_build_info" MetricKind::Gauge, &["version"],
         "Always 1; the label is the version of the gateway";
     PROCESS_CPU: "process_cpu_seconds_total" MetricKind::Counter, &[],

@@ -1,8 +1,11 @@
-//! Which backend is it: its state as the worst of what replicas see, its load, its starts and crashes.
+//! The dashboard of backends and engines.
+//!
+//! Which backend is it: its state as the worst state that a replica sees, its load, its starts and
+//! crashes.
 
 use crate::panel::{Panel, Target, adds, between, lines, row, stat, timeline};
 
-/// States of backends from the best to the worst, with the colour of each.
+/// States of backends from the best to the worst: value, name, colour.
 const STATES: [(u32, &str, &str); 8] = [
     (0, "ready", "green"),
     (1, "removed", "dark-gray"),
@@ -18,7 +21,7 @@ pub(super) fn panels() -> Vec<Panel> {
     [states(), load(), prefill(), caches(), engines()].concat()
 }
 
-/// The worst state that a replica sees. `or` keeps the first that matches.
+/// The worst state that a replica sees: `or` keeps the first alternative that has a value.
 fn worst() -> String {
     let each = STATES.iter().rev().map(|(value, state, _)| {
         format!("(max by (job, pool, backend) (sluice_backend_state{{@pool,state=\"{state}\"}}) == 1) * {value}")
@@ -137,7 +140,8 @@ fn caches() -> Vec<Panel> {
     ]
 }
 
-/// One replica runs an engine, so the greatest value is that of its owner.
+/// Only the replica that runs an engine reports it, so the maximum over replicas is the value of
+/// that replica.
 fn engines() -> Vec<Panel> {
     let phase = "max by (job, pool, backend, phase) (sluice_engine_phase{@pool}) == 1";
     let running = "time() - max by (job, pool, backend) (sluice_engine_start_seconds{@pool} > 0)";

@@ -1,6 +1,8 @@
-//! What is compared on live traffic, what is known of it, and what the online tuner changed.
+//! The dashboard of experiments and of the online tuner: which arms are compared on live traffic,
+//! with which results, and what the tuner changed.
 //!
-//! Each replica has its own ledger of an experiment, so its intervals and conclusions are shown apart; counts add up.
+//! Each replica has its own ledger of an experiment, so intervals and conclusions are shown per
+//! replica; counts are added.
 
 use crate::panel::{Panel, adds, apart, between, lines, quantiles, row, stat};
 
@@ -91,7 +93,7 @@ fn answers() -> Vec<Panel> {
     ]
 }
 
-/// Requests outside of experiments have an empty arm.
+/// Latencies by arm; requests outside experiments have an empty arm and are left out.
 fn latencies() -> Vec<Panel> {
     let of = |family: &str| {
         let each = quantiles(family, "@req,arm!=\"\"", "arm");

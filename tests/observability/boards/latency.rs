@@ -1,3 +1,5 @@
+//! The dashboard of latencies.
+//!
 //! Which tail is long, and which part of it: the queue, the gateway, or the engine?
 
 use crate::panel::{Panel, Target, adds, between, heatmap, lines, quantiles, row};
@@ -32,13 +34,13 @@ fn by(label: &str, titles: [&'static str; 4]) -> Vec<Panel> {
     each.collect()
 }
 
-/// The mean of a histogram, by class.
+/// The mean of a histogram; `by` is a clause such as ` by (class)`, or empty.
 fn mean(family: &str, filter: &str, by: &str) -> String {
     let rate = |suffix: &str| format!("sum{by} (rate({family}_{suffix}{{{filter}}}[$__rate_interval]))");
     format!("{} / {}", rate("sum"), rate("count"))
 }
 
-/// Means add up, quantiles do not.
+/// The parts of mean TTFT: means can be added, quantiles cannot.
 fn parts() -> Panel {
     let queue = mean("sluice_queue_wait_seconds", "@pool", " by (pool)");
     let ttft = mean("sluice_time_to_first_token_seconds", "@req", " by (class)");

@@ -1,13 +1,14 @@
-//! The four dashboards: what they have in common, and their files.
+//! The four dashboards: their common parts, and their files.
 //!
 //! `SLUICE_UPDATE=1 cargo test --test observability` writes `grafana/dashboards`.
 //!
-//! Replicas of one configuration have one `job`. They share their backends, so a backend is counted once per job, and it is
-//! ready if every replica finds it ready. Requests, and the slots that each replica gives, add up.
+//! Replicas of one configuration have one `job`. They share their backends, so a backend is counted
+//! once per job, and it is ready if every replica finds it ready. Requests, and the slots that each
+//! replica gives, are added.
 //!
-//! "All" of `$job` and `$instance` are the values in the list, because a metric such as `process_open_fds` belongs to other
-//! programs, too. "All" of `$pool` and `$model` is `.*`, because a request that was refused early has neither, and `.*`
-//! matches a label that is absent.
+//! "All" of `$job` and `$instance` are the values in the list, because other programs, too, have a
+//! metric such as `process_open_fds`. "All" of `$pool` and `$model` is `.*`, because a request that
+//! was refused early has neither label, and `.*` matches an absent label.
 
 mod engines;
 mod experiments;
@@ -26,7 +27,7 @@ pub(crate) struct Board {
     pub(crate) panels: Vec<Panel>,
 }
 
-/// All of them, in the order of an incident.
+/// All dashboards, in the order in which an incident needs them.
 pub(crate) fn all() -> Vec<Board> {
     let board = |name, title, about, panels| Board { name, title, about, panels };
     vec![
@@ -42,7 +43,7 @@ pub(crate) fn all() -> Vec<Board> {
     ]
 }
 
-/// What is marked on every panel of every dashboard.
+/// Events that are marked on every panel of every dashboard: name, colour and expression.
 pub(crate) fn marks() -> Vec<(&'static str, &'static str, Target)> {
     let mark = |expr| target(Replicas::Apart, expr, "").or_empty("nothing happened");
     vec![
@@ -81,7 +82,7 @@ fn variables() -> Value {
 }
 
 impl Board {
-    /// The file that Grafana reads.
+    /// The text of the file that Grafana reads.
     pub(crate) fn json(&self) -> String {
         let marks = marks().into_iter().map(|(name, color, target)| {
             json!({

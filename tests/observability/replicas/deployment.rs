@@ -1,7 +1,8 @@
-//! Two gateways with one configuration before the same two simulated engines, and load on both.
+//! Two gateways with one configuration in front of the same two simulated engines, and load on
+//! both.
 //!
-//! The first gateway also runs an engine of its own, as only one replica can. Everything listens on loopback and ends with
-//! the test.
+//! The first gateway also runs an engine, as only one replica can. Everything listens on loopback
+//! and ends with the test.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 use super::http::http;
 use crate::ports::free_port;
 
-/// Longest wait for a condition.
+/// Time limit for a condition.
 const DEADLINE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -120,14 +121,14 @@ impl Gateway {
         page.lines().filter(ready).count()
     }
 
-    /// A call that generates nothing.
+    /// Sends a request that generates nothing.
     pub(crate) fn tokenize(&self) {
         let json = "content-type: application/json\r\n";
         let answer = http(self.port, "POST /tokenize", json, r#"{"model":"m","prompt":"hello"}"#);
         assert!(matches!(answer, Some((200, _))), "{answer:?}");
     }
 
-    /// What no load generator sends: a rating, an unknown model, a reload.
+    /// Sends requests that no load generator sends: an unknown model, a rating, a reload.
     pub(crate) fn use_the_rest(&self) {
         let post =
             |path: &str, headers: &str, body: &str| http(self.port, &format!("POST {path}"), headers, body).unwrap().0;
@@ -142,7 +143,8 @@ impl Gateway {
         eventually("the answer is rated", || matches!(rated(), Some((200..=299, _))));
     }
 
-    /// Load for so many seconds, half as much on every further gateway. Ends with its owner.
+    /// Starts load on this gateway for `seconds`, at `rate` requests per second. The load ends when
+    /// the process is dropped.
     pub(crate) fn load(&self, rate: f64, seconds: u32) -> Process {
         let (url, rate, seconds) = (format!("http://127.0.0.1:{}", self.port), rate.to_string(), seconds.to_string());
         sluice(&[

@@ -1,13 +1,15 @@
-//! One HTTP/1.0 request to a loopback port, on a connection of its own.
+//! One HTTP/1.0 request to a loopback port.
+//!
+//! Each request opens a new connection.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// How long a server may take for a response.
+/// Time limit of one read from the server.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The status and the body of a response; `None`: no server answers there.
+/// The status and the body of a response; `None` without a complete response.
 pub(crate) fn http(port: u16, request: &str, headers: &str, body: &str) -> Option<(u16, String)> {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).ok()?;
     socket.set_read_timeout(Some(TIMEOUT)).ok()?;

@@ -1,10 +1,12 @@
-//! Every expression of every panel and rule, asked of a real Prometheus that scrapes two loaded gateways.
+//! Every expression of every panel and rule, queried from a real Prometheus that scrapes two loaded
+//! gateways.
 //!
-//! Each must return data, unless its table or [`QUIET`] says why not. Each panel is asked three times for the same moment: for
-//! the first replica, the second and both; the value for both must follow from those of each as its table says
-//! ([`Replicas`]). Then one engine is killed, and what both replicas show must be one backend less, not two.
+//! Each expression must return data, unless its table or [`QUIET`] gives a reason. Each is queried
+//! three times for the same moment: for the first replica, for the second and for both. The value
+//! for both must follow from the two single values as the table says ([`Replicas`]). Then one
+//! engine is killed, and the panels of both replicas together must show one backend less, not two.
 //!
-//! About half a minute. `SLUICE_BIN` names another build of sluice.
+//! The test takes about half a minute. `SLUICE_BIN` names another build of sluice.
 
 mod deployment;
 mod http;
@@ -19,17 +21,17 @@ use crate::panel::{Replicas, Target};
 use deployment::{Deployment, eventually};
 use prometheus::{Prometheus, Vector};
 
-/// Seconds of load; the test ends it when it is done.
+/// Maximum seconds of load; the load also ends with the test.
 const LOAD: u32 = 120;
-/// Requests that each replica completes before it is asked.
+/// Requests that each replica completes before the queries.
 const COMPLETED: f64 = 160.0;
-/// How long ago is asked about, seconds: every scrape of that moment is stored by then.
+/// Age of the queried moment in seconds: every scrape of that moment is stored by then.
 const AGO: f64 = 2.0;
-/// Window in place of `$__rate_interval`.
+/// The window that replaces `$__rate_interval`.
 const WINDOW: &str = "15s";
-/// Relative error of sums of floats.
+/// Allowed relative error of sums of floats.
 const ROUNDING: f64 = 1e-9;
-/// Metrics of rules that have no series here, and why.
+/// Metrics of alerts that have no series in this test, and the reason.
 const QUIET: [(&str, &str); 2] = [
     ("sluice_tls_certificate_expiry_timestamp_seconds", "the gateways of this test use no TLS"),
     ("sluice_engines_wanted", "no pool of this test has autoscale"),
@@ -41,26 +43,28 @@ struct Asked<'a> {
     at: f64,
 }
 
-/// Rates of a histogram's buckets are extrapolated one by one, so a quantile of two replicas can lie just outside of those of
-/// each. That of their counts since the start cannot.
+/// The expression with counts since the start in place of rates, if it is a quantile.
+///
+/// Prometheus extrapolates the rate of each bucket separately, so a quantile of the rates of two
+/// replicas can lie just outside the range of their single quantiles. A quantile of counts cannot.
 fn of_counts(expr: &str) -> String {
     if expr.contains("histogram_quantile") { expr.replace("rate(", "last_over_time(") } else { expr.to_owned() }
 }
 
-/// An expression with the values of the variables other than the replica.
+/// An expression with values for all variables except the replica.
 fn filled(expr: &str) -> String {
     let values = [("$job", "gw"), ("$pool", ".*"), ("$model", ".*"), ("$__rate_interval", WINDOW)];
     values.iter().fold(expr.to_owned(), |expr, (name, value)| expr.replace(name, value))
 }
 
 impl Asked<'_> {
-    /// For both replicas, as Grafana asks.
+    /// The value for both replicas, queried as Grafana does.
     fn both(&self, target: &Target) -> Vector {
         let [a, b] = &self.replicas;
         self.prometheus.query(&filled(&target.expr).replace("$instance", &format!("{a}|{b}")), Some(self.at))
     }
 
-    /// For the first replica, the second, and both.
+    /// The values for the first replica, the second, and both.
     fn three(&self, expr: impl Fn(&str) -> String) -> [Vector; 3] {
         let [a, b] = &self.replicas;
         [a.clone(), b.clone(), format!("{a}|{b}")].map(|one| self.prometheus.query(&expr(&one), Some(self.at)))
@@ -72,7 +76,7 @@ impl Asked<'_> {
     }
 }
 
-/// What is wrong with the value for both replicas.
+/// Describes the values for both replicas that do not follow from the single values.
 fn disagreement(replicas: Replicas, [a, b, both]: &[Vector; 3]) -> Option<String> {
     let known: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
     let close = |left: f64, right: f64| (left - right).abs() <= ROUNDING * left.abs().max(right.abs()).max(1.0);
@@ -96,10 +100,11 @@ fn disagreement(replicas: Replicas, [a, b, both]: &[Vector; 3]) -> Option<String
     lost.map(|labels| format!("{labels} is missing for both"))
 }
 
-/// Is there with pool.autoscale only, and not in the first minute.
+/// This metric exists only with pool.autoscale, and not in the first minute.
 const OF_AUTOSCALE: &str = "sluice_engine_start_expected_seconds";
 
-/// Whether an expression is about the engine that the first gateway runs, which is there.
+/// Whether an expression is about an engine that a gateway runs; the first gateway runs one, so
+/// data must exist.
 fn runs_engines(expr: &str) -> bool {
     let of_engines = |metric: &str| metric.starts_with("sluice_engine_") && metric != OF_AUTOSCALE && !to_come(metric);
     named(expr).iter().any(|(metric, _)| of_engines(metric))
@@ -145,7 +150,7 @@ fn rules(asked: &Asked<'_>, complaints: &mut Vec<String>) {
             recorded += 1;
             continue;
         }
-        // All is well, so an alert's expression is empty; what it is made of must be there.
+        // The expression of an alert is empty while all is well, but its metrics must have series.
         asked.prometheus.query(&expr, Some(asked.at));
         for (metric, _) in named(&expr) {
             let quiet = QUIET.iter().any(|(name, _)| *name == metric);
@@ -177,7 +182,7 @@ fn two_replicas_mean_the_same_as_one_and_every_expression_has_data() {
         deployment.gateways.iter().zip([14.0, 7.0]).map(|(gateway, rate)| gateway.load(rate, LOAD)).collect();
     deployment.gateways.iter().for_each(|gateway| gateway.use_the_rest());
     let completed = "min(sum by (instance) (sluice_requests_total{outcome=\"completed\"}))";
-    // The window of the rates must lie in the load.
+    // The window of the rates must lie within the time of the load.
     let loaded = "min(sum by (instance) (min_over_time(sluice_requests_total{outcome=\"completed\"}[15s] offset 2s)))";
     eventually("both have served", || {
         deployment.gateways.iter().for_each(|gateway| gateway.tokenize());
@@ -196,7 +201,8 @@ fn two_replicas_mean_the_same_as_one_and_every_expression_has_data() {
     one_engine_less(&asked, &mut deployment);
 }
 
-/// Kills the engine of the long prompts and asks about the pools that both replicas have.
+/// Kills the engine of the long prompts and queries the panels of the pools that both replicas
+/// have.
 fn one_engine_less(asked: &Asked<'_>, deployment: &mut Deployment) {
     let boards = boards::all();
     let find = |title: &str| {
@@ -215,7 +221,7 @@ fn one_engine_less(asked: &Asked<'_>, deployment: &mut Deployment) {
     deployment.engines.pop();
     eventually("both replicas and their sum show one ready backend", || single(ready(now())) == [[1.0], [1.0], [1.0]]);
     let states = state(now());
-    // 0 is ready; 5 and 6 are ejected and down.
+    // 0 is ready; 5, 6 and 7 are probation, ejected and down.
     let is_out = |vector: &Vector| vector.iter().any(|(labels, value)| labels.contains("gpu1") && *value >= 5.0);
     assert!(states.iter().all(|one| one.len() == 2 && is_out(one)), "{states:?}");
     let pending =

@@ -1,4 +1,6 @@
-//! A Prometheus of this test: its configuration, and what its HTTP API answers.
+//! A Prometheus that the test starts.
+//!
+//! Its configuration scrapes the gateways; its HTTP API answers the queries of the test.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +14,7 @@ use super::http::http;
 use crate::path;
 use crate::ports::free_port;
 
-/// Values by their labels, in one text.
+/// Values by their labels, where the labels are one text.
 pub(crate) type Vector = BTreeMap<String, f64>;
 
 pub(crate) struct Prometheus {
@@ -65,7 +67,7 @@ impl Prometheus {
         answer["data"].clone()
     }
 
-    /// The traces of the exemplars that it has of a histogram.
+    /// The trace ids of the exemplars stored for a histogram.
     pub(crate) fn exemplars(&self, histogram: &str) -> Vec<String> {
         let range = "start=0&end=4102444800";
         let data = self.get("POST /api/v1/query_exemplars", &format!("query={}&{range}", escaped(histogram)));
@@ -73,7 +75,7 @@ impl Prometheus {
         all.map(|one| one["labels"]["trace_id"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The value of an expression at a time (seconds since 1970), or now. Values that are not numbers are left out.
+    /// The value of an expression at a time (seconds since 1970), or now. NaN values are left out.
     pub(crate) fn query(&self, expr: &str, at: Option<f64>) -> Vector {
         let time = at.map_or(String::new(), |at| format!("&time={at}"));
         let data = self.get("POST /api/v1/query", &format!("query={}{time}", escaped(expr)));
@@ -88,7 +90,8 @@ impl Prometheus {
         vector
     }
 
-    /// Name, expression and kind (`recording`, `alerting`) of every rule. Each must have been evaluated without an error.
+    /// Name, expression and kind (`recording`, `alerting`) of every rule. Each must have been
+    /// evaluated without an error.
     pub(crate) fn rules(&self) -> Vec<(String, String, String)> {
         let data = self.get("GET /api/v1/rules", "");
         let groups = data["groups"].as_array().unwrap().iter();

@@ -1,4 +1,7 @@
-//! The clients: with a stream always open, with a new connection for each request, with a connection that is kept.
+//! The clients of the upgrades, of three kinds.
+//!
+//! Some always have a stream open, some open a new connection for each request, and some keep their
+//! connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,29 +16,29 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::engine::LONG_BYTES;
 
-/// Longest time for one response.
+/// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Clients that keep their connection.
 const KEEPING: usize = 10;
-/// Pause of these between two requests.
+/// Minimum pause of these clients between two requests.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Milliseconds between two tokens of a long stream.
 const PACE: usize = 200;
-/// Of so many short requests, one has a long prompt.
+/// One in this many short requests has a long prompt.
 const ONE_LONG_IN: usize = 20;
 
-/// What came of all requests.
+/// Results of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) streams: u64,
     pub(super) short: u64,
     pub(super) kept: u64,
-    /// What happened instead of a whole response.
+    /// Descriptions of the requests without a whole response.
     pub(super) failures: Vec<String>,
 }
 
 impl Tally {
-    /// Whole responses.
+    /// Number of whole responses.
     pub(super) fn completed(&self) -> u64 {
         self.streams + self.short + self.kept
     }
@@ -48,7 +51,7 @@ enum Kind {
     Kept,
 }
 
-/// All clients, running.
+/// All running clients.
 pub(super) struct Clients {
     stop: Arc<AtomicBool>,
     open: Arc<AtomicUsize>,
@@ -69,7 +72,7 @@ impl Clients {
         Self { stop, open, tasks }
     }
 
-    /// Streams that have been seen to begin.
+    /// Number of clients whose first stream has ended.
     pub(super) fn open(&self) -> usize {
         self.open.load(Relaxed)
     }
@@ -90,7 +93,7 @@ impl Clients {
     }
 }
 
-/// One stream after the other, each on a connection of its own.
+/// One stream after the other, each on a new connection.
 async fn stream(
     gateway: SocketAddr,
     seed: u64,
@@ -109,7 +112,7 @@ async fn stream(
     results
 }
 
-/// New connections at a rate, whatever becomes of the ones before.
+/// New connections at a constant rate, whatever happens to the earlier ones.
 async fn connect(gateway: SocketAddr, rate: u64, stop: Arc<AtomicBool>) -> Vec<(Kind, Result<(), String>)> {
     let (mut rng, mut requests) = (Rng::new(7), JoinSet::new());
     let mut ticks = interval(Duration::from_secs(1) / u32::try_from(rate).unwrap_or(u32::MAX));
@@ -123,7 +126,8 @@ async fn connect(gateway: SocketAddr, rate: u64, stop: Arc<AtomicBool>) -> Vec<(
     requests.join_all().await.into_iter().map(short).collect()
 }
 
-/// One request after the other on a connection, which is opened anew when the gateway has said that it closes it.
+/// One request after the other on one connection. When the gateway announces that it closes the
+/// connection, the next request opens a new one.
 async fn keep(gateway: SocketAddr, seed: u64, stop: Arc<AtomicBool>) -> Vec<(Kind, Result<(), String>)> {
     let (mut rng, mut results, mut kept) = (Rng::new(seed), Vec::new(), None);
     while !stop.load(Relaxed) {

@@ -1,7 +1,8 @@
-//! An engine that counts what runs on it at once.
+//! An engine that counts its concurrent sequences and long prompts.
 //!
-//! A sequence counts from the arrival of its request until just before its last bytes are sent, and a long prompt until just before
-//! its first token is: so the counts are never above what the gateway believes.
+//! A sequence counts from the arrival of its request until just before its last bytes are sent, and
+//! a long prompt until just before its first token is sent. So neither count is ever above the
+//! gateway's count.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,19 +13,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
-/// Bodies of more bytes than this have a long prompt.
+/// A request whose body has more bytes than this has a long prompt.
 pub(super) const LONG_BYTES: usize = 8_000;
 /// Time to the first token of a short and of a long prompt.
 const PREFILL: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(60)];
 
-/// How many, and how many at most.
+/// The current number and the maximum.
 #[derive(Debug, Default)]
 struct Count {
     now: AtomicU32,
     most: AtomicU32,
 }
 
-/// Counts one while it lives.
+/// Counts one sequence or prompt until it is dropped.
 struct Counted<'a>(&'a Count);
 
 impl Count {
@@ -46,7 +47,7 @@ struct Counts {
     prefilling: Count,
 }
 
-/// See the header of this file.
+/// An engine on a loopback port, with its counts.
 #[derive(Debug)]
 pub(super) struct CountingEngine {
     address: SocketAddr,

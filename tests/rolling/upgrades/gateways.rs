@@ -1,4 +1,7 @@
 //! The gateways, each of which takes over from the one before.
+//!
+//! All share one configuration, one folder and one access log. At most [`DRAINING_MAX`] of them
+//! drain when an upgrade begins.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -21,19 +24,19 @@ use crate::rig::{LOOK, TIMEOUT, binary};
 /// Gateways that may drain before the next upgrade begins.
 const DRAINING_MAX: usize = 5;
 
-/// See the header of this file.
+/// The newest gateway, and the older ones that still drain.
 pub(super) struct Gateways {
     folder: TempDir,
     address: SocketAddr,
     admin: AdminClient,
     running: Child,
-    /// Those that still serve the requests that they had.
+    /// Gateways that only finish their requests.
     draining: Vec<Child>,
     most: usize,
 }
 
 impl Gateways {
-    /// Starts the first one.
+    /// Starts the first gateway.
     pub(super) async fn start(engines: &[CountingEngine], slots: u32, permits: u32) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let (port, admin) = (free_port(), free_port());
@@ -67,7 +70,7 @@ impl Gateways {
         self.address
     }
 
-    /// How many served requests at once.
+    /// The maximum number of gateways that served requests at once.
     pub(super) fn most(&self) -> usize {
         self.most
     }
@@ -76,7 +79,7 @@ impl Gateways {
         Ok(self.admin.get("/admin/status").await?)
     }
 
-    /// Starts the next one, and returns when it has taken over.
+    /// Starts the next gateway, and returns when it has taken over.
     pub(super) async fn upgrade(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         while self.draining.len() >= DRAINING_MAX {
@@ -101,7 +104,7 @@ impl Gateways {
         self.whole_log().matches("handed over in").count()
     }
 
-    /// Takes those out that have ended, in order.
+    /// Removes the gateways that have ended; an exit status other than 0 is an error.
     fn reap(&mut self) -> anyhow::Result<()> {
         let mut left = Vec::new();
         for mut child in std::mem::take(&mut self.draining) {
@@ -124,7 +127,8 @@ impl Gateways {
         Ok(())
     }
 
-    /// All requests have ended: waits until only the last one runs, and stops it. Returns what that one still held.
+    /// Waits until only the newest gateway runs, and stops it. All requests must have ended.
+    /// Returns a line for each backend on which this gateway still held slots or tokens.
     pub(super) async fn end(&mut self) -> anyhow::Result<Vec<String>> {
         for mut child in std::mem::take(&mut self.draining) {
             let status = timeout(TIMEOUT, child.wait()).await.context("it does not end")??;
@@ -144,7 +148,7 @@ impl Gateways {
         Ok(left)
     }
 
-    /// The ids of the requests in the access log.
+    /// The request ids in the access log; all requests must be completed.
     pub(super) fn access_log(&self) -> anyhow::Result<Vec<String>> {
         let text = fs::read_to_string(self.path("access.jsonl"))?;
         let id = |line: &str| {
@@ -163,7 +167,7 @@ impl Gateways {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// The end of what all gateways logged.
+    /// The last 60 lines that the gateways logged.
     pub(super) fn log(&self) -> String {
         let text = self.whole_log();
         let lines: Vec<&str> = text.lines().collect();

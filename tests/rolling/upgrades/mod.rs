@@ -1,16 +1,18 @@
 //! Many upgrades in a row, under open streams and new connections.
 //!
-//! Two engines in this process, that count what runs on them; gateways as processes, each of which takes over from the one
-//! before while that one still serves streams; three kinds of clients: those that always have a stream open, those that connect
-//! anew for each request, and those that keep their connection. The test checks:
+//! Two engines in this process count their requests. The gateways are processes; each takes over
+//! from the one before while that one still serves streams. There are three kinds of clients: some
+//! always have a stream open, some connect anew for each request, and some keep their connection.
+//! The test checks:
 //!
 //! 1. no connection was refused or reset, no stream cut, no request refused;
-//! 2. neither the sequences on an engine nor its long prompts in prefill were ever more than the limits of one gateway, and the
-//!    sequences came up to them;
-//! 3. at the end no gateway and no engine holds anything, every gateway has ended with status 0, and the access log that all of them
-//!    wrote has each request once.
+//! 2. neither the sequences on an engine nor its long prompts in prefill ever exceeded the limits
+//!    of one gateway, and both reached these limits;
+//! 3. at the end no gateway and no engine holds anything, every gateway has ended with status 0,
+//!    and their common access log has each request once.
 //!
-//! `SLUICE_UPGRADES` (default 3), `SLUICE_UPGRADE_STREAMS` (60) and `SLUICE_UPGRADE_RATE` (40 connections per second) set the size.
+//! `SLUICE_UPGRADES` (default 3), `SLUICE_UPGRADE_STREAMS` (60) and `SLUICE_UPGRADE_RATE` (40
+//! connections per second) set the size.
 
 mod clients;
 mod engine;
@@ -31,7 +33,7 @@ use gateways::Gateways;
 const OVERHEAD: Duration = Duration::from_secs(120);
 /// Time allowed per upgrade.
 const PER_UPGRADE: Duration = Duration::from_secs(15);
-/// Long prompts in prefill on one engine.
+/// Maximum number of long prompts in prefill on one engine.
 const PERMITS: u32 = 1;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,7 +46,7 @@ async fn upgrades_cut_no_stream_refuse_no_connection_and_keep_the_limits() {
 async fn upgrade(upgrades: u64) -> anyhow::Result<()> {
     raise_file_limit()?;
     let (streams, rate) = (setting("SLUICE_UPGRADE_STREAMS", 60), setting("SLUICE_UPGRADE_RATE", 40));
-    // The streams alone take nearly all, so that others wait now and then.
+    // The streams alone take nearly all slots, so that other requests wait now and then.
     let slots = u32::try_from(streams / 2)? + 2;
     let engines = [CountingEngine::start().await?, CountingEngine::start().await?];
     let mut gateways = Gateways::start(&engines, slots, PERMITS).await?;
@@ -82,7 +84,8 @@ async fn upgrade(upgrades: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each stream has a client's and an engine's end here.
+/// Raises the limit of open files: this process has the client's and the engine's end of each
+/// stream.
 fn raise_file_limit() -> anyhow::Result<()> {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;

@@ -1,7 +1,9 @@
-//! Attackers: each attack has a number of connections that repeat one kind of misuse until the run is over.
+//! Attackers: each attack has a number of connections that repeat one kind of misuse until the run
+//! is over.
 //!
-//! They come from [`ADDRESS`], so that limits per client address apply to them and not to the honest clients. What the gateway
-//! responds to attackers is not checked. The test checks what the honest clients received and, afterwards, the gateway's metrics.
+//! Attackers connect from [`ADDRESS`], so that limits per client address apply to them and not to
+//! the honest clients. Responses to attackers are not checked. The test checks the responses to
+//! honest clients and, afterwards, the gateway's metrics.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,16 +20,17 @@ use super::{ATTACKER_KEY, MODEL};
 
 /// The attackers' address.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-/// Longest single step of an attack.
+/// Time limit of a single step of an attack.
 const STEP: Duration = Duration::from_secs(30);
-/// Cores that the attack needs at full speed. Attackers, honest clients, engines and the gateway share one machine, so with
-/// fewer cores each connection pauses longer between two attempts. The number of connections does not change, and so neither
-/// does what they occupy: connections, buffered bodies, and every request that their key may have in flight.
+/// Cores that the attack needs at full speed. Attackers, honest clients, engines and the gateway
+/// share one machine, so with fewer cores each connection pauses longer between two attempts. The
+/// number of connections does not change, so the attackers occupy as much as at full speed:
+/// connections, buffered bodies, and every request that their key may have in flight.
 const FULL_SPEED_CORES: f64 = 16.0;
 /// Connections of all attacks together, at most.
 pub(super) const CONNECTIONS: u64 = 512;
 
-/// What a connection of an attack does in one attempt.
+/// The misuse of one connection in one attempt.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Sends a head byte by byte.
@@ -48,7 +51,7 @@ enum Kind {
     ByteAndLeave,
     /// Requests many sequences, many inputs, or tokens without end.
     Wide,
-    /// Sends what is not HTTP, or HTTP that must be refused.
+    /// Sends bytes that are not HTTP, or HTTP that must be refused.
     Malformed,
     /// Sends half of a request and resets the connection.
     Reset,
@@ -72,7 +75,7 @@ const ATTACKS: [(Kind, &str, usize); 12] = [
     (Kind::Silent, "silent connection", 128),
 ];
 
-/// Factor by which the pauses between two attempts are longer than at full speed.
+/// The factor by which pauses between two attempts are longer than at full speed.
 fn slower() -> f64 {
     (FULL_SPEED_CORES / cores() as f64).max(1.0)
 }
@@ -81,7 +84,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get())
 }
 
-/// How large the attack is on this machine.
+/// Describes the size of the attack on this machine.
 pub(super) fn scale() -> String {
     let connections: usize = ATTACKS.iter().map(|(_, _, connections)| connections).sum();
     format!(
@@ -123,7 +126,8 @@ impl Attack {
         ATTACKS.map(start).into()
     }
 
-    /// Waits until its connections are closed. Returns the number of attempts that the gateway did not cut short.
+    /// Waits until all connections of the attack are closed. Returns the number of attempts that
+    /// the gateway did not cut short.
     pub(super) async fn stop(mut self) -> anyhow::Result<u64> {
         while self.tasks.join_next().await.transpose()?.is_some() {}
         Ok(self.times.load(Relaxed))
@@ -132,7 +136,7 @@ impl Attack {
 
 async fn connect(port: u16) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
-    // Small, so that a reader that stops soon blocks the gateway's writes.
+    // Small, so that a reader that stops reading soon blocks the gateway's writes.
     socket.set_recv_buffer_size(4 << 10)?;
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::from((ADDRESS, 0)))?;
@@ -153,7 +157,8 @@ async fn once(kind: Kind, port: u16, rng: &mut Rng, over: &AtomicBool) -> std::i
         }
         Kind::HeldBody => {
             socket.write_all(&head("/v1/completions", "content-length: 3145728")).await?;
-            // When the memory for bodies is used up, the gateway refuses before the end of the body.
+            // The error is ignored: when the memory for bodies is used up, the gateway refuses
+            // before the end of the body.
             let _ = socket.write_all(&vec![b' '; 3_000_000]).await;
             hold(&mut socket, Duration::from_secs(15), over).await;
         }

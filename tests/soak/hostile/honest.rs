@@ -1,16 +1,19 @@
 //! Honest clients: requests at Poisson times, each response checked against its own request.
 //!
-//! Every request is a completion with `echo`, so its response begins with its own prompt, which holds its number: bytes of
-//! another response, missing ones or doubled ones are found. Nine in ten are streamed. One in twenty has a long prompt,
-//! whose TTFT is not counted. A request is sent at its time whether or not earlier ones were answered (open loop), on an
-//! idle connection if there is one.
+//! Every request is a completion with `echo`, so its response begins with its own prompt, which
+//! holds its number: bytes of another response, missing bytes and doubled bytes are found. Nine in
+//! ten requests are streamed. One in twenty has a long prompt, whose TTFT is not counted. A request
+//! is sent at its time whether or not earlier ones were answered (open loop), on an idle connection
+//! if there is one.
 //!
-//! Beside them [`READERS`] clients each read one long stream after the other, so that every engine decodes at every moment.
-//! Without these readers most faults of the run without attackers would hit an idle engine and break off no stream, so the failures
-//! of the two runs could not be compared. Their TTFT is not counted.
+//! [`READERS`] other clients each read one long stream after the other, so that every engine always
+//! decodes. Without these readers most faults of the run without attackers would hit an idle engine
+//! and break off no stream, so the failures of the two runs could not be compared. The TTFT of the
+//! readers is not counted.
 //!
-//! A response is *right* (complete and its own), *failed* (an error status with a JSON error, or an error event or a broken
-//! connection inside a stream: engines are made to fail), *shed* (503 or 429 with Retry-After) or *wrong* (all else).
+//! A response is *right* (complete and its own), *failed* (an error status with a JSON error, or an
+//! error event or a broken connection inside a stream: engines are made to fail), *shed* (503 or
+//! 429 with Retry-After) or *wrong* (anything else).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,16 +37,16 @@ use crate::reply::Reply;
 const RATE: f64 = 25.0;
 /// Clients that read long streams: as many as the attackers may have requests in flight.
 const READERS: u64 = 16;
-/// Number of their first request.
+/// Number of the readers' first request.
 const READERS_FROM: u64 = 1 << 32;
 /// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Most bytes of a response that are kept and checked; no response of theirs is longer.
+/// Bytes of a response that are kept and checked; no response to an honest client is longer.
 const KEPT: usize = 1 << 20;
-/// Wrong responses that are kept for the message.
+/// Maximum number of wrong responses kept for the message.
 const WRONG_KEPT: usize = 8;
 
-/// What the honest clients received.
+/// The responses that the honest clients received.
 #[derive(Default)]
 pub(super) struct Honest {
     pub(super) sent: u64,
@@ -54,9 +57,9 @@ pub(super) struct Honest {
     failures: BTreeMap<String, u64>,
     /// The first few wrong responses.
     pub(super) wrong: Vec<String>,
-    /// Right short streams: when they were sent, and the time to their first token.
+    /// For each right short stream, when it was sent and its time to first token.
     ttfts: Vec<(Instant, Duration)>,
-    /// Scheduling of the thread that runs them.
+    /// Scheduling of the thread that runs the honest clients.
     pub(super) threads: Threads,
 }
 
@@ -71,7 +74,8 @@ impl Honest {
         Ttfts::of(self.ttfts.iter())
     }
 
-    /// Times to first token of the streams that did not wait for theirs during any of these periods.
+    /// Times to first token of the streams that did not wait for their first token during any of
+    /// these periods.
     pub(super) fn outside(&self, periods: &[(Instant, Instant)]) -> Ttfts {
         let within = |(sent, ttft): &&(Instant, Duration)| {
             periods.iter().any(|(begin, end)| sent < end && *sent + *ttft > *begin)
@@ -100,7 +104,7 @@ impl fmt::Display for Honest {
     }
 }
 
-/// Times to first token, in order.
+/// Times to first token, ascending.
 pub(super) struct Ttfts(Vec<Duration>);
 
 impl Ttfts {
@@ -110,7 +114,7 @@ impl Ttfts {
         Self(sorted)
     }
 
-    /// A quantile by nearest rank; zero without any.
+    /// A quantile by nearest rank; zero if there are no streams.
     pub(super) fn quantile(&self, quantile: f64) -> Duration {
         let rank = (quantile * self.0.len() as f64).ceil() as usize;
         self.0.get(rank.saturating_sub(1)).copied().unwrap_or_default()
@@ -125,7 +129,7 @@ impl fmt::Display for Ttfts {
 }
 
 enum Verdict {
-    /// With the time to first token of a short stream.
+    /// With the time to first token if the request was a short stream.
     Right(Option<(Instant, Duration)>),
     Shed,
     Failed(String),
@@ -136,7 +140,7 @@ struct HonestRequest {
     prompt: String,
     tokens: u64,
     stream: bool,
-    /// Whether its TTFT counts.
+    /// Whether the TTFT of this request counts.
     counts: bool,
 }
 
@@ -167,7 +171,7 @@ impl HonestRequest {
         .into_bytes()
     }
 
-    /// Judges a complete response.
+    /// Classifies a complete response.
     fn judge(&self, reply: &Reply, ttft: Option<(Instant, Duration)>) -> Verdict {
         let body = String::from_utf8_lossy(&reply.start);
         let shown = || format!("status {}: {}", reply.status, body.chars().take(300).collect::<String>());
@@ -229,7 +233,8 @@ fn streamed_text(body: &str) -> Result<String, Broken> {
     if done && finished { Ok(text) } else { Err(Broken::Malformed) }
 }
 
-/// Sends honest requests for `length`, from this thread alone: no attacker's work delays what it measures.
+/// Sends honest requests for `length`, all from this thread: work of the attackers does not delay
+/// its measurements.
 pub(super) fn run(port: u16, length: Duration, seed: u64) -> anyhow::Result<Honest> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut honest = runtime.block_on(send_all(port, length, seed))?;
@@ -248,7 +253,7 @@ async fn send_all(port: u16, length: Duration, seed: u64) -> anyhow::Result<Hone
         readers.spawn(async move {
             for number in READERS_FROM + (reader << 24).. {
                 clients.ask(&HonestRequest::long_stream(number, &mut rng)).await;
-                // A refused one is not sent again in a busy loop.
+                // A refused request is not sent again in a busy loop.
                 sleep(Duration::from_millis(20)).await;
             }
         });
@@ -265,13 +270,13 @@ async fn send_all(port: u16, length: Duration, seed: u64) -> anyhow::Result<Hone
         while tasks.try_join_next().transpose()?.is_some() {}
     }
     while tasks.join_next().await.transpose()?.is_some() {}
-    // They leave in the middle of their streams.
+    // The readers leave in the middle of their streams.
     readers.shutdown().await;
     let honest = std::mem::take(&mut *clients.honest.lock());
     Ok(honest)
 }
 
-/// What all clients share.
+/// State that all clients share.
 #[derive(Clone)]
 struct Clients {
     port: u16,
@@ -280,7 +285,7 @@ struct Clients {
 }
 
 impl Clients {
-    /// Sends a request and counts how it ended.
+    /// Sends a request and counts the verdict.
     async fn ask(&self, request: &HonestRequest) {
         self.honest.lock().sent += 1;
         let verdict = match timeout(TIMEOUT, send(self.port, request, &self.idle)).await {

@@ -1,8 +1,9 @@
 //! How busy the machine was while clients, attackers, engines and the gateway shared its cores.
 //!
-//! A response that is late because a thread waited for a core says nothing about the gateway. The kernel has the numbers that
-//! show it: the time of all cores and how much of it was idle (`/proc/stat`, in ticks), and for each thread the time on a core,
-//! the time it was ready but had none, and how often it was put on one (`/proc/PID/task/TID/schedstat`, nanoseconds).
+//! A response that is late because a thread waited for a core says nothing about the gateway. The
+//! kernel counts both sides of this: the time of all cores and how much of it was idle
+//! (`/proc/stat`, in ticks), and for each thread the time on a core, the time it was ready without
+//! a core, and how often it was put on one (`/proc/PID/task/TID/schedstat`, nanoseconds).
 
 use std::fmt;
 use std::fs;
@@ -14,8 +15,8 @@ use anyhow::{Context as _, bail};
 
 /// Below this idle share of the cores' time the machine counts as full.
 const IDLE: f64 = 0.25;
-/// Mean scheduling delay of the threads of the gateway, the engines or the honest clients, above which the
-/// machine counts as full: the TTFT that is compared is hundreds of times as long.
+/// Mean scheduling delay of the threads of the gateway, the engines or the honest clients, above
+/// which the machine counts as full: the TTFT that is compared is hundreds of times as long.
 const WAIT: Duration = Duration::from_micros(100);
 
 /// How threads were scheduled, since they started or between two moments.
@@ -23,26 +24,26 @@ const WAIT: Duration = Duration::from_micros(100);
 pub(super) struct Threads {
     /// Nanoseconds on a core.
     ran: u64,
-    /// Nanoseconds ready, but without a core.
+    /// Nanoseconds ready but without a core.
     waited: u64,
-    /// Times put on a core.
+    /// Number of times that a thread was put on a core.
     turns: u64,
 }
 
 impl Threads {
-    /// All threads of these processes so far.
+    /// All threads of these processes, since they started.
     fn of(processes: &[u32]) -> anyhow::Result<Self> {
         let mut sum = Self::default();
         for process in processes {
             for task in fs::read_dir(format!("/proc/{process}/task"))? {
-                // A thread that has ended in the meantime has no file any more.
+                // A thread that has ended in the meantime no longer has a file.
                 sum = sum + Self::read(&task?.path().join("schedstat")).unwrap_or_default();
             }
         }
         Ok(sum)
     }
 
-    /// The calling thread so far.
+    /// The calling thread, since it started.
     pub(super) fn own() -> anyhow::Result<Self> {
         Self::read(Path::new("/proc/thread-self/schedstat"))
     }
@@ -89,14 +90,14 @@ impl fmt::Display for Threads {
 pub(super) struct Watch {
     gateway: u32,
     engines: Vec<u32>,
-    /// Of all cores: ticks, and those in which they were idle.
+    /// Ticks of all cores: in total, and idle.
     ticks: [u64; 2],
-    /// Of the gateway, the engines and this process.
+    /// Threads of the gateway, of the engines and of this process.
     threads: [Threads; 3],
 }
 
 impl Watch {
-    /// Begins to watch; the arguments are processes.
+    /// Begins to watch these processes.
     pub(super) fn start(gateway: u32, engines: Vec<u32>) -> anyhow::Result<Self> {
         let threads = Self::threads(gateway, &engines)?;
         Ok(Self { gateway, engines, ticks: ticks()?, threads })
@@ -116,11 +117,12 @@ impl Watch {
     }
 }
 
-/// Ticks of all cores so far, and those in which they were idle.
+/// Ticks of all cores since boot: in total, and idle.
 fn ticks() -> anyhow::Result<[u64; 2]> {
     let text = fs::read_to_string("/proc/stat")?;
     let words = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
-    // user nice system idle iowait irq softirq steal; the guests' times behind them are within user and nice.
+    // user nice system idle iowait irq softirq steal; the guests' times that follow are already
+    // contained in user and nice.
     let counts: Vec<u64> = words.take(8).map_while(|word| word.parse().ok()).collect();
     let [.., idle, iowait, _, _, _] = counts[..] else { bail!("/proc/stat begins with {text:.100}") };
     Ok([counts.iter().sum(), idle + iowait])
@@ -128,7 +130,7 @@ fn ticks() -> anyhow::Result<[u64; 2]> {
 
 /// How much of the machine a run used.
 pub(super) struct Load {
-    /// Share of the cores' time in which they had nothing to do.
+    /// Share of the cores' time that was idle.
     idle: f64,
     gateway: Threads,
     engines: Threads,
@@ -138,7 +140,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Why latency measured beside this load says nothing about the gateway: the machine was full.
+    /// Why latency measured under this load says nothing about the gateway: the machine was full.
     pub(super) fn full(&self) -> Option<String> {
         let waits = [("the gateway", self.gateway), ("the engines", self.engines), ("the honest clients", self.honest)];
         let late = waits.into_iter().find(|(_, threads)| threads.wait() > WAIT);

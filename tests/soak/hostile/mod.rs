@@ -1,25 +1,30 @@
-//! Hostile clients beside honest ones, in front of engines that misbehave: do attackers harm honest clients?
+//! Hostile clients next to honest ones, in front of engines that misbehave: do attackers harm
+//! honest clients?
 //!
-//! Four simulated engines; the same honest requests (`honest.rs`) and the same engine faults twice, from one seed: first
-//! without attackers, then with all of them (`attackers.rs`), on a fresh gateway each time. Honest clients have a key of
-//! their own; the attackers share another key with an in-flight limit, and come from another address, which may open
-//! fewer connections than they try to ([`PER_ADDRESS`]).
+//! The same honest requests (`honest.rs`) and the same faults of four simulated engines run twice
+//! from one seed: first without attackers, then with all of them (`attackers.rs`), on a fresh
+//! gateway each time. Honest clients have their own key; the attackers share another key with an
+//! in-flight limit, and come from another address, which may open fewer connections than they try
+//! to open ([`PER_ADDRESS`]). With attackers:
 //!
-//! What must hold with attackers:
-//! 1. no honest client reads a wrong response: bytes of another request, a stream that ends without an error although
-//!    something is missing, or a status that nothing explains
-//! 2. hardly more honest requests are shed than without attackers ([`MAX_EXTRA`]); in a run of [`FULL_LENGTH`] or longer, hardly
-//!    more fail (in a short one, chance decides how many streams a fault breaks off)
-//! 3. when all clients have gone every gauge of the gateway is 0, engines run nothing, and descriptors are back
-//! 4. in a run of [`FULL_LENGTH`] or longer: resident memory stays below [`MEMORY_BOUND`] at every moment, and P99 TTFT of
-//!    honest streams is at most [`TTFT_RATIO`] times that of the run without attackers, both over all streams and over those
-//!    during which no engine misbehaved
+//! 1. no honest client reads a wrong response: bytes of another request, an incomplete stream
+//!    without an error, or an unexplained status
+//! 2. hardly more honest requests are shed than without attackers ([`MAX_EXTRA`]); in a run of
+//!    [`FULL_LENGTH`] or longer, hardly more fail (in a short one, chance decides how many streams
+//!    a fault breaks off)
+//! 3. when all clients have gone, every gauge of the gateway is 0, engines run nothing, and
+//!    descriptors are closed
+//! 4. in a run of [`FULL_LENGTH`] or longer, resident memory stays below [`MEMORY_BOUND`] at every
+//!    moment, and P99 TTFT of honest streams is at most [`TTFT_RATIO`] times P99 TTFT without
+//!    attackers, both over all streams and over the streams during which no engine misbehaved
 //!
-//! Attackers, honest clients, engines and the gateway share the machine. Delays by its scheduler are not the gateway's fault,
-//! so the speed of the attacks depends on the number of cores (`attackers.rs`), and a long run on a machine that was too busy
-//! nevertheless fails without a verdict on the tail (`machine.rs`). Shorter runs print what they measured.
+//! All of them share one machine. Delays by its scheduler are not the gateway's fault, so the speed
+//! of the attacks depends on the number of cores (`attackers.rs`), and a long run on a machine that
+//! was too busy fails without a verdict on the tail (`machine.rs`). Shorter runs print their
+//! measurements.
 //!
-//! By default each of the two runs takes a few seconds; `SLUICE_HOSTILE_SECONDS=600` is the full test.
+//! By default each of the two runs takes a few seconds; `SLUICE_HOSTILE_SECONDS=600` is the full
+//! test.
 
 mod attackers;
 mod honest;
@@ -50,24 +55,26 @@ use machine::{Load, Watch};
 const SECONDS: u64 = 5;
 /// From this length on, failures, memory and the tail are judged; shorter runs only print them.
 const FULL_LENGTH: Duration = Duration::from_secs(300);
-/// Time for everything beside the two runs.
+/// Time limit of everything except the two runs.
 const OVERHEAD: Duration = Duration::from_secs(120);
-/// P99 TTFT with attackers, relative to that without.
+/// Maximum P99 TTFT with attackers, relative to P99 TTFT without.
 const TTFT_RATIO: f64 = 1.5;
-/// Share of honest requests that may fail or be shed beyond those of the run without attackers.
+/// Maximum increase, by attackers, of the share of honest requests that fail or are shed.
 const MAX_EXTRA: f64 = 0.005;
-/// Bytes of request bodies that the gateway may buffer, as configured.
+/// Bytes of request bodies that the configuration lets the gateway buffer.
 const BUFFERED: u64 = 64 << 20;
-/// Connections that one address may have, as configured: fewer than the attackers that hold theirs for seconds (304).
+/// Connections that the configuration allows one address: fewer than the 304 that attackers hold
+/// for seconds.
 const PER_ADDRESS: u64 = 288;
-/// Bounds that the attackers must reach: reasons of `sluice_shed_total` that must not be 0.
+/// Limits that the attackers must reach: reasons of `sluice_shed_total` that must not be 0.
 const LIMITS_REACHED: [&str; 2] = ["body_memory_full", "too_many_connections"];
-/// Resident memory at any moment: what it starts with and learns (64 MiB), the buffered bodies twice (received and
-/// rewritten), and 64 KiB for each of [`attackers::CONNECTIONS`].
+/// Bound on resident memory at any moment: memory of the start and of learned state (64 MiB), the
+/// buffered bodies twice (received and rewritten), and 64 KiB for each of
+/// [`attackers::CONNECTIONS`].
 const MEMORY_BOUND: u64 = (64 << 20) + 2 * BUFFERED + attackers::CONNECTIONS * (64 << 10);
-/// Engines.
+/// Number of engines.
 const ENGINES: usize = 4;
-/// How long after a fault an engine may still be slow, or ejected.
+/// Time after a fault during which an engine may still be slow or ejected.
 const AFTERMATH: Duration = Duration::from_secs(2);
 /// The model that all engines serve.
 const MODEL: &str = "m";
@@ -96,7 +103,7 @@ fn config([port, admin]: [u16; 2], engines: &[u16]) -> String {
     text
 }
 
-/// The digest of a key as the configuration wants it.
+/// The digest of a key in the form that the configuration expects.
 fn sha256(key: &str) -> String {
     Sha256::digest(key).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -118,10 +125,10 @@ fn attackers_do_not_harm_honest_clients() {
     });
 }
 
-/// What one run showed.
+/// Measurements of one run.
 struct Outcome {
     honest: Honest,
-    /// When engines misbehaved.
+    /// Periods in which engines misbehaved.
     faults: Vec<(Instant, Instant)>,
     attacks: Vec<(&'static str, u64)>,
     /// Requests refused for each of [`LIMITS_REACHED`].
@@ -181,8 +188,8 @@ async fn run(length: Duration, seed: u64, attacked: bool) -> anyhow::Result<Outc
     Ok(Outcome { honest, faults, attacks: counted, refused, at_start, most, at_end, load })
 }
 
-/// Lets one engine at a time stall, hang or break off its streams until the honest clients are done. Returns the largest footprint of
-/// the gateway and the periods in which a fault had effects.
+/// Lets one engine at a time stall, hang or break off its streams until the honest clients are
+/// done. Returns the largest footprint of the gateway and the periods in which a fault had effects.
 async fn inject_faults(
     gateway: &Gateway,
     engines: &[u16],
@@ -254,8 +261,8 @@ fn compare(without: &Outcome, with: &Outcome, length: Duration) -> anyhow::Resul
     tail(without, with, length >= FULL_LENGTH)
 }
 
-/// Compares the tails of all streams, and of those during which no engine misbehaved: faults of 700 ms could hide what
-/// attackers add.
+/// Compares the tails of all streams, and of the streams during which no engine misbehaved: faults
+/// of 700 ms could hide a delay that attackers add.
 fn tail(without: &Outcome, with: &Outcome, judged: bool) -> anyhow::Result<()> {
     let p99 = |ttfts: honest::Ttfts| ttfts.quantile(0.99).as_secs_f64();
     let all = [with, without].map(|outcome| p99(outcome.honest.all()));

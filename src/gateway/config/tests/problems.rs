@@ -1,10 +1,10 @@
-//! Each problem has a test that finds it at the key, and one report shows many at once. Most tests apply `--set` texts to two valid pools ([`one`]) and expect exactly one error, with a
-//! certain path and a part of the message.
+//! Each problem has a test that finds it at the key. Most tests apply `--set` texts to two valid
+//! pools ([`one`]) and expect exactly one error, with a certain path and a part of the message. One
+//! report shows many problems at once.
 
 use super::{DIGEST, TWO_POOLS, environment, read, read_with};
 use crate::config::{ArgValue, Config, Problems, Target};
 
-/// The errors of `text` with `sets`, each as `path: message`.
 fn errors_with(text: &str, sets: &[&str]) -> Vec<String> {
     let problems = read_with(text, sets).map(|_| ()).unwrap_err();
     problems.errors.iter().map(|problem| format!("{}: {}", problem.path(), problem.situation())).collect()
