@@ -348,7 +348,7 @@ mod tests {
     fn spec(name: &str, program: &Path) -> TrialSpec {
         // No engine listens, so ports need not be free.
         let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: 1, prefix: String::new() };
-        let address = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
+        let address = Address::new(endpoint, None, None);
         let command = vec![program.display().to_string()].into();
         let launch = Launch { command, port: 1, gpu: Vec::new(), env: BTreeMap::new(), args: BTreeMap::new() };
         TrialSpec {

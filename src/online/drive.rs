@@ -132,17 +132,12 @@ pub fn answered(deployment: &mut impl Deployment, answer: &Answer) {
 
 /// Takes the answer to a question about limits.
 pub fn limits_answered(deployment: &mut impl Deployment, question: &LimitsQuestion, answer: &Answer) {
-    take(deployment, |tuner, parts, now| {
-        (tuner.limits_answered(question, answer, parts.observer, now), Vec::new())
-    });
+    take(deployment, |tuner, parts, now| (tuner.limits_answered(question, answer, parts.observer, now), Vec::new()));
 }
 
 /// Gives the tuner a result, and carries out the consequences. `give` returns whether other limits
 /// must be put in force, and orders.
-fn take(
-    deployment: &mut impl Deployment,
-    give: impl FnOnce(&mut Tuner, &Parts<'_>, Duration) -> (bool, Vec<Order>),
-) {
+fn take(deployment: &mut impl Deployment, give: impl FnOnce(&mut Tuner, &Parts<'_>, Duration) -> (bool, Vec<Order>)) {
     let (changed, orders, events) = {
         let (parts, mut tuner) = (deployment.parts(), deployment.tuner());
         let (changed, orders) = give(&mut tuner, &parts, deployment.now());
