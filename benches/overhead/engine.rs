@@ -42,7 +42,6 @@ const MAX_BODY: usize = 64 << 20;
 const MAX_HEADERS: usize = 64;
 /// Content events by default: as in the rows of the overhead table.
 const DEFAULT_CHUNKS: u64 = 64;
-/// End of a chunked body.
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 /// Words that content events cycle through.
 const WORDS: [&str; 8] = [" the", " gate", " opens", " and", " long", " prompts", " wait", "."];

@@ -39,7 +39,6 @@ enum State {
     Done,
 }
 
-/// One response being read.
 pub(crate) struct Reply {
     state: State,
     head: Vec<u8>,

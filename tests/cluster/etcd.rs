@@ -29,7 +29,6 @@ use tokio::time::{Instant, sleep};
 use crate::gateways::exchange;
 use crate::ports::free_port;
 
-/// The key of the ledger.
 const LEDGER: &str = "sluice-ledger";
 
 /// How the store in this process treats a request.

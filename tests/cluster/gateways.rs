@@ -28,7 +28,6 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 
-/// One gateway.
 pub(crate) struct Gateway {
     pub(crate) name: String,
     pub(crate) port: u16,

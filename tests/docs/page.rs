@@ -13,7 +13,6 @@ pub(crate) struct Block {
     pub(crate) text: String,
 }
 
-/// A parsed page.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Page {
     /// Path from the root of the repository.

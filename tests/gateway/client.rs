@@ -36,7 +36,6 @@ pub(crate) fn change(path: &str) -> Vec<u8> {
     post(path, "x-sluice-admin: 1\r\n", b"")
 }
 
-/// A GET request.
 pub(crate) fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")
 }
@@ -60,7 +59,6 @@ impl Head {
     }
 }
 
-/// A whole response.
 #[derive(Clone, Debug)]
 pub(crate) struct Response {
     pub(crate) head: Head,
@@ -140,12 +138,10 @@ impl TestClient {
         self.socket.shutdown().await.unwrap();
     }
 
-    /// Closes the connection with a reset.
     pub(crate) fn reset(self) {
         self.socket.set_zero_linger().unwrap();
     }
 
-    /// Sends bytes one at a time.
     pub(crate) async fn send_bytewise(&mut self, bytes: &[u8]) -> &mut Self {
         for byte in bytes {
             self.send([*byte]).await;

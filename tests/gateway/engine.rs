@@ -53,7 +53,6 @@ pub(crate) struct ReceivedRequest {
 }
 
 impl ReceivedRequest {
-    /// The value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (key, value) = line.split_once(':')?;
@@ -121,7 +120,6 @@ impl Engine {
         *self.inside.list.lock() = Some((status, body.to_owned()));
     }
 
-    /// An engine on a given port.
     pub(crate) async fn at(
         address: SocketAddr,
         script: impl Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync + 'static,
@@ -374,7 +372,6 @@ pub(crate) fn chunk(text: &str) -> String {
     format!("{:x}\r\n{text}\r\n", text.len())
 }
 
-/// Sends text.
 pub(crate) fn send(text: impl Into<String>) -> Step {
     Step::Send(text.into().into_bytes())
 }

@@ -14,7 +14,6 @@ use tokio::time::timeout;
 use crate::client::TIMEOUT;
 use crate::test_gateway::TestGateway;
 
-/// One connection to the gateway.
 #[derive(Clone)]
 pub(crate) struct Client(pub(crate) SendRequest<Bytes>);
 
@@ -101,7 +100,6 @@ pub(crate) async fn next(body: &mut RecvStream) -> Option<Result<Bytes, h2::Erro
     Some(read)
 }
 
-/// Reads until `text` has arrived.
 pub(crate) async fn until(body: &mut RecvStream, text: &str) -> String {
     let mut read = String::new();
     while !read.contains(text) {

@@ -103,7 +103,6 @@ async fn a_stop_that_takes_too_long_is_reported() {
     assert!(!timeout(TIMEOUT, gateway.stop()).await.expect("the stop does not end"));
 }
 
-/// The running program.
 pub(crate) struct Program {
     child: Child,
     said: Lines<BufReader<ChildStderr>>,

@@ -101,7 +101,6 @@ impl TestGateway {
         self.running.app().admission().view()[0].backends[backend].phase.label()
     }
 
-    /// The metrics page.
     pub(crate) async fn page(&self) -> String {
         TestClient::to(self.admin()).await.request(get("/metrics")).await.text()
     }

@@ -1,4 +1,6 @@
-//! Runs promtool, and what it says of the metrics page.
+//! Runs promtool, the checker of Prometheus.
+//!
+//! One test here checks the metrics page with it; others check expressions and rules.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -11,7 +11,6 @@ use crate::{path, read};
 
 const RULES: &str = "prometheus/rules.yml";
 const ALERTS: &str = "prometheus/alerts.yml";
-/// Files with tests of the alerts.
 const TESTS: [&str; 2] = ["prometheus/test.yml", "prometheus/test-days.yml"];
 /// The start of a test in those files, and of an alert.
 const TEST: &str = "\n  - name: ";

@@ -32,7 +32,7 @@ pub(crate) struct Loss {
     pub(crate) what: String,
 }
 
-/// The clients and what they saw.
+/// The clients and their results.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,

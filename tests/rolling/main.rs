@@ -300,7 +300,6 @@ async fn take_port(rig: &Rig, name: &str, id: u64) -> anyhow::Result<Option<TcpL
     }
 }
 
-/// Makes a simulated engine hang.
 async fn hang(rig: &Rig, name: &str) -> anyhow::Result<()> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let at = ENGINES.iter().position(|engine| *engine == name).unwrap_or(0);

@@ -27,7 +27,6 @@ use crate::processes;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause between two checks of a condition.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
-/// Names of the engines.
 pub(crate) const ENGINES: [&str; 3] = ["a", "b", "c"];
 
 /// A gateway, and the folder with its files and those of its engines.
@@ -207,7 +206,6 @@ impl Rig {
         .await
     }
 
-    /// Waits for a condition.
     pub(crate) async fn until(
         &self,
         what: &str,

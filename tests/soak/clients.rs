@@ -124,7 +124,6 @@ impl RequestPlan {
     }
 }
 
-/// All clients of one soak.
 pub(crate) struct LoadClients {
     ports: [u16; 2],
     requests: u64,

@@ -35,7 +35,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Simulated engines of the soak.
     pub(crate) const FAST: Self = Self::Sim { speed: SIM_SPEED };
 
     /// The kind in `SLUICE_SOAK_ENGINE`: `mock` or `sim`.
@@ -81,7 +80,6 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The id of the engine's process.
     pub(crate) fn process(&self) -> anyhow::Result<u32> {
         match &self.running {
             Running::Mock(..) => Ok(std::process::id()),

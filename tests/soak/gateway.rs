@@ -114,7 +114,6 @@ const SETTINGS: [Settings; 6] = [
     },
 ];
 
-/// A running gateway.
 pub(crate) struct Gateway {
     /// The port for clients.
     pub(crate) port: u16,
@@ -182,12 +181,10 @@ impl Gateway {
         Ok(kill(self.pid()?, Signal::SIGHUP)?)
     }
 
-    /// The id of the gateway's process.
     pub(crate) fn process(&self) -> anyhow::Result<u32> {
         self.child.id().context("the gateway has ended")
     }
 
-    /// Whether the process still runs.
     pub(crate) fn runs(&mut self) -> anyhow::Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }

@@ -88,7 +88,6 @@ const WARM: u64 = 100_000;
 /// the memory after [`WARM`].
 const MEMORY_GROWTH: f64 = 1.1;
 
-/// Names of the two models.
 const MODELS: [&str; 2] = ["steady", "brittle"];
 const STEADY: usize = 0;
 const BRITTLE: usize = 1;

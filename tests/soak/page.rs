@@ -12,7 +12,6 @@ use crate::reply::Reply;
 /// Maximum length of a page, bytes.
 const MAX_PAGE: usize = 4 << 20;
 
-/// One fetched page.
 pub(crate) struct Page(String);
 
 impl Page {

@@ -47,7 +47,6 @@ impl Records {
         Ok(records)
     }
 
-    /// Number of all lines.
     pub(crate) fn lines(&self) -> u64 {
         self.outcomes.values().sum()
     }

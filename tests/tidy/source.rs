@@ -33,7 +33,6 @@ pub(crate) struct Code {
     pub(crate) items: BTreeSet<String>,
     /// Modules with separate files, in the order of their declaration.
     pub(crate) modules: Vec<String>,
-    /// Names of called methods.
     pub(crate) methods: BTreeSet<String>,
     /// Names of functions, each with its number of lines.
     pub(crate) functions: Vec<(String, usize)>,
@@ -233,7 +232,6 @@ impl VisitMut for WithoutTests {
     }
 }
 
-/// One source file.
 pub(crate) struct Source {
     /// Path below `src/`, with `/` between the parts.
     pub(crate) path: String,
@@ -302,7 +300,6 @@ pub(crate) fn parse<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
     sources
 }
 
-/// The root folder of the repository.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }

@@ -21,7 +21,6 @@ pub(crate) struct Rig {
     folder: TempDir,
 }
 
-/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
@@ -133,7 +132,6 @@ impl Rig {
         }
     }
 
-    /// Writes a program.
     pub(crate) fn script(&self, name: &str, text: &str) {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -179,7 +177,6 @@ fn ran(output: Output) -> Ran {
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// Waits for a condition.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
     while !condition() {

@@ -80,7 +80,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// All settings of a grid.
 fn grid(keys: &[(&str, &[&str])]) -> Vec<Vec<String>> {
     keys.iter().fold(vec![Vec::new()], |all, (key, values)| {
         let with = |chosen: &Vec<String>| {

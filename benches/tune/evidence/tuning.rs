@@ -49,7 +49,6 @@ pub(crate) fn tuned(file: &TuneFile, method: Method, seed: u64, trials: Option<u
     at_once(tune(&plan, &mut laboratory, &mut journal, Vec::new(), |_| ())).expect("the tuning ends")
 }
 
-/// A sum over all trials.
 pub(crate) fn total(report: &Report, of: fn(&Trial) -> f64) -> f64 {
     report.trials.iter().map(of).sum()
 }

@@ -19,7 +19,6 @@ use serde_json::{Value, json};
 
 use crate::panel::{Panel, Replicas, Target, datasource, placed, target};
 
-/// One dashboard.
 pub(crate) struct Board {
     pub(crate) name: &'static str,
     title: &'static str,

@@ -1,4 +1,6 @@
-//! Is traffic served, are objectives met, what waits, and is the gateway itself healthy?
+//! The dashboard to look at first.
+//!
+//! Is traffic served, are objectives met, which requests wait, and is the gateway itself healthy?
 
 use crate::panel::{Panel, adds, apart, between, lines, quantiles, row, stat};
 

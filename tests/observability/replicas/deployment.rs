@@ -19,7 +19,6 @@ use crate::ports::free_port;
 const DEADLINE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Waits until a condition holds.
 #[track_caller]
 pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + DEADLINE;
@@ -61,7 +60,6 @@ fn sluice(args: &[&str]) -> Process {
     Process::spawn(command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()), "cargo build")
 }
 
-/// One gateway.
 pub(crate) struct Gateway {
     pub(crate) port: u16,
     pub(crate) admin: u16,

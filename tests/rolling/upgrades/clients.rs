@@ -51,7 +51,6 @@ enum Kind {
     Kept,
 }
 
-/// All running clients.
 pub(super) struct Clients {
     stop: Arc<AtomicBool>,
     open: Arc<AtomicUsize>,

@@ -85,7 +85,6 @@ impl CountingEngine {
     }
 }
 
-/// Serves the requests of one connection.
 async fn serve(mut socket: TcpStream, counts: &Counts) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
     let mut bytes = Vec::new();

@@ -117,7 +117,6 @@ impl Gateways {
         Ok(())
     }
 
-    /// Waits for a condition.
     pub(super) async fn until(&self, what: &str, holds: impl Fn() -> bool) -> anyhow::Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         while !holds() {

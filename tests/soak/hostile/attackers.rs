@@ -18,7 +18,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{ATTACKER_KEY, MODEL};
 
-/// The attackers' address.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Time limit of a single step of an attack.
 const STEP: Duration = Duration::from_secs(30);
@@ -94,7 +93,6 @@ pub(super) fn scale() -> String {
     )
 }
 
-/// A running attack.
 pub(super) struct Attack {
     pub(super) name: &'static str,
     times: Arc<AtomicU64>,

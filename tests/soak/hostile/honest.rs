@@ -53,7 +53,6 @@ pub(super) struct Honest {
     pub(super) right: u64,
     /// Refused with `Retry-After`.
     pub(super) shed: u64,
-    /// Failures by kind.
     failures: BTreeMap<String, u64>,
     /// The first few wrong responses.
     pub(super) wrong: Vec<String>,
@@ -64,12 +63,10 @@ pub(super) struct Honest {
 }
 
 impl Honest {
-    /// Requests that failed.
     pub(super) fn failed(&self) -> u64 {
         self.failures.values().sum()
     }
 
-    /// Times to first token.
     pub(super) fn all(&self) -> Ttfts {
         Ttfts::of(self.ttfts.iter())
     }

@@ -72,7 +72,6 @@ const LIMITS_REACHED: [&str; 2] = ["body_memory_full", "too_many_connections"];
 /// buffered bodies twice (received and rewritten), and 64 KiB for each of
 /// [`attackers::CONNECTIONS`].
 const MEMORY_BOUND: u64 = (64 << 20) + 2 * BUFFERED + attackers::CONNECTIONS * (64 << 10);
-/// Number of engines.
 const ENGINES: usize = 4;
 /// Time after a fault during which an engine may still be slow or ejected.
 const AFTERMATH: Duration = Duration::from_secs(2);
