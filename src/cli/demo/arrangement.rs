@@ -70,7 +70,7 @@ impl Arrangement {
                 // More permits than requests: no limit, only the length that divides short and long
                 // on the live page.
                 let own = "policy = \"round_robin\"\nlong_prefix = { threshold = \"5k\", slots = 4096 }\n";
-                pool(&mut text, "all", own, &[&gpu0, &gpu1]);
+                pool(&mut text, "round_robin", own, &[&gpu0, &gpu1]);
             }
             Self::Split => {
                 let short = "prompt_tokens = { max = \"5k\" }\nlong_prefix = { threshold = \"5k\", slots = 1 }\n";
@@ -80,7 +80,7 @@ impl Arrangement {
                 pool(&mut text, "long", long, &[&gpu1]);
             }
             Self::Permits => {
-                pool(&mut text, "all", "long_prefix = { threshold = \"5k\", slots = 1 }\n", &[&gpu0, &gpu1]);
+                pool(&mut text, "permits", "long_prefix = { threshold = \"5k\", slots = 1 }\n", &[&gpu0, &gpu1]);
             }
         }
         text

@@ -46,14 +46,22 @@ const KNOWN_AT_ONCE: u64 = 4;
 pub(super) struct Ahead {
     by: Duration,
     at: Option<Instant>,
+    /// The key's rate at the last call, in units per minute.
+    limit: u64,
 }
 
 impl Ahead {
     /// Moves the due time to `now`. Since the last call, the lead over the clock has fallen by
-    /// `part / limit` of the time that has passed.
+    /// `part / limit` of the time that has passed. If a reload has changed the rate, the key still
+    /// owes as many tokens or requests, for which the new rate takes another time.
     pub(super) fn settle(&mut self, now: Instant, part: u64, limit: u64) {
+        let limit = limit.max(1);
+        let before = std::mem::replace(&mut self.limit, limit);
+        if before != limit && before > 0 {
+            self.by = self.by.mul_f64(before as f64 / limit as f64).min(MINUTE + DEBT_MAX);
+        }
         let passed = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        let paid = if part >= limit { passed } else { passed.mul_f64(part as f64 / limit.max(1) as f64) };
+        let paid = if part >= limit { passed } else { passed.mul_f64(part as f64 / limit as f64) };
         (self.by, self.at) = (self.by.saturating_sub(paid), Some(self.at.map_or(now, |at| at.max(now))));
     }
 

@@ -16,12 +16,14 @@
 //! Gauges are read at scrape time from a closure (admission's view), so nothing is counted twice.
 //! Recording takes about a microsecond and never waits for I/O.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use prometheus::{GaugeVec, Histogram, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
 use tokio::time::Instant;
 
@@ -63,6 +65,8 @@ pub struct Telemetry {
     reloads: IntCounterVec,
     certificates: IntGaugeVec,
     slo_targets: GaugeVec,
+    /// Names of the pools of the configuration in force.
+    pools: Mutex<HashSet<String>>,
     access_log: Option<AccessLogWriter>,
     records: Option<AccessLogWriter>,
     observer: OnceLock<Observer>,
@@ -138,6 +142,7 @@ impl Telemetry {
             reloads,
             certificates,
             slo_targets,
+            pools: Mutex::default(),
             access_log,
             records: None,
             observer: OnceLock::new(),
@@ -209,9 +214,15 @@ impl Telemetry {
     /// the counters of the pools at zero, so that a rate sees their first step.
     pub fn configured(&self, config: &Config) {
         self.slo_targets.reset();
+        let names = config.pools.iter().map(|pool| pool.name.clone()).collect();
+        let before: HashSet<String> = std::mem::replace(&mut *self.pools.lock(), names);
         for pool in &config.pools {
             let has_objectives = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
             let series = self.table.pool(Some(&pool.name.as_str().into()));
+            // A pool that returns after a while is a new pool, with a rate of its own.
+            if !before.is_empty() && !before.contains(&pool.name) {
+                series.recent.restart(Instant::now());
+            }
             series.has_objectives.store(has_objectives, Ordering::Relaxed);
             series.lengths.store(Lengths::of(pool, config.pools.len() == 1).map(Arc::new));
             if has_objectives {

@@ -111,8 +111,12 @@ struct Counts {
 
 impl Recent {
     pub(super) fn new(now: Instant) -> Self {
-        let slots = (0..SLOTS as u64).map(Slot::empty).collect();
-        Self { window: Mutex::new(Window { epoch: now, slots }) }
+        Self { window: Mutex::new(Window::new(now)) }
+    }
+
+    /// Begins anew: the pool was not in service before.
+    pub(super) fn restart(&self, now: Instant) {
+        *self.window.lock() = Window::new(now);
     }
 
     pub(super) fn add(&self, record: &Record, now: Instant) {
@@ -133,6 +137,10 @@ impl Recent {
 }
 
 impl Window {
+    fn new(now: Instant) -> Self {
+        Self { epoch: now, slots: (0..SLOTS as u64).map(Slot::empty).collect() }
+    }
+
     fn number(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.epoch).as_secs() / SLOT_SECONDS
     }

@@ -340,6 +340,20 @@ fn with_objectives() -> Config {
     Config::parse(text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
 }
 
+#[test]
+fn a_pool_that_was_away_begins_a_new_window() {
+    let telemetry = telemetry();
+    let mut config = with_objectives();
+    telemetry.configured(&config);
+    telemetry.record(&completed(Duration::from_millis(20), Duration::from_millis(5)));
+    telemetry.configured(&config);
+    assert_eq!(telemetry.five_minutes("short").completed, 1, "it stayed");
+    config.pools[0].name = "other".to_owned();
+    telemetry.configured(&config);
+    telemetry.configured(&with_objectives());
+    assert_eq!(telemetry.five_minutes("short").completed, 0);
+}
+
 /// The classes of the history after a short and a long request, in a configuration of these pools.
 fn classes(pools: &str) -> Vec<String> {
     let backend = "[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";

@@ -67,6 +67,25 @@ fn a_rate_allows_a_burst_and_then_its_pace() {
 }
 
 #[test]
+fn after_a_reload_a_key_owes_as_many_requests_and_tokens_at_the_new_rate() {
+    let limit = |requests, tokens| config::KeyLimit {
+        requests_per_minute: Some(requests),
+        tokens_per_minute: Some(Tokens(tokens)),
+        ..config::KeyLimit::default()
+    };
+    let (usage, now) = (KeyUsage::default(), Instant::now());
+    let key = known(&Keyring::new(&auth(limit(6, 6_000)), &usage));
+    for _ in 0..6 {
+        key.start_request(now).unwrap().take(&need(1, 1_000), Some(0), now).unwrap();
+    }
+    assert!(key.start_request(now).is_err());
+    let key = known(&Keyring::new(&auth(limit(6_000, 6_000_000)), &usage));
+    key.start_request(now).unwrap().take(&need(1, 1_000_000), Some(0), now).unwrap();
+    let key = known(&Keyring::new(&auth(limit(6, 6_000)), &usage));
+    assert!(key.start_request(now + Duration::from_secs(30)).is_err(), "seven requests in half a minute");
+}
+
+#[test]
 fn a_small_rate_may_be_used_at_once_and_a_large_one_for_ten_seconds() {
     let now = Instant::now();
     for (rate, at_once) in [(1, 1), (2, 2), (7, 7), (10, 10), (30, 10), (60, 10), (600, 100)] {
