@@ -157,7 +157,7 @@ async fn an_engine_becomes_ready_shows_its_phases_and_stops_completely() {
     let serving = progress.wait_for(|progress| progress.phase == StartPhase::Serving);
     tokio::time::timeout(Duration::from_secs(30), serving).await.expect("the log says so").unwrap();
     assert_eq!(rig.driver.port_owner().await, PortOwner::Engine);
-    assert!(rig.log().contains("--max-num-seqs 32"), "{}", rig.log());
+    assert!(rig.log().contains("--max-num-seqs=32"), "{}", rig.log());
     assert!(session(leader(&trace)).len() >= 2, "an API server and its engine process");
     let stopped = rig.stop().await;
     assert_eq!((stopped.exit, stopped.forced), (Some(Exit::Code(0)), false), "{}", rig.log());

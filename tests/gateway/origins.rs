@@ -130,7 +130,7 @@ async fn the_failures_of_one_key_stop_no_arm_and_those_of_two_keys_do() {
         key_digest("good"),
         key_digest("evil")
     );
-    let gateway = TestGateway::from_text(&text, &["health.failures=100000", "health.probe_interval=1h"]).await;
+    let gateway = TestGateway::from_text(&text, &["health.failures=1000", "health.probe_interval=1h"]).await;
     let send = async |key: &str, user: usize, body: &str| {
         let body = body.replacen('{', &format!("{{\"user\":\"u{user}\","), 1);
         let head = format!("authorization: Bearer {key}\r\n");

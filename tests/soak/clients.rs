@@ -4,7 +4,8 @@
 //! their clients leave: at once (mostly within milliseconds of sending the request, streamed or
 //! plain), when the head of the response arrives, or after some events. Finite requests reuse their
 //! connection; clients that leave close it. Most prompts are short; one in twelve is long, up to 80
-//! KB.
+//! KB. The client of one in [`SLOW`] finite requests reads a long stream more slowly than the engine
+//! sends it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use anyhow::bail;
 use sluice::base::Rng;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -29,6 +30,13 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Output tokens of an endless request: 1,000 s at the mock's pace, two minutes at the simulated
 /// engine's pace.
 const ENDLESS: u64 = 100_000;
+/// One in this many finite requests is read slowly.
+const SLOW: usize = 128;
+/// Output tokens of a request that is read slowly: more bytes than the sockets hold.
+const SLOW_TOKENS: u64 = 800;
+/// A slow client reads [`PIECE`] bytes, then pauses for so long.
+const SLOW_PAUSE: Duration = Duration::from_millis(20);
+const PIECE: usize = 4096;
 /// Maximum number of distinct kinds of failures.
 const MAX_KINDS: usize = 16;
 
@@ -88,6 +96,7 @@ enum Leave {
 struct RequestPlan {
     model: usize,
     leave: Leave,
+    is_slow: bool,
     body: String,
 }
 
@@ -106,8 +115,13 @@ impl RequestPlan {
         };
         let finite = leave == Leave::Never;
         // A client that leaves at the head or later needs a stream.
-        let stream = matches!(leave, Leave::AtHead | Leave::InContent(_)) || rng.below(3) > 0;
-        let (tokens, interval) = if finite { (1 + rng.below(8) as u64, 1) } else { (ENDLESS, 10) };
+        let is_slow = finite && rng.below(SLOW) == 0;
+        let stream = is_slow || matches!(leave, Leave::AtHead | Leave::InContent(_)) || rng.below(3) > 0;
+        let (tokens, interval) = match (finite, is_slow) {
+            (true, false) => (1 + rng.below(8) as u64, 1),
+            (true, true) => (SLOW_TOKENS, 1),
+            (false, _) => (ENDLESS, 10),
+        };
         let first = rng.below(6);
         let prompt = match rng.below(48) {
             0 => 60_000 + rng.below(20_000),
@@ -120,7 +134,7 @@ impl RequestPlan {
             MODELS[model],
             "gate ".repeat(prompt / 5)
         );
-        Self { model, leave, body }
+        Self { model, leave, is_slow, body }
     }
 }
 
@@ -180,6 +194,15 @@ impl LoadClients {
     }
 }
 
+/// A connection; a slow one has a small buffer, so that the sockets soon are full.
+async fn connect(port: u16, is_slow: bool) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    if is_slow {
+        socket.set_recv_buffer_size(PIECE as u32)?;
+    }
+    socket.connect(([127, 0, 0, 1], port).into()).await
+}
+
 /// Sends one request and reads the response until the plan ends it.
 async fn exchange(
     port: u16,
@@ -187,10 +210,10 @@ async fn exchange(
     kept: &mut Option<TcpStream>,
     tally: &mut Tally,
 ) -> anyhow::Result<()> {
-    let reuse = if plan.leave == Leave::Never { kept.take() } else { None };
+    let reuse = if plan.leave == Leave::Never && !plan.is_slow { kept.take() } else { None };
     let mut socket = match reuse {
         Some(socket) => socket,
-        None => TcpStream::connect(("127.0.0.1", port)).await?,
+        None => connect(port, plan.is_slow).await?,
     };
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -204,8 +227,11 @@ async fn exchange(
         return Ok(());
     }
     let mut reply = Reply::keeping(300);
-    let mut buffer = [0_u8; 4096];
+    let mut buffer = [0_u8; PIECE];
     while !reply.done() {
+        if plan.is_slow {
+            sleep(SLOW_PAUSE).await;
+        }
         match socket.read(&mut buffer).await? {
             0 => {
                 reply.end();
@@ -233,7 +259,7 @@ async fn exchange(
         (429 | 503, _) if reply.retry_after => tally.shed += 1,
         (status, _) => bail!("status {status}: {}", String::from_utf8_lossy(&reply.start)),
     }
-    if plan.leave == Leave::Never && !reply.close {
+    if plan.leave == Leave::Never && !plan.is_slow && !reply.close {
         *kept = Some(socket);
     }
     Ok(())

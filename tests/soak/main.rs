@@ -4,7 +4,7 @@
 //! There are two models with three engines each: the engines of `steady` run all the time; the
 //! engines of `brittle` are killed and started again, one at a time. Every reload changes the pools
 //! (`gateway.rs`). There are two kinds of requests (`clients.rs`). Clients read *finite* requests
-//! to the end. *Endless* ones would run for minutes, and their clients leave: while queued, before
+//! to the end, a few of them slowly. *Endless* ones would run for minutes, and their clients leave: while queued, before
 //! the first token, or during the response. So these equations hold exactly:
 //!
 //! 1. per model: sum over outcomes in `sluice_requests_total` = requests sent = lines of the access
@@ -249,6 +249,8 @@ struct ObservedTotals {
     most: Footprint,
     longest_queue: u64,
     most_long_prefills: u64,
+    /// Bytes of responses in the memory of the gateway.
+    most_unread: u64,
 }
 
 impl ObservedTotals {
@@ -263,6 +265,7 @@ impl ObservedTotals {
         self.most = self.most.max(now);
         self.longest_queue = self.longest_queue.max(page.sum("sluice_queue_length", &[]));
         self.most_long_prefills = self.most_long_prefills.max(page.sum("sluice_long_prefills", &[]));
+        self.most_unread = self.most_unread.max(page.sum("sluice_response_bytes", &[]));
     }
 
     /// Checks that every situation occurred.
@@ -270,7 +273,7 @@ impl ObservedTotals {
         // A kill and the start that follows take two seconds, in which thousands of requests pass.
         let kills = (requests / THOROUGH).min(10);
         ensure!(
-            self.kills >= kills && self.longest_queue > 0 && self.most_long_prefills > 0,
+            self.kills >= kills && self.longest_queue > 0 && self.most_long_prefills > 0 && self.most_unread > 0,
             "nothing happened: {self}"
         );
         for (model, r) in MODELS.iter().zip(records) {
@@ -289,8 +292,9 @@ impl ObservedTotals {
 
 impl fmt::Display for ObservedTotals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kills, most, longest_queue, most_long_prefills, .. } = self;
-        write!(f, "{kills} kills, at most {longest_queue} queued, {most_long_prefills} long prefills, {most}")
+        let Self { kills, most, longest_queue, most_long_prefills, most_unread, .. } = self;
+        write!(f, "{kills} kills, at most {longest_queue} queued, {most_long_prefills} long prefills, ")?;
+        write!(f, "{most_unread} bytes that clients had not read, {most}")
     }
 }
 
@@ -419,12 +423,13 @@ pub(crate) async fn eventually<T>(mut attempt: impl AsyncFnMut() -> anyhow::Resu
 }
 
 /// Gauges that are 0 without requests.
-const GAUGES: [&str; 5] = [
+const GAUGES: [&str; 6] = [
     "sluice_in_flight",
     "sluice_outstanding_tokens",
     "sluice_prefill_tokens",
     "sluice_long_prefills",
     "sluice_queue_length",
+    "sluice_response_bytes",
 ];
 
 pub(crate) fn gauges_are_zero(page: &Page) -> anyhow::Result<()> {
