@@ -24,10 +24,10 @@ const EXAMPLES: &[Examples] = &[
         &["bench"],
         &[
             "sluice bench --base-url http://gpu0:8000 --request-rate 8 --num-prompts 2000 --goodput ttft:300 tpot:50",
-            "sluice bench --class short:weight=15,in=200,out=128 --class long:in=16000,out=64 --request-rate 32",
-            "sluice bench --dataset-name records --dataset-path records.jsonl",
-            "sluice bench --sweep-max-concurrency 1,4,16,64 --save-result --html sweep.html",
-            "sluice bench --find-rate --goodput ttft:300",
+            "sluice bench --base-url http://127.0.0.1:8080 --class short:weight=15,in=200,out=128 --class long:in=16000,out=64 --request-rate 32",
+            "sluice bench --base-url http://127.0.0.1:8080 --dataset-name records --dataset-path records.jsonl",
+            "sluice bench --base-url http://127.0.0.1:8080 --sweep-max-concurrency 1,4,16,64 --save-result --html sweep.html",
+            "sluice bench --base-url http://127.0.0.1:8080 --find-rate --goodput ttft:300",
         ],
     ),
     (

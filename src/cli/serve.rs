@@ -51,10 +51,11 @@ pub struct ServeArgs {
     #[command(flatten)]
     file: ConfigFile,
     /// A vLLM server, such as http://127.0.0.1:8000 (repeatable; instead of a file). Each server
-    /// prefills one long prompt at a time
+    /// gets one long prompt at a time to prefill, and at most 256 sequences; with --long 64
     #[arg(long, value_name = "URL", conflicts_with = "the file")]
     pub backend: Vec<String>,
-    /// A vLLM server for long prompts (repeatable): the gateway then has a short and a long pool
+    /// A vLLM server for long prompts (repeatable): the gateway then has a short and a long pool.
+    /// Each server of the long pool gets two long prompts at a time, and at most 16 sequences
     #[arg(long, value_name = "URL", requires = "backend")]
     pub long: Vec<String>,
     /// Prompts of this many tokens or more are long, with --backend [default: 5k]

@@ -80,7 +80,7 @@ pub(super) struct ServerArgs {
     /// Host of the server, without --base-url
     #[arg(long, hide_short_help = true, default_value = "127.0.0.1")]
     pub(super) host: String,
-    /// Port of the server, without --base-url
+    /// Port of the server, without --base-url: the default is the port of vLLM, not of sluice
     #[arg(long, hide_short_help = true, default_value_t = 8000)]
     pub(super) port: u16,
     /// Path of requests [default: the path of the API]

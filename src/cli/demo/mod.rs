@@ -88,7 +88,9 @@ fn print_opening() {
     let text = format!(
         "Two simulated H200s with an 8B model get, per second, {} short requests (200 tokens in, 128 out) and {} long ones \
          (16,000 in, 64 out). While an engine reads a long prompt, its short requests wait. How long they wait depends on the \
-         arrangement of gateway and engines: here are three, under the same requests.",
+         arrangement of gateway and engines: here are three, under the same requests. Two of them also set flags of \
+         the engines: the split --long-prefill-token-threshold 512 (short side) and --max-num-batched-tokens 2048 (long side), \
+         one pool --long-prefill-token-threshold 256.",
         RATES[0], RATES[1]
     );
     eprintln!("{}\n", wrapped(&text, TEXT));
