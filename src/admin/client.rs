@@ -46,9 +46,15 @@ pub enum AdminClientError {
         /// The address.
         url: String,
     },
-    /// The token is missing or wrong.
+    /// The token is missing.
     #[error("the admin port at {url} requires its token; pass --token or set SLUICE_ADMIN_TOKEN")]
-    Token {
+    NoToken {
+        /// The address.
+        url: String,
+    },
+    /// The token is wrong.
+    #[error("the admin port at {url} has another token; correct --token or SLUICE_ADMIN_TOKEN")]
+    WrongToken {
         /// The address.
         url: String,
     },
@@ -168,7 +174,11 @@ impl AdminClient {
             return Ok(body);
         }
         if status == StatusCode::UNAUTHORIZED {
-            return Err(AdminClientError::Token { url: self.url.clone() });
+            let url = self.url.clone();
+            return Err(match self.token {
+                Some(_) => AdminClientError::WrongToken { url },
+                None => AdminClientError::NoToken { url },
+            });
         }
         Err(self.refused(status, &body))
     }

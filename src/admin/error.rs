@@ -12,7 +12,7 @@ pub enum ReloadError {
     #[error("the configuration has problems; nothing was changed")]
     Problems(Vec<String>),
     /// The gateway was started without a file.
-    #[error("the gateway was started without a configuration file; start it with --config to reload")]
+    #[error("the gateway was started from flags, so there is no file to reload; start it with sluice serve FILE")]
     NoFile,
 }
 

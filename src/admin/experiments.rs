@@ -134,7 +134,7 @@ pub enum ExperimentError {
     OrderNotSaved(#[from] UnsavedOrder),
     /// The gateway was started without a file.
     #[error(
-        "the gateway was started without a configuration file, which experiments are checked with; start it with --config"
+        "the gateway was started from flags, and experiments are checked with the configuration file; start it with sluice serve FILE"
     )]
     NoFile,
     /// There is no answer to this request that can be rated.

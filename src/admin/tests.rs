@@ -445,6 +445,8 @@ async fn errors_of_the_client_say_what_to_do_next() {
     assert!(get(Some(TOKEN)).await.is_ok());
     let locked = get(None).await.unwrap_err().to_string();
     assert!(locked.contains("pass --token or set SLUICE_ADMIN_TOKEN"), "{locked}");
+    let wrong = get(Some("open barley")).await.unwrap_err().to_string();
+    assert!(wrong.contains("has another token; correct --token"), "{wrong}");
     let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let error = AdminClient::new(&unused, None).unwrap().get::<Status>("/admin/status").await.unwrap_err().to_string();
     assert!(error.contains("no response from the admin port") && error.contains("is sluice serve running"), "{error}");

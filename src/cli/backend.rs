@@ -19,6 +19,7 @@ use serde_json::Value;
 use super::admin_command::{AdminPort, exit_code, usage, with_client};
 use super::backend_list::{self, activity};
 use super::backend_logs::{self, LogsArgs};
+use super::terminal::stdout_width;
 use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
 
@@ -76,7 +77,7 @@ enum Command {
         /// Cut requests that outlast the drain (fleet.drain), instead of giving up the restart
         #[arg(long)]
         cut: bool,
-        /// Wait until the restarted engine serves
+        /// Wait until the restarted engine serves, and first until a ramp in progress ends
         #[arg(long)]
         wait: bool,
     },
@@ -122,7 +123,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
             backend_logs::run(client, (&path.pool, &path.backend), args).await?;
         }
         Command::List { json: true, .. } => print_line(&backend_list::json(&status)),
-        Command::List { wide, .. } => print_line(&backend_list::table(&status, *wide)),
+        Command::List { wide, .. } => print_line(&backend_list::table(&status, *wide, stdout_width())),
         Command::Drain { name, wait } => {
             let path = path(&status, name)?;
             post(client, &path, "/drain").await?;
@@ -154,6 +155,9 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
             let path = path(&status, name)?;
             let switches = [(*reset, "reset"), (*hold, "hold"), (*cut, "cut")];
             let switches: Vec<&str> = switches.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+            if *wait {
+                ramp_ends(client, &path).await?;
+            }
             let started = post(client, &path, &format!("/restart{}", query(set, &switches))).await?;
             let id = started["change"].as_u64().unwrap_or(0);
             let notices = started["notices"].as_array().into_iter().flatten().filter_map(Value::as_str);
@@ -237,6 +241,21 @@ pub(in crate::cli) async fn post(client: &AdminClient, path: &Path, action: &str
     let path = format!("/admin/backends/{}/{}{action}", encode(&path.pool), encode(&path.backend));
     // A restart may run vLLM to list the flags, which takes time.
     client.post_within(&path, RESTART_TIMEOUT).await
+}
+
+/// Waits until the engine is not in a ramp, during which the gateway refuses a restart.
+async fn ramp_ends(client: &AdminClient, path: &Path) -> Result<(), Failed> {
+    let is_over = |backend: &BackendStatus| {
+        let in_ramp = backend.engine.as_ref().is_some_and(|engine| engine.step == "ramp");
+        (!in_ramp).then_some(Ok(()))
+    };
+    match tokio::time::timeout(RESTART_TIMEOUT, follow(client, path, is_over)).await {
+        Ok(ended) => ended,
+        Err(_) => {
+            let seconds = RESTART_TIMEOUT.as_secs();
+            Err(Failed::Ended(format!("{path}: its ramp has not ended within {seconds} s; try again later")))
+        }
+    }
 }
 
 /// Polls until `ended` returns a result, and shows progress on stderr.

@@ -1,8 +1,9 @@
 //! `sluice backend list`: the backends of a running gateway as a table.
 //!
-//! The table fits [`WIDTH`] columns. Below it is a line for each engine that does not serve, with
-//! the cause and the remedy. Past failures and their age appear only with `--wide`, in a table with
-//! every column.
+//! On a terminal the table fits the terminal's width; if a column of addresses does not fit, each
+//! address stands below the backend's name. Without a terminal, lines have any width. Below the
+//! table is a line for each engine that does not serve, with the cause and the remedy. Past failures
+//! and their age appear only with `--wide`, in a table with every column.
 
 use comfy_table::presets::{NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};
@@ -11,12 +12,9 @@ use serde_json::{Value, json};
 use crate::admin::status::{BackendStatus, Status};
 use crate::fleet::{EngineView, LastChange};
 
-/// Columns of a usual terminal window.
-const WIDTH: u16 = 100;
-/// Columns that the other cells need for most engines: state, requests, step, restarts, last
-/// change.
-const OTHER_COLUMNS: usize = 62;
-/// Most columns of a name in the lines below the table.
+/// Columns of the blanks around a cell.
+const PADDING: usize = 2;
+/// Most columns of a name in the lines below the table, and of a name that is never broken.
 const NAME_WIDTH: u16 = 40;
 
 pub(super) fn json(status: &Status) -> String {
@@ -24,61 +22,80 @@ pub(super) fn json(status: &Status) -> String {
     Value::Array(backends.collect()).to_string()
 }
 
-pub(super) fn table(status: &Status, wide: bool) -> String {
-    if wide { wide_table(status) } else { narrow_table(status) }
+/// The table for a terminal of `width` columns; `None`: lines have any width.
+pub(super) fn table(status: &Status, wide: bool, width: Option<usize>) -> String {
+    if wide { wide_table(status) } else { narrow_table(status, width) }
 }
 
 fn all(status: &Status) -> impl Iterator<Item = (&str, &BackendStatus)> {
     status.pools.iter().flat_map(|pool| pool.backends.iter().map(|backend| (pool.name.as_str(), backend)))
 }
 
-/// The table without addresses, if these would break names in two.
-fn narrow_table(status: &Status) -> String {
-    let longest = |length: fn(&str, &BackendStatus) -> usize| {
-        all(status).map(|(pool, backend)| length(pool, backend)).max().unwrap_or(0)
+fn narrow_table(status: &Status, width: Option<usize>) -> String {
+    let unlimited = backends(status, None, true);
+    let needed = unlimited.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+    let table = match width {
+        Some(width) if needed > width => backends(status, Some(width), false),
+        _ => unlimited,
     };
-    let names = longest(|pool, backend| pool.chars().count() + 1 + backend.name.chars().count());
-    let urls = longest(|_, backend| backend.url.chars().count());
-    let addresses = names + urls + OTHER_COLUMNS <= usize::from(width());
-    let mut table = fitted(UTF8_HORIZONTAL_ONLY);
-    let mut header = vec!["backend", "url", "state", "in flight", "engine", "restarts", "last change"];
-    if !addresses {
-        header.remove(1);
+    let notes = notes(status, width);
+    if notes.is_empty() { table.to_string() } else { format!("{table}\n\n{notes}") }
+}
+
+/// The table of all backends. Without a column of their own, addresses stand below the names.
+fn backends(status: &Status, width: Option<usize>, address_column: bool) -> Table {
+    let mut table = fitted(UTF8_HORIZONTAL_ONLY, width);
+    let mut header = vec!["backend", "state", "in flight", "engine", "restarts", "last change"];
+    if address_column {
+        header.insert(1, "url");
     }
     table.set_header(header);
-    let mut notes = fitted(NOTHING);
     for (pool, backend) in all(status) {
-        let name = format!("{pool}/{}", backend.name);
+        let (name, url) = (format!("{pool}/{}", backend.name), backend.url.clone());
         let engine = backend.engine.as_ref();
         let change = engine.and_then(|engine| engine.last_change.as_ref());
-        let mut row = vec![
-            name.clone(),
-            backend.url.clone(),
+        let mut row = if address_column { vec![name, url] } else { vec![format!("{name}\n{url}")] };
+        row.extend([
             backend.shown_state().to_owned(),
             in_flight(backend),
             engine.map_or_else(|| "external".to_owned(), doing),
             engine.map_or_else(|| "-".to_owned(), |engine| engine.restarts.to_string()),
             change.map_or_else(|| "-".to_owned(), outcome),
-        ];
-        if !addresses {
-            row.remove(1);
-        }
+        ]);
         table.add_row(row);
+    }
+    if let (false, Some(names)) = (address_column, table.column_mut(0)) {
+        names.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(name_column(status))));
+    }
+    table
+}
+
+/// The columns in which no address is broken, and no name of up to [`NAME_WIDTH`] characters.
+fn name_column(status: &Status) -> u16 {
+    let needed = all(status).map(|(pool, backend)| {
+        let name = pool.chars().count() + 1 + backend.name.chars().count();
+        name.min(usize::from(NAME_WIDTH)).max(backend.url.chars().count()) + PADDING
+    });
+    needed.max().and_then(|needed| u16::try_from(needed).ok()).unwrap_or(NAME_WIDTH)
+}
+
+/// The lines below the table.
+fn notes(status: &Status, width: Option<usize>) -> Table {
+    let mut notes = fitted(NOTHING, width);
+    for (pool, backend) in all(status) {
+        let engine = backend.engine.as_ref();
         let said = [
             engine.and_then(note).or_else(|| backend.reason.clone()),
             engine.and_then(|engine| engine.taken_back.as_ref()).map(|text| format!("taken back: {text}")),
         ];
         for note in said.into_iter().flatten() {
-            notes.add_row([name.clone(), note]);
+            notes.add_row([format!("{pool}/{}", backend.name), note]);
         }
     }
-    if notes.is_empty() {
-        return table.to_string();
-    }
-    if let Some(names) = notes.column_mut(0) {
+    if let (Some(_), Some(names)) = (width, notes.column_mut(0)) {
         names.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(NAME_WIDTH)));
     }
-    format!("{table}\n\n{notes}")
+    notes
 }
 
 fn wide_table(status: &Status) -> String {
@@ -92,7 +109,7 @@ fn wide_table(status: &Status) -> String {
             (Some(why), _) | (None, Some(why)) => format!("{}: {why}", outcome(last)),
             (None, None) => outcome(last),
         });
-        let mut now = activity(&engine);
+        let mut now = activity_and_failure(&engine);
         if let Some(why) = engine.why.as_ref().filter(|_| is_over(&engine)) {
             now += &format!(" for {}, after {why}", age(engine.seconds));
         }
@@ -110,15 +127,14 @@ fn wide_table(status: &Status) -> String {
     table.to_string()
 }
 
-fn fitted(preset: &str) -> Table {
+fn fitted(preset: &str, width: Option<usize>) -> Table {
     let mut table = Table::new();
-    table.load_preset(preset).set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(width());
+    table.load_preset(preset);
+    if let Some(width) = width {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_width(u16::try_from(width).unwrap_or(u16::MAX));
+    }
     table
-}
-
-fn width() -> u16 {
-    Table::new().width().map_or(WIDTH, |terminal| terminal.min(WIDTH))
 }
 
 fn in_flight(backend: &BackendStatus) -> String {
@@ -169,6 +185,15 @@ pub(super) fn activity(engine: &EngineView) -> String {
         ("", _, Some(waits)) => format!("{step}; its new configuration waits: {waits}"),
         ("", ..) => step.clone(),
         (detail, ..) => format!("{step}: {detail}"),
+    }
+}
+
+/// The activity of an engine, and the failure after which it does not serve yet.
+pub(super) fn activity_and_failure(engine: &EngineView) -> String {
+    let activity = activity(engine);
+    match &engine.why {
+        Some(why) if !is_over(engine) && !activity.contains(why) => format!("{activity}; last failure: {why}"),
+        _ => activity,
     }
 }
 
@@ -230,36 +255,43 @@ mod tests {
     }
 
     #[test]
-    fn the_table_and_its_notes_fit_100_columns() {
+    fn the_table_and_its_notes_fit_the_terminal() {
         let long = "a".repeat(64);
         let mut backends = vec![engine(&long, "serve", Some(DIED))];
         for step in ["serve", "ramp", "start", "backoff", "stop", "hold"] {
             backends.push(engine(step, step, Some(DIED)));
         }
-        let text = table(&status(backends), false);
+        let text = table(&status(backends), false, Some(100));
         let longest = text.lines().map(|line| line.chars().count()).max().unwrap();
-        assert!(longest <= usize::from(WIDTH), "{longest} columns:\n{text}");
+        assert!(longest <= 100, "{longest} columns:\n{text}");
     }
 
     #[test]
-    fn names_are_not_broken_for_the_sake_of_addresses() {
-        let named = |pool: &str, name: &str| {
+    fn addresses_and_names_are_shown_whole_in_every_width() {
+        let named = |pool: &str, name: &str, width| {
             let backend = engine(name, "serve", None);
             let pool = PoolStatus { name: pool.to_owned(), backends: vec![backend], ..PoolStatus::default() };
-            table(&Status { pools: vec![pool], ..Status::default() }, false)
+            table(&Status { pools: vec![pool], ..Status::default() }, false, width)
         };
-        assert!(named("all", "gpu0").contains("http://127.0.0.1:8001"), "{}", named("all", "gpu0"));
-        let long = named("default", "127.0.0.1:8000");
-        assert!(long.contains("default/127.0.0.1:8000") && !long.contains("http"), "{long}");
+        let (name, url) = ("default/127.0.0.1:8000", "http://127.0.0.1:8001");
+        for width in [None, Some(110), Some(80), Some(70)] {
+            let text = named("default", "127.0.0.1:8000", width);
+            assert!(text.contains(name) && text.contains(url), "{width:?}: {text}");
+            let in_one_line = text.lines().any(|line| line.contains(name) && line.contains(url));
+            assert_eq!(in_one_line, width.is_none_or(|width| width > 100), "{width:?}: {text}");
+        }
+        let long = named("all", &"a".repeat(90), None);
+        assert!(long.lines().any(|line| line.contains(&"a".repeat(90)) && line.contains(url)), "{long}");
     }
 
     #[test]
     fn a_failure_that_is_over_is_shown_with_its_age_in_the_wide_table_only() {
         let served = status(vec![engine("gpu1", "serve", Some(DIED))]);
-        assert!(!table(&served, false).contains("engine_died"), "{}", table(&served, false));
-        assert!(table(&served, true).contains("serve for 4 min, after engine_died"), "{}", table(&served, true));
-        assert_eq!(activity(served.pools[0].backends[0].engine.as_ref().unwrap()), "serve");
-        let waiting = table(&status(vec![engine("gpu1", "backoff", Some(DIED))]), false);
+        assert!(!table(&served, false, None).contains("engine_died"), "{}", table(&served, false, None));
+        let wide = table(&served, true, None);
+        assert!(wide.contains("serve for 4 min, after engine_died"), "{wide}");
+        assert_eq!(activity_and_failure(served.pools[0].backends[0].engine.as_ref().unwrap()), "serve");
+        let waiting = table(&status(vec![engine("gpu1", "backoff", Some(DIED))]), false, None);
         assert!(waiting.contains("engine_died"), "{waiting}");
     }
 
@@ -267,7 +299,7 @@ mod tests {
     fn the_reason_of_an_external_backend_is_below_the_table() {
         let reason = "the engine refuses the gateway's credentials";
         let backend = BackendStatus { engine: None, reason: Some(reason.to_owned()), ..engine("gpu1", "serve", None) };
-        let text = table(&status(vec![backend]), false);
+        let text = table(&status(vec![backend]), false, None);
         assert!(text.contains(reason), "{text}");
     }
 
@@ -275,7 +307,7 @@ mod tests {
     fn an_engine_on_hold_says_which_command_starts_it() {
         let text = activity(engine("gpu1", "hold", Some("killed: signal 9")).engine.as_ref().unwrap());
         assert_eq!(text, "hold: killed: signal 9; when the cause is fixed, run sluice backend enable short/gpu1");
-        let table = table(&status(vec![engine("gpu1", "hold", None)]), false);
+        let table = table(&status(vec![engine("gpu1", "hold", None)]), false, None);
         assert!(table.contains("sluice backend enable short/gpu1"), "{table}");
     }
 }

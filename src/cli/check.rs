@@ -28,7 +28,7 @@ const EXIT_USAGE: u8 = 2;
 /// Validate a configuration and print it with all defaults.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 valid, 78 not valid; with --probe also 1, if a backend is not as configured")]
+Exit status: 0 valid, 2 wrong usage, 78 not valid; with --probe also 1, if a backend is not as configured")]
 pub struct CheckArgs {
     #[command(flatten)]
     file: ConfigFile,

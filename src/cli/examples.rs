@@ -175,7 +175,7 @@ mod tests {
         let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text}: {help}"));
         assert!(at("GET /ready") < at("Examples:\n  sluice serve"));
         let check = whole.find_subcommand_mut("check").unwrap().render_help().to_string();
-        assert!(check.contains("Exit status: 0 valid, 78 not valid"), "{check}");
+        assert!(check.contains("Exit status: 0 valid, 2 wrong usage, 78 not valid"), "{check}");
     }
 
     #[test]

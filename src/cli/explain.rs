@@ -65,7 +65,8 @@ fn section(wanted: &str) -> Result<String, String> {
     }
 }
 
-/// `[text](target)` becomes text, since a terminal cannot follow links.
+/// `[text](page.md#part)` becomes `text (page.md)`, and a link within this page only text, since a
+/// terminal cannot follow links.
 fn without_links(text: &str) -> String {
     let mut parts = text.split("](");
     let first = parts.next().unwrap_or("").to_owned();
@@ -73,7 +74,11 @@ fn without_links(text: &str) -> String {
         if let Some(open) = out.rfind('[') {
             out.remove(open);
         }
-        out + part.split_once(')').map_or(part, |(_, rest)| rest)
+        let Some((target, rest)) = part.split_once(')') else { return out + part };
+        match target.split('#').next().filter(|page| !page.is_empty()) {
+            Some(page) => format!("{out} ({page}){rest}"),
+            None => out + rest,
+        }
     })
 }
 
@@ -92,7 +97,8 @@ mod tests {
 
     #[test]
     fn a_link_is_shown_as_its_text() {
-        assert_eq!(without_links("see [a](b.md#c), `[x]` and [d](e)."), "see a, `[x]` and d.");
+        assert_eq!(without_links("see [a](b.md#c), `[x]` and [d](#e)."), "see a (b.md), `[x]` and d.");
+        assert!(section("config-pools").unwrap().contains("See routing (routing-and-permits.md)."));
         assert!(sections().all(|(code, _)| !section(code).unwrap().contains("](")));
     }
 

@@ -100,7 +100,10 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         eprintln!("{error} (sluice explain start)");
         return ExitCode::FAILURE;
     }
-    tracing::info!("configuration: {}", whole_path(&loaded.source, &source));
+    match &source {
+        Source::File { path, .. } => tracing::info!("configuration: {}", whole_path(path)),
+        Source::Fixed => tracing::info!("started from flags"),
+    }
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
@@ -134,11 +137,8 @@ fn survive_signals() -> std::io::Result<()> {
 
 /// The configuration's name for the log: a file has a whole path, because a relative one does not
 /// name the folder.
-fn whole_path(name: &str, source: &Source) -> String {
-    match source {
-        Source::File { path, .. } => std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string(),
-        Source::Fixed => name.to_owned(),
-    }
+fn whole_path(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
 
 fn load(args: &ServeArgs, file: Option<PathBuf>) -> Result<(Loaded, Source), Problems> {

@@ -19,7 +19,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 use keys::short;
 
 use super::admin_command::{AdminPort, exit_code, with_client};
-use super::backend_list::activity;
+use super::backend_list::activity_and_failure;
 use super::terminal::{print_to_stdout, stdout_width, wrapped};
 use crate::admin::status::{BackendStatus, ClusterStatus, PoolStatus, Status, Used};
 use crate::admin::{AdminClient, AdminClientError};
@@ -222,7 +222,7 @@ const SILENCE_SHOWN: f64 = 10.0;
 
 /// Why a backend is not ready, or the activity of its engine.
 pub(super) fn why(backend: &BackendStatus) -> Option<String> {
-    let busy = backend.engine.as_ref().filter(|engine| engine.step != "serve").map(activity);
+    let busy = backend.engine.as_ref().filter(|engine| engine.step != "serve").map(activity_and_failure);
     let silence = backend.silent_seconds.filter(|seconds| *seconds >= SILENCE_SHOWN);
     let silent = silence.map(|seconds| format!("no bytes for {seconds:.0} s, {} in flight", backend.in_flight));
     match (busy, backend.reason.clone().or(silent)) {
@@ -254,8 +254,8 @@ fn headline(pool: &PoolStatus) -> String {
     text
 }
 
-/// The table of all backends. If it does not fit the terminal, it has no addresses;
-/// `sluice backend list` shows them.
+/// The table of all backends. If it does not fit the terminal, it has no addresses; `sluice backend
+/// list` shows addresses in every width.
 fn table(status: &Status, style: Style) -> Table {
     // Colours are characters, too, so the plain table is measured.
     let plain = table_with(status, Style { colours: false, ..style }, true);
@@ -454,6 +454,16 @@ mod tests {
         assert_eq!(why(&backend).as_deref(), Some("starting: start: loading weights, 12 s"));
         backend.reason = Some("its probes fail".into());
         assert_eq!(why(&backend).as_deref(), Some("starting: its probes fail; engine: start: loading weights, 12 s"));
+        let killed = "killed: signal 9; look for the OOM killer";
+        let waits = EngineView {
+            step: "backoff".into(),
+            detail: "next attempt after 1.0 s".into(),
+            why: Some(killed.into()),
+            ..EngineView::default()
+        };
+        let backend = BackendStatus { state: "starting".into(), engine: Some(waits), ..BackendStatus::default() };
+        let said = format!("starting: backoff: next attempt after 1.0 s; last failure: {killed}");
+        assert_eq!(why(&backend), Some(said));
         assert_eq!(why(&BackendStatus::default()), None);
     }
 

@@ -6,6 +6,7 @@
 //! secret is not set, the secret gets a placeholder.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 
 use crate::error::LabError;
@@ -53,7 +54,7 @@ impl Scenario {
     /// # Errors
     /// The configuration, an engine or the traffic is not valid.
     pub fn lab(&self, variant: &Variant) -> Result<Lab, LabError> {
-        let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(format!("lab-{name}")));
+        let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(stand_in(name)));
         let mut config = self.config(variant, &secret, Machine::with_cores(1))?;
         self.check_tables(&config, self.configured(variant) != (&None, &None))?;
         // A backend may also be one that another number of engines adds or removes.
@@ -240,6 +241,14 @@ fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, Str
         pool.backends.push(Backend { name, target: moved(&of.target, endpoint), ..of.clone() });
     }
     Ok(copies)
+}
+
+/// The value of a secret that is not set: simulated engines and clients need none. It is also valid
+/// as the SHA-256 of a key.
+fn stand_in(name: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    format!("{:064x}", hasher.finish())
 }
 
 fn has_backend(config: &Config, name: &str) -> bool {

@@ -93,9 +93,13 @@ pub fn json(study: &Study) -> Value {
     json!({ "title": study.title, "seeds": study.seeds, "variants": variants })
 }
 
+/// A half-width below this share of the value is noise of floating-point sums.
+const NOISE: f64 = 1e-9;
+
 fn shown(estimate: &Estimate) -> String {
     let value = number(estimate.value);
     let reach = estimate.high - estimate.value;
+    let reach = if reach.abs() < NOISE * estimate.value.abs() { 0.0 } else { reach };
     if reach.is_finite() && !estimate.value.is_nan() { format!("{value} +-{}", number(reach)) } else { value }
 }
 
@@ -121,6 +125,13 @@ pub fn number(value: f64) -> String {
 mod tests {
     use super::*;
     use crate::study::VariantRuns;
+
+    #[test]
+    fn floating_point_noise_is_no_interval() {
+        let estimate = |reach: f64| Estimate { value: 1.61, low: 1.61 - reach, high: 1.61 + reach };
+        assert_eq!(shown(&estimate(6.7e-16)), "1.61 +-0");
+        assert_eq!(shown(&estimate(1e-5)), "1.61 +-1.0e-5");
+    }
 
     #[test]
     fn a_table_shows_means_intervals_and_changes_of_pairs() {

@@ -34,7 +34,7 @@ pub enum ReloadError {
     #[error("{0}")]
     Unusable(#[from] StartError),
     /// The gateway was not started from a file.
-    #[error("the gateway was started from flags, so there is no file to reload; start it with --config FILE")]
+    #[error("the gateway was started from flags, so there is no file to reload; start it with sluice serve FILE")]
     NoFile,
 }
 
@@ -43,6 +43,11 @@ impl App {
     pub fn reload(&self) -> Result<Vec<Change>, ReloadError> {
         let _guard = self.reloading.lock();
         let result = self.read().and_then(|config| self.apply(config));
+        if let Err(refused @ ReloadError::NoFile) = &result {
+            // Nothing was tried, so this is not a failed reload.
+            tracing::warn!("not reloaded: {refused}");
+            return result;
+        }
         self.telemetry.reloaded(result.is_ok());
         self.remember(&result);
         if result.is_ok() {

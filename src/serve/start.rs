@@ -343,6 +343,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_reload_without_a_file_is_refused_and_not_shown_as_a_failed_one() {
+        let gateway = gateway("").await;
+        let refused = gateway.app().reload().unwrap_err().to_string();
+        assert!(refused.ends_with("start it with sluice serve FILE"), "{refused}");
+        assert!(gateway.app().reloads.lock().last.is_none());
+        gateway.stop().await;
+    }
+
+    #[tokio::test]
     async fn an_idle_connection_does_not_hold_up_a_stop() {
         let gateway = gateway("").await;
         let (_idle, status) = send(&gateway, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;

@@ -197,7 +197,9 @@ impl TuneFile {
     pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Self, TuneError> {
         let wrong = |reason: String| TuneError::File { path: name.to_owned(), reason };
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;
-        let own = table.remove("tune").ok_or_else(|| wrong("a table [tune] is missing".to_owned()))?;
+        let own = table
+            .remove("tune")
+            .ok_or_else(|| wrong("a table [tune] is missing; config/tune/scheduling.toml is a sample".to_owned()))?;
         let tune: TuneTable = serde_path_to_error::deserialize(own).map_err(|error| {
             let (path, inner) = (error.path().to_string(), error.into_inner());
             wrong(format!("tune.{path}: {}", inner.message()))

@@ -39,7 +39,7 @@ fn wrong() -> Vec<(String, String, &'static str)> {
         (
             "[\"vllm-is-not-here\", \"serve\", \"m\"]".to_owned(),
             format!("port = {port}"),
-            "vllm-is-not-here is not in PATH",
+            "vllm-is-not-here: not in PATH",
         ),
         (
             "[\"/nowhere/vllm\", \"serve\", \"m\"]".to_owned(),
@@ -222,7 +222,7 @@ async fn without_a_name_the_file_of_the_folder_is_read_unless_engines_are_given(
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let (code, said) = run(&["serve", "--backend", "http://127.0.0.1:9", "--listen", &address]).await;
-    assert!(code == Some(1) && said.contains("in use") && said.contains("configuration: command line"), "{said}");
+    assert!(code == Some(1) && said.contains("in use") && said.contains("started from flags"), "{said}");
     for args in [
         &["serve", "a.toml", "--config", "b.toml"][..],
         &["serve", "a.toml", "--backend", "http://a"],

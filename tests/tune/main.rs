@@ -375,7 +375,7 @@ const CLASS: &str = "{ name = \"a\", in = 200, out = 10, e2el = \"1s\" }";
 fn bad_input_exits_with_2_and_says_what_to_change() {
     let many = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [1, 2]\n";
     for (tune, args, expected) in [
-        ("", &[][..], "a table [tune] is missing"),
+        ("", &[][..], "a table [tune] is missing; config/tune/scheduling.toml is a sample"),
         ("[tune]\n", &[], "the space is empty: it has no dimension"),
         (
             &format!("[tune]\nconstraints = [\"vllm.max-num-seqs > 5\"]\n{many}"),

@@ -58,7 +58,7 @@ function showCounts() {
 
 function showFrame(status) {
   document.title = "sluice" + (status.shutting_down ? " (shutting down)" : "");
-  byId("about").textContent = [`sluice ${status.version}`, "up " + span(status.uptime_seconds), "clients on " + status.listen, status.config || "started by flags"].join(" · ");
+  byId("about").textContent = [`sluice ${status.version}`, "up " + span(status.uptime_seconds), "clients on " + status.listen, status.config || "started from flags"].join(" · ");
   const last = status.last_reload, text = byId("reload");
   text.textContent = last ? `last reload ${clock(last.time)}: ${last.ok ? "ok" : "FAILED: " + last.lines[0]}` : "";
   text.title = last ? last.lines.join("\n") : "";

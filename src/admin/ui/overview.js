@@ -141,10 +141,13 @@ function poolCard(pool, shown) {
     shown.length < pool.backends.length && h("p", { class: "sub" }, `${pool.backends.length - shown.length} more do not match the filter.`));
 }
 
+// As many permits as slots limit nothing: they only divide short and long requests.
+const limitsPrefill = ({ long_prefills, slots }) => long_prefills.limit < (slots.limit ?? Infinity);
+
 const serves = engine => ["serve", "ramp"].includes(engine?.step);
 
 function backendRow(pool, backend) {
-  const { engine, state } = backend, permits = backend.long_prefills.limit !== undefined;
+  const { engine, state } = backend, permits = limitsPrefill(backend);
   const unknown = backend.models_unknown && `${backend.models_unknown}: it gets requests for every model of its pool`;
   const silent = backend.silent_seconds >= SILENT && `no bytes for ${span(backend.silent_seconds)}, ${count(backend.in_flight)} in flight`;
   // A failure that is over stands in the details.
@@ -180,7 +183,7 @@ function facts(backend) {
   const rows = [
     ["address", backend.url], ["weight", backend.weight], ["in flight", count(backend.in_flight)],
     ["context", backend.max_model_len && `${count(backend.max_model_len)} tokens`],
-    ["permits for", backend.long_threshold && `prompts over ${count(backend.long_threshold)} tokens`],
+    ["permits for", limitsPrefill(backend) && backend.long_threshold && `prompts over ${count(backend.long_threshold)} tokens`],
     ["engine", engine ? `${engine.driver}, ${words(engine.step)} for ${span(engine.seconds)}, ${engine.restarts} unplanned restarts` : "run by another program"],
     ["flags", engine?.settings], ["last good flags", engine?.last_good],
     ["last failure", serves(engine) && engine?.why],

@@ -62,10 +62,22 @@ impl Parts {
     }
 
     pub(super) fn text(&self) -> String {
-        let share = |part| percent(part, self.ttft);
-        let [queue, engine, elsewhere] = [self.queue, self.engine, self.elsewhere].map(share);
-        format!("queue {queue}, engine {engine}, elsewhere {elsewhere}")
+        let [queue, engine, elsewhere] = whole_percents([self.queue, self.engine, self.elsewhere]);
+        format!("queue {queue} %, engine {engine} %, elsewhere {elsewhere} %")
     }
+}
+
+/// Shares in whole percent that add up to 100: rounded down, and the rest goes to the largest
+/// remainders.
+fn whole_percents(parts: [f64; 3]) -> [u32; 3] {
+    let sum = parts.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    let exact = parts.map(|part| 100.0 * part / sum);
+    let mut whole = exact.map(|share| share.floor() as u32);
+    let mut order = [0, 1, 2];
+    order.sort_by(|one, other| exact[*other].fract().total_cmp(&exact[*one].fract()));
+    let rest = 100_u32.saturating_sub(whole.iter().sum()) as usize;
+    order.into_iter().take(rest).for_each(|part| whole[part] += 1);
+    whole
 }
 
 pub(super) fn ttft_parts(classes: &BTreeMap<String, Group<'_>>) -> Section {
@@ -200,4 +212,16 @@ pub(super) fn slow(entries: &[Entry]) -> Section {
         "By {by}, milliseconds; prompt, cached and output in tokens. The last column is the file and the line."
     );
     Section { title: "The slowest requests".to_owned(), note, rows, ..Section::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole_percents;
+
+    #[test]
+    fn shares_in_percent_add_up_to_100() {
+        assert_eq!(whole_percents([16.4, 83.3, 0.3]), [17, 83, 0]);
+        assert_eq!(whole_percents([1.0, 1.0, 1.0]), [34, 33, 33]);
+        assert_eq!(whole_percents([0.0, 5.0, 0.0]), [0, 100, 0]);
+    }
 }

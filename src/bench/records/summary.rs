@@ -29,7 +29,8 @@ pub fn text(entries: &[Entry], worst: &Period) -> String {
     );
     text += &classes(entries);
     if let Some([(_, of_all), (streams, of_slow)]) = Parts::means(&all) {
-        text += &format!("\nTTFT is {}; of the slowest 1 % ({streams} streams) {}.\n", of_all.text(), of_slow.text());
+        let streams = if streams == 1 { "1 stream".to_owned() } else { format!("{streams} streams") };
+        text += &format!("\nTTFT is {}; of the slowest 1 % ({streams}) {}.\n", of_all.text(), of_slow.text());
     }
     let interval = Interval::of(entries);
     if let Some((slowest, p99)) = slowest_interval(entries, interval) {

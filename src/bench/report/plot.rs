@@ -64,6 +64,8 @@ const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 const LEGEND_ROW: f64 = 18.0;
 const MARK_ROW: f64 = 15.0;
+/// Space between the axes and the outermost dots.
+const INSET: f64 = 5.0;
 /// The largest ratio of values on a logarithmic axis. Smaller values are at the beginning.
 const LOG_SPAN: f64 = 1e4;
 /// An axis is extended to a line that is at most this many times beyond the values.
@@ -137,7 +139,10 @@ impl Plot {
         let above = top;
         let top = top + MARK_ROW * self.marks.len() as f64;
         let (bottom, right) = (height - 44.0, width - RIGHT);
-        let (x, y) = (self.scale(&self.x, 0, LEFT, right), self.scale(&self.y, 1, bottom, top));
+        // Dots at the ends of the ranges do not touch the axes.
+        let inset = if self.series.iter().any(|series| series.draw == Draw::Dots) { INSET } else { 0.0 };
+        let x = self.scale(&self.x, 0, LEFT + inset, right - inset);
+        let y = self.scale(&self.y, 1, bottom - inset, top + inset);
         for LegendEntry { series, row, at } in legend {
             self.key(&mut out, series, at, 36.0 + LEGEND_ROW * row as f64);
         }
@@ -337,6 +342,14 @@ mod tests {
         for at in svg.split("cx=\"").skip(1).filter_map(|rest| rest.split('"').next()?.parse::<f64>().ok()) {
             assert!((LEFT..=NARROW.width).contains(&at), "{at}");
         }
+    }
+
+    #[test]
+    fn dots_do_not_touch_the_axes() {
+        let dots =
+            Series { name: "search".to_owned(), draw: Draw::Dots, color: 0, points: vec![(0.0, 0.0), (9.0, 2.0)] };
+        let svg = Plot { series: vec![dots], ..Plot::default() }.svg(WIDE);
+        assert!(svg.contains(&format!("cx=\"{:.1}\" cy=\"{:.1}\"", LEFT + INSET, WIDE.height - 44.0 - INSET)), "{svg}");
     }
 
     /// Horizontal positions of labels of the grid.

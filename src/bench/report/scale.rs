@@ -14,18 +14,19 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// An axis from `low` at position `from` to `high` at position `to`. An empty range is widened.
-    /// With `log` and `low` not above 0, the axis is linear.
+    /// An axis from `low` at position `from` to `high` at position `to`. An empty range is widened,
+    /// not beyond 0: a time or a count has no negative values. With `log` and `low` not above 0, the axis is linear.
     pub(super) fn new(low: f64, high: f64, log: bool, from: f64, to: f64) -> Self {
         let log = log && low > 0.0;
         let (low, high) = match (high > low, log) {
             (true, _) => (low, high),
             (false, true) => (low / 2.0, low * 2.0),
-            (false, false) => (low - 0.5 * low.abs().max(1.0), low + 0.5 * low.abs().max(1.0)),
+            (false, false) => widened(low),
         };
         Self { low, high, log, from, to }
     }
 
+    /// Whether `value` is within the axis.
     pub(super) fn reaches(&self, value: f64) -> bool {
         let slack = 1e-9 * self.high.abs();
         (self.low - slack..=self.high + slack).contains(&value)
@@ -75,6 +76,16 @@ impl Scale {
             None if choices[0].len() >= 2 => choices[0].clone(),
             None => self.linear_ticks(wanted),
         }
+    }
+}
+
+/// A range around a single value, on the same side of 0.
+fn widened(value: f64) -> (f64, f64) {
+    let half = 0.5 * value.abs().max(1.0);
+    match value {
+        _ if value > 0.0 => ((value - half).max(0.0), value + half),
+        _ if value < 0.0 => (value - half, (value + half).min(0.0)),
+        _ => (0.0, half),
     }
 }
 
@@ -137,6 +148,7 @@ mod tests {
         );
         let flat = Scale::new(5.0, 5.0, false, 0.0, 1.0);
         assert_eq!(flat.at(5.0), 0.5);
+        assert_eq!(Scale::new(0.3, 0.3, false, 0.0, 1.0).ticks(4)[0], 0.0, "no time before the beginning");
         assert!(Scale::new(0.0, 10.0, true, 0.0, 1.0).at(5.0) == 0.5, "an axis that begins at 0 is linear");
     }
 

@@ -27,7 +27,7 @@ pub fn table(result: &RunResult, width: Option<usize>) -> String {
     let metrics = Metrics::of(result);
     let mut text = block(result, &metrics);
     load(&mut text, result, &metrics);
-    if let Some(steady) = steady::steady(result) {
+    if let Some(steady) = steady::steady(result).filter(|_| metrics.completed > 0) {
         steady_block(&mut text, &steady);
     }
     servers(&mut text, result);

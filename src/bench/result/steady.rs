@@ -110,7 +110,8 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
         window,
         request_throughput: done as f64 / length,
         input_throughput: metrics.input_tokens as f64 / length,
-        output_throughput: tokens.map(|tokens| tokens / length),
+        // An empty sum is -0.
+        output_throughput: tokens.map(|tokens| tokens.abs() / length),
         metrics,
     })
 }

@@ -4,7 +4,8 @@
 //! A load generator that cannot keep up measures its own delays, not the server's. There is a
 //! warning if less than [`MIN_DELIVERED`] of the rate was sent, if requests were sent later than
 //! [`MAX_REQUEST_LAG`] (P99), if timers fired later than [`MAX_TIMER_LAG`] (P99), or if the client
-//! used more than [`MAX_CPU`] of the machine. Results are reported as measured, not corrected.
+//! used more than [`MAX_CPU`] of the machine. If nothing completed, the server was the limit, so
+//! there is no warning about the client. Results are reported as measured, not corrected.
 
 use crate::result::metrics::Distribution;
 use crate::result::record::{Outcome, Record, RunResult};
@@ -59,6 +60,21 @@ pub fn warnings(result: &RunResult) -> Vec<String> {
             result.requests.len()
         ));
     }
+    if result.requests.iter().any(Record::is_completed) {
+        delivery(result, &mut warnings);
+    }
+    if let Some((first, last)) = steady::growth(result) {
+        warnings.push(format!(
+            "the server did not keep up: requests in flight grew from {first:.0} to {last:.0} while load was steady, so \
+             latencies depend on how long this run was"
+        ));
+    }
+    few(result, &mut warnings);
+    warnings
+}
+
+/// Warnings about the load that this client delivered.
+fn delivery(result: &RunResult, warnings: &mut Vec<String>) {
     let queued = Distribution::of(result.requests.iter().map(|record| record.queued).collect());
     let limited = result.config.request_rate.is_some() && queued.percentile(99.0) > MAX_REQUEST_LAG;
     if let Some(delivered) = Delivered::of(result).filter(|delivered| delivered.share() < MIN_DELIVERED) {
@@ -95,14 +111,6 @@ pub fn warnings(result: &RunResult) -> Vec<String> {
     if result.duration > 1.0 && share > MAX_CPU {
         warnings.push(format!("this process used {:.0} % of the machine's CPU", share * 100.0));
     }
-    if let Some((first, last)) = steady::growth(result) {
-        warnings.push(format!(
-            "the server did not keep up: requests in flight grew from {first:.0} to {last:.0} while load was steady, so \
-             latencies depend on how long this run was"
-        ));
-    }
-    few(result, &mut warnings);
-    warnings
 }
 
 fn few(result: &RunResult, warnings: &mut Vec<String>) {
@@ -150,6 +158,15 @@ mod tests {
         assert!(warnings[0].starts_with("the load was not delivered: 80.00 of 100.00"), "{warnings:?}");
         assert!(warnings[0].contains("use a faster machine"));
         assert!(warnings[1].contains("this client was the bottleneck"), "{warnings:?}");
+    }
+
+    #[test]
+    fn without_a_complete_response_the_client_is_not_the_bottleneck() {
+        let mut result = run(0.25, 0.0);
+        result.requests.iter_mut().for_each(|record| record.outcome = Outcome::Failed("status 503".into()));
+        let said = warnings(&result);
+        assert!(said.iter().all(|warning| !warning.contains("client")), "{said:?}");
+        assert!(said.last().unwrap().contains("no request got a complete response"), "{said:?}");
     }
 
     #[test]

@@ -53,6 +53,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(10);
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest response with a version, bytes.
 const MAX_VERSION: usize = 4 << 10;
+/// The name in the body that a dry run shows, if neither a flag nor a record names a model.
+const UNKNOWN_MODEL: &str = "MODEL";
 /// The longest list of models, bytes.
 const MAX_MODEL_LIST: usize = 4 << 20;
 
@@ -163,8 +165,10 @@ async fn prepare(args: &BenchArgs, client: &Arc<LoadClient>, plan: &RunPlan) -> 
 /// Everything before the first request.
 async fn set_up(args: &BenchArgs) -> Result<Setup, CommandError> {
     let client = plan::client(args).map_err(usage)?;
-    // With --model, a dry run needs no server.
-    if let Some(model) = args.server.model.clone().filter(|_| args.output.dry_run) {
+    // A dry run needs no server.
+    if args.output.dry_run {
+        let recorded = || requests::recorded_model(args).unwrap_or_else(|| UNKNOWN_MODEL.to_owned());
+        let model = args.server.model.clone().unwrap_or_else(recorded);
         return Setup::of(args, client, &model).map_err(usage);
     }
     // Wrong flags are reported even when no server runs.

@@ -3,6 +3,8 @@
 //! Prompts are generated, for one or several classes, or come from a file; adapters, conversations
 //! and fields of the body are added. Errors name the flag that fixes them. No request is sent here.
 
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
@@ -38,6 +40,14 @@ pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<Built> {
         seed: args.load.seed,
     };
     Ok(Built { workload, counter, notes })
+}
+
+/// The model of the first record that names one.
+pub(super) fn recorded_model(args: &BenchArgs) -> Option<String> {
+    let path = args.dataset.dataset_path.as_ref().filter(|_| args.dataset.dataset_name == DatasetName::AccessLog)?;
+    let lines = BufReader::new(File::open(path).ok()?).lines().map_while(Result::ok);
+    let mut records = lines.filter_map(|line| serde_json::from_str::<Value>(&line).ok());
+    records.find_map(|record| record.get("model")?.as_str().map(str::to_owned))
 }
 
 pub(super) fn api(args: &BenchArgs) -> Api {

@@ -306,5 +306,12 @@ async fn a_trace_is_sent_at_its_own_times_or_at_a_rate() {
 
 #[tokio::test]
 async fn a_dry_run_sends_nothing() {
-    assert_eq!(code(&["--base-url", "http://127.0.0.1:1", "--model", "m", "--dry-run"]).await, (0, String::new()));
+    let nowhere = ["--base-url", "http://127.0.0.1:1", "--dry-run"];
+    assert_eq!(code(&nowhere).await, (0, String::new()));
+    assert_eq!(code(&[&nowhere[..], &["--model", "m"]].concat()).await, (0, String::new()));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("records.jsonl");
+    std::fs::write(&path, "{\"route\":\"models\"}\n{\"route\":\"completions\",\"model\":\"m\"}\n").unwrap();
+    let args = parsed(&["--dataset-name", "access-log", "--dataset-path", path.to_str().unwrap()]);
+    assert_eq!(requests::recorded_model(&args).as_deref(), Some("m"));
 }

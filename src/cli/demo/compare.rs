@@ -126,8 +126,12 @@ impl Comparison {
         };
         let parts: Vec<String> =
             DECIDERS.iter().zip(ratios).map(|(decider, ratio)| format!("{} {}", decider.name, times(ratio))).collect();
-        let worse: Vec<&str> =
-            DECIDERS.iter().zip(ratios).filter(|(_, ratio)| *ratio <= 1.0).map(|(decider, _)| decider.name).collect();
+        let worse: Vec<&str> = DECIDERS
+            .iter()
+            .zip(ratios)
+            .filter(|(_, ratio)| !is_better(*ratio))
+            .map(|(decider, _)| decider.name)
+            .collect();
         let sum = if worse.is_empty() {
             "better in all four".to_owned()
         } else {
@@ -155,7 +159,7 @@ impl Comparison {
             "seed": self.seed,
             "arrangements": rows,
             "ratios": ratios.map(|ratios| DECIDERS.iter().zip(ratios).map(|(decider, ratio)| (decider.key, ratio)).collect::<std::collections::BTreeMap<_, _>>()),
-            "better_in_all": ratios.is_some_and(|ratios| ratios.iter().all(|ratio| *ratio > 1.0)),
+            "better_in_all": ratios.is_some_and(|ratios| ratios.into_iter().all(is_better)),
             "verdict": self.verdict(),
         })
     }
@@ -206,8 +210,20 @@ fn millis(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"))
 }
 
-/// A ratio in words: "10.9x lower", "1.3x higher".
+/// Whether a ratio, or its inverse, is shown as 1.0.
+fn is_same(ratio: f64) -> bool {
+    (1.0 / 1.05..1.05).contains(&ratio)
+}
+
+fn is_better(ratio: f64) -> bool {
+    ratio > 1.0 && !is_same(ratio)
+}
+
+/// A ratio in words: "10.9x lower", "1.3x higher", "the same".
 fn times(ratio: f64) -> String {
+    if is_same(ratio) {
+        return "the same".to_owned();
+    }
     if ratio >= 1.0 { format!("{ratio:.1}x lower") } else { format!("{:.1}x higher", 1.0 / ratio) }
 }
 
@@ -253,6 +269,15 @@ mod tests {
         );
         assert_eq!(comparison.json()["better_in_all"], true);
         assert!((comparison.json()["ratios"]["short_p99_ttft"].as_f64().unwrap() - 10.876).abs() < 0.001);
+    }
+
+    #[test]
+    fn ratios_that_round_to_one_are_the_same() {
+        assert_eq!([1.04, 1.0, 0.97].map(times), ["the same"; 3]);
+        assert_eq!([1.06, 0.9].map(times), ["1.1x lower", "1.1x higher"]);
+        let comparison = comparison(row(Arrangement::Permits, (88.2, 1885.3), (950.0, 4100.0), 0));
+        assert!(comparison.verdict().ends_with("long E2EL P99 the same: not better in long E2EL P99."));
+        assert_eq!(comparison.json()["better_in_all"], false);
     }
 
     #[test]

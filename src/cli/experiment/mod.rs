@@ -180,6 +180,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
             match output {
                 None => print(&written),
                 Some(path) => std::fs::write(path, written + "\n")
+                    .map(|()| eprintln!("wrote {}", path.display()))
                     .map_err(|source| Failed::Output { path: path.display().to_string(), source }),
             }
         }

@@ -60,7 +60,8 @@ pub fn run(args: &ReportArgs) -> ExitCode {
         eprintln!("report: cannot write {}: {error}", args.output.display());
         return ExitCode::FAILURE;
     }
-    println!("{}\n{}", wrapped(summary.trim_end(), COLUMNS), args.output.display());
+    println!("{}", wrapped(summary.trim_end(), COLUMNS));
+    eprintln!("wrote {}", args.output.display());
     ExitCode::SUCCESS
 }
 

@@ -72,6 +72,11 @@ fn the_configuration_says_which_engines_are_simulated() {
     let records = records(folder.path());
     let words = [&records, "--gpu", "h200", "--model", "llama-3.1-8b", "--config", config.to_str().unwrap()];
     let page = made(&words).unwrap().page;
+    // The keys of clients are not needed.
+    let keys = "[[auth.keys]]\nname = \"a\"\nsha256 = \"env:SLUICE_NO_SUCH_DIGEST\"\n[[auth.keys]]\nname = \"b\"\n\
+                sha256 = \"env:SLUICE_NO_OTHER_DIGEST\"\n";
+    std::fs::write(&config, format!("{text}{keys}")).unwrap();
+    assert!(made(&words).unwrap().page.contains("and 0.0 % fail"));
     assert!(page.contains("1 more engine") && page.contains("and 0.0 % fail"));
     assert!(
         !page.contains("the gateway&#39;s limits") && !page.contains("the gateway's limits"),

@@ -89,7 +89,8 @@ pub(super) fn answer(
     // The duration belonged to the traffic that is replaced; the whole five minutes are simulated.
     scenario.file.duration = None;
     let variants = variants(&scenario);
-    eprintln!("report: simulating {} settings for {} requests ..", variants.len(), period.requests);
+    let [settings, requests] = [("setting", variants.len()), ("request", period.requests)].map(counted);
+    eprintln!("report: simulating {settings} for {requests} ..");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let options = Options { seed: 1, seeds: SEEDS, threads, keep: false };
     let measures = MEASURES.map(str::parse::<Measure>).into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -103,6 +104,11 @@ pub(super) fn answer(
     );
     let section = Section { title: TITLE.to_owned(), note, rows: table::rows(&study), ..Section::default() };
     Ok(Answer { section, sentences: format!("{TITLE} in the worst 5 minutes (simulated): {sentences}") })
+}
+
+/// A number with a noun: `1 setting`, `2 settings`.
+fn counted((noun, count): (&str, usize)) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// The scenario that the flags describe, with traffic that will be replaced; `None` if they

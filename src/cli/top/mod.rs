@@ -78,7 +78,7 @@ async fn sample(client: &AdminClient) -> Result<Sample, AdminClientError> {
     Ok(Sample::of(status, &page, requests))
 }
 
-/// Prints one frame, with a row for every backend.
+/// Prints one frame, with a row for every backend, and without the keys.
 async fn once(client: &AdminClient) -> ExitCode {
     let sample = match sample(client).await {
         Ok(sample) => sample,
@@ -102,7 +102,9 @@ fn frame(sample: Sample, columns: usize) -> String {
         Err(never) => match never {},
     };
     match terminal.draw(|frame| view::draw(frame, &state, false)) {
-        Ok(frame) => text(frame.buffer),
+        Ok(frame) => {
+            text(frame.buffer).lines().filter(|line| !line.is_empty()).map(|line| format!("{line}\n")).collect()
+        }
         Err(never) => match never {},
     }
 }
@@ -126,7 +128,11 @@ struct Screen(DefaultTerminal);
 impl Screen {
     fn draw(&mut self, state: &State) -> std::io::Result<()> {
         let colours = std::env::var_os("NO_COLOR").is_none();
-        self.0.draw(|frame| view::draw(frame, state, colours)).map(drop)
+        let drawn = self.0.draw(|frame| {
+            view::draw(frame, state, colours);
+            view::draw_keys(frame);
+        });
+        drawn.map(drop)
     }
 }
 
@@ -265,7 +271,8 @@ mod tests {
             assert!(text.contains(&format!("/gpu{index} ")), "{index}: {text}");
         }
         assert!(text.contains("TTFT, all pools, since the start: 100"), "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.lines().all(|line| (1..=80).contains(&line.chars().count())), "{text}");
+        assert!(!text.contains("q quit"), "{text}");
     }
 
     #[tokio::test]

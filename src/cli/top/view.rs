@@ -44,7 +44,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
         true => HISTOGRAM_ROWS + spare.min(HISTOGRAM_ROWS),
         false => 0,
     };
-    let [title, notice, top, middle, reason, bars, keys] = Layout::vertical([
+    let [title, notice, top, middle, reason, bars, _] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
         Constraint::Length(pool_rows),
@@ -66,8 +66,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
             _ => draw_histogram(frame, state, colours, bars),
         }
     }
+}
+
+/// Draws the keys in the last row.
+pub(super) fn draw_keys(frame: &mut Frame<'_>) {
+    let area = frame.area();
+    let last = Rect { y: area.bottom().saturating_sub(1), height: area.height.min(1), ..area };
     let help = "q quit   up/down backend   left/right measure   s slowest requests   p pause";
-    frame.render_widget(Line::styled(help, Style::new().add_modifier(Modifier::DIM)), keys);
+    frame.render_widget(Line::styled(help, Style::new().add_modifier(Modifier::DIM)), last);
 }
 
 fn headline(state: &State) -> Line<'static> {
@@ -101,13 +107,14 @@ fn notice_line(state: &State, colours: bool) -> Line<'static> {
 fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
     let pools = state.status.iter().flat_map(|status| &status.pools);
     let all = pools.clone().count();
+    let room = name_columns(area.width, 68, pools.clone().map(|pool| pool.name.chars().count()));
     let rows = pools.take(POOLS_MAX).map(|pool| {
         let minute = &pool.last_5_minutes;
         let of = |quantiles: Option<Quantiles>, which: fn(Quantiles) -> f64| {
             right(quantiles.map_or_else(|| "-".to_owned(), |quantiles| ms(which(quantiles))))
         };
         Row::new([
-            Cell::from(pool.name.clone()),
+            Cell::from(without_middle(&pool.name, usize::from(room))),
             right(used(pool.queue)),
             right(format!("{:.1}", minute.requests_per_second)),
             of(minute.ttft_ms, |ttft| ttft.p50),
@@ -121,7 +128,7 @@ fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
     let first = if all > POOLS_MAX { "first, 5 min" } else { "pool, 5 min" };
     let names = [first, "queue", "req/s", "TTFT P50", "TTFT P99", "TPOT P99", "in slo", "shed", "failed"];
     let widths = [
-        name_column(area.width, 68, state.status.iter().flat_map(|status| &status.pools).map(|pool| pool.name.len())),
+        Constraint::Length(room),
         Constraint::Length(8),
         Constraint::Length(7),
         Constraint::Length(9),
@@ -136,16 +143,34 @@ fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
 
 /// The columns that `rest`, the other columns, leave to names; on a wide screen not more than the
 /// names need.
-fn name_column(width: u16, rest: u16, names: impl Iterator<Item = usize>) -> Constraint {
+fn name_columns(width: u16, rest: u16, names: impl Iterator<Item = usize>) -> u16 {
     let needed = names.max().unwrap_or(0).max(NAME_COLUMNS);
-    Constraint::Length(width.saturating_sub(rest).max(10).min(u16::try_from(needed).unwrap_or(u16::MAX)))
+    width.saturating_sub(rest).max(10).min(u16::try_from(needed).unwrap_or(u16::MAX))
+}
+
+fn name(pool: &PoolStatus, backend: &BackendStatus) -> String {
+    format!("{}/{}", pool.name, backend.name)
+}
+
+/// The name in at most `room` characters. Names mostly differ at the end, such as in a port, so a
+/// long name keeps twice as much of the end as of the beginning.
+fn without_middle(name: &str, room: usize) -> String {
+    let length = name.chars().count();
+    if length <= room {
+        return name.to_owned();
+    }
+    let kept = room.saturating_sub(1);
+    let (first, last) = (kept / 3, kept - kept / 3);
+    name.chars().take(first).chain(['…']).chain(name.chars().skip(length - last)).collect()
 }
 
 fn draw_backends(frame: &mut Frame<'_>, state: &State, colours: bool, area: Rect) {
-    let rows = state.backends().map(|(pool, backend)| backend_row(pool, backend, colours));
+    let longest = state.backends().map(|(pool, backend)| name(pool, backend).chars().count());
+    let room = name_columns(area.width, 58, longest);
+    let rows = state.backends().map(|(pool, backend)| backend_row(pool, backend, colours, usize::from(room)));
     let names = ["backend", "state", "slots", "tokens", "prefill", "long", "ms/token"];
     let widths = [
-        name_column(area.width, 58, state.backends().map(|(pool, backend)| pool.name.len() + 1 + backend.name.len())),
+        Constraint::Length(room),
         Constraint::Length(9),
         Constraint::Length(9),
         Constraint::Length(10),
@@ -160,7 +185,7 @@ fn draw_backends(frame: &mut Frame<'_>, state: &State, colours: bool, area: Rect
     frame.render_stateful_widget(table, area, &mut selection);
 }
 
-fn backend_row(pool: &PoolStatus, backend: &BackendStatus, colours: bool) -> Row<'static> {
+fn backend_row(pool: &PoolStatus, backend: &BackendStatus, colours: bool, room: usize) -> Row<'static> {
     let colour = match backend.state.as_str() {
         "ready" => Style::new().fg(Color::Green),
         "ejected" | "down" => Style::new().fg(Color::Red).add_modifier(Modifier::BOLD),
@@ -169,7 +194,7 @@ fn backend_row(pool: &PoolStatus, backend: &BackendStatus, colours: bool) -> Row
     };
     let style = if colours { colour } else { Style::new() };
     Row::new([
-        Cell::from(format!("{}/{}", pool.name, backend.name)),
+        Cell::from(without_middle(&name(pool, backend), room)),
         Cell::from(Line::styled(backend.shown_state().to_owned(), style).right_aligned()),
         right(used(backend.slots)),
         right(used(backend.tokens)),
@@ -230,7 +255,11 @@ mod tests {
 
     fn screen(state: &State, columns: u16, rows: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
-        terminal.draw(|frame| draw(frame, state, false)).unwrap();
+        let both = |frame: &mut Frame<'_>| {
+            draw(frame, state, false);
+            draw_keys(frame);
+        };
+        terminal.draw(both).unwrap();
         super::super::text(terminal.backend().buffer())
     }
 
@@ -292,6 +321,20 @@ mod tests {
         for (columns, rows) in [(80, 10), (20, 5), (1, 1)] {
             screen(&state, columns, rows);
         }
+    }
+
+    #[test]
+    fn long_names_that_differ_at_the_end_stay_distinct() {
+        let mut sample = sample(2, 100);
+        for (port, backend) in (18_000..).zip(sample.status.pools.iter_mut().flat_map(|pool| &mut pool.backends)) {
+            backend.name = format!("127.0.0.1:{port}");
+        }
+        sample.status.pools.iter_mut().for_each(|pool| pool.name = "default".to_owned());
+        let mut state = State::default();
+        state.add(sample);
+        let text = screen(&state, 80, 24);
+        assert!(text.contains("default…27.0.0.1:18000 ") && text.contains("default…27.0.0.1:18001 "), "{text}");
+        assert_eq!((without_middle("gpu0", 4), without_middle("gpu10", 4)), ("gpu0".to_owned(), "g…10".to_owned()));
     }
 
     #[test]

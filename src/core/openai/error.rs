@@ -224,6 +224,8 @@ const UNAVAILABLE: &str = "service_unavailable";
 const SERVER: &str = "server_error";
 const ROUTE: &str = "route_not_found";
 const KEY_WANTED: &str = "an API key is required; send 'Authorization: Bearer <key>'";
+const BAD_KEY: &str = "this API key is not valid; its SHA-256 must be in auth.keys of the gateway";
+const BAD_PATH: &str = "this path is not served here; sluice's page .github/docs/clients.md lists the served paths";
 const NOT_DECODED: &str =
     "this Content-Encoding is not read; compress the body once, with gzip, zstd or deflate, or send it plain";
 
@@ -254,7 +256,7 @@ impl Refusal {
             Self::HeaderTimeout => row(408, INVALID, "header_timeout", "the request headers did not arrive in time"),
             Self::HeadersTooLarge => row(431, INVALID, "headers_too_large", "the request headers are too large"),
             Self::NoKey => row(401, AUTHENTICATION, "missing_api_key", KEY_WANTED),
-            Self::BadKey => row(401, AUTHENTICATION, "invalid_api_key", "this API key is not valid"),
+            Self::BadKey => row(401, AUTHENTICATION, "invalid_api_key", BAD_KEY),
             Self::OriginNotAllowed { origin } => {
                 let message =
                     format!("pages of '{}' may not use this gateway; add the origin to server.cors", shown(origin));
@@ -275,7 +277,7 @@ impl Refusal {
                 );
                 with_message(404, "not_found_error", "response_not_found", message)
             }
-            Self::UnknownRoute { hint: None } => row(404, "not_found_error", ROUTE, "this path is not served here"),
+            Self::UnknownRoute { hint: None } => row(404, "not_found_error", ROUTE, BAD_PATH),
             Self::UnknownRoute { hint: Some(hint) } => {
                 with_message(404, "not_found_error", ROUTE, format!("this path is not served here; {hint}"))
             }

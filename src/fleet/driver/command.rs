@@ -112,7 +112,7 @@ impl CommandDriver {
                 false => argv.push(word.replace(ARGS_PLACEHOLDER, &quoted)),
             }
         }
-        let program = program(&argv)?;
+        let program = program(purpose, &argv)?;
         let file = self.open_output().map_err(|error| failed(format!("{}: {error}", self.output.display())))?;
         let mut command = Command::new(program);
         command.args(&argv[1..]).env(MARK, self.mark()).env("SLUICE_BACKEND", &self.name).env("SLUICE_ARGS", &quoted);
@@ -275,10 +275,11 @@ fn length(file: &Path) -> u64 {
     file.metadata().map_or(0, |file| file.len())
 }
 
-fn program(argv: &[String]) -> Result<PathBuf, EngineFailure> {
+/// The program of the command in `control.<purpose>`.
+fn program(purpose: &str, argv: &[String]) -> Result<PathBuf, EngineFailure> {
     let word = argv.first().map(String::as_str).unwrap_or_default();
-    find_program(word)
-        .ok_or_else(|| EngineFailure::new(FailureClass::ProgramMissing, format!("{word}: no such program")))
+    let missing = || EngineFailure::program_missing(&format!("control.{purpose}"), word, "no such program");
+    find_program(word).ok_or_else(missing)
 }
 
 fn quote(word: &str) -> String {
@@ -296,9 +297,10 @@ impl Driver for CommandDriver {
     }
 
     async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure> {
-        for words in [&self.commands.start, &self.commands.stop, &self.commands.status] {
+        let Control { start, stop, status, .. } = &self.commands;
+        for (purpose, words) in [("start", start), ("stop", stop), ("status", status)] {
             if !words.is_empty() {
-                program(words)?;
+                program(purpose, words)?;
             }
         }
         let settings = &exposed(&self.commands.args, settings);

@@ -45,6 +45,15 @@ impl EngineFailure {
         Self::of(Diagnosis::plain(class, Some(cause.into())), None, StartPhase::Launching)
     }
 
+    /// The program in the key `key` is missing: `word`, the first word of the command. `problem`:
+    /// such as "no such program".
+    pub(crate) fn program_missing(key: &str, word: &str, problem: &str) -> Self {
+        // A word with a slash is a path.
+        let search = if word.contains('/') { "" } else { "; the gateway searches for a name without a slash in PATH" };
+        let advice = format!("install the program, or correct {key}{search}");
+        Self { advice, ..Self::new(FailureClass::ProgramMissing, format!("{word}: {problem}")) }
+    }
+
     /// A diagnosis, with the exit and the phase of the start.
     pub fn of(diagnosis: Diagnosis, exit: Option<Exit>, phase: StartPhase) -> Self {
         let Diagnosis { class, cause, advice, suggestion } = diagnosis;

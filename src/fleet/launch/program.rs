@@ -6,13 +6,12 @@
 use std::path::{Path, PathBuf};
 
 use crate::driver::EngineFailure;
-use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::config::Launch;
 
 /// The program of `launch.command` as an absolute path.
 ///
 /// # Errors
-/// [`FailureClass::ProgramMissing`].
+/// There is no such program.
 pub(super) fn program_of(launch: &Launch) -> Result<PathBuf, EngineFailure> {
     let word = launch.command.first().map(String::as_str).unwrap_or_default();
     let path = launch.env.get("PATH").map(|path| path.expose());
@@ -21,8 +20,8 @@ pub(super) fn program_of(launch: &Launch) -> Result<PathBuf, EngineFailure> {
         None => find_program(word),
     };
     found.ok_or_else(|| {
-        let place = if word.contains('/') { "is not an executable file" } else { "is not in PATH" };
-        EngineFailure::new(FailureClass::ProgramMissing, format!("{word} {place}"))
+        let problem = if word.contains('/') { "not an executable file" } else { "not in PATH" };
+        EngineFailure::program_missing("launch.command", word, problem)
     })
 }
 

@@ -53,6 +53,10 @@ impl fmt::Display for Change {
         }
         f.write_str(match self.applied {
             Applied::AtOnce => "",
+            // A successor process reads the file again and makes its own sockets and threads.
+            Applied::AfterRestart if self.path.starts_with("server.") => {
+                "; needs a restart or an upgrade, the running value stays"
+            }
             Applied::AfterRestart => "; needs a restart, the running value stays",
             Applied::ByEngineRestart => "; the engine is restarted in its turn",
         })

@@ -100,6 +100,9 @@ impl Setting for ModelScope {
 }
 
 fn unknown(name: &str, names: &Names) -> Situation {
+    if names.models.is_empty() {
+        return Situation::NoModelDeclared { name: name.to_owned() };
+    }
     let known = names.models.iter().flatten().map(String::as_str);
     Situation::UnknownModel { name: name.to_owned(), suggestion: Suggestion::for_name(name, known) }
 }

@@ -98,6 +98,10 @@ pub enum Situation {
     StarAndNames,
     #[error("no model is called '{name}'; {suggestion} (models are declared in [[model]])")]
     UnknownModel { name: String, suggestion: Suggestion },
+    #[error(
+        "no model is called '{name}', because there is no [[model]]; leave models out, or add a [[model]] with this name"
+    )]
+    NoModelDeclared { name: String },
     #[error("no pool serves model '{model}'; add it to the models of a pool, or remove it")]
     UnreachableModel { model: String },
     #[error("min {min} is not below max {max}; the range is half open, min <= prompt < max")]
@@ -330,7 +334,7 @@ impl Situation {
             | Self::ModelNameLetters { .. }
             | Self::Duplicate { .. } => Topic::Names,
             Self::UnknownModel { .. } | Self::UnknownPool { .. } | Self::UnknownBackend { .. } => Topic::Names,
-            Self::UnknownKeyName { .. } | Self::FlagName { .. } => Topic::Names,
+            Self::UnknownKeyName { .. } | Self::NoModelDeclared { .. } | Self::FlagName { .. } => Topic::Names,
             Self::NoPool | Self::NoBackend | Self::WithoutKubernetes | Self::PodsAndBackends => Topic::Pools,
             Self::ArgsWithoutStatefulset | Self::SecretInPodArgs | Self::LongNeverRuns { .. } => Topic::Pools,
             Self::AutoscaleWithoutEngines | Self::NoEngineForOthers => Topic::Pools,

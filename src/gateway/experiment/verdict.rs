@@ -265,18 +265,18 @@ impl Finding {
     }
 }
 
-/// `TTFT +5.0 % (3.0 % to 7.1 %)`.
+/// `TTFT +5.0 % (+3.0 % to +7.1 %)`.
 pub(super) fn change(what: &str, change: &Estimate) -> String {
     if !change.value.is_finite() {
         return format!("{what} unknown");
     }
-    let sign = if change.value >= 0.0 { "+" } else { "" };
+    let signed = |share: f64| format!("{:+.1} %", share * 100.0);
     let range = if change.high.is_finite() {
-        format!("{} to {}", percent(change.low), percent(change.high))
+        format!("{} to {}", signed(change.low), signed(change.high))
     } else {
         "too few requests".to_owned()
     };
-    format!("{what} {sign}{} ({range})", percent(change.value))
+    format!("{what} {} ({range})", signed(change.value))
 }
 
 pub(super) fn percent(share: f64) -> String {

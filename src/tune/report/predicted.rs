@@ -29,7 +29,7 @@ pub fn agreement(report: &Report, goal: &Goal) -> Option<String> {
     errors.sort_by(f64::total_cmp);
     let most = errors.last()?;
     let mut text = format!(
-        "the laboratory's prediction of {} measured settings was off by {:.0} % (median), {:.0} % at most",
+        "The laboratory's prediction of {} measured settings was off by {:.0} % (median), {:.0} % at most",
         errors.len(),
         percentile(&errors, 0.5) * 100.0,
         most * 100.0

@@ -42,7 +42,13 @@ impl Table {
             })
             .collect();
         rows.extend(left_out);
-        Self { head: columns.head(), rows, legend: columns.legend() }
+        let mut head = columns.head();
+        // The last column has the notes.
+        if rows.iter().all(|row| row.last().is_none_or(String::is_empty)) {
+            head.pop();
+            rows.iter_mut().for_each(|row| drop(row.pop()));
+        }
+        Self { head, rows, legend: columns.legend() }
     }
 }
 

@@ -113,7 +113,7 @@ classes! {
         "look for the OOM killer in dmesg and give the host more memory, or find out which process sent the signal"
     /// The program cannot be run.
     ProgramMissing "program_missing" Never
-        "install the program, or correct launch.command; it is searched for in the gateway's PATH"
+        "install the program, or correct the command of this backend (launch.command, or control)"
     /// Another server answers on the port.
     WrongEngine "wrong_engine" Later
         "stop the server that holds the port, or configure another port for this backend"

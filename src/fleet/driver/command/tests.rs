@@ -185,7 +185,12 @@ async fn wrong_settings_are_refused_before_a_command_runs() {
     let below = with(&[("max_num_batched_tokens", 64), ("max-num-seqs", 128)]);
     assert_eq!(driver.check(&below).await.unwrap_err().class, FailureClass::BadArguments);
     driver.commands.stop = words(&["no-such-program-anywhere"]);
-    assert_eq!(driver.check(&settings()).await.unwrap_err().class, FailureClass::ProgramMissing);
+    let name = driver.check(&settings()).await.unwrap_err();
+    assert_eq!(name.class, FailureClass::ProgramMissing);
+    assert!(name.advice.contains("correct control.stop; the gateway searches"), "{name}");
+    driver.commands.stop = words(&["/no/such/program"]);
+    let path = driver.check(&settings()).await.unwrap_err();
+    assert_eq!(path.advice, "install the program, or correct control.stop");
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub enum RestartBlocked {
     )]
     ChangeInProgress(String),
     /// The engine is in a step that cannot be interrupted.
-    #[error("it is in step '{}'; wait until it serves (sluice backend list), then try again", .0.label())]
+    #[error("it is in step '{}'; wait until {} (sluice backend list), then try again", .0.label(), .0.awaited())]
     Busy(Step),
     /// The other backends cannot carry the load.
     #[error(transparent)]
@@ -49,5 +49,17 @@ impl RestartBlocked {
             | (Self::StillRunning(_), Self::StillRunning(_)) => true,
             _ => self == other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_engine_says_how_long_to_wait() {
+        let said = |step| RestartBlocked::Busy(step).to_string();
+        assert!(said(Step::Ramp).contains("'ramp'; wait until its ramp ends (sluice backend list)"));
+        assert!(said(Step::Start).contains("'start'; wait until it serves (sluice backend list)"));
     }
 }

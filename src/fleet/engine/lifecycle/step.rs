@@ -79,6 +79,12 @@ impl Step {
         }
     }
 
+    /// What an operator waits for during the step, after "wait until".
+    pub(super) fn awaited(self) -> &'static str {
+        // In a ramp the engine serves already.
+        if self == Self::Ramp { "its ramp ends" } else { "it serves" }
+    }
+
     /// Whether the engine may get requests.
     pub fn in_rotation(self) -> bool {
         matches!(self, Self::Ramp | Self::Serve)

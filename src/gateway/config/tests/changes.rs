@@ -62,7 +62,7 @@ fn sockets_need_a_restart_and_other_server_settings_do_not() {
     assert_eq!(
         shown(&with(&[]), &moved),
         [
-            "server.listen: \"127.0.0.1:8080\" -> \"127.0.0.1:9999\"; needs a restart, the running value stays",
+            "server.listen: \"127.0.0.1:8080\" -> \"127.0.0.1:9999\"; needs a restart or an upgrade, the running value stays",
             "server.keepalive: \"75s\" -> \"5s\"",
             "retry.attempts: 2 -> 3",
         ]
