@@ -341,6 +341,6 @@ mod tests {
             other.write(320);
             assert!(!other.keeps(&taken), "{other:?}");
         }
-        assert_eq!(size_of::<Taken>(), 8, "the header tells the memory of a pool");
+        assert_eq!(size_of::<Taken>(), 8, "the header names the memory of a pool");
     }
 }
