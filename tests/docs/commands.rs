@@ -128,7 +128,9 @@ fn faults(pages: &[Page], sim_help: &str) -> (usize, Vec<String>) {
         let shown = |info: &str| ["sh", "console"].contains(&info.split_whitespace().next().unwrap_or(""));
         for block in page.blocks.iter().filter(|block| shown(&block.info)) {
             let text = block.text.replace("\\\n", " ");
-            for line in text.lines() {
+            // In a console, other lines are output.
+            let is_input = |line: &&str| !block.info.starts_with("console") || line.starts_with("$ ");
+            for line in text.lines().filter(is_input) {
                 check(page, block.line, line, true);
             }
         }

@@ -24,6 +24,7 @@ fn is_elsewhere(situation: &Situation) -> bool {
             | S::NoBackend
             | S::WithoutKubernetes
             | S::UnknownModel { .. }
+            | S::NoModelDeclared { .. }
             | S::UnknownPool { .. }
             | S::UnknownBackend { .. }
             | S::UnknownKeyName { .. }

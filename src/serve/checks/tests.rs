@@ -92,10 +92,10 @@ async fn a_look_refuses_an_engine_only_if_this_gateway_starts_it() {
     let folder = tempfile::tempdir().unwrap();
     let loaded = loaded(folder.path(), &[("/nowhere/vllm", 20_940)], "");
     let problems = check(&loaded, Purpose::Look).await.unwrap_err();
-    assert!(problems.to_string().contains("/nowhere/vllm is not an executable file"), "{problems}");
+    assert!(problems.to_string().contains("/nowhere/vllm: not an executable file"), "{problems}");
     let mut found = found(&loaded, true, true);
     found.check_engines(&loaded.config, Purpose::Look).await;
     assert_eq!(found.errors, []);
     let said = found.remarks.concat();
-    assert!(said.contains("/nowhere/vllm is not an executable") && said.contains("the gateway that leads"), "{said}");
+    assert!(said.contains("/nowhere/vllm: not an executable") && said.contains("the gateway that leads"), "{said}");
 }
