@@ -312,6 +312,6 @@ async fn a_dry_run_sends_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records.jsonl");
     std::fs::write(&path, "{\"route\":\"models\"}\n{\"route\":\"completions\",\"model\":\"m\"}\n").unwrap();
-    let args = parsed(&["--dataset-name", "access-log", "--dataset-path", path.to_str().unwrap()]);
+    let args = parsed(&["--dataset-name", "access_log", "--dataset-path", path.to_str().unwrap()]);
     assert_eq!(requests::recorded_model(&args).as_deref(), Some("m"));
 }

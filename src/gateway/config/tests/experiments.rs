@@ -30,6 +30,12 @@ fn one_of_experiment(sets: &[&str], path: &str, part: &str) {
 }
 
 #[test]
+fn without_declared_models_none_can_be_named() {
+    let pool = "[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n[[pool.backend]]\nname = \"a\"\nurl = \"http://a\"\n";
+    one_in(pool, &[], "pool[0].models[0]", "leave models out, or add a [[model]] with this name");
+}
+
+#[test]
 fn mistakes_in_experiments_are_found_at_their_keys() {
     one_of_experiment(&["experiment.x.arm.new.weight=40"], "experiment[0].arm", "add up to 90;");
     let shadow = "experiment.x.arm.new.shadow={share=0.5}";
