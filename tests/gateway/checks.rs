@@ -96,7 +96,7 @@ async fn what_check_refuses_a_start_and_a_reload_refuse_with_the_same_words() {
     let table = format!("port = {}, args = {{ max-num-seqs = 0, port = 1 }}", free_port());
     std::fs::write(&file, configuration(&state, "[\"/nowhere/vllm\", \"serve\", \"m\"]", &table)).unwrap();
     let (_, _, checked) = run(&["check", path]).await;
-    for said in ["/nowhere/vllm is not", "--port 1 contradicts", "max-num-seqs = 0 must be"] {
+    for said in ["/nowhere/vllm: not an", "--port 1 contradicts", "max-num-seqs = 0 must be"] {
         assert!(checked.contains(said), "{checked}");
     }
     std::fs::write(&file, good.replace("name = \"m\"\n", "name = \"m\"\naliases = [\"n\"]\n")).unwrap();
