@@ -102,7 +102,7 @@ fn what_is_the_matter_with_engines_is_named() {
     ] {
         let strict = if name == "interference" { "slo.tpot=\"9ms\"" } else { "slo.tpot=\"20ms\"" };
         let calm = if name == "interference" { "slo.ttft=\"30s\"" } else { "slo.ttft=\"100ms\"" };
-        let run = with(&[strict, calm, "pool.all.slots=1024"], args, traffic, "70s");
+        let run = with(&[strict, calm, "pool.all.slots=1024"], args, traffic, "130s");
         let found = &run.tuner.as_ref().unwrap().groups[0].diagnoses;
         assert_eq!(found.first().map(|found| found.reading), expected, "{name}: {:#?}", run.tuner);
     }
