@@ -157,7 +157,7 @@ fn pool(policy: Policy, backends: usize, slots: u32) -> PoolSpec {
     let backend = |number: usize| {
         let host = format!("10.0.{}.{}", number / 250, number % 250 + 1);
         let endpoint = Endpoint { https: false, host, port: 8000, prefix: String::new() };
-        let address = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
+        let address = Address::new(endpoint, None, None);
         BackendSpec { name: format!("gpu{number}").into(), address: Arc::new(address), weight: 1.0 }
     };
     let rules = PoolRules {

@@ -453,7 +453,7 @@ fn a_simulation_orders_the_settings_and_is_shown_beside_what_was_measured() {
         report.trials[1..5].iter().map(|trial| trial.setting["vllm.max-num-seqs"].number().unwrap()).collect();
     assert_eq!(seqs, [32.0, 32.0, 4.0, 4.0]);
     let text = table::text(&report, &plan.goal);
-    assert!(text.contains("  predicted  ") && text.contains("The laboratory's prediction of "), "{text}");
+    assert!(text.contains("  predicted\n") && text.contains("The laboratory's prediction of "), "{text}");
     let winner = report.winner.as_ref().unwrap();
     assert!((predicted(&winner.setting) / winner.value().unwrap() - 1.0).abs() < 0.3, "{text}");
     // A tuning that is killed among the predictions continues with the next one.
