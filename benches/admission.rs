@@ -82,23 +82,12 @@ impl Bench {
         self.count += 1;
         self.now += Duration::from_millis(1);
         let (prompt_tokens, output_tokens) = if self.count.is_multiple_of(16) { (16_000, 64) } else { (200, 128) };
-        AdmissionRequest {
-            layout: self.layout.number,
-            home: self.layout.pools[0],
-            spill: [].into_iter().collect(),
-            need: Need { slots: 1, prompt_tokens, output_tokens },
-            priority: 0,
-            fair: None,
-            arrived: self.now,
-            since: self.now,
-            adapter: None,
-            prefix: Arc::default(),
-            asks: Default::default(),
-            wants: Default::default(),
-            avoid: [].into_iter().collect(),
-            only: None,
-            pinned: false,
-        }
+        AdmissionRequest::new(
+            self.layout.number,
+            self.layout.pools[0],
+            Need { slots: 1, prompt_tokens, output_tokens },
+            self.now,
+        )
     }
 
     fn enter(&mut self) {

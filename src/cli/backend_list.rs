@@ -2,8 +2,8 @@
 //!
 //! On a terminal the table fits the terminal's width; if a column of addresses does not fit, each
 //! address stands below the backend's name. Without a terminal, lines have any width. Below the
-//! table is a line for each engine that does not serve, with the cause and the remedy. Past failures
-//! and their age appear only with `--wide`, in a table with every column.
+//! table is a line for each engine that does not serve, with the cause and the remedy. Past
+//! failures and their age appear only with `--wide`, in a table with every column.
 
 use comfy_table::presets::{NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};

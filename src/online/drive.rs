@@ -148,8 +148,8 @@ fn take(deployment: &mut impl Deployment, give: impl FnOnce(&mut Tuner, &Parts<'
     carry_out(deployment, orders);
 }
 
-/// The backends whose metrics pages are due, each with the pool. The deployment reports each page to
-/// [`Tuner::note_engine`].
+/// The backends whose metrics pages are due, each with the pool. The deployment reports each page
+/// to [`Tuner::note_engine`].
 pub fn pages(deployment: &impl Deployment) -> Vec<(Arc<str>, BackendView)> {
     if !deployment.tuner().has_work() {
         return Vec::new();

@@ -4,8 +4,8 @@
 //! their clients leave: at once (mostly within milliseconds of sending the request, streamed or
 //! plain), when the head of the response arrives, or after some events. Finite requests reuse their
 //! connection; clients that leave close it. Most prompts are short; one in twelve is long, up to 80
-//! KB. The client of one in [`SLOW`] finite requests reads a long stream more slowly than the engine
-//! sends it.
+//! KB. The client of one in [`SLOW`] finite requests reads a long stream more slowly than the
+//! engine sends it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

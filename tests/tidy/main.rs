@@ -116,6 +116,14 @@ fn no_file_is_too_long_to_read() {
 }
 
 #[test]
+fn comments_are_narrow_and_name_the_noun() {
+    let files = files();
+    let files = || files.iter().map(|(path, text)| (&**path, &**text));
+    clean(&rules::widths(files()));
+    clean(&rules::pronouns(files()));
+}
+
+#[test]
 fn no_function_is_too_long_to_read() {
     clean(&rules::functions(&SOURCES, &EXCUSES.functions));
 }

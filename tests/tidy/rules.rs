@@ -74,6 +74,10 @@ const HEADER_LINES: usize = 3;
 const FILE_LINES: usize = 500;
 /// Maximum lines of `src/main.rs`, which only calls the library.
 const MAIN_LINES: usize = 60;
+/// Maximum columns of a line of comment.
+const COMMENT_COLUMNS: usize = 100;
+/// Words that often stand where a noun belongs, each with the most uses in 1,000 words of comments.
+const PRONOUNS: [(&str, f64); 3] = [("what", 1.0), ("those", 0.5), ("its", 3.0)];
 /// Maximum lines of a function.
 const FUNCTION_LINES: usize = 80;
 
@@ -171,6 +175,38 @@ pub(crate) fn lengths<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -
         (lines > limit).then(|| format!("{path}: {lines} lines; split it (limit {limit})"))
     };
     files.into_iter().filter_map(complain).collect()
+}
+
+/// Comments are narrow enough to read.
+pub(crate) fn widths<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<String> {
+    let of_file = |(path, text): (&'a str, &'a str)| {
+        let wide = comments(text).filter(|(_, line)| line.chars().count() > COMMENT_COLUMNS);
+        wide.map(move |(number, line)| format!("{path}:{number}: {} columns; wrap the comment", line.chars().count()))
+    };
+    files.into_iter().flat_map(of_file).collect()
+}
+
+/// Words that stand in the place of a noun are rare in all comments together.
+pub(crate) fn pronouns<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<String> {
+    let (mut all, mut found) = (0.0, PRONOUNS.map(|_| 0.0));
+    for (_, line) in files.into_iter().flat_map(|(_, text)| comments(text)) {
+        for word in line.split(|letter: char| !letter.is_alphabetic()).filter(|word| !word.is_empty()) {
+            all += 1.0;
+            for ((pronoun, _), count) in PRONOUNS.iter().zip(&mut found) {
+                *count += f64::from(u8::from(word.eq_ignore_ascii_case(pronoun)));
+            }
+        }
+    }
+    let per_thousand = PRONOUNS.iter().zip(found).map(|(known, count)| (known, 1e3 * count / f64::max(all, 1.0)));
+    let many = per_thousand.filter(|((_, most), rate)| rate > most);
+    many.map(|((word, most), rate)| format!("`{word}`: {rate:.2} of 1,000 words (limit {most}); name the noun"))
+        .collect()
+}
+
+/// The lines of comments, with their numbers.
+fn comments(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let numbered = text.lines().enumerate().map(|(at, line)| (at + 1, line));
+    numbered.filter(|(_, line)| line.trim_start().starts_with("//"))
 }
 
 /// Functions fit a screen, except the excused ones, given as `path::function`.
@@ -306,6 +342,23 @@ mod tests {
         one_complaint(&lengths([("src/pool/queue.rs", &*long)]), "501 lines");
         one_complaint(&lengths([("src/main.rs", &long[..MAIN_LINES + 1])]), "61 lines");
         clean(&lengths([("src/pool/queue.rs", &long[1..])]));
+    }
+
+    #[test]
+    fn a_wide_comment_is_caught_and_wide_code_is_not() {
+        let line = "x".repeat(COMMENT_COLUMNS - 3);
+        clean(&widths([("a.rs", &*format!("// {line}\nlet text = \"{line}{line}\";\n"))]));
+        one_complaint(&widths([("a.rs", &*format!("fn f() {{}}\n// {line}x\n"))]), "a.rs:2: 101 columns");
+    }
+
+    #[test]
+    fn comments_that_leave_the_noun_out_are_caught() {
+        let plain = "// The engine answers before the client leaves, and the gateway keeps the slot.\n".repeat(100);
+        clean(&pronouns([("a.rs", &*format!("{plain}let those = what;\n"))]));
+        one_complaint(
+            &pronouns([("a.rs", &*format!("{plain}// What it has.\n// And what it knows.\n"))]),
+            "`what`: 1.4",
+        );
     }
 
     #[test]

@@ -145,23 +145,12 @@ async fn a_result_is_dropped_when_another_backend_has_the_id() {
 }
 
 fn lease(admission: &Arc<Admission>) -> Lease {
-    let request = AdmissionRequest {
-        layout: 1,
-        home: admission.view()[0].id,
-        spill: Default::default(),
-        need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
-        priority: 0,
-        fair: None,
-        arrived: Instant::now(),
-        since: Instant::now(),
-        prefix: Default::default(),
-        adapter: None,
-        asks: Default::default(),
-        wants: Default::default(),
-        avoid: Default::default(),
-        only: None,
-        pinned: false,
-    };
+    let request = AdmissionRequest::new(
+        1,
+        admission.view()[0].id,
+        Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
+        Instant::now(),
+    );
     match admission.enter(request) {
         AdmissionDecision::Granted(lease) => lease,
         other => panic!("{other:?}"),

@@ -358,23 +358,12 @@ async fn a_client_that_leaves_frees_everything_wherever_it_was() {
 }
 
 fn hold(test: &TestFlow) -> crate::pool::Lease {
-    let ask = crate::pool::AdmissionRequest {
-        layout: test.flow.routing_table().layout,
-        home: test.flow.routing_table().pools[0].id,
-        spill: Default::default(),
-        need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
-        priority: 0,
-        fair: None,
-        arrived: Instant::now(),
-        since: Instant::now(),
-        adapter: None,
-        asks: Default::default(),
-        wants: Default::default(),
-        prefix: Default::default(),
-        avoid: Default::default(),
-        only: None,
-        pinned: false,
-    };
+    let ask = crate::pool::AdmissionRequest::new(
+        test.flow.routing_table().layout,
+        test.flow.routing_table().pools[0].id,
+        crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
+        Instant::now(),
+    );
     match test.flow.admission().enter(ask) {
         crate::pool::AdmissionDecision::Granted(lease) => lease,
         other => panic!("{other:?}"),

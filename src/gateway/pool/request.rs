@@ -57,6 +57,27 @@ pub struct AdmissionRequest {
 }
 
 impl AdmissionRequest {
+    /// A request that came at `arrived` and has no owner, prefix, adapter or other demand.
+    pub fn new(layout: u64, home: PoolId, need: Need, arrived: Instant) -> Self {
+        Self {
+            layout,
+            home,
+            spill: SmallVec::new(),
+            need,
+            priority: 0,
+            fair: None,
+            arrived,
+            since: arrived,
+            prefix: Arc::default(),
+            adapter: None,
+            asks: Asks::default(),
+            wants: Wants::default(),
+            avoid: SmallVec::new(),
+            only: None,
+            pinned: false,
+        }
+    }
+
     /// The owner in the home pool's table, once admission has looked it up.
     pub(super) fn owner(&self) -> OwnerIndex {
         self.fair.map_or(EVERYONE, |fair| fair.index)

@@ -13,6 +13,7 @@ mod large;
 mod origins;
 mod overtaking;
 mod prefixes;
+mod replacement;
 mod serving;
 mod trial;
 mod wide;
@@ -90,23 +91,10 @@ impl Fixture {
 
     fn request(&self, home: usize, prompt_tokens: u64) -> AdmissionRequest {
         let spill = if home == 1 { smallvec![self.layout.pools[0]] } else { smallvec![] };
-        AdmissionRequest {
-            layout: self.layout.number,
-            home: self.layout.pools[home],
-            spill,
-            need: Need { slots: 1, prompt_tokens, output_tokens: 10 },
-            priority: 0,
-            fair: None,
-            arrived: self.now,
-            since: self.now,
-            adapter: None,
-            asks: Asks { model: Some(ModelKey::of("m")), prompt_tokens, ..Asks::default() },
-            wants: Default::default(),
-            prefix: Arc::default(),
-            avoid: smallvec![],
-            only: None,
-            pinned: false,
-        }
+        let need = Need { slots: 1, prompt_tokens, output_tokens: 10 };
+        let asks = Asks { model: Some(ModelKey::of("m")), prompt_tokens, ..Asks::default() };
+        let (layout, home) = (self.layout.number, self.layout.pools[home]);
+        AdmissionRequest { spill, asks, ..AdmissionRequest::new(layout, home, need, self.now) }
     }
 
     fn granted(&self, home: usize, prompt_tokens: u64) -> Lease {

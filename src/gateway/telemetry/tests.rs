@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::families::{self, MetricKind};
@@ -451,23 +451,12 @@ fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
         eject_max: now.elapsed(),
         max_ejected: 0.5,
     };
-    let ask = crate::pool::AdmissionRequest {
-        layout: 1,
-        home: sluice_core::base::PoolId::new(0),
-        spill: SmallVec::new(),
-        need: crate::pool::Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
-        priority: 0,
-        fair: None,
-        arrived: now,
-        since: now,
-        adapter: None,
-        asks: Default::default(),
-        wants: Default::default(),
-        prefix: Default::default(),
-        avoid: SmallVec::new(),
-        only: None,
-        pinned: false,
-    };
+    let ask = crate::pool::AdmissionRequest::new(
+        1,
+        sluice_core::base::PoolId::new(0),
+        crate::pool::Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
+        now,
+    );
     let lease = admission.enter(ask);
     admission.apply(&[spec("short", "gpu0", 9000)], rules, now);
     let pools = Arc::clone(&admission);

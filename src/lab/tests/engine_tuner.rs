@@ -51,23 +51,12 @@ async fn an_engine_restarts_only_if_the_other_engines_can_carry_its_own_load_too
     let cluster = Cluster::new(Vec::new(), lab.addresses().unwrap(), Vec::new());
     let mut leases = Vec::new();
     for _ in 0..4 {
-        let request = AdmissionRequest {
-            layout: layout.number,
-            home: layout.pools[0],
-            spill: [].into_iter().collect(),
-            need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
-            priority: 0,
-            fair: None,
-            arrived: start,
-            since: start,
-            prefix: Default::default(),
-            adapter: None,
-            asks: Default::default(),
-            wants: Default::default(),
-            avoid: [].into_iter().collect(),
-            only: None,
-            pinned: false,
-        };
+        let request = AdmissionRequest::new(
+            layout.number,
+            layout.pools[0],
+            Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
+            start,
+        );
         let AdmissionDecision::Granted(lease) = admission.enter(request) else { panic!("there is room") };
         leases.push(lease);
     }

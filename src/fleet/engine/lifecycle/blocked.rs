@@ -1,7 +1,7 @@
 //! Why an engine cannot be started, changed or replaced now.
 //!
-//! The texts are here and in [`Irreplaceable`]. They appear in the admin API (`waits`), in the log and in refused
-//! restarts, so each names the cause and, if there is one, the remedy.
+//! The texts are here and in [`Irreplaceable`]. They appear in the admin API (`waits`), in the log
+//! and in refused restarts, so each names the cause and, if there is one, the remedy.
 
 use super::step::Step;
 use sluice_gateway::pool::Irreplaceable;

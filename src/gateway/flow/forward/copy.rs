@@ -6,14 +6,12 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use super::{Attempts, note_lease};
 use crate::experiment::CopyOutcome;
 use crate::flow::attempt::AttemptResult;
 use crate::flow::exchange::{Downstream, Upstream};
 use crate::flow::record::{Outcome, RecordGuard, Recorder};
-use crate::pool::{AdmissionRequest, Wants};
+use crate::pool::AdmissionRequest;
 use sluice_core::openai::ShedReason;
 
 impl<U: Upstream> Attempts<'_, U> {
@@ -24,22 +22,15 @@ impl<U: Upstream> Attempts<'_, U> {
         record: &mut RecordGuard<'_, R>,
     ) -> CopyOutcome {
         let others = self.prepared.arm.iter().flat_map(|arm| &arm.others);
+        let (layout, home) = (self.placed.table.layout, self.placed.home().id);
         let lease = self.backends.admission.enter_copy(&AdmissionRequest {
-            layout: self.placed.table.layout,
-            home: self.placed.home().id,
-            spill: SmallVec::new(),
-            need: self.prepared.need,
             priority: self.prepared.priority.number,
-            fair: None,
-            arrived: self.incoming.arrived,
-            since: self.incoming.arrived,
             prefix: Arc::clone(&self.prepared.prefix),
             adapter: self.prepared.adapter,
             asks: self.prepared.asks,
-            wants: Wants::default(),
             avoid: others.copied().collect(),
-            only: None,
             pinned: true,
+            ..AdmissionRequest::new(layout, home, self.prepared.need, self.incoming.arrived)
         });
         let Some(mut lease) = lease else {
             record.outcome = Outcome::Shed(ShedReason::NoBackend);

@@ -184,23 +184,12 @@ impl Gateway {
             }
         }
         while self.leases.len() + self.tickets.len() < most {
-            let request = AdmissionRequest {
-                layout: self.layout.number,
-                home: self.layout.pools[0],
-                spill: Default::default(),
-                need: Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
-                priority: 0,
-                fair: None,
-                arrived: Instant::now(),
-                since: Instant::now(),
-                adapter: None,
-                asks: Default::default(),
-                wants: Default::default(),
-                prefix: Arc::default(),
-                avoid: Default::default(),
-                only: None,
-                pinned: false,
-            };
+            let request = AdmissionRequest::new(
+                self.layout.number,
+                self.layout.pools[0],
+                Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
+                Instant::now(),
+            );
             match self.admission.enter(request) {
                 AdmissionDecision::Granted(lease) => self.leases.push(lease),
                 AdmissionDecision::Queued(ticket, _) => self.tickets.push(ticket),
