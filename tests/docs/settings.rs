@@ -2,8 +2,8 @@
 //!
 //! A block `toml` is a whole configuration and must be valid. A block `toml fragment` is a part of
 //! a configuration: its keys and values must be valid, but may refer to parts that are elsewhere.
-//! Blocks `toml lab` and `toml tune` are files of those commands; only their syntax is checked
-//! here.
+//! Blocks `toml lab` and `toml tune` are files of `sluice lab` and `sluice tune`; only their
+//! syntax is checked here.
 
 use std::path::Path;
 

@@ -12,7 +12,7 @@ use crate::{path, read};
 const RULES: &str = "prometheus/rules.yml";
 const ALERTS: &str = "prometheus/alerts.yml";
 const TESTS: [&str; 2] = ["prometheus/test.yml", "prometheus/test-days.yml"];
-/// The start of a test in those files, and of an alert.
+/// The start of a test in a test file of rules, and of an alert in a file of rules.
 const TEST: &str = "\n  - name: ";
 const ALERT: &str = "- alert: ";
 

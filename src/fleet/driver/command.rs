@@ -181,8 +181,8 @@ impl CommandDriver {
     }
 
     /// If the output file is larger than [`OUTPUT_MAX`], cuts it to the last lines of half that
-    /// size. A daemon that has the file open writes on behind them. What it writes during the cut
-    /// may be lost.
+    /// size. A daemon that has the file open goes on behind these lines. Its output during the
+    /// cut may be lost.
     fn bound_output(&self) -> io::Result<()> {
         let before = length(&self.output);
         if before <= OUTPUT_MAX as u64 {

@@ -105,7 +105,7 @@ table! {
         /// allows every page, [] none. The list replaces the policy of the engines. Pages send keys
         /// in headers, so cookies are never allowed. The admin port serves only the gateway's own
         /// page.
-        pub cors: Option<Cors> = optional("those that the engines allow (vLLM: --allowed-origins)")
+        pub cors: Option<Cors> = optional("the origins that the engines allow (vLLM: --allowed-origins)")
             .example("[\"https://chat.example.com\"]");
         /// The lowest priority that a request may ask for if no keys are configured; a lower number
         /// is served earlier. A number below this one counts as this one, and a request that asks

@@ -41,8 +41,8 @@ impl ResponseHead {
         self.headers.get_all(CONTENT_ENCODING).iter().any(|value| !identity(value))
     }
 
-    /// Whether this is an event stream with gzip. If so, changes the head to that of the
-    /// decompressed stream.
+    /// Whether this is an event stream with gzip. If so, the head becomes the head of
+    /// the decompressed stream.
     pub fn take_gzip(&mut self) -> bool {
         let gzip = |value: &HeaderValue| {
             let coding = value.as_bytes().trim_ascii();

@@ -1,4 +1,4 @@
-//! What is confirmed, and how often.
+//! Which settings are confirmed, and how often.
 //!
 //! The settings and their service rates are made up.
 

@@ -79,7 +79,7 @@ impl Step {
         }
     }
 
-    /// What an operator waits for during the step, after "wait until".
+    /// The end of the step, as a clause after "wait until".
     pub(super) fn awaited(self) -> &'static str {
         // In a ramp the engine serves already.
         if self == Self::Ramp { "its ramp ends" } else { "it serves" }
