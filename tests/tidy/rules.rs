@@ -357,7 +357,7 @@ mod tests {
         clean(&pronouns([("a.rs", &*format!("{plain}let those = what;\n"))]));
         one_complaint(
             &pronouns([("a.rs", &*format!("{plain}// What it has.\n// And what it knows.\n"))]),
-            "`what`: 1.4",
+            "`what`: 1.53",
         );
     }
 
