@@ -121,7 +121,8 @@ async def slow_http2(port, streams, stop):
             kind = type(event).__name__
             if kind == "DataReceived":
                 read += len(event.data)
-                connection.increment_flow_control_window(len(event.data))
+                if event.flow_controlled_length:
+                    connection.increment_flow_control_window(event.flow_controlled_length)
             elif kind in ("StreamEnded", "StreamReset"):
                 open_streams.discard(event.stream_id)
         if time.monotonic() >= next_window:
@@ -133,18 +134,16 @@ async def slow_http2(port, streams, stop):
     return read
 
 
-async def readers(port, number, seconds):
-    """Opens the slow clients within two thirds of the time, and keeps them until its end."""
-    stop, tasks, begun = asyncio.Event(), [], time.monotonic()
+async def readers(port, number, seconds, opened, stop):
+    """Opens the slow clients within `seconds`, says so, and keeps them until `stop`."""
+    tasks, begun = [], time.monotonic()
     half = number // 2
-    pause = seconds * 2 / 3 / max(half, 1)
     for index in range(half):
         tasks.append(asyncio.create_task(slow_http1(port, stop)))
         if index % STREAMS == 0:
             tasks.append(asyncio.create_task(slow_http2(port, min(STREAMS, half - index), stop)))
-        await asyncio.sleep(max(0.0, begun + (index + 1) * pause - time.monotonic()))
-    await asyncio.sleep(max(0.0, begun + seconds - time.monotonic()))
-    stop.set()
+        await asyncio.sleep(max(0.0, begun + (index + 1) * seconds / max(half, 1) - time.monotonic()))
+    opened.set()
     done = await asyncio.gather(*tasks, return_exceptions=True)
     failed = [str(one) for one in done if isinstance(one, Exception)]
     return {"bytes": sum(one for one in done if isinstance(one, int)), "failed": len(failed), "first": failed[:1]}
@@ -188,15 +187,19 @@ def main():
 
             async def beside():
                 nonlocal most_mb, most_bytes
-                slow = asyncio.create_task(readers(port, options.readers, options.seconds))
-                await asyncio.sleep(options.seconds / 3)
-                honest = asyncio.to_thread(bench, port, options.seconds // 3)
-                honest = asyncio.create_task(honest)
+                opened, stop = asyncio.Event(), asyncio.Event()
+                slow = asyncio.create_task(readers(port, options.readers, options.seconds / 2, opened, stop))
+                await opened.wait()
+                text = get(f"http://127.0.0.1:{admin}/metrics")
+                unread = metric(text, "sluice_response_bytes")
+                print(f"readers open: {memory_mb(gateway.pid):.0f} MB, {unread / 2**20:.0f} MiB wait for clients", flush=True)
+                honest = asyncio.create_task(asyncio.to_thread(bench, port, options.seconds // 3))
                 while not honest.done():
                     most_mb = max(most_mb, memory_mb(gateway.pid))
                     text = await asyncio.to_thread(get, f"http://127.0.0.1:{admin}/metrics")
                     most_bytes = max(most_bytes, metric(text, "sluice_response_bytes"))
                     await asyncio.sleep(1)
+                stop.set()
                 return await honest, await slow
 
             (p99, completed), slow = asyncio.run(beside())

@@ -129,6 +129,8 @@ pub(super) struct Owners {
     indebted: BTreeSet<(Level, OwnerIndex)>,
     /// Sequences next to which requests were granted: a decayed mean.
     crowd: f64,
+    /// Prompts in prefill, of all owners.
+    prefill: PrefillUse,
     /// Output tokens divided by estimates, of all owners: a decayed mean.
     output_ratio: f64,
     /// `held`: a waiter was held although there is room, because the owner's prefill share is used
@@ -165,6 +167,7 @@ impl Default for Owners {
             leaving: VecDeque::new(),
             indebted: BTreeSet::new(),
             crowd: 1.0,
+            prefill: PrefillUse::default(),
             output_ratio: 1.0,
             held: false,
             loosened: false,

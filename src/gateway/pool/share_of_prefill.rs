@@ -6,6 +6,8 @@
 //!
 //! - On one engine it has at most `s x` [`AHEAD`] prompt tokens to compute, or a single prompt.
 //! - Large prompts are on at most `max(1, floor(s x N))` engines at a time.
+//! - While the small prompts of all owners on one engine come to [`QUEUED`] tokens, only owners with
+//!   fewer running requests than `s` of all send further prompts to that engine.
 //!
 //! With two owners and two engines, one engine is always free of the large prompts of either, and
 //! `least_work` places the other owner's small prompts there. One prompt keeps an engine busy, so
@@ -22,6 +24,10 @@ use sluice_core::base::BackendId;
 /// many as vLLM computes in one step.
 const AHEAD: f64 = 8_192.0;
 
+/// Tokens of small prompts without a first token on one engine, of all owners, from which owners
+/// that use their share wait in the gateway.
+const QUEUED: u64 = 2_048;
+
 /// The prompts that an owner may send to an engine now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Allowance {
@@ -32,6 +38,7 @@ pub(super) struct Allowance {
 
 impl Allowance {
     pub(super) const ALL: Self = Self { tokens: u64::MAX, large: true };
+    pub(super) const NONE: Self = Self { tokens: 0, large: false };
 
     /// Whether a prompt with this many tokens to compute may go there.
     pub(super) fn allows(self, computed: u64) -> bool {
@@ -49,6 +56,8 @@ impl Allowance {
 struct OnEngine {
     backend: BackendId,
     tokens: u64,
+    /// The part of `tokens` in prompts that are not large.
+    small: u64,
     prompts: u32,
     large: u32,
 }
@@ -64,11 +73,13 @@ impl PrefillUse {
 
     pub(super) fn begin(&mut self, backend: BackendId, computed: u64) {
         let large = u32::from(computed >= LARGE_PROMPT);
+        let small = if large == 0 { computed } else { 0 };
         match self.0.iter_mut().find(|on| on.backend == backend) {
             Some(on) => {
-                (on.tokens, on.prompts, on.large) = (on.tokens + computed, on.prompts + 1, on.large + large);
+                (on.tokens, on.small) = (on.tokens + computed, on.small + small);
+                (on.prompts, on.large) = (on.prompts + 1, on.large + large);
             }
-            None => self.0.push(OnEngine { backend, tokens: computed, prompts: 1, large }),
+            None => self.0.push(OnEngine { backend, tokens: computed, small, prompts: 1, large }),
         }
     }
 
@@ -76,6 +87,9 @@ impl PrefillUse {
         let Some(at) = self.0.iter().position(|on| on.backend == backend) else { return };
         let on = &mut self.0[at];
         on.tokens = on.tokens.saturating_sub(computed);
+        if computed < LARGE_PROMPT {
+            on.small = on.small.saturating_sub(computed);
+        }
         on.prompts = on.prompts.saturating_sub(1);
         on.large = on.large.saturating_sub(u32::from(computed >= LARGE_PROMPT));
         if on.prompts == 0 {
@@ -83,10 +97,15 @@ impl PrefillUse {
         }
     }
 
+    /// Whether the small prompts on `backend` fill the engine's queue.
+    pub(super) fn is_queue_full(&self, backend: BackendId) -> bool {
+        self.0.iter().any(|on| on.backend == backend && on.small >= QUEUED)
+    }
+
     /// The prompts that may go to `backend`, given the owner's share of a pool of `engines`.
     pub(super) fn allowance(&self, backend: BackendId, share: f64, engines: usize) -> Allowance {
         let here = self.0.iter().find(|on| on.backend == backend);
-        let tokens = here.map_or(u64::MAX, |on| ((share * AHEAD) as u64).saturating_sub(on.tokens));
+        let tokens = here.map_or(u64::MAX, |on| ((share * AHEAD) as u64).max(LARGE_PROMPT).saturating_sub(on.tokens));
         let with_large = self.0.iter().filter(|on| on.large > 0).count();
         // A share of a third of three engines is one engine, despite the last bit of the product.
         let most = ((share * engines as f64 + 1e-9) as usize).max(1);

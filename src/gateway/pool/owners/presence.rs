@@ -99,13 +99,14 @@ impl Owners {
     /// A prompt with this many tokens to compute goes to an engine.
     pub(in crate::pool) fn begin_prefill(&mut self, owner: OwnerIndex, backend: BackendId, computed: u64) {
         self.at_mut(owner).prefill.begin(backend, computed);
+        self.prefill.begin(backend, computed);
     }
 
     /// The first token of such a prompt was seen, or the request has ended.
     pub(in crate::pool) fn end_prefill(&mut self, owner: OwnerIndex, backend: BackendId, computed: u64) {
-        let found = self.at_mut(owner);
-        found.prefill.end(backend, computed);
-        self.loosened |= !self.at(owner).queue.is_empty();
+        self.at_mut(owner).prefill.end(backend, computed);
+        self.prefill.end(backend, computed);
+        self.loosened |= self.waiting > 0;
     }
 
     /// The prompts that an owner may send to `backend` now, in a pool of `engines`.
@@ -117,7 +118,11 @@ impl Owners {
         }
         let weight = self.weight(owner);
         let of_all = if found.present { self.weights } else { self.weights + weight };
-        found.prefill.allowance(backend, weight / of_all.max(weight), engines)
+        let share = weight / of_all.max(weight);
+        if self.prefill.is_queue_full(backend) && f64::from(found.running) >= share * f64::from(self.running) {
+            return Allowance::NONE;
+        }
+        found.prefill.allowance(backend, share, engines)
     }
 
     /// Whether an owner may be held back, because several owners are present.

@@ -251,6 +251,33 @@ fn large_prompts_of_one_owner_leave_an_engine_to_the_others_and_take_all_when_al
 }
 
 #[test]
+fn while_prompts_queue_in_an_engine_only_owners_below_their_share_send_more() {
+    let fixture = Fixture::new(&[pool(1, BackendLimits { slots: 256, ..NO_PERMITS }, 512)]);
+    let (mut running, mut waiting) = (Vec::new(), Vec::new());
+    for owner in (0..4).flat_map(|_| 1..=10) {
+        match fixture.enter_owned(owner, 500) {
+            Ok(lease) => running.push(lease),
+            Err(ticket) => waiting.push(ticket),
+        }
+    }
+    assert_eq!((running.len(), waiting.len()), (10, 30), "one prompt of each owner is below its share");
+    running.push(fixture.enter_owned(11, 200).expect("the newcomer has nothing running"));
+    // 10 x 500 + 200 tokens: below 2,048 after seven first tokens.
+    for prompt in 1..=7 {
+        running[prompt - 1].first_token();
+        let next = granted(&mut waiting).len();
+        assert_eq!(next > 0, prompt == 7, "after {prompt} first tokens");
+        assert_eq!(fixture.admission.check_invariants(), Ok(()));
+    }
+    while let Some(mut lease) = (!running.is_empty()).then(|| running.remove(0)) {
+        lease.first_token();
+        drop(lease);
+        running.extend(granted(&mut waiting));
+    }
+    assert!(waiting.is_empty(), "nothing waits while the engine is idle");
+}
+
+#[test]
 fn an_owner_that_has_gone_keeps_nothing_from_the_others() {
     let fixture = Fixture::new(&[pool(2, BackendLimits { slots: 64, ..NO_PERMITS }, 512)]);
     drop(fixture.enter_owned(2, 200));
