@@ -58,7 +58,7 @@ fn tokens(count: u64) -> String {
 fn by_class(entries: &[Entry]) -> Section {
     let groups = group(entries, |entry| (entry.class.to_string(), entry.pool.to_string()));
     let rows = groups.iter().map(|((class, pool), entries)| latencies(&[class, pool], entries));
-    let note = "A class is the home pool of a request, by the length of its prompt; the pool is where it ran. Milliseconds; TPOT and \
+    let note = "The gateway gave each request a class by the length of its prompt ([[class]]); the pool is where it ran. Milliseconds; TPOT and \
                 E2EL of completed requests.";
     Section {
         title: "By class and pool".to_owned(),

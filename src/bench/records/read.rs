@@ -81,6 +81,8 @@ struct Line<'a> {
     #[serde(borrow)]
     home: Option<Cow<'a, str>>,
     #[serde(borrow)]
+    class: Option<Cow<'a, str>>,
+    #[serde(borrow)]
     pool: Option<Cow<'a, str>>,
     #[serde(default, borrow)]
     backend: Cow<'a, str>,
@@ -184,11 +186,13 @@ impl Day {
     }
 
     fn entry(&mut self, line: &Line<'_>, at: f64, file: &Arc<str>, number: u32) -> Result<Entry, RecordsError> {
-        let class = line.home.as_deref().or(line.pool.as_deref()).unwrap_or("(no pool)");
+        let home = line.home.as_deref().or(line.pool.as_deref());
+        // Records of earlier versions have no class; there the class was the home pool.
+        let class = line.class.as_deref().or(home).unwrap_or("(no class)");
         Ok(Entry {
             at,
             class: self.name(class)?,
-            pool: self.name(line.pool.as_deref().unwrap_or(class))?,
+            pool: self.name(line.pool.as_deref().or(home).unwrap_or("(no pool)"))?,
             backend: self.name(&line.backend)?,
             model: self.name(&line.model)?,
             outcome: self.name(&line.outcome)?,

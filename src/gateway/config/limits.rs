@@ -16,6 +16,8 @@ pub const MAX_POOLS: usize = 64;
 pub const MAX_BACKENDS: usize = 1_024;
 /// Model names (aliases not counted): label values, and one token estimator each.
 pub const MAX_MODELS: usize = 512;
+/// Classes: each is a label value of the metrics with latencies.
+pub const MAX_CLASSES: usize = 8;
 /// Aliases over all models: they only cost a map entry.
 pub const MAX_ALIASES: usize = 4_096;
 /// API keys: one lookup per request, one small counter block each.

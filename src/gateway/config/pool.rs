@@ -113,6 +113,13 @@ table! {
 }
 
 impl PromptRange {
+    /// Reports a range without any length.
+    pub(super) fn check(&self, path: &str, report: &mut Report<'_>) {
+        if let Some(max) = self.max.filter(|max| *max <= self.min && report.is_sound(path)) {
+            report.add_at(path, Situation::EmptyRange { min: self.min.to_string(), max: max.to_string() });
+        }
+    }
+
     /// Whether a prompt of this length is in the range.
     pub fn contains(&self, tokens: Tokens) -> bool {
         self.min <= tokens && self.max.is_none_or(|max| tokens < max)

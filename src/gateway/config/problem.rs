@@ -69,6 +69,8 @@ pub enum Situation {
     NameLetters { name: String },
     #[error("'{name}' may not contain control characters, or blanks at its beginning or end")]
     ModelNameLetters { name: String },
+    #[error("the name \"other\" is for requests that are in no class; choose another name")]
+    ReservedClass,
     #[error("'{name}' is used twice; it is already at {first}")]
     Duplicate { name: String, first: String },
 
@@ -332,6 +334,7 @@ impl Situation {
             Self::NameTooLong { .. }
             | Self::NameLetters { .. }
             | Self::ModelNameLetters { .. }
+            | Self::ReservedClass
             | Self::Duplicate { .. } => Topic::Names,
             Self::UnknownModel { .. } | Self::UnknownPool { .. } | Self::UnknownBackend { .. } => Topic::Names,
             Self::UnknownKeyName { .. } | Self::NoModelDeclared { .. } | Self::FlagName { .. } => Topic::Names,

@@ -7,6 +7,7 @@
 use super::admin::Admin;
 use super::auth::Auth;
 use super::backend::Backend;
+use super::class::Class;
 use super::cluster::Cluster;
 use super::experiment::Experiment;
 use super::fleet::Fleet;
@@ -48,6 +49,11 @@ table! {
         /// Objectives for goodput, the tuner and experiments. No request is judged by a target that
         /// is absent.
         pub slo: Slo = table();
+        /// One table per class: requests whose latency is shown, judged and alerted on together,
+        /// whatever pool and engine serve them. A request belongs to the first class that has it.
+        /// Without a table, the classes are "short" and "long": they divide at the limits of pools
+        /// and permits, or at 5k.
+        pub classes as "class": Vec<Class> = tables(limits::MAX_CLASSES);
         /// How backends leave and re-enter rotation.
         pub health: Health = table();
         /// How engines that the gateway runs (pool.backend.launch and control) are started,

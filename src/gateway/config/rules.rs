@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::auth::{Auth, PriorityRange};
 use super::autoscale::ENGINES;
 use super::backend::{Backend, Target};
+use super::class;
 use super::cluster::ClusterLeader;
 use super::fair::Fair;
 use super::limits;
@@ -30,7 +31,7 @@ use sluice_core::base::{ModelId, Period};
 /// Applies every rule. Sets values that depend on several keys: the objectives that pools inherit
 /// from `slo`, the TLS settings of backends, and the default of `server.max_body_memory`.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
-    let Config { server, health, fleet, models, auth, pools, slo, access_log, records, tracing, cluster, .. } = config;
+    let Config { server, health, fleet, models, auth, pools, slo, classes, access_log, records, tracing, cluster, .. } = config;
     if ["server.listen", "server.admin"].iter().all(|path| report.is_sound(path))
         && overlap(server.listen, server.admin)
     {
@@ -68,6 +69,10 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         }
         inherit_objectives(&mut pool.slo, slo, &path, report);
         connect_with_tls(pool, &path, report);
+    }
+    class::check(classes, report);
+    if classes.is_empty() && report.is_sound("class") {
+        *classes = class::derived(pools);
     }
     check_endpoints(pools, server, report);
     if let Some(cluster) = cluster {
@@ -208,14 +213,10 @@ fn check_written_file(file: &Path, key: &str, report: &mut Report<'_>) {
 
 fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
     let at = |key: &str| format!("{path}.{key}");
-    let range = pool.prompt_tokens;
-    if let Some(max) = range.max.filter(|max| *max <= range.min && report.is_sound(&at("prompt_tokens"))) {
-        let situation = Situation::EmptyRange { min: range.min.to_string(), max: max.to_string() };
-        report.add_at(&at("prompt_tokens"), situation);
-    }
+    pool.prompt_tokens.check(&at("prompt_tokens"), report);
     if let Some(long) = pool.long_prefix {
         let sound = report.is_sound(&at("prompt_tokens")) && report.is_sound(&at("long_prefix"));
-        if long.slots == 0 && range.exceeds(long.threshold) && sound {
+        if long.slots == 0 && pool.prompt_tokens.exceeds(long.threshold) && sound {
             let situation = Situation::LongNeverRuns { threshold: long.threshold.to_string() };
             report.add_at(&at("long_prefix.slots"), situation);
         }

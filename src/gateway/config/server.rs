@@ -208,6 +208,10 @@ table! {
 }
 
 impl Slo {
+    /// No target.
+    pub(super) const NONE: Self =
+        Self { ttft: None, ttft_per_1k_prompt_tokens: Duration::ZERO, tpot: None, e2el: None, attainment: 0.99 };
+
     /// The targets in the form by which finished requests are judged.
     pub fn objectives(&self) -> Objectives {
         let Self { ttft, ttft_per_1k_prompt_tokens: ttft_per_1k, tpot, e2el, attainment: _ } = *self;

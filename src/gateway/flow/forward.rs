@@ -189,7 +189,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                     return Box::pin(self.give_up(*failed, released, down, record)).await;
                 }
             };
-            record.retries.push(failed.reason);
+            record.retried(failed.reason);
         }
     }
 
@@ -254,7 +254,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 }
                 Err(WaitError::Stale) if connection == Connection::Any && self.may_try_again() => {
                     record.is_lost = true;
-                    record.retries.push(RetryReason::StaleConnection);
+                    record.retried(RetryReason::StaleConnection);
                     connection = Connection::New;
                 }
                 Err(error) => {
@@ -450,6 +450,7 @@ fn response_context<'a, U>(
         prefilled: (prepared.prompts > 1).then(|| sent + lease.prefill_time()),
         feedback: &prepared.feedback,
         limits: SilenceLimits { idle: placed.table.timeouts().idle, silent: placed.table.timeouts().silent },
+        classes: &placed.table.classes,
         objectives: &placed.home().objectives,
         credentials: None,
         abort: backends.abort,

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | read, authorize | `prepare.rs` | is the request valid, and may this key use the model? |
 //! | estimate, classify | `prepare.rs`, `classify.rs` | prompt length? which pools may serve it? |
+//! | | `classes.rs` | in which class do its latencies count? |
 //! | assign | `assign.rs` | is it in an arm of an experiment? |
 //! | | `priority.rs` | how early is it served, here and by the engine? |
 //! | | `owner.rs` | whose share of the pool does it use? |
@@ -31,6 +32,7 @@ mod key_rate;
 mod key_counters;
 mod in_flight;
 pub mod keys;
+pub mod classes;
 pub mod routing_table;
 pub mod specs;
 pub mod classify;

@@ -11,6 +11,7 @@ use http::header::CONTENT_TYPE;
 use tokio::time::Instant;
 
 use super::assign::{self, ArmTarget};
+use super::classes::Kind;
 use super::classify::{self, Placement};
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
@@ -95,6 +96,7 @@ pub(super) async fn prepare<R: Recorder>(
     let mut arm = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
     let placement = arm.as_mut().and_then(ArmTarget::take_placement).unwrap_or(placement);
     let home = &table.pools[placement.home];
+    record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
     record.set_home(home);
     let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
     let own_model = ModelKey::of(own_name.unwrap_or(name));
@@ -132,6 +134,10 @@ pub(super) async fn prepare<R: Recorder>(
         injected,
         feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),
     })
+}
+
+fn kind(model: &ModelRoute, incoming: &IncomingRequest, tokens: u64) -> Kind {
+    Kind { tokens, adapter: model.adapter.is_some(), generates: incoming.route.generates() }
 }
 
 /// The model, route and length that the request asks of an engine; `model` is the name that is

@@ -32,6 +32,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::{AttemptResult, FailedAttempt};
+use super::classes::Classes;
 use super::elsewhere::Credentials;
 use super::exchange::{ClientGone, Downstream, Exchange, ResponseHead, UpstreamRequest};
 use super::feedback::{Feedback, InjectedUsage};
@@ -70,7 +71,9 @@ pub(super) struct ResponseContext<'a> {
     pub(super) prefilled: Option<Instant>,
     pub(super) feedback: &'a Feedback,
     pub(super) limits: SilenceLimits,
-    pub(super) objectives: &'a Objectives,
+    pub(super) classes: &'a Classes,
+    /// The objectives of the home pool, by class.
+    pub(super) objectives: &'a [Objectives],
     /// Whose credentials the engine has seen. `None`: no other engine can take the request. The
     /// response then goes to the client whatever it says, and the fault was counted before.
     pub(super) credentials: Option<Credentials>,

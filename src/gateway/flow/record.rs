@@ -74,6 +74,9 @@ pub enum Stage {
 }
 
 impl Outcome {
+    /// Every label.
+    pub const LABELS: [&str; 6] = ["completed", "client_gone", "shed", "upstream_error", "timeout", "refused"];
+
     /// The label used in metrics and the access log.
     pub fn label(self) -> &'static str {
         match self {
@@ -178,6 +181,8 @@ pub struct Record {
     pub refused_model: Option<Box<str>>,
     /// The home pool.
     pub home: Option<Arc<str>>,
+    /// The class; `None` until the request is placed.
+    pub class: Option<Arc<str>>,
     /// The pool in which the request ran.
     pub pool: Option<Arc<str>>,
     /// The backend on which the request ran, or the last one tried.
@@ -204,6 +209,8 @@ pub struct Record {
     pub origin: Origin,
     /// Why attempts were repeated.
     pub retries: SmallVec<[RetryReason; 2]>,
+    /// The backends of these attempts, in the same order.
+    pub retried_on: SmallVec<[Arc<str>; 1]>,
     /// Time to read and estimate.
     pub estimate_time: Duration,
     /// Time spent waiting for leases, all attempts together.

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use foldhash::quality::RandomState;
 
+use super::classes::Classes;
 use super::keys::{ApiKey, KeyUsage, Keyring};
 use crate::config::{Config, Fair, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
@@ -35,6 +36,8 @@ pub struct RoutingTable {
     pub layout: u64,
     /// Pools in the order of the configuration.
     pub pools: Vec<PoolRoute>,
+    /// Classes by which latency is shown.
+    pub classes: Classes,
     /// API keys of clients.
     pub keys: Keyring,
     /// Experiments.
@@ -61,8 +64,8 @@ pub struct PoolRoute {
     pub spill: Vec<usize>,
     /// Whether usage is requested on behalf of the client.
     pub usage: UsageInjection,
-    /// Objectives that a request must meet to count for goodput.
-    pub objectives: Objectives,
+    /// Objectives that a request must meet to count for goodput, by class.
+    pub objectives: Box<[Objectives]>,
     /// The owners that take turns in the pool's queue.
     pub fair: Fair,
 }
@@ -160,11 +163,12 @@ impl RoutingTable {
         learned: &LearnedState,
     ) -> RoutingDraft {
         debug_assert!(!Admission::is_applying(), "a routing table is built while all requests wait for the lock");
-        let pools = config.pools.iter().map(|pool| PoolRoute::new(pool, !config.auth.keys.is_empty())).collect();
+        let pools = config.pools.iter().map(|pool| PoolRoute::new(pool, &config)).collect();
         let keys = Keyring::new(&config.auth, &learned.key_usage);
         let experiments = learned.experiments.configure(&config);
         let (models, by_name, other, layout) = (Vec::new(), HashMap::default(), None, 0);
-        let mut table = Self { pools, keys, experiments, models, by_name, other, config, layout };
+        let classes = Classes::of(&config);
+        let mut table = Self { pools, classes, keys, experiments, models, by_name, other, config, layout };
         table.declare(counters, learned);
         let open: Vec<usize> = (0..table.pools.len())
             .filter(|index| table.config.pools[*index].models == crate::config::ModelScope::All)
@@ -260,7 +264,8 @@ impl RoutingDraft {
 
 impl PoolRoute {
     /// A pool without the ids that admission assigns.
-    fn new(pool: &crate::config::Pool, has_keys: bool) -> Self {
+    fn new(pool: &crate::config::Pool, config: &Config) -> Self {
+        let has_keys = !config.auth.keys.is_empty();
         let usual = if has_keys { Fair::Key } else { Fair::Off };
         Self {
             id: PoolId::new(0),
@@ -270,7 +275,7 @@ impl PoolRoute {
             limits: limits_of(pool),
             spill: pool.spill.iter().map(|pool| pool.index()).collect(),
             usage: pool.usage,
-            objectives: pool.slo.objectives(),
+            objectives: Classes::objectives(config, pool),
             fair: pool.queue.fair.clone().unwrap_or(usual),
         }
     }

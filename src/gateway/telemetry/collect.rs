@@ -18,7 +18,6 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -28,6 +27,7 @@ use prometheus::{GaugeVec, Histogram, IntCounterVec, IntGaugeVec, Registry, Text
 use tokio::time::Instant;
 
 use super::access_log::{AccessLogError, AccessLogWriter};
+use super::by_engine::ByEngine;
 use super::clients::{ClientView, Clients};
 use super::cluster::{Cluster, ClusterMetrics};
 use super::engines::{EngineMetrics, Engines};
@@ -45,20 +45,22 @@ use super::openmetrics;
 use super::otlp::Exporter;
 use super::recent::WindowStats;
 use super::records;
-use super::series::{self, Lengths, PoolSeries, Series, SeriesTable};
+use super::series::{self, PoolSeries, Series, SeriesTable};
 use super::tuner::{Tuner, TunerView};
 use super::wanted::{PoolEngines, Wanted};
-use crate::config::Config;
+use crate::config::{Config, Model};
 use crate::experiment::ExperimentReport;
 use crate::flow::keys::KeyTokens;
 use crate::flow::owner::KeyWork;
 use crate::flow::{Outcome, Record, Recorder};
+use sluice_core::base::ModelId;
 use sluice_core::meter::StreamStats;
 
 /// Takes records and renders pages.
 pub struct Telemetry {
     registry: Registry,
     table: Arc<SeriesTable>,
+    by_engine: ByEngine,
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
     client_wait: Histogram,
@@ -137,6 +139,7 @@ impl Telemetry {
             overhead_estimate: overhead.with_label_values(&["estimate"]),
             overhead_connect: overhead.with_label_values(&["connect"]),
             client_wait: client_wait.with_label_values::<&str>(&[]),
+            by_engine: ByEngine::new(&registry),
             registry,
             table,
             reloads,
@@ -217,16 +220,19 @@ impl Telemetry {
         let names = config.pools.iter().map(|pool| pool.name.clone()).collect();
         let before: HashSet<String> = std::mem::replace(&mut *self.pools.lock(), names);
         for pool in &config.pools {
-            let has_objectives = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
+            let of_classes = config.classes.iter().filter(|class| !class.objectives_in(pool).is_empty());
+            let targets: Vec<_> = of_classes.map(|class| (&class.name, class.attainment_in(pool))).collect();
             let series = self.table.pool(Some(&pool.name.as_str().into()));
             // A pool that returns after a while is a new pool, with a rate of its own.
             if !before.is_empty() && !before.contains(&pool.name) {
                 series.recent.restart(Instant::now());
             }
-            series.has_objectives.store(has_objectives, Ordering::Relaxed);
-            series.lengths.store(Lengths::of(pool, config.pools.len() == 1).map(Arc::new));
-            if has_objectives {
-                self.slo_targets.with_label_values(&[&pool.name]).set(pool.slo.attainment);
+            for (class, attainment) in targets {
+                self.slo_targets.with_label_values(&[&pool.name, class]).set(attainment);
+                let served = |(index, _): &(usize, &Model)| pool.models.includes(ModelId::new(*index));
+                for (_, model) in config.models.iter().enumerate().filter(served).take(JUDGED_MODELS) {
+                    self.table.start_judging(&pool.name, class, &model.name);
+                }
             }
         }
         self.certificates.reset();
@@ -319,6 +325,8 @@ impl Telemetry {
     }
 }
 
+/// The most models of a pool whose counters begin at zero.
+const JUDGED_MODELS: usize = 16;
 /// Initial capacity of a page, in bytes; enough for a small configuration.
 const PAGE_BYTES: usize = 64 << 10;
 
@@ -384,12 +392,12 @@ impl Telemetry {
             series.home.shed(reason).inc();
         }
         if let Some(met) = record.slo_met {
-            series.home.judged(met).inc();
+            self.table.judged(&series, met).inc();
         }
+        self.by_engine.count(record);
         let now = Instant::now();
         series.home.recent.add(record, now);
-        let history = self.table.history_of(&series, record);
-        history.history.lock().add(record, now.saturating_duration_since(self.started));
+        series.history.history.lock().add(record, now.saturating_duration_since(self.started));
         self.finished.add(record, Timestamp::now());
     }
 }
@@ -397,7 +405,7 @@ impl Telemetry {
 fn placed(record: &Record, series: &Series) {
     let asked = record.backend.is_some() || record.outcome != Outcome::Refused;
     if asked {
-        series.home.queue_wait.observe(seconds(record.queue_wait), record);
+        series.queue_wait.observe(seconds(record.queue_wait), record);
     }
     if let Some(spill) = &series.spill {
         spill.inc();

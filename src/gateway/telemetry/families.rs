@@ -5,8 +5,9 @@
 //! reports of backends, never from clients. So the configuration bounds the number of series.
 //! Labels:
 //!
-//! - `pool`: the pool in which a request ran, or the home pool if it never ran. `class`: the home
-//!   pool, that is, the length class of the prompt. They differ for a request that spilled.
+//! - `pool`: the pool in which a request ran, or the home pool if it never ran. `class`: the class
+//!   of the prompt's length and the kind of request (`[[class]]`); empty if the request was refused
+//!   before the gateway knew it.
 //! - `arm`: the arm of an experiment as `EXPERIMENT/ARM`, empty without one. `model`: empty if none
 //!   was recognised.
 //!
@@ -69,6 +70,11 @@ const OVERHEAD: &[f64] = &[
 /// Estimated over actual tokens: 1 is exact; symmetric around 1 in proportion.
 const RATIO: &[f64] = &[0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0];
 
+/// Engine TTFT and queue wait where there are many histograms: three buckets for each factor of ten.
+const FEW_TIMES: &[f64] = &[0.010, 0.025, 0.050, 0.100, 0.250, 0.500, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// TPOT where there are many histograms.
+const FEW_GAPS: &[f64] = &[0.002, 0.005, 0.010, 0.015, 0.020, 0.030, 0.050, 0.100, 0.250, 1.0];
+
 const REQUEST: &[&str] = &["pool", "model", "arm", "class"];
 const BACKEND: &[&str] = &["pool", "backend"];
 const ARM: &[&str] = &["arm"];
@@ -85,7 +91,7 @@ macro_rules! families {
 }
 
 families! {
-    REQUESTS: "sluice_requests_total" MetricKind::Counter, &["route", "pool", "model", "arm", "outcome"],
+    REQUESTS: "sluice_requests_total" MetricKind::Counter, &["route", "pool", "model", "arm", "outcome", "class"],
         "Finished requests by outcome (completed, client_gone, shed, upstream_error, timeout, refused)";
     TIME_TO_FIRST_TOKEN: "sluice_time_to_first_token_seconds" MetricKind::Histogram(TTFT), REQUEST,
         "Time from the full receipt of a streamed request to the first event with output, including time in the queue";
@@ -100,15 +106,15 @@ families! {
         &["route", "pool", "model"],
         "Duration of completed requests that generate nothing (tokenize, embeddings, rerank, ...): from the full \
          receipt of the request to the end of the response";
-    QUEUE_WAIT_SECONDS: "sluice_queue_wait_seconds" MetricKind::Histogram(QUEUE_WAIT), &["pool"],
+    QUEUE_WAIT_SECONDS: "sluice_queue_wait_seconds" MetricKind::Histogram(QUEUE_WAIT), &["pool", "class"],
         "Time that a request waited for a backend, whether it got one or not; by home pool";
-    PROMPT_TOKENS: "sluice_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
+    PROMPT_TOKENS: "sluice_prompt_tokens_total" MetricKind::Counter, REQUEST,
         "Prompt tokens as counted by the engines, or as estimated by the gateway for a response without usage";
     CACHED_TOKENS: "sluice_cached_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
         "Prompt tokens that engines report as found in their prefix caches (vLLM: with --enable-prompt-tokens-details)";
     EXPECTED_CACHED_TOKENS: "sluice_expected_cached_prompt_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
         "Prompt tokens that the gateway expected in the engine's prefix cache when it chose the engine";
-    GENERATION_TOKENS: "sluice_generation_tokens_total" MetricKind::Counter, &["pool", "model", "arm"],
+    GENERATION_TOKENS: "sluice_generation_tokens_total" MetricKind::Counter, REQUEST,
         "Output tokens as counted by the engines; in a stream without usage, one for each event that carried tokens";
     ESTIMATE_RATIO: "sluice_prompt_estimate_ratio" MetricKind::Histogram(RATIO), &["model"],
         "Estimated prompt tokens divided by prompt tokens counted by the engine";
@@ -139,6 +145,26 @@ families! {
         "Requests that ran outside their home pool";
     RETRIES: "sluice_retries_total" MetricKind::Counter, &["pool", "reason"],
         "Repeated attempts by reason and by the pool of the last attempt";
+    BACKEND_REQUESTS: "sluice_backend_requests_total" MetricKind::Counter, &["pool", "backend", "class", "outcome"],
+        "Finished requests by the backend of the last attempt";
+    BACKEND_RETRIES: "sluice_backend_retries_total" MetricKind::Counter, &["pool", "backend", "reason"],
+        "Attempts on a backend that failed and were repeated, by reason";
+    BACKEND_TTFT: "sluice_backend_time_to_first_token_seconds" MetricKind::Histogram(FEW_TIMES), &["pool", "backend", "class"],
+        "Time from the sending of a streamed request to a backend to the first event with output";
+    BACKEND_TPOT: "sluice_backend_time_per_output_token_seconds" MetricKind::Histogram(FEW_GAPS), &["pool", "backend", "class"],
+        "Time per output token of completed streams by backend";
+    BACKEND_PREFILL_RATE: "sluice_backend_prefill_tokens_per_second" MetricKind::Gauge, BACKEND,
+        "Prompt tokens that a backend computes per second, as the gateway has measured; absent until then";
+    KEY_REQUESTS: "sluice_key_requests_total" MetricKind::Counter, &["key", "class", "outcome"],
+        "Finished requests by API key; keys beyond the first 300 pairs of key and class count as key other";
+    KEY_PROMPT_TOKENS: "sluice_key_prompt_tokens_total" MetricKind::Counter, &["key", "class"],
+        "Prompt tokens by API key";
+    KEY_GENERATION_TOKENS: "sluice_key_generation_tokens_total" MetricKind::Counter, &["key", "class"],
+        "Output tokens by API key";
+    KEY_QUEUE_WAIT: "sluice_key_queue_wait_seconds" MetricKind::Histogram(FEW_TIMES), &["key"],
+        "Time that requests of an API key waited for a backend";
+    KEY_TTFT: "sluice_key_time_to_first_token_seconds" MetricKind::Histogram(FEW_TIMES), &["key", "class"],
+        "Time to first token by API key, including time in the queue";
     BACKEND_STATE: "sluice_backend_state" MetricKind::Gauge, &["pool", "backend", "state"],
         "1 for the current state of a backend, 0 for every other state";
     ENGINE_RESTARTS: "sluice_engine_restarts_total" MetricKind::Counter, BACKEND,
@@ -159,9 +185,9 @@ families! {
     SLO_ATTAINMENT: "sluice_slo_attainment" MetricKind::Gauge, &["pool"],
         "Share of the pool's generating home requests that met all objectives of the pool, over the last 5 min; \
          refused requests and requests whose client left do not count; absent without requests";
-    SLO_REQUESTS: "sluice_slo_requests_total" MetricKind::Counter, &["pool", "result"],
+    SLO_REQUESTS: "sluice_slo_requests_total" MetricKind::Counter, &["pool", "result", "class", "model"],
         "Requests that count for attainment, by home pool: met all objectives of the pool, or missed one or failed";
-    SLO_TARGET: "sluice_slo_attainment_target" MetricKind::Gauge, &["pool"],
+    SLO_TARGET: "sluice_slo_attainment_target" MetricKind::Gauge, &["pool", "class"],
         "Share of requests that should meet all objectives: slo.attainment; absent for a pool without objectives";
     EXPERIMENT_STATE: "sluice_experiment_state" MetricKind::Gauge, &["experiment", "state"],
         "1 for the current state of an experiment (running, stopped, promoted), 0 for every other state";

@@ -49,7 +49,7 @@ pub struct RequestView {
     /// The model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<Arc<str>>,
-    /// The class, which is the name of the home pool.
+    /// The class.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<Arc<str>>,
     /// The pool in which the request ran.
@@ -214,7 +214,7 @@ impl Finished {
         let usage = stats.map(|stats| stats.usage).unwrap_or_default();
         let generated = stats.map(|stats| stats.generated()).filter(|tokens| *tokens > 0);
         let gap = stats.filter(|stats| stats.itl.count() > 0).map(|stats| stats.itl.max_seconds());
-        let names = [&record.key, &record.model, &record.home, &record.pool, &record.backend, &record.arm];
+        let names = [&record.key, &record.model, &record.class, &record.pool, &record.backend, &record.arm];
         Self {
             at,
             request_id: Arc::clone(&record.request_id),

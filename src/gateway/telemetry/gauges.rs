@@ -58,6 +58,7 @@ impl Scrape {
         access_log_dropped: impl Fn() -> u64 + Send + Sync + 'static,
     ) -> Self {
         let own = [
+            families::BACKEND_PREFILL_RATE,
             families::LONG_PREFILLS_MAX,
             families::CLUSTER_SHARE,
             families::QUEUE_LENGTH,
@@ -86,6 +87,9 @@ impl Scrape {
                 family_of(family, MetricType::GAUGE, each.collect())
             })
             .collect();
+        let rates = backends(&pools).filter(|(_, backend)| backend.prefill_seen.is_some());
+        let rates = rates.map(|(pool, b)| gauge(&families::BACKEND_PREFILL_RATE, &[&pool.name, &b.name], b.prefill_rate));
+        pages.push(family_of(&families::BACKEND_PREFILL_RATE, MetricType::GAUGE, rates.collect()));
         let waiting = pools.iter().map(|p| gauge(&families::QUEUE_LENGTH, &[&p.name], p.queue_length as f64)).collect();
         pages.push(family_of(&families::QUEUE_LENGTH, MetricType::GAUGE, waiting));
         pages.push(family_of(&families::QUEUE_LENGTH_MAX, MetricType::GAUGE, pools.iter().map(queue_limit).collect()));

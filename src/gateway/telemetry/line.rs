@@ -52,6 +52,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     home: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    class: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     backend: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     arm: Option<&'a str>,
@@ -146,6 +148,7 @@ pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
         refused_model: record.refused_model.as_deref(),
         pool: record.pool.as_deref(),
         home: record.home.as_deref(),
+        class: record.class.as_deref(),
         backend: record.backend.as_deref(),
         arm: record.arm.as_deref(),
         fell_back_from: record.fell_back_from(),

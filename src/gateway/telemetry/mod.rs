@@ -41,6 +41,7 @@ mod line;
 mod records;
 mod process;
 mod series;
+mod by_engine;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -8,10 +8,9 @@
 //! names of earlier configurations included. Beyond that, requests count under the label "other"
 //! everywhere, so totals stay right. One combination takes about 6 KiB.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use arc_swap::ArcSwapOption;
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
 use prometheus::core::{Atomic, GenericGaugeVec};
@@ -25,10 +24,8 @@ use super::families::{self, Family, MetricKind};
 
 use super::history_report::PairHistory;
 use super::recent::Recent;
-use crate::config::Pool;
 use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
-use sluice_core::base::Tokens;
 use sluice_core::openai::{Route, ShedReason};
 
 /// The most combinations of pool, model, arm and class: enough for a large configuration, and a
@@ -43,14 +40,14 @@ const MAX_HISTORIES: usize = 64;
 const OTHER: &str = "other";
 /// The label of the route for a path that is not served.
 const NO_ROUTE: &str = "unknown";
-/// Number of outcomes: the values of `outcome`.
-const OUTCOMES: usize = 6;
+const OUTCOMES: usize = Outcome::LABELS.len();
 const ROUTES: usize = Route::ALL.len() + 1;
 
 /// The key of a combination; `None` is an empty label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SeriesLabels {
     pool: Option<Arc<str>>,
+    home: Option<Arc<str>>,
     model: Option<Arc<str>>,
     arm: Option<Arc<str>>,
     class: Option<Arc<str>>,
@@ -60,24 +57,23 @@ impl SeriesLabels {
     pub(super) fn of(record: &Record) -> Self {
         Self {
             pool: record.pool.clone().or_else(|| record.home.clone()),
+            home: record.home.clone(),
             model: record.model.clone(),
             arm: record.arm.clone(),
-            class: record.home.clone(),
+            class: record.class.clone(),
         }
     }
 
     fn other() -> Self {
         let other: Option<Arc<str>> = Some(OTHER.into());
-        Self { pool: other.clone(), model: other.clone(), arm: other.clone(), class: other }
+        let other = || other.clone();
+        Self { pool: other(), home: other(), model: other(), arm: other(), class: other() }
     }
 }
 
 fn text(label: &Option<Arc<str>>) -> &str {
     label.as_deref().unwrap_or_default()
 }
-
-/// A history, and the class by which it was looked up.
-type KnownHistory = (Arc<str>, Arc<PairHistory>);
 
 /// The series that the requests of one combination update.
 pub(super) struct Series {
@@ -95,60 +91,24 @@ pub(super) struct Series {
     pub(super) spill: Option<IntCounter>,
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
-    history: Arc<PairHistory>,
-    /// The histories of short and long requests, with the class by which each was looked up.
-    by_length: [parking_lot::Mutex<Option<KnownHistory>>; 2],
+    pub(super) queue_wait: TracedHistogram,
+    /// Requests that met the objectives, and requests that did not.
+    slo: [OnceLock<IntCounter>; 2],
+    pub(super) history: Arc<PairHistory>,
     labels: SeriesLabels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
 }
 
 pub(super) struct PoolSeries {
     pub(super) name: Arc<str>,
-    pub(super) queue_wait: TracedHistogram,
     pub(super) shed: [IntCounter; ShedReason::ALL.len()],
     pub(super) retries: [IntCounter; RetryReason::ALL.len()],
     pub(super) recent: Recent,
-    /// Requests that met their objectives, and requests that did not.
-    pub(super) slo: [IntCounter; 2],
-    /// Whether the pool has objectives in the configuration in force.
-    pub(super) has_objectives: AtomicBool,
-    /// The division of the pool's requests in the history; empty if they are not divided.
-    pub(super) lengths: ArcSwapOption<Lengths>,
-}
-
-/// The classes of a pool that takes prompts on both sides of the length above which a prompt needs
-/// a permit.
-pub(super) struct Lengths {
-    threshold: u64,
-    short: Arc<str>,
-    long: Arc<str>,
-}
-
-impl Lengths {
-    /// The classes of `pool`, if it has both kinds. In a configuration with one pool they are
-    /// "short" and "long".
-    pub(super) fn of(pool: &Pool, is_only: bool) -> Option<Self> {
-        let threshold = pool.long_prefix?.threshold.0;
-        let range = &pool.prompt_tokens;
-        // A prompt of the threshold itself is short. A pool that begins there counts as a pool of
-        // long prompts.
-        let both = range.min.0 < threshold && range.exceeds(Tokens(threshold));
-        let name = |kind: &str| if is_only { kind.into() } else { format!("{} {kind}", pool.name).into() };
-        both.then(|| Self { threshold, short: name("short"), long: name("long") })
-    }
-
-    fn class(&self, tokens: u64) -> &Arc<str> {
-        if tokens > self.threshold { &self.long } else { &self.short }
-    }
 }
 
 impl PoolSeries {
     pub(super) fn shed(&self, reason: ShedReason) -> &IntCounter {
         &self.shed[ShedReason::ALL.iter().position(|one| *one == reason).unwrap_or(0)]
-    }
-
-    pub(super) fn judged(&self, met: bool) -> &IntCounter {
-        &self.slo[usize::from(!met)]
     }
 
     pub(super) fn retried(&self, reason: RetryReason) -> &IntCounter {
@@ -226,26 +186,6 @@ impl SeriesTable {
         self.histories.all()
     }
 
-    /// The history to which a request belongs: the history of its home pool, or of the request's
-    /// length class there.
-    pub(super) fn history_of(&self, series: &Series, record: &Record) -> Arc<PairHistory> {
-        match (&*series.home.lengths.load(), record.estimate) {
-            (Some(lengths), Some(estimate)) => {
-                let class = lengths.class(estimate.tokens);
-                let mut last = series.by_length[usize::from(estimate.tokens > lengths.threshold)].lock();
-                if let Some((of, history)) = &*last
-                    && Arc::ptr_eq(of, class)
-                {
-                    return Arc::clone(history);
-                }
-                let history = self.history(Some(Arc::clone(class)), series.labels.pool.clone());
-                *last = Some((Arc::clone(class), Arc::clone(&history)));
-                history
-            }
-            _ => Arc::clone(&series.history),
-        }
-    }
-
     fn history(&self, class: Option<Arc<str>>, pool: Option<Arc<str>>) -> Arc<PairHistory> {
         let other = || [Some(OTHER.into()), Some(OTHER.into())];
         self.histories.get([class, pool], other, |[class, pool]| PairHistory {
@@ -261,8 +201,23 @@ impl SeriesTable {
         let index = position * OUTCOMES + outcome_index(record.outcome);
         series.requests[index].get_or_init(|| {
             let labels = &series.labels;
-            let values = [route, text(&labels.pool), text(&labels.model), text(&labels.arm), record.outcome.label()];
+            let values = [route, text(&labels.pool), text(&labels.model), text(&labels.arm), record.outcome.label(), text(&labels.class)];
             self.requests.with_label_values(&values)
+        })
+    }
+
+    /// Creates the counters of requests by objectives at zero, so that a rate sees the first step.
+    pub(super) fn start_judging(&self, pool: &str, class: &str, model: &str) {
+        for result in ["met", "missed"] {
+            self.slo.with_label_values(&[pool, result, class, model]);
+        }
+    }
+
+    /// The counter of requests like this one that met the objectives, or did not.
+    pub(super) fn judged<'a>(&self, series: &'a Series, met: bool) -> &'a IntCounter {
+        let (labels, result) = (&series.labels, if met { "met" } else { "missed" });
+        series.slo[usize::from(!met)].get_or_init(|| {
+            self.slo.with_label_values(&[text(&labels.home), result, text(&labels.class), text(&labels.model)])
         })
     }
 
@@ -279,26 +234,27 @@ impl SeriesTable {
     }
 
     fn resolve(&self, labels: &SeriesLabels) -> Series {
-        let (pool, model, arm, class) =
-            (text(&labels.pool), text(&labels.model), text(&labels.arm), text(&labels.class));
+        let SeriesLabels { pool, home, model, arm, class } = labels;
+        let (pool, home, model, arm, class) = (text(pool), text(home), text(model), text(arm), text(class));
         let request = [pool, model, arm, class];
-        let spilled = labels.pool != labels.class;
+        let spilled = pool != home;
         Series {
             ttft: self.exemplars.histogram(&families::TIME_TO_FIRST_TOKEN, &self.ttft, &request),
             tpot: self.exemplars.histogram(&families::TIME_PER_OUTPUT_TOKEN, &self.tpot, &request),
             duration: self.exemplars.histogram(&families::REQUEST_DURATION, &self.duration, &request),
             other_duration: [const { OnceLock::new() }; ROUTES],
             itl: self.itl.row(pairs(&families::INTER_TOKEN_LATENCY, &request)),
-            prompt: self.prompt.with_label_values(&[pool, model, arm]),
+            prompt: self.prompt.with_label_values(&request),
             cached: self.cached.with_label_values(&[pool, model, arm]),
             expected_cached: self.expected_cached.with_label_values(&[pool, model, arm]),
-            generation: self.generation.with_label_values(&[pool, model, arm]),
+            generation: self.generation.with_label_values(&request),
             estimate_ratio: self.estimate_ratio.with_label_values(&[model]),
-            spill: spilled.then(|| self.spill.with_label_values(&[class, pool])),
-            home: self.pool(labels.class.as_ref()),
+            spill: spilled.then(|| self.spill.with_label_values(&[home, pool])),
+            home: self.pool(labels.home.as_ref()),
             ran_in: self.pool(labels.pool.as_ref()),
             history: self.history(labels.class.clone(), labels.pool.clone()),
-            by_length: [const { parking_lot::Mutex::new(None) }; 2],
+            queue_wait: self.exemplars.histogram(&families::QUEUE_WAIT_SECONDS, &self.queue_wait, &[home, class]),
+            slo: [const { OnceLock::new() }; 2],
             labels: labels.clone(),
             requests: [const { OnceLock::new() }; ROUTES * OUTCOMES],
         }
@@ -307,13 +263,9 @@ impl SeriesTable {
     fn resolve_pool(&self, name: &str) -> PoolSeries {
         PoolSeries {
             name: name.into(),
-            queue_wait: self.exemplars.histogram(&families::QUEUE_WAIT_SECONDS, &self.queue_wait, &[name]),
             shed: ShedReason::ALL.map(|reason| self.shed.with_label_values(&[name, reason.label()])),
             retries: RetryReason::ALL.map(|reason| self.retries.with_label_values(&[name, reason.label()])),
             recent: Recent::new(Instant::now()),
-            slo: ["met", "missed"].map(|result| self.slo.with_label_values(&[name, result])),
-            has_objectives: AtomicBool::new(false),
-            lengths: ArcSwapOption::empty(),
         }
     }
 }
@@ -325,7 +277,7 @@ fn route(record: &Record) -> (&'static str, usize) {
     }
 }
 
-fn outcome_index(outcome: Outcome) -> usize {
+pub(super) fn outcome_index(outcome: Outcome) -> usize {
     match outcome {
         Outcome::Completed => 0,
         Outcome::ClientGone => 1,
@@ -337,18 +289,18 @@ fn outcome_index(outcome: Outcome) -> usize {
 }
 
 /// A map that stops growing: beyond the bound all new keys share one entry.
-struct Bounded<K, V> {
+pub(super) struct Bounded<K, V> {
     map: DashMap<K, Arc<V>, RandomState>,
     len: AtomicUsize,
     max: usize,
 }
 
 impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
-    fn new(max: usize) -> Self {
+    pub(super) fn new(max: usize) -> Self {
         Self { map: DashMap::default(), len: AtomicUsize::new(0), max }
     }
 
-    fn get(&self, key: K, other: impl FnOnce() -> K, make: impl Fn(&K) -> V) -> Arc<V> {
+    pub(super) fn get(&self, key: K, other: impl FnOnce() -> K, make: impl Fn(&K) -> V) -> Arc<V> {
         if let Some(found) = self.map.get(&key) {
             return Arc::clone(&found);
         }

@@ -6,6 +6,7 @@
 
 mod advice;
 mod changes;
+mod classes;
 mod cluster;
 mod cors;
 mod problems;

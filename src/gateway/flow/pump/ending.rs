@@ -254,10 +254,14 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.context.feedback.learn(stats.usage, completed, now);
         // If the engine was not read for a while, its own time is not known.
         let is_judged = completed && !self.is_held_up && self.context.route.generates();
-        if is_judged && !self.context.objectives.is_empty() {
+        if let Some(prompt_tokens) = stats.usage.prompt {
+            self.record.correct_class(self.context.classes, prompt_tokens);
+        }
+        let objectives = self.record.objectives(self.context.objectives);
+        if is_judged && !objectives.is_empty() {
             let estimate = self.record.estimate.map_or(0, |estimate| estimate.tokens);
             let prompt_tokens = stats.usage.prompt.unwrap_or(estimate);
-            let met = self.context.objectives.met(true, prompt_tokens, &stats.timings());
+            let met = objectives.met(true, prompt_tokens, &stats.timings());
             self.record.slo_met = Some(met);
         }
         self.record.stats = Some(stats);

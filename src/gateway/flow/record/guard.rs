@@ -10,13 +10,15 @@ use std::time::Duration;
 use http::HeaderMap;
 use smallvec::SmallVec;
 
+use super::super::classes::{ClassIndex, Classes, Kind};
 use super::super::keys::InFlight;
 use super::super::routing_table::PoolRoute;
 use super::super::suspects::Trial;
 use super::super::trace::StepKind;
 use super::super::used_tokens;
-use super::{Outcome, Record, Recorder};
+use super::{Outcome, Record, Recorder, RetryReason};
 use crate::origin::Origin;
+use sluice_core::meter::slo::Objectives;
 use sluice_core::openai::Route;
 
 /// The record of a request in progress; recorded when dropped.
@@ -28,6 +30,9 @@ pub struct RecordGuard<'a, R: Recorder> {
     in_flight: Option<InFlight>,
     /// The trial of a suspect: the request's body may kill engines.
     pub(in crate::flow) trial: Option<Trial>,
+    /// The properties that decide the class, and its position.
+    kind: Kind,
+    class: ClassIndex,
     /// Whether the connection of the last attempt closed before the response was complete.
     pub(in crate::flow) is_lost: bool,
 }
@@ -45,6 +50,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             model: None,
             refused_model: None,
             home: None,
+            class: None,
             pool: None,
             backend: None,
             arm: None,
@@ -58,6 +64,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             client: None,
             origin: Origin::default(),
             retries: SmallVec::new(),
+            retried_on: SmallVec::new(),
             estimate_time: Duration::ZERO,
             queue_wait: Duration::ZERO,
             connect_time: Duration::ZERO,
@@ -72,13 +79,39 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             has_objectives: false,
             slo_met: None,
         };
-        Self { recorder, record, arrived, in_flight: None, trial: None, is_lost: false }
+        Self { recorder, record, arrived, in_flight: None, trial: None, kind: Kind::default(), class: 0, is_lost: false }
+    }
+
+    /// Notes that the last attempt is repeated.
+    pub(in crate::flow) fn retried(&mut self, reason: RetryReason) {
+        self.record.retries.push(reason);
+        self.record.retried_on.push(self.record.backend.clone().unwrap_or_default());
+    }
+
+    /// Notes the class of a placed request.
+    pub(in crate::flow) fn set_class(&mut self, classes: &Classes, kind: Kind) {
+        self.kind = kind;
+        self.class = classes.index(kind);
+        self.record.class = Some(Arc::clone(classes.name(self.class)));
+    }
+
+    /// Corrects the class by the length of the prompt as the engine counted it.
+    pub(in crate::flow) fn correct_class(&mut self, classes: &Classes, prompt_tokens: u64) {
+        let kind = Kind { tokens: prompt_tokens, ..self.kind };
+        if self.record.class.is_some() && kind != self.kind && classes.index(kind) != self.class {
+            self.set_class(classes, kind);
+        }
+    }
+
+    /// The objectives of the request's class, among the objectives of a pool.
+    pub(in crate::flow) fn objectives(&self, of_pool: &[Objectives]) -> Objectives {
+        of_pool.get(self.class).or(of_pool.last()).copied().unwrap_or_default()
     }
 
     /// Notes the home pool, whose objectives apply to the request.
     pub(in crate::flow) fn set_home(&mut self, home: &PoolRoute) {
         self.record.home = Some(Arc::clone(&home.name));
-        self.record.has_objectives = !home.objectives.is_empty();
+        self.record.has_objectives = !self.objectives(&home.objectives).is_empty();
     }
 
     pub(in crate::flow) fn start_in_flight(&mut self, in_flight: Option<InFlight>) {

@@ -126,7 +126,7 @@ fn root(record: &Record, trace: &RequestTrace, own: &Below) -> Span {
     ];
     let texts = [
         ("gen_ai.request.model", &record.model),
-        ("sluice.class", &record.home),
+        ("sluice.class", &record.class),
         ("sluice.pool", &record.pool),
         ("sluice.backend", &record.backend),
         ("sluice.arm", &record.arm),
