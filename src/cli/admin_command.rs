@@ -7,13 +7,12 @@ use std::fmt::Display;
 use std::process::ExitCode;
 
 use crate::admin::AdminClient;
-use crate::config;
 
 /// The flags that name the gateway.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AdminPort {
     /// Address of the admin port of the gateway
-    #[arg(long, value_name = "URL", global = true, env = "SLUICE_ADMIN", default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
+    #[arg(long, value_name = "URL", global = true, env = "SLUICE_ADMIN", default_value_t = format!("http://{}", sluice_config::DEFAULT_ADMIN))]
     admin: String,
     /// Admin token of the gateway, if it has one
     #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]

@@ -9,7 +9,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use crate::config::Suggestion;
+use sluice_config::Suggestion;
 
 const PAGE: &str = include_str!("../../.github/docs/errors.md");
 

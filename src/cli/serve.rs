@@ -26,11 +26,11 @@ use super::admin_command::usage;
 use super::check::EXIT_CONFIG;
 use super::config_file::{ConfigFile, NoFile};
 use crate::base::Tokens;
-use crate::config::{Config, Flags, Loaded, Problems, Surroundings};
 use crate::serve::checks::{self, Purpose};
 use crate::serve::upgrade::{self, Door, take_over};
 use crate::serve::{self, Running, Sockets, Source, StartError, systemd};
 use crate::telemetry::log;
+use sluice_config::{Config, Flags, Loaded, Problems, Surroundings};
 use until_stop::{STARTED_BY, Signals};
 
 /// Run the gateway.

@@ -12,8 +12,8 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 
+use sluice_config::Address;
 use sluice_gateway::connect::{ConnectError, Connector};
-use sluice_gateway::pool::Address;
 
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]

@@ -12,8 +12,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::engine::{Engine, EngineRequest, EngineStats};
 use crate::setup::{EngineChange, EngineSetup};
 use sluice_bench::Api;
+use sluice_config::Endpoint;
 use sluice_core::openai::{EditedBody, Route, request};
-use sluice_gateway::config::Endpoint;
 use sluice_gateway::experiment::EngineAdapters;
 use sluice_online::EngineSample;
 

@@ -47,8 +47,8 @@ use serde::Deserialize;
 use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
 use sluice_bench::Length;
+use sluice_config::ArgValue;
 use sluice_core::base::Period;
-use sluice_gateway::config::ArgValue;
 
 /// A scenario file.
 #[derive(Clone, Debug, Deserialize)]

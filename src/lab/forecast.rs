@@ -13,7 +13,7 @@ use crate::run::run;
 use crate::setup::Lab;
 use sluice_bench::load::dataset::{Item, ItemPrompt, Items};
 use sluice_bench::{Adapters, Api, Arrival, BodyFields, Extent, PromptTokens, RequestSource, RunPlan, Workload};
-use sluice_gateway::config::{Config, TunerMode};
+use sluice_config::{Config, TunerMode};
 use sluice_online::forecast::{Answer, Candidate, Forecast, LimitsQuestion, Question};
 use sluice_online::limits::{Limits, PoolLimits};
 use sluice_online::recent::RecentRequest;

@@ -15,9 +15,9 @@ use crate::forecast::{forecast, forecast_limits};
 use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab};
 use crate::traffic::{TrafficDefaults, tenant};
 use sluice_bench::RunPlan;
+use sluice_config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target, TunerMode};
 use sluice_core::vllm::flags::table::setting;
 use sluice_core::vllm::flags::write;
-use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target, TunerMode};
 
 /// The default GPU and model.
 pub(crate) const GPU: &str = "h200";

@@ -11,9 +11,9 @@ use http::HeaderValue;
 use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
 use sluice_bench::{RunConfig, RunPlan};
+use sluice_config::{Config, Endpoint};
 use sluice_core::vllm::args::ServeArgs;
 use sluice_core::vllm::flags::write;
-use sluice_gateway::config::{Config, Endpoint};
 use sluice_online::{Answer, EngineFlag, Flags, LimitsQuestion, Question};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
@@ -176,7 +176,7 @@ impl Lab {
     /// The address and the engine's index of each backend, pool by pool.
     pub(crate) fn addresses(&self) -> Result<Vec<(Endpoint, usize)>, LabError> {
         let backends = self.config.pools.iter().flat_map(|pool| &pool.backends);
-        let engine = |backend: &sluice_gateway::config::Backend| {
+        let engine = |backend: &sluice_config::Backend| {
             let found = self.engines.iter().position(|engine| engine.backend == backend.name);
             let found = found.ok_or_else(|| LabError::NoEngine(backend.name.clone()))?;
             Ok((backend.target.endpoint(), found))

@@ -14,7 +14,7 @@
 
 use crate::error::LabError;
 use crate::file::{AS_WRITTEN, Variant};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 /// Maximum number of variants of one sweep.
 pub const MAX_VARIANTS: usize = 1_000;

@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use crate::flags::EngineFlag;
 use crate::limits::PoolLimits;
 use crate::proof::Load;
+use sluice_config::{Arm, Config, Experiment, Guardrail, ModelScope, Shadow, Sticky, Traffic};
 use sluice_core::base::PoolId;
-use sluice_gateway::config::{Arm, Config, Experiment, Guardrail, ModelScope, Shadow, Sticky, Traffic};
 
 /// The name of the tuner's experiments.
 pub const EXPERIMENT: &str = "sluice-tuner";
@@ -200,7 +200,7 @@ impl EngineChange {
 
 #[cfg(test)]
 mod tests {
-    use sluice_gateway::config::{Machine, Surroundings};
+    use sluice_config::{Machine, Surroundings};
 
     use super::*;
 

@@ -23,7 +23,7 @@ use crate::flags::EngineFlag;
 use crate::forecast::{Answer, LimitsQuestion, Question};
 use crate::tuner::Tuner;
 use crate::window::Observer;
-use sluice_gateway::config::Config;
+use sluice_config::Config;
 use sluice_gateway::experiment::{Experiment, Experiments, Phase};
 use sluice_gateway::pool::{Admission, BackendView, PoolView, WaitingRequest};
 

@@ -10,7 +10,7 @@ use crate::controller::Controller;
 use crate::engines::EngineWatch;
 use crate::event::Acting;
 use crate::limits::Limits;
-use sluice_gateway::config::{Config, ModelScope, Pool, TunerMode};
+use sluice_config::{Config, ModelScope, Pool, TunerMode};
 
 /// How long after arrival a request counts, without an objective for E2EL.
 pub(crate) const HORIZON: Duration = Duration::from_secs(5);

@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use sluice_config::{Config, LongPrefix, Pool};
 use sluice_core::base::Tokens;
-use sluice_gateway::config::{Config, LongPrefix, Pool};
 
 /// Lower and upper bound of each limit.
 #[derive(Clone, Copy, Debug, PartialEq)]

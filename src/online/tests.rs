@@ -14,8 +14,8 @@ use crate::moves::{Steps, candidates};
 use crate::usage::Usage;
 use crate::window::{PoolWindow, Window};
 use crate::{Observer, Tuner};
+use sluice_config::{Config, Machine, Surroundings};
 use sluice_core::base::Rng;
-use sluice_gateway::config::{Config, Machine, Surroundings};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -23,7 +23,7 @@ use crate::forecast::{Answer, LimitsQuestion};
 use crate::groups::{Group, HORIZON, acting, groups, simulates};
 use crate::limits::{Limits, PoolLimits};
 use crate::window::Observer;
-use sluice_gateway::config::{Config, Pods, Pool, TunerMode};
+use sluice_config::{Config, Pods, Pool, TunerMode};
 use sluice_gateway::pool::{PoolView, TrialBound};
 
 /// Tunes the limits of all pools and the flags of their engines.

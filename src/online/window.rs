@@ -18,8 +18,8 @@ use crate::loss::{Cause, Judged, LOSS_OF_SHED, Undisturbed, judge, tpot_ratio};
 use crate::recent::{Recent, RecentRequest};
 use crate::scaler::Tally;
 use crate::usage::Usage;
+use sluice_config::Config;
 use sluice_core::meter::slo::Objectives;
-use sluice_gateway::config::Config;
 use sluice_gateway::experiment::{CopyOutcome, OriginShares};
 use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
@@ -303,7 +303,7 @@ impl Observer {
     pub fn configure(&self, config: &Config, now: Duration) {
         let pools = &mut self.0.lock().pools;
         let known = std::mem::take(pools);
-        let observed = |pool: &sluice_gateway::config::Pool| {
+        let observed = |pool: &sluice_config::Pool| {
             let known = known.iter().find(|other| *other.name == *pool.name);
             Observed {
                 name: pool.name.as_str().into(),

@@ -10,7 +10,7 @@
 
 use crate::error::TuneError;
 use crate::setting::Setting;
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 const OPERATORS: [(&str, Operator); 6] = [
     ("<=", Operator::AtMost),

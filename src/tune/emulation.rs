@@ -15,7 +15,7 @@ use crate::error::TuneError;
 use crate::file::TuneFile;
 use crate::setting::{RestartCost, Setting};
 use crate::space::Space;
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 use sluice_lab::Variant;
 
 const SEQS: &str = "vllm.max-num-seqs";

@@ -44,7 +44,7 @@ use serde::Deserialize;
 
 use crate::error::TuneError;
 use crate::setting::Setting;
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 use sluice_lab::{LabFile, Scenario};
 
 /// Without a configuration of a gateway, every request is admitted.

@@ -20,7 +20,7 @@ use crate::error::TuneError;
 use crate::load_line::LoadLine;
 use crate::trial::Trial;
 use sluice_bench::search::TrialRecord;
-use sluice_gateway::owner::check_named_file;
+use sluice_config::owner::check_named_file;
 
 /// Version of the lines' format; other versions are refused.
 const FORM: u32 = 1;
@@ -233,7 +233,7 @@ mod tests {
     use crate::trial::{Effort, Outcome};
     use proptest::prelude::*;
     use sluice_bench::search::{RatePoint, TrialKind, TrialLoad, TrialReport, TrialStats, TrialVerdict};
-    use sluice_gateway::config::ArgValue;
+    use sluice_config::ArgValue;
 
     fn trial(seed: u64) -> Trial {
         Trial {

@@ -14,7 +14,7 @@ use crate::setting::{RestartCost, Setting, variant};
 use sluice_bench::result::record::ServerSide;
 use sluice_bench::search::{Judge, SearchGoal, SystemUnderTest, Trial, TrialStats};
 use sluice_bench::{PromptTokens, RunResult};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 use sluice_lab::measure::Measured;
 use sluice_lab::rate::Simulated;
 use sluice_lab::{Lab, LabError, LabRun, Measure, Scenario, run};

@@ -9,7 +9,7 @@
 use crate::error::TuneError;
 use crate::file::MemoryTable;
 use crate::setting::Setting;
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 pub(crate) const SHARE: &str = "vllm.gpu-memory-utilization";
 /// Larger values need more memory besides the KV cache.

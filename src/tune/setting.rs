@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use sluice_config::ArgValue;
 use sluice_core::vllm::flags::write;
-use sluice_gateway::config::ArgValue;
 use sluice_lab::Variant;
 use sluice_lab::error::LabError;
 use sluice_lab::sweep::{self, flag_of};

@@ -15,8 +15,8 @@ use crate::constraint::Condition;
 use crate::error::TuneError;
 use crate::file::{DimensionTable, Number, TuneTable};
 use crate::setting::{RestartCost, Setting, identity};
+use sluice_config::ArgValue;
 use sluice_core::base::Rng;
-use sluice_gateway::config::ArgValue;
 
 /// The most settings of a space.
 pub const MAX_SETTINGS: usize = 20_000;

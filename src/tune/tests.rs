@@ -11,7 +11,7 @@ use crate::setting::value;
 use crate::testing::{BOUND, Queue, Queues, capacity};
 use crate::*;
 use sluice_bench::search::{Judge, SystemUnderTest as _, TrialKind, TrialLoad, TrialRule};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 /// A file with one simulated engine.
 pub(crate) fn file(engine: &str, class: &str, tune: &str) -> TuneFile {

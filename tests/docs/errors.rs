@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use sluice::cli::explain::sections;
-use sluice::config::Topic;
 use sluice::vllm::failure::FailureClass;
+use sluice_config::Topic;
 use sluice_core::openai::ERROR_CODES;
 
 use crate::{clean, one_complaint, read, root};
@@ -20,7 +20,7 @@ const GENERAL: [&str; 3] = ["start", "upgrade", "admin_client"];
 
 /// Files whose messages must all be on the page.
 const MESSAGES: [&str; 15] = [
-    "src/gateway/config/problem.rs",
+    "src/config/problem.rs",
     "src/gateway/proxy/listener.rs",
     "src/gateway/telemetry/access_log.rs",
     "src/gateway/telemetry/log.rs",

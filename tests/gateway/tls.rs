@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use sluice_gateway::tls::testing::{Authority, Issued};
+use sluice_config::tls::testing::{Authority, Issued};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;

@@ -28,7 +28,7 @@ use crate::lead::Lead;
 use crate::models::ReportedModels;
 use crate::other_gateways::OtherGateways;
 use crate::state_folder::{self, KEY_BYTES};
-use sluice_gateway::config::OnStart;
+use sluice_config::OnStart;
 use sluice_gateway::pool::{Admission, Cordon};
 
 /// Pause between two checks whether another gateway has ended.

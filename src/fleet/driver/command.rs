@@ -41,9 +41,9 @@ use crate::driver::{
 };
 use crate::launch::{check_values, find_program};
 use crate::state_folder;
+use sluice_config::Control;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
-use sluice_gateway::config::Control;
 
 /// Above this size, bytes, the output file is cut. At most this much is read of it.
 const OUTPUT_MAX: usize = 64 << 10;

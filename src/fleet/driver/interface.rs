@@ -16,8 +16,8 @@ use super::failure::{EngineFailure, Notice};
 use super::identity::EngineIdentity;
 use super::progress::StartProgress;
 use super::settings::EngineSettings;
+use sluice_config::ArgValue;
 use sluice_core::vllm::failure::Exit;
-use sluice_gateway::config::ArgValue;
 
 /// How the engine is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -33,8 +33,8 @@ pub use names::{Resolve, SystemResolver};
 use race::{Raced, race};
 pub use stream::EngineStream;
 
-use crate::pool::Address;
-use crate::tls::ClientTls;
+use sluice_config::Address;
+use sluice_config::tls::ClientTls;
 
 /// Connects to engines. Requests and probes share one: see [`Connector::shared`].
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use super::incoming::IncomingRequest;
 use super::keys::ApiKey;
 use super::record::{RecordGuard, Recorder};
 use super::routing_table::{ModelRoute, RoutingTable};
-use crate::config::Sticky;
 use crate::experiment::{Assigned, ExperimentPlan, Subject, Unit};
+use sluice_config::Sticky;
 use sluice_core::base::BackendId;
 use sluice_core::openai::{EditedBody, RequestView};
 

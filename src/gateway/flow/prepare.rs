@@ -22,10 +22,10 @@ use super::request_bounds::RequestBounds;
 use super::respond::whole_seconds;
 use super::response_owners::{self, ResponseOwner, ResponseOwners};
 use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
-use crate::config::UsageInjection;
-use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
 use crate::pool::{Admission, Asks, FairOwner, ModelKey, Need};
+use sluice_config::UsageInjection;
+use sluice_config::limits::MAX_TOKENS;
 use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
 #[derive(Debug)]

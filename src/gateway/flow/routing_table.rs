@@ -16,10 +16,10 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 
 use super::keys::{ApiKey, KeyUsage, Keyring};
-use crate::config::{Config, Fair, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
 use crate::experiment::{ExperimentSet, Experiments};
 use crate::pool::{Admission, BackendLimits, LongPrefix, ModelKey, PoolLayout};
+use sluice_config::{Config, Fair, PromptRange, Timeouts, UsageInjection, limits};
 use sluice_core::base::{BackendId, ModelId, PoolId};
 use sluice_core::meter::slo::Objectives;
 
@@ -167,7 +167,7 @@ impl RoutingTable {
         let mut table = Self { pools, keys, experiments, models, by_name, other, config, layout };
         table.declare(counters, learned);
         let open: Vec<usize> = (0..table.pools.len())
-            .filter(|index| table.config.pools[*index].models == crate::config::ModelScope::All)
+            .filter(|index| table.config.pools[*index].models == sluice_config::ModelScope::All)
             .filter(|index| !table.config.pools[*index].arms_only)
             .collect();
         if !open.is_empty() {
@@ -260,7 +260,7 @@ impl RoutingDraft {
 
 impl PoolRoute {
     /// A pool without the ids that admission assigns.
-    fn new(pool: &crate::config::Pool, has_keys: bool) -> Self {
+    fn new(pool: &sluice_config::Pool, has_keys: bool) -> Self {
         let usual = if has_keys { Fair::Key } else { Fair::Off };
         Self {
             id: PoolId::new(0),
@@ -292,7 +292,7 @@ impl ModelRoute {
 }
 
 /// The limits of each backend of a pool, in admission's form.
-pub fn limits_of(pool: &crate::config::Pool) -> BackendLimits {
+pub fn limits_of(pool: &sluice_config::Pool) -> BackendLimits {
     BackendLimits {
         slots: pool.slots,
         tokens: pool.tokens.map(|tokens| tokens.0),

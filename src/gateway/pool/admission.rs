@@ -29,11 +29,12 @@ use super::health::{HealthRules, Phase, RefusedGateway};
 use super::lease::{Lease, Ticket};
 use super::request::AdmissionRequest;
 use super::shared::SharedState;
-use super::spec::{Address, PoolLayout, PoolSpec};
+use super::spec::{PoolLayout, PoolSpec};
 use super::state::AdmissionState;
 use super::trial::TrialBound;
 use super::view::{PoolView, WaitingRequest};
 use crate::origin::Origin;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{ShedReason, TooLarge};
 

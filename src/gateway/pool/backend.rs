@@ -26,8 +26,9 @@ use super::running_copies::RunningCopies;
 use super::served::{Facts, Lack, ModelKey, Served};
 use super::settled::Settled;
 use super::share::Share;
-use super::spec::{Address, BackendSpec};
+use super::spec::BackendSpec;
 use super::trial::TrialBound;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
 /// A TPOT (time per output token) below this is a measurement error: several tokens in one event.

@@ -13,7 +13,7 @@ use super::request::AdmissionRequest;
 use super::room::Positions;
 use super::served::ModelKey;
 use super::state::AdmissionState;
-use crate::config::Policy;
+use sluice_config::Policy;
 use sluice_core::base::{BackendId, PoolId, Rng};
 
 /// Percentage of an engine's context limit up to which a prompt may spill to it. At home the engine

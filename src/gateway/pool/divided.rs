@@ -17,8 +17,8 @@ use super::foreign::need_of;
 pub use super::settled::TICK;
 use super::share::Share;
 pub use super::share::ShareEnd;
-use super::spec::Address;
 use super::state::AdmissionState;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
 /// Waiters of one pool whose needs are added up: more of them want more than a backend has anyway.

@@ -18,8 +18,8 @@ use super::admission::Admission;
 use super::backend::BackendState;
 use super::capacity::{BackendLimits, CapacityUsage, Need};
 use super::share::Share;
-use super::spec::Address;
 use super::state::AdmissionState;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
 /// The capacity that this gateway claims on one backend.

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::backend::Progress;
 use super::capacity::Allocation;
 use super::queue::WaiterId;
-use super::spec::Address;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{PromptPrefix, ShedReason, TooLarge};
 

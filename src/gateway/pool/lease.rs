@@ -23,8 +23,8 @@ use super::grant::{Grant, WaiterOutcome};
 use super::health::{BackendFault, RefusedGateway};
 use super::queue::WaiterId;
 use super::shared::SharedState;
-use super::spec::Address;
 use crate::origin::Origin;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 

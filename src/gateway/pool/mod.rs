@@ -89,6 +89,6 @@ pub use replacement::{Irreplaceable, Replacement};
 pub use request::AdmissionRequest;
 pub use served::{Asks, Facts, Lack, ModelKey, RouteSet, Served, Wants};
 pub use share::Share;
-pub use spec::{Address, BackendSpec, PoolLayout, PoolRules, PoolSpec};
+pub use spec::{BackendSpec, PoolLayout, PoolRules, PoolSpec};
 pub use trial::TrialBound;
 pub use view::{BackendView, PoolView, WaitingRequest};

@@ -23,7 +23,7 @@ use super::request::AdmissionRequest;
 use super::room::Rooms;
 use super::share::ShareEnd;
 use super::spec::PoolRules;
-use crate::config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
+use sluice_config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 use sluice_core::base::{BackendId, PoolId, Rng};
 use sluice_core::openai::{ShedReason, TooLarge};
 

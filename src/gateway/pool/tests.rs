@@ -28,7 +28,7 @@ use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::*;
-use crate::config::{Endpoint, Policy};
+use sluice_config::{Address, Endpoint, Policy};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{LimitUnit, Route, ShedReason, TooLarge};
 

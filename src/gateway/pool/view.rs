@@ -14,8 +14,8 @@ use super::capacity::{BackendLimits, CapacityUsage};
 use super::fair_owner::OwnerView;
 use super::health::{Phase, RefusedGateway};
 use super::share::Share;
-use super::spec::Address;
 use super::state::{AdmissionState, WaiterState};
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
 /// Owners of one pool in a view.

@@ -38,14 +38,14 @@ use super::local::{self, LocalResponse, LocalRoutes};
 use super::socket::ClientHandle;
 use super::trust;
 use super::upstream::UpstreamConnector;
-use crate::config::Cors;
-use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::ApiKey;
 use crate::flow::record::client_text;
 use crate::flow::{ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse};
 use crate::origin::Origin;
 use crate::shares::{Owner, network};
 use crate::telemetry::Telemetry;
+use sluice_config::Cors;
+use sluice_config::limits::RETRY_AFTER_MIN;
 use sluice_core::openai::route::canonical;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
 

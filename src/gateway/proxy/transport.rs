@@ -25,8 +25,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::clients::CountedConnection;
-use crate::config::Config;
-use crate::tls::H2;
+use sluice_config::Config;
+use sluice_config::tls::H2;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of the first read, while the protocol is unknown; the head of most requests fits.
@@ -200,8 +200,8 @@ mod tests {
     use super::super::clients::ClientLimits;
     use super::super::clients::tests::server;
     use super::*;
-    use crate::tls::testing::Issued;
-    use crate::tls::{Certificates, ClientSettings, PrivateKey, Roots, ServerTls};
+    use sluice_config::tls::testing::Issued;
+    use sluice_config::tls::{Certificates, ClientSettings, PrivateKey, Roots, ServerTls};
 
     /// How long a test waits for an event that must not happen.
     const PAUSE: Duration = Duration::from_millis(20);

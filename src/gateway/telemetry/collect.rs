@@ -48,11 +48,11 @@ use super::records;
 use super::series::{self, Lengths, PoolSeries, Series, SeriesTable};
 use super::tuner::{Tuner, TunerView};
 use super::wanted::{PoolEngines, Wanted};
-use crate::config::Config;
 use crate::experiment::ExperimentReport;
 use crate::flow::keys::KeyTokens;
 use crate::flow::owner::KeyWork;
 use crate::flow::{Outcome, Record, Recorder};
+use sluice_config::Config;
 use sluice_core::meter::StreamStats;
 
 /// Takes records and renders pages.

@@ -25,9 +25,9 @@ use super::families::{self, Family, MetricKind};
 
 use super::history_report::PairHistory;
 use super::recent::Recent;
-use crate::config::Pool;
 use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
+use sluice_config::Pool;
 use sluice_core::base::Tokens;
 use sluice_core::openai::{Route, ShedReason};
 

@@ -14,7 +14,7 @@ use crate::forecast::{forecast, forecast_limits};
 use crate::tuning::{LabDeployment, LabTuner};
 use crate::upstream::LabUpstream;
 use crate::{Lab, LabFile, LabRun, Scenario, run};
-use sluice_gateway::config::DailyWindow;
+use sluice_config::DailyWindow;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Irreplaceable, Need};
 use sluice_online::limits::PoolLimits;

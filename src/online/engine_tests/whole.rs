@@ -16,9 +16,9 @@ use crate::limits::PoolLimits;
 use crate::proof::Load;
 use crate::tuner::Tuner;
 use crate::window::Observer;
+use sluice_config::{Config, Pods, TunerMode};
 use sluice_core::meter::StreamStats;
 use sluice_core::openai::{Route, ShedReason};
-use sluice_gateway::config::{Config, Pods, TunerMode};
 use sluice_gateway::flow::{Outcome, Record, RecordGuard, Recorder};
 
 const TEXT: &str = r#"

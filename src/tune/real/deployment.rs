@@ -12,10 +12,9 @@ use crate::error::TuneError;
 use crate::setting::{RestartCost, Setting, variant};
 use crate::space::Space;
 use sluice_bench::RunPlan;
+use sluice_config::{Address, Auth, Config, ModelScope, Pool, Target};
 use sluice_fleet::driver::EngineSettings;
 use sluice_fleet::{TrialSpec, ports};
-use sluice_gateway::config::{Auth, Config, ModelScope, Pool, Target};
-use sluice_gateway::flow::specs;
 use sluice_lab::Scenario;
 
 #[derive(Debug)]
@@ -76,7 +75,7 @@ impl Deployment {
                     )));
                 }
                 let Some((Target::Launch(launch), _)) = backend.target.without_settings() else { continue };
-                let address = Arc::new(specs::address(backend));
+                let address = Arc::new(Address::of(backend));
                 let (models, fleet) = (self.served(pool), &self.config.fleet);
                 let (grace, start_timeout_scale) = (fleet.grace, fleet.start_timeout_scale);
                 engines.push(TrialSpec { name, address, launch, models, grace, start_timeout_scale });

@@ -18,7 +18,7 @@ use crate::setting::{RestartCost, Setting, variant};
 use crate::space::Space;
 use sluice_bench::search::{Groups, SearchGoal};
 use sluice_bench::{LoadClient, RunPlan};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 use sluice_lab::{Measure, Scenario, Variant};
 
 /// Values of vLLM flags.

@@ -9,7 +9,7 @@ use crate::setting::Setting;
 use crate::trial::{Effort, Outcome, Trial};
 use crate::tuner::Report;
 use sluice_bench::report::sections::{Dots, Section, page as page_of};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 /// The HTML page.
 pub fn page(title: &str, report: &Report, goal: &Goal) -> String {

@@ -31,8 +31,8 @@ use crate::driver::{
     StartProgress, StopRules, Stopped,
 };
 use crate::launch::check_values;
+use sluice_config::PodEngine;
 use sluice_core::vllm::failure::{Exit, FailureClass};
-use sluice_gateway::config::PodEngine;
 
 /// Pause between two looks at a pod whose end is awaited.
 const LOOK: Duration = Duration::from_secs(2);

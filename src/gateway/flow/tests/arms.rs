@@ -4,9 +4,9 @@
 //! the arm cannot serve is served as if there were no experiment, and recorded as fallen back.
 
 use super::*;
-use crate::config::Config;
 use crate::experiment::Phase;
 use crate::pool::{Cordon, TrialBound};
+use sluice_config::Config;
 
 const TWO_BACKENDS: &str = "[[model]]\nname = \"m\"\n[[model]]\nname = \"lora\"\n[[pool]]\nname = \"p\"\n\
      [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\

@@ -12,7 +12,7 @@ mod fewest_requests;
 mod two_choices;
 
 use super::capacity::Need;
-use crate::config::Policy;
+use sluice_config::Policy;
 use sluice_core::base::{BackendId, Rng};
 
 pub(super) use candidate::COMPARED;

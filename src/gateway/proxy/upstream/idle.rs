@@ -21,10 +21,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::config::limits;
 use crate::connect::EngineStream;
-use crate::pool::Address;
-use crate::tls::ClientTls;
+use sluice_config::Address;
+use sluice_config::limits;
+use sluice_config::tls::ClientTls;
 
 /// The most idle connections in all. The oldest is closed first.
 const IDLE_MAX: usize = 4_096;

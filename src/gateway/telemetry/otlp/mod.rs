@@ -28,7 +28,6 @@ use super::exemplars::Exemplars;
 use super::exposition::{describe, family_of};
 use super::families;
 use super::gauges::{counter, counter_of};
-use crate::config::{METRICS_PATH, TRACES_PATH, Tracing};
 use crate::flow::Record;
 use collector::{Collector, CollectorError, Flush, WARN_EVERY};
 use metrics::{ExportCounts, MetricsSender};
@@ -37,6 +36,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use prometheus::Registry;
 use prometheus::core::{Collector as PrometheusCollector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
+use sluice_config::{METRICS_PATH, TRACES_PATH, Tracing};
 
 /// The most traces in a request to the collector: about 1 MiB.
 const BATCH: usize = 512;

@@ -17,10 +17,10 @@ use opentelemetry_proto::tonic::metrics::v1::number_data_point;
 use prost::Message;
 
 use super::*;
-use crate::config::{Config, Machine, Surroundings};
 use crate::flow::trace::{RequestTrace, TRACEPARENT};
 use crate::telemetry::Telemetry;
 use crate::telemetry::testing::completed;
+use sluice_config::{Config, Machine, Surroundings};
 
 const SOON: Duration = Duration::from_secs(20);
 

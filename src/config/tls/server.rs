@@ -13,7 +13,8 @@ use rustls::{RootCertStore, ServerConfig};
 use super::pem::{Certificates, PrivateKey};
 use super::{TlsError, provider};
 
-pub(crate) const H2: &[u8] = b"h2";
+/// The name of HTTP/2 in the negotiation of protocols.
+pub const H2: &[u8] = b"h2";
 pub(super) const HTTP_11: &[u8] = b"http/1.1";
 
 /// How client certificates are verified.

@@ -16,7 +16,7 @@ const WIDTH: usize = 110;
 const HEADER: &str = "\
 # The reference: every key, what it means, its default and its bounds.
 #
-# This file is generated from the definitions in src/gateway/config; change them, not this file. Keys in force show their
+# This file is generated from the definitions in src/config; change them, not this file. Keys in force show their
 # defaults (except names, addresses and the like). A key behind \"#\" is optional: remove the \"#\" to use it.
 #
 # Units: prompt lengths take k and M (5k = 5,000 tokens), sizes take KiB, MiB and GiB, durations take ms, s, m, h and d.

@@ -7,6 +7,7 @@
 use super::admin::Admin;
 use super::auth::Auth;
 use super::backend::Backend;
+use super::certificates::{PemFile, ServerTls, UpstreamTls};
 use super::cluster::Cluster;
 use super::experiment::Experiment;
 use super::fleet::Fleet;
@@ -18,7 +19,6 @@ use super::report::Names;
 use super::server::{AccessLog, Health, Log, Retry, Server, Slo, Timeouts};
 use super::setting::{Setting, Shown, ShownTable};
 use super::table::table;
-use super::tls::{PemFile, ServerTls, UpstreamTls};
 use super::traces::Tracing;
 use super::tuner::Tuner;
 use crate::tls::Certificates;

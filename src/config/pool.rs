@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::autoscale::Autoscale;
 use super::backend::Backend;
+use super::certificates::UpstreamTls;
 use super::fair::Fair;
 use super::file::Entry;
 use super::key::KeySpec;
@@ -24,7 +25,6 @@ use super::report::{Names, Place, Report};
 use super::server::Slo;
 use super::setting::{Setting, Shown, elements, list, quote};
 use super::table::table;
-use super::tls::UpstreamTls;
 use super::value::{check_name, words};
 use sluice_core::base::{PoolId, Tokens};
 

@@ -9,7 +9,7 @@
 //!
 //! A request takes part in at most one experiment. Experiments that could want the same request
 //! must be in one layer, with parts of the traffic that do not overlap (`experiment_rules.rs`).
-//! [`experiment`](crate::experiment) assigns the units.
+//! `sluice_gateway::experiment` assigns the units.
 
 use std::time::Duration;
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::auth::{Auth, PriorityRange};
 use super::autoscale::ENGINES;
 use super::backend::{Backend, Target};
+use super::certificates::UpstreamTls;
 use super::cluster::ClusterLeader;
 use super::fair::Fair;
 use super::limits;
@@ -23,7 +24,6 @@ use super::put_pods;
 use super::report::{Claimed, Report};
 use super::root::Config;
 use super::server::{AccessLog, LogTarget, Server, Slo};
-use super::tls::UpstreamTls;
 use super::value::Endpoint;
 use sluice_core::base::{ModelId, Period};
 

@@ -4,8 +4,8 @@
 //! checks the list of changes. Secrets must be compared and never appear in it.
 
 use super::{TWO_POOLS, read_with, valid};
-use crate::config::Config;
-use crate::config::diff::changes;
+use crate::Config;
+use crate::diff::changes;
 
 fn with(sets: &[&str]) -> Config {
     read_with(TWO_POOLS, sets).unwrap_or_else(|problems| panic!("{problems}")).config

@@ -5,7 +5,7 @@
 
 use super::problems::one_in;
 use super::{TWO_POOLS, read, read_with};
-use crate::config::Cors;
+use crate::Cors;
 
 #[test]
 fn origins_are_written_as_browsers_send_them() {

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::auth::PriorityRange;
+use super::certificates::ServerTls;
 use super::cors::Cors;
 use super::file::Entry;
 use super::limits;
@@ -18,7 +19,6 @@ use super::proxies::AddressRange;
 use super::report::{Names, Report};
 use super::setting::Scalar;
 use super::table::table;
-use super::tls::ServerTls;
 use super::value::words;
 use sluice_core::base::ByteSize;
 use sluice_core::meter::slo::Objectives;

@@ -45,25 +45,25 @@ macro_rules! words {
             }
         }
 
-        impl $crate::config::setting::Scalar for $name {
+        impl $crate::setting::Scalar for $name {
             const WORDS: &'static [&'static str] = Self::WORDS;
 
             fn parse(
-                written: &$crate::config::file::Entry,
-                report: &$crate::config::report::Report<'_>,
-            ) -> Result<Self, $crate::config::problem::Situation> {
+                written: &$crate::file::Entry,
+                report: &$crate::report::Report<'_>,
+            ) -> Result<Self, $crate::problem::Situation> {
                 let found = String::parse(written, report)?;
                 match found.as_str() {
                     $($word => Ok(Self::$variant),)+
                     _ => {
                         let known = Self::WORDS.iter().copied();
-                        let suggestion = $crate::config::problem::Suggestion::for_name(&found, known);
-                        Err($crate::config::problem::Situation::UnknownChoice { found, suggestion })
+                        let suggestion = $crate::problem::Suggestion::for_name(&found, known);
+                        Err($crate::problem::Situation::UnknownChoice { found, suggestion })
                     }
                 }
             }
 
-            fn text(&self, _: &$crate::config::report::Names) -> String {
+            fn text(&self, _: &$crate::report::Names) -> String {
                 self.word().to_owned()
             }
         }

@@ -36,39 +36,39 @@ macro_rules! table {
 
         impl $name {
             /// The definitions of the keys.
-            pub(super) const FIELDS: &'static [$crate::config::key::Field] = {
+            pub(super) const FIELDS: &'static [$crate::key::Field] = {
                 #[allow(unused_imports, reason = "each table uses some of them")]
-                use $crate::config::key::*;
+                use $crate::key::*;
                 &[$(Field {
                     key: $definition.of_field(table!(@name $field $($key)?), &[$($doc),*]),
-                    shape: <$type as $crate::config::setting::Setting>::SHAPE,
+                    shape: <$type as $crate::setting::Setting>::SHAPE,
                 },)+]
             };
         }
 
-        impl $crate::config::setting::Setting for $name {
-            const SHAPE: $crate::config::key::Shape = $crate::config::key::Shape::Table(Self::FIELDS);
+        impl $crate::setting::Setting for $name {
+            const SHAPE: $crate::key::Shape = $crate::key::Shape::Table(Self::FIELDS);
 
             fn read(
-                written: &$crate::config::file::Entry,
-                place: &$crate::config::report::Place,
-                _: &$crate::config::key::KeySpec,
-                report: &mut $crate::config::report::Report<'_>,
+                written: &$crate::file::Entry,
+                place: &$crate::report::Place,
+                _: &$crate::key::KeySpec,
+                report: &mut $crate::report::Report<'_>,
             ) -> Option<Self> {
-                let table = $crate::config::table::open(written, place, Self::FIELDS, report)?;
+                let table = $crate::table::open(written, place, Self::FIELDS, report)?;
                 let mut fields = Self::FIELDS.iter();
-                $(let $field = $crate::config::table::field(table, place, &fields.next()?.key, report);)+
+                $(let $field = $crate::table::field(table, place, &fields.next()?.key, report);)+
                 Some(Self { $($field: $field?,)+ })
             }
 
-            fn show(&self, names: &$crate::config::report::Names) -> $crate::config::setting::Shown {
+            fn show(&self, names: &$crate::report::Names) -> $crate::setting::Shown {
                 let values = vec![$(self.$field.show(names)),+];
-                $crate::config::setting::Shown::Table($crate::config::setting::ShownTable::new(Self::FIELDS, values))
+                $crate::setting::Shown::Table($crate::setting::ShownTable::new(Self::FIELDS, values))
             }
 
             fn keep_running(&mut self, running: &Self) {
                 let mut fields = Self::FIELDS.iter();
-                $(if fields.next().is_some_and(|field| field.key.applied == $crate::config::key::Applied::AfterRestart) {
+                $(if fields.next().is_some_and(|field| field.key.applied == $crate::key::Applied::AfterRestart) {
                     self.$field.clone_from(&running.$field);
                 } else {
                     self.$field.keep_running(&running.$field);

@@ -18,10 +18,14 @@
 //! - Every value has an origin (default, line, `--set`, flag, admin API), which `sluice check`
 //!   prints.
 //! - A [`Config`] is valid by construction: names have become dense ids, secrets were read, ranges
-//!   cover every prompt length exactly once. No other module of the crate knows TOML or defaults.
+//!   cover every prompt length exactly once. No other crate knows the file's TOML or defaults.
 //!
+//! `tls` turns certificates into settings of rustls; `owner` refuses files that other users may
+//! change.
 //! Not here: starting anything, asking a backend for its models, watching the file.
 
+pub mod owner;
+pub mod tls;
 pub mod limits;
 
 mod machine;
@@ -38,16 +42,17 @@ mod setting;
 mod value;
 mod table;
 mod secret;
-mod tls;
+mod certificates;
 mod cors;
 mod proxies;
+mod model;
+mod auth;
 mod server;
 mod traces;
 mod records;
-mod model;
-mod auth;
 mod admin;
 mod backend;
+mod address;
 mod pods;
 mod autoscale;
 mod fair;
@@ -71,10 +76,12 @@ pub mod diff;
 mod tests;
 
 pub use added::AddedExperiment;
+pub use address::Address;
 pub use admin::Admin;
 pub use auth::{Auth, Key, KeyLimit, PriorityRange};
 pub use autoscale::Autoscale;
 pub use backend::{ArgValue, Backend, Control, Launch, PodEngine, Target, is_secret_arg};
+pub use certificates::{PemFile, ServerTls, UpstreamTls, VerifyClient, VerifyEngine};
 pub use cluster::{Cluster, ClusterLeader, ClusterMode, ClusterObject};
 pub use cors::Cors;
 pub use experiment::{Arm, Experiment, Guardrail, RampStep, Shadow, Sticky, Traffic};
@@ -97,7 +104,6 @@ pub use server::{
     AccessLog, DEFAULT_ADMIN, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo, Timeouts,
 };
 pub use show::Resolved;
-pub use tls::{PemFile, ServerTls, UpstreamTls, VerifyClient, VerifyEngine};
 pub use topic::Topic;
 pub use traces::{METRICS_PATH, TRACES_PATH, Tracing};
 pub use tuner::{DailyWindow, TUNER_FLAGS, Tuner, TunerMode, TunerSimulation};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::problems::one_in;
 use super::{TWO_POOLS, read};
-use crate::config::{ClusterLeader, ClusterMode};
+use crate::{ClusterLeader, ClusterMode};
 
 fn cluster(table: &str) -> String {
     format!("{TWO_POOLS}[cluster]\n{table}")

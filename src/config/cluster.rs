@@ -7,11 +7,11 @@
 
 use std::time::Duration;
 
+use super::certificates::UpstreamTls;
 use super::limits;
 use super::problem::Situation;
 use super::report::Report;
 use super::table::table;
-use super::tls::UpstreamTls;
 use super::value::{Endpoint, check_name, not_empty, words};
 use crate::tls::ClientTls;
 

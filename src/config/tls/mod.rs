@@ -18,7 +18,7 @@ mod server;
 
 pub use client::{ClientSettings, ClientTls, Roots};
 pub use pem::{Certificates, PrivateKey};
-pub(crate) use server::H2;
+pub use server::H2;
 pub use server::{ClientCertificates, ServerTls};
 pub use validity::Validity;
 
@@ -67,7 +67,7 @@ fn provider() -> Arc<CryptoProvider> {
 ///
 /// # Errors
 /// The system has none.
-pub(crate) fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
+pub fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     let filled = provider().secure_random.fill(&mut bytes);
     filled.map(|()| bytes).map_err(|_| std::io::Error::other("the system has no random numbers"))

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use http::header::{HeaderName, HeaderValue};
 
+use super::certificates::PemFile;
 use super::problem::Situation;
 use super::report::Report;
 use super::secret::Secret;
 use super::table::table;
-use super::tls::PemFile;
 use super::value::{Endpoint, not_empty};
 use crate::tls::{Certificates, ClientSettings, ClientTls, Roots, TlsError};
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 
 use super::{read, read_with, surroundings, valid};
-use crate::config::{Config, Loaded, Resolved, Situation, Target, limits, reference};
 use crate::tls::testing::Authority;
+use crate::{Config, Loaded, Resolved, Situation, Target, limits, reference};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join("config")

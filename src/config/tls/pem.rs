@@ -42,7 +42,7 @@ impl Certificates {
     }
 
     /// All certificates in DER, concatenated.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         self.0.iter().flat_map(|certificate| certificate.iter().copied()).collect()
     }
 
@@ -79,7 +79,7 @@ impl PrivateKey {
     }
 
     /// The key in DER, for comparison.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         self.0.secret_der()
     }
 

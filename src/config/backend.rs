@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::certificates::UpstreamTls;
 use super::file::{Entry, Value};
 use super::key::{KeySpec, Shape};
 use super::problem::Situation;
@@ -16,7 +17,6 @@ use super::report::{Names, Place, Report};
 use super::secret::{Secret, Words, is_reference};
 use super::setting::{FreeValue, Setting, Shown, list, quote};
 use super::table::table;
-use super::tls::UpstreamTls;
 use super::value::{Endpoint, check_name};
 use crate::tls::ClientTls;
 use sluice_core::vllm::flags::value::FlagValue;

@@ -8,8 +8,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use super::{TWO_POOLS, surroundings};
-use crate::config::{Config, Loaded, Problems, diff};
 use crate::tls::testing::{Authority, Issued};
+use crate::{Config, Loaded, Problems, diff};
 
 fn read(folder: &Path, text: &str) -> Result<Loaded, Problems> {
     Config::parse(text, "test.toml", &[], &surroundings(folder))

@@ -13,7 +13,7 @@ mod priorities;
 mod experiments;
 mod proxies;
 mod samples;
-mod tls;
+mod certificates;
 
 use std::path::Path;
 

@@ -3,7 +3,7 @@
 //! report shows many problems at once.
 
 use super::{DIGEST, TWO_POOLS, environment, read, read_with};
-use crate::config::{ArgValue, Config, Problems, Target};
+use crate::{ArgValue, Config, Problems, Target};
 
 fn errors_with(text: &str, sets: &[&str]) -> Vec<String> {
     let problems = read_with(text, sets).map(|_| ()).unwrap_err();
@@ -288,7 +288,7 @@ fn secrets_of_engines_are_resolved_masked_and_warned_about() {
     ] {
         assert!(page.contains(shown), "no {shown} in {page}");
     }
-    let crate::config::Target::Launch(launch) = &loaded.config.pools[1].backends[0].target else { panic!() };
+    let crate::Target::Launch(launch) = &loaded.config.pools[1].backends[0].target else { panic!() };
     assert_eq!((launch.env["A"].expose(), launch.env["N"].expose()), (&*value, "1"));
     assert_eq!(launch.args["seed"].expose(), ArgValue::Text(value.clone()));
     assert_eq!(launch.args["api_key"].expose(), ArgValue::List(vec!["hunter2".to_owned(), value]));
@@ -479,7 +479,7 @@ fn pods_become_backends_and_each_of_one_pool_only() {
         + "[[pool]]\nname = \"q\"\nprompt_tokens = { min = \"1k\" }\nkubernetes = { selector = \"b\", port = 9 }\n";
     let mut config =
         read(&two.replacen("kubernetes", "prompt_tokens = { max = \"1k\" }\nkubernetes", 1)).unwrap().config;
-    let pod = |name: &str, ip: &str| crate::config::FoundPod { name: name.into(), ip: ip.into(), cordoned: false };
+    let pod = |name: &str, ip: &str| crate::FoundPod { name: name.into(), ip: ip.into(), cordoned: false };
     let found = [
         ("p".to_owned(), vec![pod("x", "10.0.0.1")]),
         ("q".to_owned(), vec![pod("x", "10.0.0.1"), pod("y", "fd00::1")]),
