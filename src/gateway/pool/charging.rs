@@ -54,7 +54,7 @@ impl AdmissionState {
         }
         let found = self.backend(backend)?;
         let (prompt, tpot, sequences) =
-            (found.load.seconds_per_prompt_token(), found.seconds_per_token, found.used.slots);
+            (found.load.seconds_per_prompt_token(), found.speed.seconds_per_token, found.used.slots);
         let price = |crowd: f64| Price::new(prompt, tpot.unwrap_or(STEP + SEQUENCE * crowd) / crowd);
         let computed = request.need.prompt_tokens.saturating_sub(cached);
         let queue = &mut self.pools[home.index()].queue;

@@ -18,6 +18,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use super::bounds::Bound;
 use super::capacity::Fit;
 use super::owners::{Cursor, Turn};
 use super::queue::{Lane, OwnerIndex, Skip, WaiterId};
@@ -74,6 +75,19 @@ impl AdmissionState {
             self.shed_pinned(pool, wakers);
         }
         self.dispatch(backend, wakers);
+    }
+
+    /// Sets one bound of a backend, and grants the room that it leaves. Ignored if unknown.
+    pub(super) fn set_bound(&mut self, backend: BackendId, bound: Bound, wakers: &mut Wakers) {
+        let Some(mut bounds) = self.backend(backend).map(|found| found.bounds) else { return };
+        let before = bounds;
+        bounds.set(bound);
+        if bounds != before
+            && let Some(found) = self.backend_mut(backend)
+        {
+            found.set_bound(bound);
+            self.reconsider(backend, wakers);
+        }
     }
 
     /// Grants the room of `backend`, and of backends whose reservations end, to waiters. If
@@ -273,7 +287,7 @@ impl AdmissionState {
         let Some(waiter) = self.waiters[id as usize].as_ref().filter(|waiter| waiter.lane == Lane::Long) else {
             return false;
         };
-        let here = self.backend(backend).and_then(|b| b.limits.long_prefix).map(|long| long.threshold);
+        let here = self.backend(backend).and_then(|b| b.bounds.in_force().long_prefix).map(|long| long.threshold);
         let home = self.pools[waiter.request.home.index()].rules.limits.long_prefix.map(|long| long.threshold);
         matches!((here, home), (Some(here), Some(home)) if here <= home)
     }

@@ -14,19 +14,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::backend::ClientWait;
 use super::bill::Bill;
 use super::engine_load::DecodeStart;
 use super::engine_work::EngineWatch;
 use super::fault_report::FaultReport;
-use super::grant::{Grant, WaiterOutcome};
+use super::grant::{Grant, WaitResult};
 use super::health::{BackendFault, RefusedGateway};
+use super::liveness::ClientWait;
 use super::queue::WaiterId;
 use super::shared::SharedState;
 use super::spec::Address;
 use crate::origin::Origin;
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::ShedReason;
 
 /// The right to use one backend: slots, tokens, and prefill tokens until the first token.
 #[derive(Debug)]
@@ -271,19 +270,6 @@ impl Drop for Lease {
     }
 }
 
-/// How a wait ended.
-#[derive(Debug)]
-pub enum WaitResult {
-    /// With a lease.
-    Granted(Lease),
-    /// A reload removed the pool: classify again and enter with the original arrival time.
-    Reclassify,
-    /// The engine that the request waited for does not come.
-    Shed(ShedReason),
-    /// No engine serves the model any more.
-    Unserved,
-}
-
 /// A place in a queue.
 #[derive(Debug)]
 pub struct Ticket {
@@ -299,17 +285,17 @@ impl Ticket {
 }
 
 impl Future for Ticket {
-    type Output = WaitResult;
+    type Output = WaitResult<Lease>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<WaitResult> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<WaitResult<Lease>> {
         let Some(id) = self.id else { return Poll::Pending };
         let Some(outcome) = self.shared.poll_waiter(id, cx.waker()) else { return Poll::Pending };
         self.id = None;
         Poll::Ready(match outcome {
-            WaiterOutcome::Granted(grant) => WaitResult::Granted(Lease::new(Arc::clone(&self.shared), grant)),
-            WaiterOutcome::Reclassify => WaitResult::Reclassify,
-            WaiterOutcome::Shed(reason) => WaitResult::Shed(reason),
-            WaiterOutcome::Unserved => WaitResult::Unserved,
+            WaitResult::Granted(grant) => WaitResult::Granted(Lease::new(Arc::clone(&self.shared), grant)),
+            WaitResult::Reclassify => WaitResult::Reclassify,
+            WaitResult::Shed(reason) => WaitResult::Shed(reason),
+            WaitResult::Unserved => WaitResult::Unserved,
         })
     }
 }

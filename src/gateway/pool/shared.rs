@@ -14,7 +14,7 @@ use super::capacity::Allocation;
 use super::engine_load::DecodeStart;
 use super::engine_work::Bell;
 use super::fault_report::FaultReport;
-use super::grant::{Grant, WaiterOutcome};
+use super::grant::{Grant, WaitResult};
 use super::health::{BackendFault, RefusedGateway};
 use super::queue::WaiterId;
 use super::state::{AdmissionState, Wakers};
@@ -77,7 +77,7 @@ impl SharedState {
 
     pub(super) fn charge(&self, backend: BackendId, allocation: &mut Allocation, prompt_tokens: u64) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.used.charge(&found.limits, allocation, prompt_tokens);
+            found.used.charge(found.bounds.in_force(), allocation, prompt_tokens);
         }
     }
 
@@ -110,7 +110,7 @@ impl SharedState {
         self.state.lock().end_copy(backend, serial);
     }
 
-    pub(super) fn poll_waiter(&self, id: WaiterId, waker: &Waker) -> Option<WaiterOutcome> {
+    pub(super) fn poll_waiter(&self, id: WaiterId, waker: &Waker) -> Option<WaitResult<Grant>> {
         self.state.lock().poll_waiter(id, waker)
     }
 
@@ -127,7 +127,7 @@ impl SharedState {
         now: Instant,
     ) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.prefill_rate.observe(prompt_tokens, ttft, now);
+            found.speed.prefill.observe(prompt_tokens, ttft, now);
             found.load.observe_first_token(prompt_tokens.saturating_sub(cached), ahead, ttft, now);
         }
     }
@@ -153,7 +153,7 @@ impl SharedState {
         now: Instant,
     ) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.observe_tpot(tpot);
+            found.speed.observe_tpot(tpot);
             if let Some(start) = start {
                 found.load.observe_decode(start, tokens, tpot, &found.used, now);
             }
