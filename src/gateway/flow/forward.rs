@@ -36,12 +36,11 @@ use super::exchange::{
 use super::faults;
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
-use super::pump::{Pump, ResponseContext, WaitingRoom};
+use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::refused_here::Refused;
 use super::respond;
 use super::router::Router;
-use super::stream_work::SilenceLimits;
 use super::suspects::{BodyHash, Suspects};
 use crate::experiment::Assigned;
 use crate::pool::{Admission, BackendFault, Lease};
@@ -421,20 +420,15 @@ fn response_context<'a, U>(
     lease: &Lease,
     (sent, deadline): (Instant, Instant),
 ) -> ResponseContext<'a> {
-    let placed = &prepared.placed;
     ResponseContext {
-        route: incoming.route,
-        arrived: incoming.arrived,
+        incoming,
+        prepared,
         sent,
         deadline,
-        injected: prepared.injected,
-        prompt_tokens: placed.request.need.prompt_tokens,
+        prompt_tokens: prepared.placed.request.need.prompt_tokens,
         prefilled: (prepared.prompts > 1).then(|| sent + lease.prefill_time()),
-        feedback: &prepared.feedback,
-        limits: SilenceLimits { idle: placed.table.timeouts().idle, silent: placed.table.timeouts().silent },
-        objectives: &placed.home().objectives,
         credentials: None,
         abort: backends.abort,
-        room: WaitingRoom { memory: backends.memory, incoming },
+        memory: backends.memory,
     }
 }

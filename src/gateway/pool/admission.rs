@@ -20,7 +20,6 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::backend::BackendState;
 use super::bounds::Bound;
 use super::engine_work::EngineLook;
 use super::grant::AdmissionDecision;
@@ -127,11 +126,6 @@ impl Admission {
         self.shared.refused_gateway(backend, refused, Origin::default(), now)
     }
 
-    /// Changes a backend, if it is known, in a way that gives no waiter room.
-    pub(super) fn change(&self, backend: BackendId, change: impl FnOnce(&mut BackendState)) {
-        self.shared.update(|state, _| state.backend_mut(backend).map(change));
-    }
-
     /// Changes a backend, if it is known. Waiters then get the room there, or leave if no backend
     /// can serve them any more.
     fn change_service(&self, backend: BackendId, change: impl FnOnce(&mut Service)) {
@@ -145,13 +139,13 @@ impl Admission {
 
     /// The engine accepted the credentials of a probe.
     pub fn accepted_probe(&self, backend: BackendId) {
-        self.change(backend, |found| found.health.accepted_probe());
+        self.shared.change(backend, |found| found.health.accepted_probe());
     }
 
     /// Sets the size of the engine's prefix cache in tokens: the size of the KV cache, or 0 if
     /// prefix caching is off.
     pub fn set_cache_size(&self, backend: BackendId, tokens: u64) {
-        self.change(backend, |found| found.cache.set_size(tokens));
+        self.shared.change(backend, |found| found.cache.set_size(tokens));
     }
 
     /// Whether one of these backends gets work when it has room.
@@ -174,18 +168,18 @@ impl Admission {
     /// Sets when the starting engine of a backend should be ready. Any later cordon except
     /// `Starting` clears it.
     pub fn set_ready_at(&self, backend: BackendId, ready_at: Instant) {
-        self.change(backend, |found| found.service.ready_at = Some(ready_at));
+        self.shared.change(backend, |found| found.service.ready_at = Some(ready_at));
     }
 
     /// Sets how long a start of a backend's engine takes.
     pub fn set_start_takes(&self, backend: BackendId, takes: Duration) {
-        self.change(backend, |found| found.service.start_takes = Some(takes));
+        self.shared.change(backend, |found| found.service.start_takes = Some(takes));
     }
 
     /// Sets whether an engine's flags say that it schedules by priority. The pool's rules override
     /// this.
     pub fn set_by_priority(&self, backend: BackendId, by_priority: bool) {
-        self.change(backend, |found| found.engine.by_priority = by_priority);
+        self.shared.change(backend, |found| found.engine.by_priority = by_priority);
     }
 
     /// The engine of a backend failed to start: sheds the requests that the backend's pool holds,

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::backend::BackendState;
 use super::bounds::Bound;
 use super::drain_rate::DrainRate;
+use super::grant::WaitResult;
 use super::health::HealthRules;
 use super::owners::Owners;
 use super::prefix::PrefixTable;
@@ -21,7 +22,7 @@ use super::room::Rooms;
 use super::served::Served;
 use super::share::Share;
 use super::spec::{BackendSpec, PoolLayout, PoolSpec};
-use super::state::{AdmissionState, PoolState, Waiter, WaiterState, Wakers};
+use super::state::{AdmissionState, PoolState, Waiter, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
@@ -153,7 +154,7 @@ impl AdmissionState {
         for id in ids {
             let waits = |waiter: &&Waiter| removed || self.too_large(&waiter.request).is_some();
             if self.waiters[id as usize].as_ref().is_some_and(|waiter| waits(&waiter)) {
-                self.end_wait(id, WaiterState::Reclassify, wakers);
+                self.end_wait(id, WaitResult::Reclassify, wakers);
             } else {
                 self.sort_into_lane(id);
             }

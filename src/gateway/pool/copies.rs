@@ -90,12 +90,6 @@ impl AdmissionState {
         waiting.any(|id| self.waiters[id as usize].as_ref().is_some_and(|waiter| self.allows(&waiter.request, backend)))
     }
 
-    pub(super) fn end_copy(&mut self, backend: BackendId, serial: u64) {
-        if let Some(found) = self.backend_mut(backend) {
-            found.copies.remove(serial);
-        }
-    }
-
     /// Cuts the copies on backends that this waiting request may use.
     pub(super) fn cut_copies(&mut self, request: &AdmissionRequest) {
         for backend in std::mem::take(&mut self.with_copies) {

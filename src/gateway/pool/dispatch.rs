@@ -20,9 +20,10 @@ use smallvec::{SmallVec, smallvec};
 
 use super::bounds::Bound;
 use super::capacity::Fit;
+use super::grant::WaitResult;
 use super::owners::{Cursor, Turn};
 use super::queue::{Lane, OwnerIndex, Skip, WaiterId};
-use super::state::{AdmissionState, WaiterState, Wakers};
+use super::state::{AdmissionState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 /// Waiters that one dispatch looks at: bounds the time under the lock.
@@ -264,7 +265,7 @@ impl AdmissionState {
         self.pinned -= usize::from(waiter.request.pinned);
         let reserved = self.drop_reservation(&waiter);
         wakers.extend(waiter.waker.take());
-        waiter.state = WaiterState::Granted(backend, allocation, ahead);
+        waiter.outcome = Some(WaitResult::Granted((backend, allocation, ahead)));
         self.waiters[id as usize] = Some(waiter);
         self.count_grant(pool, home, owner);
         reserved

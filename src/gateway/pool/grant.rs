@@ -62,3 +62,14 @@ pub enum WaitResult<L> {
     /// No engine serves the model any more.
     Unserved,
 }
+
+impl<L> WaitResult<L> {
+    pub(super) fn map<M>(self, map: impl FnOnce(L) -> M) -> WaitResult<M> {
+        match self {
+            Self::Granted(lease) => WaitResult::Granted(map(lease)),
+            Self::Reclassify => WaitResult::Reclassify,
+            Self::Shed(reason) => WaitResult::Shed(reason),
+            Self::Unserved => WaitResult::Unserved,
+        }
+    }
+}

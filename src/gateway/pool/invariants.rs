@@ -9,14 +9,14 @@
 //! - A pinned request waits only while one of its backends is in rotation.
 
 use super::capacity::Fit;
-use super::state::{AdmissionState, WaiterState};
+use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
     pub(super) fn check_invariants(&self) -> Result<(), String> {
         let queued: usize = self.pools.iter().map(|pool| pool.queue.len()).sum();
         let by_entry: usize = self.pools.iter().map(|pool| pool.queue.ids().count()).sum();
-        let waiting = || self.waiters.iter().flatten().filter(|w| matches!(w.state, WaiterState::Waiting));
+        let waiting = || self.waiters.iter().flatten().filter(|w| w.outcome.is_none());
         if queued != waiting().count() || queued != by_entry {
             return Err(format!("{queued} in queues, {by_entry} in order of entry, but {} waiting", waiting().count()));
         }

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::backend::BackendState;
 use super::capacity::{Fit, Need};
 use super::queue::WaiterId;
-use super::state::{AdmissionState, Reservation, Waiter, WaiterState};
+use super::state::{AdmissionState, Reservation, Waiter};
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
@@ -127,7 +127,7 @@ impl AdmissionState {
     }
 
     fn waiting(&self, id: WaiterId) -> Option<&Waiter> {
-        self.waiters.get(id as usize)?.as_ref().filter(|waiter| matches!(waiter.state, WaiterState::Waiting))
+        self.waiters.get(id as usize)?.as_ref().filter(|waiter| waiter.outcome.is_none())
     }
 
     fn can_reserve(&self, waiter: &Waiter, pool: PoolId, backend: BackendId) -> bool {

@@ -13,12 +13,13 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::admission::Admission;
+use super::grant::WaitResult;
 use super::lease::Lease;
 use super::queue::WaiterId;
 use super::request::AdmissionRequest;
 use super::served::{Facts, Lack, RouteSet, Served, Wants};
 use super::service::Cordon;
-use super::state::{AdmissionState, WaiterState, Wakers};
+use super::state::{AdmissionState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 impl Admission {
@@ -50,7 +51,7 @@ impl Admission {
 
     /// Sets how many LoRA adapters one step of an engine may use (`--max-loras`).
     pub fn set_adapter_slots(&self, backend: BackendId, slots: usize) {
-        self.change(backend, |found| found.adapters.set_slots(slots));
+        self.shared.change(backend, |found| found.adapters.set_slots(slots));
     }
 
     /// Whether an engine of the request's pools would serve it once the engine is there and has
@@ -136,7 +137,7 @@ impl AdmissionState {
             let Some(request) = self.waiters[id as usize].as_ref().map(|waiter| &waiter.request) else { continue };
             let was_listed = request.asks.model.is_some_and(|key| before.lists(key));
             if was_listed && request.only.is_none() && self.is_unserved(request) {
-                self.end_wait(id, WaiterState::Unserved, wakers);
+                self.end_wait(id, WaitResult::Unserved, wakers);
                 changed = true;
                 continue;
             }

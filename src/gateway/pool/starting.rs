@@ -18,10 +18,11 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::backend::BackendState;
+use super::grant::WaitResult;
 use super::queue::WaiterId;
 use super::request::AdmissionRequest;
 use super::service::Cordon;
-use super::state::{AdmissionState, Waiter, WaiterState, Wakers};
+use super::state::{AdmissionState, Waiter, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
@@ -116,7 +117,7 @@ impl AdmissionState {
                 !members.any(|id| self.backend(id).is_some_and(BackendState::in_rotation))
             };
             if self.waiters[id as usize].as_ref().is_some_and(|waiter| depends(&waiter)) {
-                self.end_wait(id, WaiterState::Shed(reason), wakers);
+                self.end_wait(id, WaitResult::Shed(reason), wakers);
             }
         }
     }
@@ -137,7 +138,7 @@ impl AdmissionState {
         };
         let ids: SmallVec<[WaiterId; 4]> = waiting.filter(left_alone).collect();
         for id in ids {
-            self.end_wait(id, WaiterState::Shed(ShedReason::NoBackend), wakers);
+            self.end_wait(id, WaitResult::Shed(ShedReason::NoBackend), wakers);
         }
     }
 

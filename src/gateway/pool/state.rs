@@ -77,25 +77,14 @@ pub(super) struct Waiter {
     pub(super) request: AdmissionRequest,
     pub(super) lane: Lane,
     pub(super) key: QueuePosition,
-    pub(super) state: WaiterState,
+    /// `None` while it waits. A grant holds capacity until the ticket takes it: the backend, the
+    /// allocation, and the seconds of prefill ahead.
+    pub(super) outcome: Option<WaitResult<(BackendId, Allocation, f64)>>,
     pub(super) waker: Option<Waker>,
     /// The count of grants that may overtake the waiter, at the entry.
     pub(super) grants_before: u64,
     /// No request that arrives later than this overtakes the waiter.
     pub(super) not_overtaken_after: Instant,
-}
-
-#[derive(Debug)]
-pub(super) enum WaiterState {
-    Waiting,
-    /// Holds capacity on a backend until the ticket takes it. The number is the seconds of prefill
-    /// ahead.
-    Granted(BackendId, Allocation, f64),
-    Reclassify,
-    /// The engine that the request waited for does not come.
-    Shed(ShedReason),
-    /// No engine serves the model any more.
-    Unserved,
 }
 
 #[derive(Debug)]
@@ -311,8 +300,7 @@ impl AdmissionState {
         let (home, since) = (request.home, request.since);
         let not_overtaken_after = request.arrived + rules.overtaken_for();
         let owner = request.owner();
-        let state = WaiterState::Waiting;
-        let waiter = Waiter { request, lane, key, state, waker: None, grants_before: 0, not_overtaken_after };
+        let waiter = Waiter { request, lane, key, outcome: None, waker: None, grants_before: 0, not_overtaken_after };
         let id = match self.free.pop() {
             Some(id) => {
                 self.waiters[id as usize] = Some(waiter);
@@ -349,29 +337,20 @@ impl AdmissionState {
     }
 
     fn take_outcome(&mut self, id: WaiterId) -> Option<WaitResult<Grant>> {
-        let waiter = self.waiters[id as usize].as_ref()?;
-        let outcome = match &waiter.state {
-            WaiterState::Waiting => return None,
-            WaiterState::Reclassify => WaitResult::Reclassify,
-            WaiterState::Shed(reason) => WaitResult::Shed(*reason),
-            WaiterState::Unserved => WaitResult::Unserved,
-            WaiterState::Granted(backend, allocation, ahead) => {
-                WaitResult::Granted(self.grant_of(*backend, (*allocation, *ahead), &waiter.request))
-            }
-        };
-        self.waiters[id as usize] = None;
+        let waiter = self.waiters[id as usize].take_if(|waiter| waiter.outcome.is_some())?;
         self.free.push(id);
-        Some(outcome)
+        let grant = |(backend, allocation, ahead)| self.grant_of(backend, (allocation, ahead), &waiter.request);
+        Some(waiter.outcome?.map(grant))
     }
 
     /// A ticket was dropped: removes the waiter, and returns capacity that it was granted.
     pub(super) fn leave(&mut self, id: WaiterId, wakers: &mut Wakers) {
         let Some(waiter) = self.waiters[id as usize].take() else { return };
         self.free.push(id);
-        match waiter.state {
-            WaiterState::Reclassify | WaiterState::Shed(_) | WaiterState::Unserved => {}
-            WaiterState::Granted(backend, allocation, _) => self.release(backend, allocation, wakers),
-            WaiterState::Waiting => {
+        match waiter.outcome {
+            Some(WaitResult::Granted((backend, allocation, _))) => self.release(backend, allocation, wakers),
+            Some(WaitResult::Reclassify | WaitResult::Shed(_) | WaitResult::Unserved) => {}
+            None => {
                 self.pinned -= usize::from(waiter.request.pinned);
                 self.pools[waiter.request.home.index()].queue.remove(waiter.request.owner(), waiter.lane, &waiter.key);
                 // The backend that was reserved for it is free for other waiters.
@@ -459,11 +438,16 @@ impl AdmissionState {
     }
 
     /// Takes a waiter out of the queue without granting room.
-    pub(super) fn end_wait(&mut self, id: WaiterId, state: WaiterState, wakers: &mut Wakers) {
+    pub(super) fn end_wait(
+        &mut self,
+        id: WaiterId,
+        outcome: WaitResult<(BackendId, Allocation, f64)>,
+        wakers: &mut Wakers,
+    ) {
         let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
         self.pools[waiter.request.home.index()].queue.remove(waiter.request.owner(), waiter.lane, &waiter.key);
         self.pinned -= usize::from(waiter.request.pinned);
-        waiter.state = state;
+        waiter.outcome = Some(outcome);
         wakers.extend(waiter.waker.take());
     }
 

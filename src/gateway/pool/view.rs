@@ -15,7 +15,7 @@ use super::health::{Phase, RefusedGateway};
 use super::service::Cordon;
 use super::share::Share;
 use super::spec::Address;
-use super::state::{AdmissionState, WaiterState};
+use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
 
 /// Owners of one pool in a view.
@@ -144,7 +144,7 @@ impl BackendView {
 
 impl AdmissionState {
     pub(super) fn waiting_requests(&self, now: Instant) -> Vec<WaitingRequest> {
-        let waits = self.waiters.iter().flatten().filter(|waiter| matches!(waiter.state, WaiterState::Waiting));
+        let waits = self.waiters.iter().flatten().filter(|waiter| waiter.outcome.is_none());
         let shown = waits.map(|waiter| WaitingRequest {
             waited: now.saturating_duration_since(waiter.request.arrived),
             prompt_tokens: waiter.request.need.prompt_tokens,
