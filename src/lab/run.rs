@@ -33,7 +33,7 @@ use sluice_bench::{Arrival, Extent, Record, RunResult};
 use sluice_core::base::{BackendId, Rng};
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{Admission, Served};
+use sluice_gateway::pool::{Admission, Bound, Served};
 use sluice_online::drive::LOOK_INTERVAL;
 use sluice_online::window::Window;
 use sluice_online::{Event as TunerEvent, TunerReport};
@@ -161,7 +161,7 @@ impl Simulation {
             admission.set_cache_size(*backend, u64::from(blocks) * u64::from(BLOCK_TOKENS));
             let adapters = if sim.lora { lab.adapter_names() } else { Vec::new() };
             let served = Served::list(sim.names.iter().chain(&adapters).map(|name| &**name));
-            admission.set_ceiling(*backend, lab.launched.then_some(sim.engine.max_num_seqs));
+            admission.set_bounds([(*backend, Bound::Ceiling(lab.launched.then_some(sim.engine.max_num_seqs)))]);
             admission.set_served(*backend, served, Some(u64::from(sim.max_model_len)), start);
             if sim.lora {
                 admission.set_adapter_slots(*backend, sim.engine.max_loras as usize);

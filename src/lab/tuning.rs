@@ -18,7 +18,7 @@ use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab, PlantedFault};
 use sluice_config::{Config, TunerMode};
 use sluice_core::base::BackendId;
 use sluice_gateway::flow::{LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{BackendView, Cordon, Irreplaceable, PoolView, Replacement};
+use sluice_gateway::pool::{BackendView, Bound, Cordon, Irreplaceable, PoolView, Replacement};
 use sluice_online::drive::{self, Deployment, PAGES_INTERVAL, Parts};
 use sluice_online::{
     Answer, EngineFlag, EngineState, Event, LimitsQuestion, Observer, Question, Restarted, Tuner, TunerReport,
@@ -269,7 +269,8 @@ impl LabDeployment<'_> {
                     Err(why) => Restarted::Failed(why.clone()),
                 };
                 cluster.start_as(now, *engine, &self.own.setups[*engine].planted(&self.lab.plants));
-                admission.set_ceiling(*backend, Some(self.own.setups[*engine].sim.engine.max_num_seqs));
+                let slots = self.own.setups[*engine].sim.engine.max_num_seqs;
+                admission.set_bounds([(*backend, Bound::Ceiling(Some(slots)))]);
                 admission.engine_replaced(*backend, self.start + now);
                 admission.set_cordon(*backend, Cordon::Open);
                 Some(outcome)

@@ -22,7 +22,7 @@ use super::reload::ReloadError;
 use super::{engines, experiments, saved_experiments};
 use crate::fleet::Lead;
 use crate::online::change::EXPERIMENT;
-use crate::pool::PoolLayout;
+use crate::pool::{Bound, PoolLayout};
 use sluice_config::Config;
 
 /// Pause between attempts to open the journal, which the previous leader may still have locked.
@@ -242,8 +242,8 @@ impl App {
     fn end_trials(&self) {
         self.set_acts(false);
         let view = self.admission.view();
-        let all = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| (backend.id, None)));
-        self.admission.set_trials(&all.collect::<Vec<_>>());
+        let all = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| (backend.id, Bound::Trial(None))));
+        self.admission.set_bounds(all);
         self.put_limits(|config| config.experiments.retain(|experiment| experiment.name != EXPERIMENT));
     }
 

@@ -288,7 +288,7 @@ impl Gateway {
                     Some(coding) => decode::decode(coding, body, limit, &self.clients, owner).await?,
                     None => body,
                 };
-                self.admit(session, table, route, key, body)
+                self.recheck(session, table, route, key, body)
             }
             Err(BodyError::TooLarge) => Err(Refusal::BodyTooLarge { limit }.into()),
             Err(BodyError::TooSlow) => Err(Refusal::BodyTimeout.into()),
@@ -304,7 +304,7 @@ impl Gateway {
 
     /// Checks the key again, and takes the configuration in force. Called when the body is
     /// complete, because receiving it may take long.
-    fn admit(
+    fn recheck(
         &self,
         session: &ServerSession,
         table: Arc<RoutingTable>,

@@ -26,6 +26,7 @@ use super::families::{self, Family, MetricKind};
 use super::history_report::PairHistory;
 use super::recent::Recent;
 use crate::flow::record::RetryReason;
+use crate::flow::routing_table::OTHER;
 use crate::flow::{Outcome, Record};
 use sluice_config::Pool;
 use sluice_core::base::Tokens;
@@ -39,8 +40,6 @@ const MAX_POOLS_SEEN: usize = 256;
 /// The most pairs of class and pool with a history of an hour, of usually 200 KiB and at most 1.1
 /// MiB each.
 const MAX_HISTORIES: usize = 64;
-/// The label beyond the bounds.
-const OTHER: &str = "other";
 /// The label of the route for a path that is not served.
 const NO_ROUTE: &str = "unknown";
 /// Number of outcomes: the values of `outcome`.

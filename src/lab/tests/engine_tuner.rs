@@ -16,7 +16,7 @@ use crate::upstream::LabUpstream;
 use crate::{Lab, LabFile, LabRun, Scenario, run};
 use sluice_config::DailyWindow;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Irreplaceable, Need};
+use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Bound, Irreplaceable, Need};
 use sluice_online::limits::PoolLimits;
 use sluice_online::recent::RecentRequest;
 use sluice_online::{Answer, Candidate, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question, Restarted};
@@ -45,7 +45,7 @@ async fn an_engine_restarts_only_if_the_other_engines_can_carry_its_own_load_too
     let layout = admission.apply(&specs::pools(&lab.config), rules, start);
     let backends: Vec<_> = layout.backends.iter().flatten().copied().zip(0..).collect();
     for (backend, _) in &backends {
-        admission.set_ceiling(*backend, Some(4));
+        admission.set_bounds([(*backend, Bound::Ceiling(Some(4)))]);
         admission.record_probe(*backend, true, start);
     }
     let cluster = Cluster::new(Vec::new(), lab.addresses().unwrap(), Vec::new());
