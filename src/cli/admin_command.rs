@@ -25,14 +25,10 @@ pub(super) fn with_client(port: &AdminPort, command: impl AsyncFnOnce(&AdminClie
         Ok(client) => client,
         Err(error) => return usage(&error),
     };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    runtime.block_on(command(&client))
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(command(&client)),
+        Err(error) => exit_code(Err(format!("cannot start: {error}"))),
+    }
 }
 
 /// Reports wrong usage on stderr.

@@ -49,8 +49,7 @@ table! {
         /// speed. Learned values are dropped with the engine, or after a minute without
         /// observations. There is nothing to set. For comparison: fewest_requests (in flight;
         /// nginx's least_conn), two_choices (the backend with fewer in flight of two random ones;
-        /// nginx's random two least_conn), round_robin. All respect `weight`. prefix_affinity means
-        /// least_work and causes a warning.
+        /// nginx's random two least_conn), round_robin. All respect `weight`.
         pub policy: Policy = default("least_work");
         /// Limit of sequences in flight per backend. A request takes its prompts or inputs times n,
         /// and gets 400 if that is more than the limit. Lower it when the engine's own queue grows.
@@ -184,8 +183,6 @@ words! {
         TwoChoices = "two_choices",
         /// In turn, by weight.
         RoundRobin = "round_robin",
-        /// Another word for least_work, which follows prefixes.
-        PrefixAffinity = "prefix_affinity",
     }
 }
 

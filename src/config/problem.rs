@@ -282,8 +282,6 @@ pub enum Situation {
         "a secret in the words of a command, which every user of the machine can see; use launch.env, or args with \"env:NAME\""
     )]
     PlainSecretInCommand,
-    #[error("prefix_affinity is part of least_work, by which this pool picks; write least_work")]
-    AffinityIsLeastWork,
     #[error(
         "fair = \"key\" does nothing without auth.keys: all requests have one owner; configure keys, or write \"off\""
     )]
@@ -298,7 +296,6 @@ impl Situation {
             Self::Open { .. }
                 | Self::PlainSecret
                 | Self::PlainSecretInCommand
-                | Self::AffinityIsLeastWork
                 | Self::FairWithoutKeys
                 | Self::GrpcPort
                 | Self::NotVerified
@@ -340,9 +337,7 @@ impl Situation {
             Self::AutoscaleWithoutEngines | Self::NoEngineForOthers => Topic::Pools,
             Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => Topic::Pools,
             Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } => Topic::Pools,
-            Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::AffinityIsLeastWork | Self::FairWithoutKeys => {
-                Topic::Pools
-            }
+            Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::FairWithoutKeys => Topic::Pools,
             Self::UrlAndLaunch | Self::NeitherUrlNorLaunch | Self::ControlWithoutUrl | Self::Url { .. } => {
                 Topic::Backends
             }

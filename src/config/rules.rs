@@ -18,7 +18,7 @@ use super::cluster::ClusterLeader;
 use super::fair::Fair;
 use super::limits;
 use super::model::Model;
-use super::pool::{Policy, Pool};
+use super::pool::Pool;
 use super::problem::Situation;
 use super::put_pods;
 use super::report::{Claimed, Report};
@@ -219,9 +219,6 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
             let situation = Situation::LongNeverRuns { threshold: long.threshold.to_string() };
             report.add_at(&at("long_prefix.slots"), situation);
         }
-    }
-    if pool.policy == Policy::PrefixAffinity {
-        report.add_at(&at("policy"), Situation::AffinityIsLeastWork);
     }
     if let Some(autoscale) = pool.autoscale
         && autoscale.min > autoscale.max

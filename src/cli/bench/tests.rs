@@ -133,7 +133,7 @@ async fn texts_and_arrays_are_saved_as_by_vllm() {
     assert_eq!(detailed["generated_texts"], serde_json::json!([" a a a", " a a a"]));
     let talk = saved(&["--save-detailed", "--multi-turn", "--prompt-text"]).await;
     assert_eq!(talk["generated_texts"], serde_json::json!(vec![" a a a"; 6]));
-    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tokenizer.json");
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny/tokenizer.json");
     assert_eq!(saved(&["--tokenizer", tokenizer]).await["tokenizer_id"], tokenizer);
 }
 

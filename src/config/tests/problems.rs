@@ -236,12 +236,6 @@ fn launch_is_checked_as_far_as_that_is_possible_without_starting_it() {
 }
 
 #[test]
-fn prefix_affinity_is_least_work_and_a_warning_says_so() {
-    let loaded = read_with(TWO_POOLS, &["pool.long.policy=prefix_affinity"]).unwrap();
-    assert!(loaded.warnings.iter().any(|warning| warning.to_string().contains("write least_work")));
-}
-
-#[test]
 fn clients_and_admin_never_share_a_port() {
     one(&["server.admin=127.0.0.1:8080"], "server.admin", "may not overlap");
     one(&["server.admin=127.0.0.1:9000", "server.listen=0.0.0.0:9000"], "server.admin", "may not overlap");

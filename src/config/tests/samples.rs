@@ -138,7 +138,7 @@ fn the_production_sample_has_no_warnings() {
 
 /// A valid file with the given choices; its pools cover all prompt lengths.
 fn file(cuts: &[u64], slots: u32, micros: u64, words: (usize, usize, usize), name: &str) -> String {
-    let policy = ["least_work", "two_choices", "round_robin", "prefix_affinity"][words.0];
+    let policy = ["least_work", "two_choices", "round_robin", "fewest_requests"][words.0];
     let order = ["fifo", "shortest_first"][words.1];
     let usage = ["final", "continuous", "off"][words.2];
     let quoted = toml::Value::from(name).to_string();
