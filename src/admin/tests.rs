@@ -19,7 +19,7 @@ use crate::config::{Admin, Secret};
 use crate::experiment::ExperimentReport;
 use crate::fleet::{ChangeStarted, LogError, LogLines, RestartError, RestartRequest};
 use crate::flow::Outcome;
-use crate::online::TunerReport;
+use crate::online::tuner::report::TunerReport;
 use crate::pool::Admission;
 use crate::proxy::Ending;
 use crate::telemetry::{Telemetry, testing};

@@ -21,8 +21,11 @@ use crate::lab::forecast::{forecast, forecast_limits};
 use crate::lab::scenario::argv;
 use crate::lab::{EngineSetup, Lab};
 use crate::online::drive::{self, Deployment, Parts};
-use crate::online::forecast::{Answer, LimitsQuestion, Question};
-use crate::online::{EngineFlag, EngineState, Event, Flags, Restarted, Tuner};
+use crate::online::engines::flags::{EngineFlag, Flags};
+use crate::online::engines::forecast::{Answer, LimitsQuestion, Question};
+use crate::online::engines::look::{EngineState, Restarted};
+use crate::online::event::Event;
+use crate::online::tuner::Tuner;
 use crate::pool::PoolView;
 use crate::vllm::flags::table::setting;
 

@@ -22,7 +22,7 @@ use super::reload::ReloadError;
 use super::{engines, experiments, saved_experiments};
 use crate::config::{self, Config};
 use crate::fleet::Lead;
-use crate::online::change::EXPERIMENT;
+use crate::online::engines::change::EXPERIMENT;
 use crate::pool::PoolLayout;
 
 /// Pause between attempts to open the journal, which the previous leader may still have locked.

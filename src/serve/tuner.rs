@@ -17,7 +17,9 @@ use crate::admin::{TunerControl, TunerError, TunerOrder};
 use crate::config::TunerMode;
 use crate::fleet;
 use crate::online::drive::{self, LOOK_INTERVAL, PAGES_INTERVAL};
-use crate::online::{EngineSample, Event, TunerReport};
+use crate::online::event::Event;
+use crate::online::observe::engines::EngineSample;
+use crate::online::tuner::report::TunerReport;
 
 /// Most pages that are read at once.
 const LOOKS_AT_ONCE: usize = 16;
