@@ -18,7 +18,7 @@ use super::*;
 use crate::experiment::ExperimentReport;
 use crate::fleet::{ChangeStarted, LogError, LogLines, RestartError, RestartRequest};
 use crate::flow::Outcome;
-use crate::online::TunerReport;
+use crate::online::tuner::report::TunerReport;
 use crate::pool::Admission;
 use crate::proxy::Ending;
 use crate::telemetry::{Telemetry, testing};

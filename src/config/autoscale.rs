@@ -1,8 +1,8 @@
 //! `pool.autoscale`: the number of engines that a pool should have, and who adds and removes
 //! engines.
 //!
-//! `sluice_online::Scaler` computes the number. With `apply` the gateway starts and stops engines
-//! itself; without it KEDA or an HPA reads the number as a metric.
+//! `sluice_online::scaler::Scaler` computes the number. With `apply` the gateway starts and stops
+//! engines itself; without it KEDA or an HPA reads the number as a metric.
 
 use std::time::Duration;
 

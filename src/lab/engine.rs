@@ -16,7 +16,7 @@ use crate::setup::{EngineChange, EngineSetup, PlantedFault};
 use sluice_bench::result::record::{ServerSample, ServerSide};
 use sluice_core::base::Rng;
 use sluice_gateway::experiment::EngineAdapters;
-use sluice_online::EngineSample;
+use sluice_online::observe::engines::EngineSample;
 use sluice_sim::engine::SequenceId;
 use sluice_sim::virtual_server::StepEnd;
 use sluice_sim::{Content, Request, SimConfig, VirtualServer};

@@ -35,8 +35,9 @@ use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{Admission, Bound, Served};
 use sluice_online::drive::LOOK_INTERVAL;
-use sluice_online::window::Window;
-use sluice_online::{Event as TunerEvent, TunerReport};
+use sluice_online::event::Event as TunerEvent;
+use sluice_online::observe::window::Window;
+use sluice_online::tuner::report::TunerReport;
 use sluice_sim::engine::BLOCK_TOKENS;
 
 /// Maximum jump of the clock while requests are in flight: timers may fire in between.

@@ -20,9 +20,13 @@ use sluice_core::base::BackendId;
 use sluice_gateway::flow::{LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{BackendView, Bound, Cordon, Irreplaceable, PoolView, Replacement};
 use sluice_online::drive::{self, Deployment, PAGES_INTERVAL, Parts};
-use sluice_online::{
-    Answer, EngineFlag, EngineState, Event, LimitsQuestion, Observer, Question, Restarted, Tuner, TunerReport,
-};
+use sluice_online::engines::flags::EngineFlag;
+use sluice_online::engines::forecast::{Answer, LimitsQuestion, Question};
+use sluice_online::engines::look::{EngineState, Restarted};
+use sluice_online::event::Event;
+use sluice_online::observe::Observer;
+use sluice_online::tuner::Tuner;
+use sluice_online::tuner::report::TunerReport;
 
 /// Time of a restart from the last request to readiness, for an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);

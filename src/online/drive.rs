@@ -16,13 +16,13 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::change::EXPERIMENT;
-use crate::engine_look::{EngineState, Order, Restarted};
+use crate::engines::change::EXPERIMENT;
+use crate::engines::flags::EngineFlag;
+use crate::engines::forecast::{Answer, LimitsQuestion, Question};
+use crate::engines::look::{EngineState, Order, Restarted};
 use crate::event::Event;
-use crate::flags::EngineFlag;
-use crate::forecast::{Answer, LimitsQuestion, Question};
+use crate::observe::Observer;
 use crate::tuner::Tuner;
-use crate::window::Observer;
 use sluice_config::Config;
 use sluice_gateway::experiment::{Experiment, Experiments, Phase};
 use sluice_gateway::pool::{Admission, BackendView, Bound, PoolView, WaitingRequest};

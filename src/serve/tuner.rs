@@ -16,7 +16,9 @@ use crate::admin::unsaved::UnsavedOrder;
 use crate::admin::{TunerControl, TunerError, TunerOrder};
 use crate::fleet;
 use crate::online::drive::{self, LOOK_INTERVAL, PAGES_INTERVAL};
-use crate::online::{EngineSample, Event, TunerReport};
+use crate::online::event::Event;
+use crate::online::observe::engines::EngineSample;
+use crate::online::tuner::report::TunerReport;
 use sluice_config::TunerMode;
 
 /// Most pages that are read at once.

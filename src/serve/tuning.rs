@@ -21,8 +21,10 @@ use tokio::time::Instant;
 
 use super::saved_experiments::read_or_set_aside;
 use crate::fleet::{self, Lead};
-use crate::online::{Event, EventKind};
-use crate::online::{Observer, Saved, TimedEvent, Tuner, TunerReport};
+use crate::online::event::{Event, EventKind};
+use crate::online::observe::Observer;
+use crate::online::tuner::report::{TimedEvent, TunerReport};
+use crate::online::tuner::{Saved, Tuner};
 use crate::telemetry::TunerView;
 use sluice_config::Config;
 

@@ -16,10 +16,14 @@ use crate::upstream::LabUpstream;
 use crate::{Lab, LabFile, LabRun, Scenario, run};
 use sluice_config::DailyWindow;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Bound, Irreplaceable, Need};
+use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Irreplaceable, Need};
+use sluice_online::engines::flags::EngineFlag;
+use sluice_online::engines::forecast::{Answer, Candidate, Forecast, LimitsQuestion, Question};
+use sluice_online::engines::look::Restarted;
+use sluice_online::event::EventKind;
+use sluice_online::limits::Limits;
 use sluice_online::limits::PoolLimits;
-use sluice_online::recent::RecentRequest;
-use sluice_online::{Answer, Candidate, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question, Restarted};
+use sluice_online::observe::recent::RecentRequest;
 use tokio::time::Instant;
 
 /// `load`: chats and documents per second. `bound`: objective for TTFT, and again for each 1,000
