@@ -14,7 +14,6 @@ use sluice_bench::{RunConfig, RunPlan};
 use sluice_config::{Config, Endpoint};
 use sluice_core::vllm::args::ServeArgs;
 use sluice_core::vllm::flags::write;
-use sluice_config::{Config, Endpoint};
 use sluice_online::engines::flags::{EngineFlag, Flags};
 use sluice_online::engines::forecast::{Answer, LimitsQuestion, Question};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};

@@ -225,7 +225,8 @@ mod tests {
     #[test]
     fn counters_share_a_bound_and_a_reload_keeps_what_was_learned() {
         let config = |models: &[&str]| {
-            let model = |name| format!("[[model]]\nname = \"{name}\"\ntokenizer = \"tests/fixtures/tiny/tokenizer.json\"\n");
+            let model =
+                |name| format!("[[model]]\nname = \"{name}\"\ntokenizer = \"tests/fixtures/tiny/tokenizer.json\"\n");
             let text = models.iter().map(model).collect::<String>();
             let pool = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";
             let folder = env!("CARGO_MANIFEST_DIR").into();

@@ -22,7 +22,7 @@ use super::reload::ReloadError;
 use super::{engines, experiments, saved_experiments};
 use crate::fleet::Lead;
 use crate::online::engines::change::EXPERIMENT;
-use crate::pool::PoolLayout;
+use crate::pool::{Bound, PoolLayout};
 use sluice_config::Config;
 
 /// Pause between attempts to open the journal, which the previous leader may still have locked.

@@ -10,8 +10,8 @@ use std::fs;
 
 use sluice::cli::explain::sections;
 use sluice::vllm::failure::FailureClass;
-use sluice_core::openai::error_codes;
 use sluice_config::Topic;
+use sluice_core::openai::error_codes;
 
 use crate::{clean, one_complaint, read, root};
 

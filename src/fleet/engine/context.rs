@@ -259,7 +259,9 @@ impl EngineContext {
 
     /// Forgets health and speed of the engine that ran there before.
     pub(crate) fn renew(&self) {
-        self.backend_id().map(|id| self.admission.engine_replaced(id, Instant::now()));
+        if let Some(id) = self.backend_id() {
+            self.admission.engine_replaced(id, Instant::now());
+        }
     }
 
     /// Sequences that the engine runs at once, if the settings give them.

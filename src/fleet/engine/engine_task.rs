@@ -27,9 +27,12 @@ const COMMANDS: usize = 16;
 
 type CommandResult = Result<(), ChangeRefused>;
 
+/// A change of the engine's lifecycle.
+type Act = Box<dyn FnOnce(&mut Lifecycle<Setup>) -> CommandResult + Send>;
+
 /// A command to an engine task, with the channel for the result.
 struct Command {
-    act: Box<dyn FnOnce(&mut Lifecycle<Setup>) -> CommandResult + Send>,
+    act: Act,
     result: oneshot::Sender<CommandResult>,
 }
 

@@ -46,7 +46,6 @@ use super::recent::WindowStats;
 use super::records;
 use super::series::{self, Lengths, PoolSeries, Series, SeriesTable};
 use super::tuner::{self, TunerView};
-use sluice_config::Config;
 use crate::experiment::ExperimentReport;
 use crate::flow::keys::KeyTokens;
 use crate::flow::owner::KeyWork;

@@ -16,7 +16,7 @@ use crate::upstream::LabUpstream;
 use crate::{Lab, LabFile, LabRun, Scenario, run};
 use sluice_config::DailyWindow;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Irreplaceable, Need};
+use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Bound, Irreplaceable, Need};
 use sluice_online::engines::flags::EngineFlag;
 use sluice_online::engines::forecast::{Answer, Candidate, Forecast, LimitsQuestion, Question};
 use sluice_online::engines::look::Restarted;

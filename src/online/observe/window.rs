@@ -12,7 +12,6 @@ use std::time::Duration;
 use super::lengths::Lengths;
 use super::loss::{Cause, Judged};
 use super::usage::Usage;
-use sluice_config::Config;
 
 /// Length of a batch.
 pub const BATCH: Duration = Duration::from_secs(5);

@@ -27,7 +27,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::exemplars::Exemplars;
 use super::exposition::Page;
 use super::families::{self, Family};
-use sluice_config::{METRICS_PATH, TRACES_PATH, Tracing};
 use crate::flow::Record;
 use collector::{Collector, CollectorError, Flush, WARN_EVERY};
 use metrics::{ExportCounts, MetricsSender};

@@ -15,7 +15,6 @@ use crate::limits::{Bounds, Knob, Limits, PoolLimits};
 use crate::observe::loss::{Cause, Judged};
 use crate::observe::usage::Usage;
 use crate::observe::window::{PoolWindow, Window};
-use sluice_config::{Config, Machine, Surroundings};
 use sluice_core::base::Rng;
 
 const SECOND: Duration = Duration::from_secs(1);
