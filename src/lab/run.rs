@@ -89,9 +89,6 @@ pub struct Progress<'a> {
 
 /// Runs a simulation until `done` returns true; it is called whenever requests have ended.
 /// Requests in flight at the end are unfinished. Blocks the calling thread.
-///
-/// # Errors
-/// As [`run`].
 pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
     let lab = checked(lab, seed)?;
     let simulate = || {

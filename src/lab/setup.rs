@@ -265,9 +265,6 @@ impl Lab {
 impl EngineSetup {
     /// vLLM with these flags (`MODEL --flag value ..`), serving `model` on `gpu` of a machine like
     /// `host` (default: `busy`). GPU, host and model are names of presets or paths of files.
-    ///
-    /// # Errors
-    /// Flags that cannot be parsed or that vLLM would refuse; an unknown GPU, host or model.
     pub fn vllm<S: AsRef<str>>(
         backend: &str,
         gpu: &str,
@@ -300,9 +297,6 @@ impl EngineSetup {
     }
 
     /// The same engine with another value of a flag.
-    ///
-    /// # Errors
-    /// vLLM would refuse the value, or the engine was not made from flags.
     pub fn with_flag(&self, flag: EngineFlag, value: f64) -> Result<Self, LabError> {
         let Some(Recipe { gpu, host, model, flags }) = &self.recipe else {
             return Err(LabError::NoEngine(self.backend.clone()));

@@ -21,9 +21,6 @@ pub const MAX_VARIANTS: usize = 1_000;
 
 /// Combines every variant of `base` with every combination of values, one from each sweep. The last
 /// sweep varies fastest.
-///
-/// # Errors
-/// A sweep that is not `KEY=VALUES`, or too many variants.
 pub fn vary(base: &[Variant], sweeps: &[String]) -> Result<Vec<Variant>, LabError> {
     let mut variants = base.to_vec();
     for sweep in sweeps {
@@ -58,9 +55,6 @@ fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> 
 }
 
 /// Sets a key of a variant.
-///
-/// # Errors
-/// The value is not valid for the key.
 pub fn change(variant: &mut Variant, key: &str, value: &ArgValue) -> Result<(), LabError> {
     let text = value.to_string();
     let number = |what: &str| LabError::Sweep(format!("{key}: '{text}' is not {what}"));

@@ -196,9 +196,6 @@ fn sides(run: &LabRun) -> Vec<&ServerSide> {
 }
 
 /// Runs a future that never waits.
-///
-/// # Errors
-/// The future fails, or it waits.
 pub fn at_once<T>(future: impl Future<Output = Result<T, TuneError>>) -> Result<T, TuneError> {
     match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,

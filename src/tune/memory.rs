@@ -33,9 +33,6 @@ pub(crate) struct Bisection {
 
 impl Bisection {
     /// The shares of a table.
-    ///
-    /// # Errors
-    /// The table makes no sense.
     pub(crate) fn new(table: &MemoryTable) -> Result<Self, TuneError> {
         let MemoryTable { from, to, step } = *table;
         if !(0.0 < from && from <= to && to <= 1.0 && step > 0.0 && (to - from) / step <= MOST as f64) {

@@ -29,9 +29,6 @@ pub(super) struct Deployment {
 
 impl Deployment {
     /// The deployment of a scenario with a setting.
-    ///
-    /// # Errors
-    /// A key cannot have its value, or the configuration or traffic is invalid.
     pub(super) fn new(scenario: &Scenario, setting: &Setting) -> Result<Self, TuneError> {
         let variant = variant(setting)?;
         let (config, mut traffic) = scenario.deployment(&variant)?;
@@ -61,9 +58,6 @@ impl Deployment {
     }
 
     /// The engines, each with a port. `folder` remembers the ports that are not configured.
-    ///
-    /// # Errors
-    /// No engine can be started, or no port is left.
     pub(super) fn engines(&self, folder: &Path) -> Result<Vec<TrialSpec>, TuneError> {
         let mut engines = Vec::new();
         for pool in &self.config.pools {

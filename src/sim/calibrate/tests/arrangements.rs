@@ -2,12 +2,12 @@
 //!
 //! Arrivals are Poisson for 20 s: a single draw in the measurement, [`DRAWS`] draws in the
 //! simulation, of which the median, the lowest and the highest are shown. `cargo test -p sluice-sim
-//! calibrate::arrangements -- --nocapture` prints the table.
+//! calibrate::tests::arrangements -- --nocapture` prints the table.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::play::{Life, quantile};
+use super::super::play::{Life, quantile};
 use crate::engine::{Engine, EngineConfig, Request};
 use crate::machine::{Constants, CostModel, Gpu, Layout, Model, Profile};
 use crate::virtual_server::{FrontEnd, VirtualServer};

@@ -9,12 +9,12 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 
-use super::play::quantile;
+use super::super::play::quantile;
 use crate::machine::{Constants, CostModel, Gpu, Graphs, Layout, Model, Profile, StepLoad};
 
-const DEFAULT: &[u8] = include_bytes!("../../../tests/fixtures/h200/grid/grid-default.csv.gz");
-const WIDE: &[u8] = include_bytes!("../../../tests/fixtures/h200/grid/grid-graphs1280.csv.gz");
-const EAGER: &[u8] = include_bytes!("../../../tests/fixtures/h200/grid/grid-eager.csv.gz");
+const DEFAULT: &[u8] = include_bytes!("../../../../tests/fixtures/h200/grid/grid-default.csv.gz");
+const WIDE: &[u8] = include_bytes!("../../../../tests/fixtures/h200/grid/grid-graphs1280.csv.gz");
+const EAGER: &[u8] = include_bytes!("../../../../tests/fixtures/h200/grid/grid-eager.csv.gz");
 
 /// Warm-up steps at the beginning of each file.
 const WARM_UP: usize = 60;

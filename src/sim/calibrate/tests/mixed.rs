@@ -10,18 +10,18 @@
 //!
 //! The constants of the host, but not of the GPU, were fitted to these rows;
 //! [`fit_without_each_row`] predicts each row from the others. `cargo test -p sluice-sim
-//! calibrate::mixed -- --nocapture` prints the table.
+//! calibrate::tests::mixed -- --nocapture` prints the table.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use super::play::{Life, mean, quantile};
+use super::super::play::{Life, mean, quantile};
 use crate::engine::{Engine, EngineConfig, Request};
 use crate::machine::{Constants, CostModel, Gpu, Graphs, Layout, Model, Profile};
 use crate::virtual_server::{FrontEnd, StepEnd, VirtualServer};
 use sluice_core::base::Rng;
 
-const MEASURED: &str = include_str!("../../../tests/fixtures/h200/mixed.csv");
+const MEASURED: &str = include_str!("../../../../tests/fixtures/h200/mixed.csv");
 
 /// Prompt and output tokens of short and long requests.
 const LENGTHS: [(u32, u32); 2] = [(200, 128), (16_000, 64)];
