@@ -37,7 +37,7 @@ fn report(default: Estimate, winner: Estimate) -> Report {
         [&best, &untuned].map(|own| measured(own, Effort::Confirm, if own.is_empty() { default } else { winner }));
     let rough = range(18.5, 18.3, 18.8);
     let trials = [measured(&untuned, search, rough), lost, measured(&best, search, rough)];
-    let change = Change::ratio(&Estimate::from(default), &Estimate::from(winner));
+    let change = Change::ratio(&default, &winner);
     let verdict = change.verdict(Sense::HigherIsBetter, goal().margin);
     Report {
         trials: trials.into_iter().chain(confirmed.clone()).collect(),
