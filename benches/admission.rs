@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use sluice::config::{Endpoint, Policy};
 use sluice::pool::{
-    Address, Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease, Need,
-    PoolLayout, PoolRules, PoolSpec, QueueOrder, Ticket, WaitResult,
+    Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease, Need, PoolLayout,
+    PoolRules, PoolSpec, QueueOrder, Ticket, WaitResult,
 };
+use sluice_config::{Address, Endpoint, Policy};
 use tokio::time::Instant;
 
 /// Numbers of backends of the pool.

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use http::StatusCode;
-use sluice::config::{AccessLog, LogTarget};
 use sluice::flow::{Outcome, Record};
 use sluice::meter::{ItlHistogram, StreamStats};
 use sluice::openai::Route;
 use sluice::openai::response::TokenUsage;
 use sluice::telemetry::{AccessLogWriter, Telemetry, testing};
+use sluice_config::{AccessLog, LogTarget};
 
 /// A completed stream of 64 tokens.
 fn record() -> Record {

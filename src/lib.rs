@@ -20,6 +20,8 @@
 //!        |                    |            gateways                  |
 //!        +--------------------+--------+--------+--------------------+
 //!                                      |
+//!                                 src/config  the configuration
+//!                                      |
 //!                                  src/core   units, statistics, OpenAI and vLLM formats, meter
 //!
 //!   the request path, in src/gateway:
@@ -111,7 +113,7 @@
 pub use sluice_bench as bench;
 pub use sluice_core::{base, meter, openai, stats, vllm};
 pub use sluice_fleet as fleet;
-pub use sluice_gateway::{config, estimate, experiment, flow, owner, pool, proxy, telemetry};
+pub use sluice_gateway::{estimate, experiment, flow, pool, proxy, telemetry};
 pub use sluice_lab as lab;
 pub use sluice_online as online;
 pub use sluice_sim as sim;

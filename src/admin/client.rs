@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HOST};
 use http::{Method, Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::Full;
 use hyper::body::Bytes;
-use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
 use super::access::ADMIN_HEADER;
+use crate::fleet::exchange;
 
 /// Time limit of an exchange: most take milliseconds, a reload a second.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -164,12 +164,15 @@ impl AdminClient {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Full::new(body)).map_err(|_| AdminClientError::TokenText)?;
-        let exchanged = tokio::time::timeout(limit, self.exchange(request)).await;
-        let (status, body) = match exchanged {
-            Ok(Ok(response)) => response,
-            Ok(Err(reason)) => return Err(self.unreachable(reason.to_string())),
-            Err(_) => return Err(self.unreachable(format!("no response within {} s", limit.as_secs()))),
+        let (host, port) = &self.target;
+        let response = async {
+            let socket = TcpStream::connect((host.as_str(), *port)).await.map_err(|error| error.to_string())?;
+            exchange(socket, request, RESPONSE_MAX).await.map_err(|error| error.to_string())
         };
+        let late = || Err(format!("no response within {} s", limit.as_secs()));
+        let response = tokio::time::timeout(limit, response).await.unwrap_or_else(|_| late());
+        let (status, body) =
+            response.map_err(|reason| AdminClientError::Unreachable { url: self.url.clone(), reason })?;
         if status.is_success() {
             return Ok(body);
         }
@@ -181,35 +184,6 @@ impl AdminClient {
             });
         }
         Err(self.refused(status, &body))
-    }
-
-    async fn exchange(
-        &self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
-        let (host, port) = &self.target;
-        let socket = TcpStream::connect((host.as_str(), *port)).await?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await?;
-        let response = async {
-            let response = sender.send_request(request).await?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), RESPONSE_MAX).collect().await?;
-            Ok((status, body.to_bytes()))
-        };
-        let mut response = std::pin::pin!(response);
-        tokio::select! {
-            received = &mut response => received,
-            // A connection that closes with the response may end before the response is taken from
-            // it.
-            ended = connection => match response.await {
-                Ok(received) => Ok(received),
-                Err(error) => Err(ended.err().map_or(error, Into::into)),
-            },
-        }
-    }
-
-    fn unreachable(&self, reason: String) -> AdminClientError {
-        AdminClientError::Unreachable { url: self.url.clone(), reason }
     }
 
     fn refused(&self, status: StatusCode, body: &Bytes) -> AdminClientError {

@@ -15,10 +15,10 @@ use tokio::time::{Instant, timeout};
 use super::events::STREAMS_MAX;
 use super::snapshot::Frames;
 use super::tests::{DEADLINE, Served, TOKEN, code, no_changes, send, send_bare, served};
-use crate::config::Secret;
 use crate::flow::Outcome;
 use crate::pool::HealthRules;
 use crate::telemetry::testing;
+use sluice_config::Secret;
 
 /// A client that reads events.
 struct Listener {

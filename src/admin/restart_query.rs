@@ -5,9 +5,9 @@
 
 use std::fmt::Write as _;
 
-use crate::config::ArgValue;
 use crate::fleet::RestartRequest;
 use crate::vllm::flags::table::dashed;
+use sluice_config::ArgValue;
 
 /// Why a query is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::control::Control;
 use super::status::{ModelStatus, Status};
 use crate::experiment::ExperimentReport;
-use crate::online::TunerReport;
+use crate::online::tuner::report::TunerReport;
 use crate::telemetry::{HistoryReport, RequestView, Resolution};
 
 /// Seconds between `report` events.

@@ -15,14 +15,14 @@ use tokio::time::{Instant, timeout};
 
 use super::status::{ModelStatus, find};
 use super::*;
-use crate::config::{Admin, Secret};
 use crate::experiment::ExperimentReport;
 use crate::fleet::{ChangeStarted, LogError, LogLines, RestartError, RestartRequest};
 use crate::flow::Outcome;
-use crate::online::TunerReport;
+use crate::online::tuner::report::TunerReport;
 use crate::pool::Admission;
 use crate::proxy::Ending;
 use crate::telemetry::{Telemetry, testing};
+use sluice_config::{Admin, Secret};
 
 pub(super) const TOKEN: &str = "open sesame";
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);

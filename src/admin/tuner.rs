@@ -13,7 +13,7 @@ use http::{Method, StatusCode};
 
 use super::restart_query::decode;
 use super::unsaved::UnsavedOrder;
-use crate::online::TunerReport;
+use crate::online::tuner::report::TunerReport;
 
 /// An operator's order to the tuner.
 #[derive(Clone, Debug, PartialEq, Eq)]

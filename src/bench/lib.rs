@@ -22,6 +22,8 @@ pub mod error;
 mod seed;
 pub mod result;
 pub mod load;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod client;
 pub mod run;
 pub mod report;
@@ -30,8 +32,6 @@ pub mod search;
 
 pub use client::failure::RequestFailure;
 pub use client::load_client::{LoadClient, Timing};
-#[cfg(any(test, feature = "testing"))]
-pub use client::mock;
 pub use client::tls::Trust;
 pub use error::BenchError;
 pub use load::adapters::{AdapterChoice, Adapters};

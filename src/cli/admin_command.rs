@@ -7,13 +7,12 @@ use std::fmt::Display;
 use std::process::ExitCode;
 
 use crate::admin::AdminClient;
-use crate::config;
 
 /// The flags that name the gateway.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AdminPort {
     /// Address of the admin port of the gateway
-    #[arg(long, value_name = "URL", global = true, env = "SLUICE_ADMIN", default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
+    #[arg(long, value_name = "URL", global = true, env = "SLUICE_ADMIN", default_value_t = format!("http://{}", sluice_config::DEFAULT_ADMIN))]
     admin: String,
     /// Admin token of the gateway, if it has one
     #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
@@ -26,14 +25,10 @@ pub(super) fn with_client(port: &AdminPort, command: impl AsyncFnOnce(&AdminClie
         Ok(client) => client,
         Err(error) => return usage(&error),
     };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    runtime.block_on(command(&client))
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(command(&client)),
+        Err(error) => exit_code(Err(format!("cannot start: {error}"))),
+    }
 }
 
 /// Reports wrong usage on stderr.

@@ -99,8 +99,7 @@ fn notes(status: &Status, width: Option<usize>) -> Table {
 }
 
 fn wide_table(status: &Status) -> String {
-    let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY);
+    let mut table = fitted(UTF8_HORIZONTAL_ONLY, None);
     table.set_header(["backend", "url", "state", "in flight", "engine", "restarts", "last change", "flags"]);
     for (pool, backend) in all(status) {
         let engine = backend.engine.clone().unwrap_or_default();
@@ -127,7 +126,8 @@ fn wide_table(status: &Status) -> String {
     table.to_string()
 }
 
-fn fitted(preset: &str, width: Option<usize>) -> Table {
+/// A table that fits `width` columns; `None`: lines have any width.
+pub(super) fn fitted(preset: &str, width: Option<usize>) -> Table {
     let mut table = Table::new();
     table.load_preset(preset);
     if let Some(width) = width {

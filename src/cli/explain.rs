@@ -9,7 +9,8 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use crate::config::Suggestion;
+use super::admin_command::usage;
+use sluice_config::Suggestion;
 
 const PAGE: &str = include_str!("../../.github/docs/errors.md");
 
@@ -29,10 +30,7 @@ pub fn run(args: &ExplainArgs) -> ExitCode {
             let _ = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
-        Err(unknown) => {
-            eprintln!("{unknown}");
-            ExitCode::from(2)
-        }
+        Err(unknown) => usage(&unknown),
     }
 }
 

@@ -11,6 +11,8 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap_complete::Shell;
 
+use super::admin_command::exit_code;
+
 /// Print a completion script for a shell.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CompletionsArgs {
@@ -41,13 +43,7 @@ pub fn completions(args: &CompletionsArgs, command: clap::Command) -> ExitCode {
 
 /// Runs `sluice man` for the command line `command`.
 pub fn man(args: &ManArgs, command: clap::Command) -> ExitCode {
-    match write_pages(command, &args.folder) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("man: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(write_pages(command, &args.folder).map_err(|error| format!("man: {error:#}")))
 }
 
 fn script(command: clap::Command, shell: Shell) -> Vec<u8> {

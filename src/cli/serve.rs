@@ -22,15 +22,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::admin_command::usage;
+use super::admin_command::{exit_code, usage};
 use super::check::EXIT_CONFIG;
 use super::config_file::{ConfigFile, NoFile};
 use crate::base::Tokens;
-use crate::config::{Config, Flags, Loaded, Problems, Surroundings};
 use crate::serve::checks::{self, Purpose};
 use crate::serve::upgrade::{self, Door, take_over};
 use crate::serve::{self, Running, Sockets, Source, StartError, systemd};
 use crate::telemetry::log;
+use sluice_config::{Config, Flags, Loaded, Problems, Surroundings};
 use until_stop::{STARTED_BY, Signals};
 
 /// Run the gateway.
@@ -81,8 +81,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     // Read before an upgrade replaces the file.
     let program = std::env::current_exe();
     if let Err(error) = survive_signals() {
-        eprintln!("cannot handle signals: {error}");
-        return ExitCode::FAILURE;
+        return exit_code(Err(format!("cannot handle signals: {error}")));
     }
     let file = match args.file.path() {
         _ if !args.backend.is_empty() => None,
@@ -97,8 +96,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         }
     };
     if let Err(error) = log::init(&loaded.config.log) {
-        eprintln!("{error} (sluice explain start)");
-        return ExitCode::FAILURE;
+        return exit_code(Err(format!("{error} (sluice explain start)")));
     }
     match &source {
         Source::File { path, .. } => tracing::info!("configuration: {}", whole_path(path)),

@@ -14,12 +14,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
+use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 
 use keys::short;
 
 use super::admin_command::{AdminPort, exit_code, with_client};
-use super::backend_list::activity_and_failure;
+use super::backend_list::{activity_and_failure, fitted};
 use super::terminal::{print_to_stdout, stdout_width, wrapped};
 use crate::admin::status::{BackendStatus, ClusterStatus, PoolStatus, Status, Used};
 use crate::admin::{AdminClient, AdminClientError};
@@ -54,10 +54,7 @@ pub fn run(args: &StatusArgs) -> ExitCode {
 async fn once(client: &AdminClient, json: bool) -> ExitCode {
     match fetch(client, json, Style::of_stdout()).await {
         Ok(text) => exit_code(print_to_stdout(&text)),
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => exit_code(Err(error)),
     }
 }
 
@@ -124,52 +121,44 @@ fn render(status: &Status, style: Style) -> String {
         text.push_str(&format!("the last reload ({}) failed:\n", last.time));
         last.lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     }
+    let fit = |line: String| style.width.map_or_else(|| line.clone(), |width| wrapped(&line, width));
     if let Some(cluster) = &status.cluster {
-        let line = cluster_line(cluster) + &leader_line(cluster);
-        text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
+        text += &fit(cluster_line(cluster) + &leader_line(cluster));
     }
     text.push('\n');
     for pool in &status.pools {
-        let line = format!("{}\n", headline(pool));
-        text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
+        text += &fit(format!("{}\n", headline(pool)));
     }
     text.push_str(&format!("\n{}\n", table(status, style)));
     for pods in &status.kubernetes {
-        let shown = |line: String| style.width.map_or(line.clone(), |width| wrapped(&line, width));
         if let Some(trouble) = &pods.trouble {
-            text.push_str(&shown(format!("{}: its pods are those that were known last: {trouble}\n", pods.pool)));
+            text += &fit(format!("{}: its pods are those that were known last: {trouble}\n", pods.pool));
         }
         for pod in pods.pods.iter().filter(|pod| pod.state != "in_use" && pod.state != "managed") {
             let why = pod.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-            text.push_str(&shown(format!("{}/{}: pod {}{why}\n", pods.pool, pod.name, pod.state.replace('_', " "))));
+            text += &fit(format!("{}/{}: pod {}{why}\n", pods.pool, pod.name, pod.state.replace('_', " ")));
         }
     }
-    let shown = |line: String| style.width.map_or(line.clone(), |width| wrapped(&line, width));
     for pool in &status.pools {
         if let Some(differences) = &pool.engines_differ {
-            text.push_str(&shown(format!("{}: its engines serve different requests: {differences}\n", pool.name)));
+            text += &fit(format!("{}: its engines serve different requests: {differences}\n", pool.name));
         }
     }
     let backends = status.pools.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
     for (pool, backend) in backends {
-        if let Some(unknown) = &backend.models_unknown {
-            let effect = "it gets requests for every model of its pool";
-            text.push_str(&shown(format!("{}/{}: {unknown}: {effect}\n", pool.name, backend.name)));
-        }
-        if let Some(share) = share(backend) {
-            let line = format!("{}/{}: this gateway's share: {share}\n", pool.name, backend.name);
-            text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
-        }
-        if let Some(taken_back) = backend.engine.as_ref().and_then(|engine| engine.taken_back.as_ref()) {
-            let line = format!("{}/{}: a change was taken back: {taken_back}\n", pool.name, backend.name);
-            text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
-        }
-        if let Some(reason) = why(backend) {
-            let line = format!("{}/{}: {reason}\n", pool.name, backend.name);
-            text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
+        let taken_back = backend.engine.as_ref().and_then(|engine| engine.taken_back.as_ref());
+        let unknown = backend.models_unknown.as_ref();
+        let said = [
+            unknown.map(|unknown| format!("{unknown}: it gets requests for every model of its pool")),
+            share(backend).map(|share| format!("this gateway's share: {share}")),
+            taken_back.map(|taken_back| format!("a change was taken back: {taken_back}")),
+            why(backend),
+        ];
+        for said in said.into_iter().flatten() {
+            text += &fit(format!("{}/{}: {said}\n", pool.name, backend.name));
         }
     }
-    keys::lines(status).for_each(|line| text.push_str(&shown(line)));
+    keys::lines(status).for_each(|line| text += &fit(line));
     text
 }
 
@@ -264,12 +253,7 @@ fn table(status: &Status, style: Style) -> Table {
 }
 
 fn table_with(status: &Status, style: Style, addresses: bool) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_HORIZONTAL_ONLY);
-    if let (Some(width), false) = (style.width, addresses) {
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_width(u16::try_from(width).unwrap_or(u16::MAX));
-    }
+    let mut table = fitted(UTF8_HORIZONTAL_ONLY, style.width.filter(|_| !addresses));
     let mut header = vec!["backend", "state", "slots", "tokens", "prefill", "long", "ms/token"];
     header.extend(addresses.then_some("url"));
     table.set_header(header);

@@ -5,31 +5,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A unit that a backend limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// Sequences in flight.
-    Slots,
-    /// Outstanding tokens of prompts and outputs.
-    Tokens,
-    /// Prompt tokens in prefill.
-    PrefillTokens,
-    /// Permits of long prompts in prefill.
-    Permits,
-}
-
-impl Unit {
-    /// All units, in the order of the arrays.
-    pub const ALL: [Self; 4] = [Self::Slots, Self::Tokens, Self::PrefillTokens, Self::Permits];
-
-    /// The name in messages and labels.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Slots => "slots",
-            Self::Tokens => "tokens",
-            Self::PrefillTokens => "prefill_tokens",
-            Self::Permits => "permits",
-        }
+sluice_core::labels! {
+    /// A unit that a backend limits.
+    pub enum Unit {
+        /// Sequences in flight.
+        Slots = "slots",
+        /// Outstanding tokens of prompts and outputs.
+        Tokens = "tokens",
+        /// Prompt tokens in prefill.
+        PrefillTokens = "prefill_tokens",
+        /// Permits of long prompts in prefill.
+        Permits = "permits",
     }
 }
 

@@ -10,34 +10,19 @@ use crate::ledger::Unreadable;
 /// Most notices kept until the caller takes them.
 pub(crate) const NOTICES_MAX: usize = 64;
 
-/// State of a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// The member has no share yet.
-    Joining,
-    /// The member's shares are confirmed.
-    Holding,
-    /// The lease is over, and the member keeps using the last shares (mode `keep`).
-    Keeping,
-    /// The lease is over, and the member admits nothing new (mode `strict`).
-    Stopped,
-    /// The member must not write the object.
-    StandingBack,
-}
-
-impl Standing {
-    /// All standings.
-    pub const ALL: [Self; 5] = [Self::Joining, Self::Holding, Self::Keeping, Self::Stopped, Self::StandingBack];
-
-    /// The name in labels and in the admin API.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Joining => "joining",
-            Self::Holding => "holding",
-            Self::Keeping => "keeping",
-            Self::Stopped => "stopped",
-            Self::StandingBack => "standing_back",
-        }
+sluice_core::labels! {
+    /// State of a member.
+    pub enum Standing {
+        /// The member has no share yet.
+        Joining = "joining",
+        /// The member's shares are confirmed.
+        Holding = "holding",
+        /// The lease is over, and the member keeps using the last shares (mode `keep`).
+        Keeping = "keeping",
+        /// The lease is over, and the member admits nothing new (mode `strict`).
+        Stopped = "stopped",
+        /// The member must not write the object.
+        StandingBack = "standing_back",
     }
 }
 

@@ -4,6 +4,7 @@
 //! parameters. The load generator and the simulator use this crate and none of the gateway's state,
 //! so that they check the gateway from outside.
 
+#[macro_use]
 pub mod base;
 pub mod stats;
 pub mod openai;

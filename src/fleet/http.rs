@@ -1,19 +1,23 @@
-//! One request to an engine, on a new connection, with limits on time and size.
+//! One HTTP/1.1 request on a new connection, with limits on time and size.
 //!
 //! A probe must fail when an engine accepts no connections any more, even while old ones still
-//! work. So probes share no connection with requests, but connect in the same way.
+//! work. So probes share no connection with requests, but connect in the same way. Commands send
+//! requests to an admin port with [`exchange`].
 
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST};
-use http::{Request, StatusCode, request};
+use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
+use sluice_config::Address;
 use sluice_gateway::connect::{ConnectError, Connector};
-use sluice_gateway::pool::Address;
 
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
@@ -43,8 +47,7 @@ pub async fn fetch(
     time_limit: Duration,
     limit: usize,
 ) -> Result<(StatusCode, Bytes), FetchError> {
-    let exchange = exchange(address, Request::get(path_of(address, path)), Bytes::new(), (time_limit, limit));
-    timeout(time_limit, exchange).await.map_err(|_| FetchError::Timeout(time_limit))?
+    ask(address, Method::GET, path, None, (time_limit, limit)).await
 }
 
 /// Posts JSON to `path`, with limits as for [`fetch`].
@@ -55,43 +58,59 @@ pub async fn post(
     time_limit: Duration,
     limit: usize,
 ) -> Result<(StatusCode, Bytes), FetchError> {
-    let request = Request::post(path_of(address, path)).header(CONTENT_TYPE, "application/json");
-    let exchange = exchange(address, request, Bytes::from(body.to_string()), (time_limit, limit));
-    timeout(time_limit, exchange).await.map_err(|_| FetchError::Timeout(time_limit))?
+    ask(address, Method::POST, path, Some(body), (time_limit, limit)).await
 }
 
-fn path_of(address: &Address, path: &str) -> String {
-    format!("{}{path}", address.endpoint.prefix)
-}
-
-async fn exchange(
+async fn ask(
     address: &Address,
-    request: request::Builder,
-    body: Bytes,
+    method: Method,
+    path: &str,
+    json: Option<&serde_json::Value>,
     (time_limit, limit): (Duration, usize),
 ) -> Result<(StatusCode, Bytes), FetchError> {
-    let (_, stream) = Connector::shared().connect(address, time_limit).await?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let driving = async {
-        // Ends when the response has been read. An error here would repeat the error of the
-        // request.
-        let _ = connection.await;
-        std::future::pending::<()>().await
-    };
-    let mut request = request.header(HOST, &*address.authority).header(CONNECTION, "close");
+    let path = format!("{}{path}", address.endpoint.prefix);
+    let mut request = Request::builder().method(method).uri(path).header(HOST, &*address.authority);
+    request = request.header(CONNECTION, "close");
+    if json.is_some() {
+        request = request.header(CONTENT_TYPE, "application/json");
+    }
     if let Some(key) = &address.api_key {
         request = request.header(AUTHORIZATION, format!("Bearer {}", key.expose()));
     }
-    let request = request.body(Full::new(body))?;
-    let request = async {
+    let request = request.body(Full::from(json.map(ToString::to_string).unwrap_or_default()))?;
+    let response = async {
+        let (_, stream) = Connector::shared().connect(address, time_limit).await?;
+        exchange(stream, request, limit).await
+    };
+    timeout(time_limit, response).await.map_err(|_| FetchError::Timeout(time_limit))?
+}
+
+/// Sends a request on a new connection and reads a body of at most `limit` bytes.
+///
+/// # Errors
+/// [`FetchError::Http`] or [`FetchError::Body`].
+pub async fn exchange<S>(
+    stream: S,
+    request: Request<Full<Bytes>>,
+    limit: usize,
+) -> Result<(StatusCode, Bytes), FetchError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
+    let mut response = pin!(async {
         let response = sender.send_request(request).await?;
         let status = response.status();
         let body = Limited::new(response.into_body(), limit).collect().await;
         let body = body.map_err(|error| FetchError::Body(error.to_string()))?;
         Ok((status, body.to_bytes()))
-    };
+    });
     tokio::select! {
-        response = request => response,
-        () = driving => Err(FetchError::Body("connection ended".to_owned())),
+        received = &mut response => received,
+        // A connection may end before the response is taken from it. It knows the cause of an error.
+        ended = connection => match (response.await, ended) {
+            (Err(FetchError::Http(_)), Err(cause)) => Err(cause.into()),
+            (received, _) => received,
+        },
     }
 }

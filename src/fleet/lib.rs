@@ -37,7 +37,7 @@ pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
 pub use engine::preflight::check_settings;
 pub use engine::spec::EngineSpec;
 pub use engine::view::{EngineView, LastChange};
-pub use http::{FetchError, fetch, post};
+pub use http::{FetchError, exchange, fetch, post};
 pub use launch::{adapter_rank, check_values};
 pub use lead::Lead;
 pub use models::{ModelCard, ModelList, ReportedModels, Unreadable, differences, read_models};

@@ -18,9 +18,10 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::http::{FetchError, fetch};
+use sluice_config::Address;
 use sluice_core::base::BackendId;
 use sluice_core::openai::Route;
-use sluice_gateway::pool::{Address, RouteSet, Served};
+use sluice_gateway::pool::{RouteSet, Served};
 
 /// Largest body that is accepted, bytes; a card of vLLM has about 500.
 const BODY_BYTES: usize = 8 << 20;

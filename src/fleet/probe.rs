@@ -31,10 +31,10 @@ use tokio::time::Instant;
 
 use super::http::fetch;
 use super::models::{ModelList, ReportedModels, Unreadable, read_models, read_routes};
+use sluice_config::{Address, Health};
 use sluice_core::base::BackendId;
 use sluice_core::vllm::metrics;
-use sluice_gateway::config::Health;
-use sluice_gateway::pool::{Address, Admission, Cordon, Phase, RefusedGateway, RouteSet};
+use sluice_gateway::pool::{Admission, Cordon, Phase, RefusedGateway, RouteSet};
 
 /// Time between readings of the models of a backend that is up; minimum time between readings of
 /// the routes.

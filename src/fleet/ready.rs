@@ -18,9 +18,9 @@ use tokio::time::{Instant, sleep};
 use super::driver::{Driver, DriverKind, EngineFailure, EngineStatus, PortOwner};
 use super::driver::{ENDED_READINGS, STATUS_INTERVAL};
 use super::http::fetch;
+use sluice_config::Address;
 use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass};
 use sluice_core::vllm::logs::StartPhase;
-use sluice_gateway::pool::Address;
 
 /// Largest body that is accepted, bytes.
 const BODY_MAX: usize = 1 << 20;
@@ -238,7 +238,7 @@ mod tests {
 
     use super::*;
     use crate::driver::ExternalDriver;
-    use sluice_gateway::config::Endpoint;
+    use sluice_config::Endpoint;
 
     /// A server that is healthy and responds to all other paths with this head and body.
     async fn server(response: &'static str) -> Address {

@@ -16,7 +16,7 @@ use std::path::Path;
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use sluice_gateway::owner::{self, Untrusted};
+use sluice_config::owner::{self, Untrusted};
 
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;

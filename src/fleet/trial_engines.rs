@@ -21,9 +21,8 @@ use crate::engine::lifecycle::{Lifecycle, Step};
 use crate::http::fetch;
 use crate::ready::{ReadyRules, wait_until_ready};
 use crate::state_folder;
+use sluice_config::{Address, Launch, Target, Words};
 use sluice_core::vllm::failure::FailureClass;
-use sluice_gateway::config::{Launch, Target, Words};
-use sluice_gateway::pool::Address;
 
 /// Limit of a health check; a busy engine responds late.
 const HEALTH_LIMIT: Duration = Duration::from_secs(10);
@@ -343,7 +342,7 @@ impl TrialEngine {
 mod tests {
     use super::*;
     use crate::test_programs::write_program;
-    use sluice_gateway::config::Endpoint;
+    use sluice_config::Endpoint;
 
     fn spec(name: &str, program: &Path) -> TrialSpec {
         // No engine listens, so ports need not be free.

@@ -9,11 +9,8 @@
 //!
 //! Modules are declared lowest layer first; a file imports only from modules above its own line.
 
-pub mod owner;
 pub mod origin;
 pub mod shares;
-pub mod tls;
-pub mod config;
 pub mod estimate;
 pub mod pool;
 pub mod connect;

@@ -10,7 +10,7 @@
 //! | fixed | constant |
 //! | queue, in_flight | HPA or KEDA with an average value: ceil(metric / target), every 15 s |
 //! | busy | HPA with a utilization: ceil(ready x share of time computing / target), every 15 s |
-//! | predicted | [`sluice_online::Scaler`] |
+//! | predicted | [`sluice_online::scaler::Scaler`] |
 //!
 //! As documented, the HPA ignores changes within 10 %, scales up to twice the number or by four at
 //! once, whichever is more, and down only to the highest number that it wanted in the last
@@ -29,9 +29,10 @@ use crate::setup::{EngineChange, Lab};
 use sluice_bench::{Extent, RunPlan};
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, Cordon, PoolView};
+use sluice_online::observe::Observer;
+use sluice_online::observe::tally::OUTPUT_WORK;
 use sluice_online::scaler::demand::DAY;
-use sluice_online::scaler::tally::OUTPUT_WORK;
-use sluice_online::{Look, Observer, Scaler, ScalerRules};
+use sluice_online::scaler::{Look, Scaler, ScalerRules};
 
 /// Maximum time for the requests of an engine that must go; `terminationGracePeriodSeconds` in the
 /// chart.

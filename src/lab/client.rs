@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use sluice_bench::{Api, Outcome, Record, RequestFailure};
 use sluice_gateway::flow::record::{Outcome as GatewayOutcome, Record as GatewayRecord};
 use sluice_gateway::flow::{ClientGone, Downstream, ResponseHead};
-use sluice_online::Observer;
+use sluice_online::observe::Observer;
 
 /// Text that occurs in each token event and in no other event: for completions, and for chats.
 static TOKEN_EVENTS: LazyLock<[Finder<'static>; 2]> =

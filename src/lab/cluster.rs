@@ -12,10 +12,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::engine::{Engine, EngineRequest, EngineStats};
 use crate::setup::{EngineChange, EngineSetup};
 use sluice_bench::Api;
+use sluice_config::Endpoint;
 use sluice_core::openai::{EditedBody, Route, request};
-use sluice_gateway::config::Endpoint;
 use sluice_gateway::experiment::EngineAdapters;
-use sluice_online::EngineSample;
+use sluice_online::observe::engines::EngineSample;
 
 /// A request in flight, with the values that an engine would parse from the body.
 #[derive(Clone, Debug)]

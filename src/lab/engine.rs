@@ -11,13 +11,14 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::output_collector::OutputCollector;
 use crate::setup::{EngineChange, EngineSetup, PlantedFault};
 use sluice_bench::result::record::{ServerSample, ServerSide};
 use sluice_core::base::Rng;
 use sluice_gateway::experiment::EngineAdapters;
-use sluice_online::EngineSample;
+use sluice_online::observe::engines::EngineSample;
 use sluice_sim::engine::SequenceId;
+use sluice_sim::http::wire::Finish;
+use sluice_sim::real_time::output_collector::{Broken, OutputCollector};
 use sluice_sim::virtual_server::StepEnd;
 use sluice_sim::{Content, Request, SimConfig, VirtualServer};
 
@@ -223,12 +224,12 @@ impl Engine {
         match self.fault {
             Some(PlantedFault::CrashesAt(count)) if self.streams.len() >= count => {
                 self.change(now, EngineChange::Stop);
-                collector.fail();
+                collector.fail(Broken::EngineDead);
                 return id;
             }
             Some(PlantedFault::HangsAt(count)) if self.streams.len() >= count => self.change(now, EngineChange::Hang),
             Some(PlantedFault::FailsAbove(tokens)) if request.prompt_tokens > tokens => {
-                collector.fail();
+                collector.fail(Broken::EngineDead);
                 return id;
             }
             _ => {}
@@ -290,7 +291,7 @@ impl Engine {
             EngineChange::Stop => {
                 (self.up, self.hung) = (false, false);
                 self.replace_server(now);
-                self.streams.drain().for_each(|(_, collector)| collector.fail());
+                self.streams.drain().for_each(|(_, collector)| collector.fail(Broken::EngineDead));
             }
             EngineChange::Start => self.up = true,
         }
@@ -320,16 +321,18 @@ impl Engine {
     fn deliver(&mut self, end: &StepEnd) -> bool {
         for admitted in end.admitted.iter().filter(|admitted| !admitted.resumed) {
             if let Some(collector) = self.streams.get(&admitted.id) {
-                collector.admit(admitted.cached_tokens);
+                collector.admit(0, admitted.cached_tokens);
             }
         }
         for token in &end.emitted {
             let collector =
                 if token.last { self.streams.remove(&token.id) } else { self.streams.get(&token.id).cloned() };
-            collector.inspect(|collector| collector.push(token.last));
+            if let Some(collector) = collector.filter(|own| own.push(0, token.last.then_some(Finish::Length))) {
+                collector.wake();
+            }
         }
         for (id, _) in &end.refused {
-            self.streams.remove(id).inspect(|collector| collector.fail());
+            self.streams.remove(id).inspect(|collector| collector.fail(Broken::EngineDead));
         }
         !end.emitted.is_empty() || !end.refused.is_empty()
     }

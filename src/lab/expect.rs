@@ -10,9 +10,6 @@ use crate::study::Study;
 use crate::table::number;
 
 /// The measures that these expectations need.
-///
-/// # Errors
-/// A name that is not a measure.
 pub fn measures(expectations: &[Expectation]) -> Result<Vec<Measure>, LabError> {
     expectations.iter().map(|expected| Ok(expected.measure.parse()?)).collect()
 }

@@ -47,8 +47,8 @@ use serde::Deserialize;
 use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
 use sluice_bench::Length;
+use sluice_config::ArgValue;
 use sluice_core::base::Period;
-use sluice_gateway::config::ArgValue;
 
 /// A scenario file.
 #[derive(Clone, Debug, Deserialize)]
@@ -363,9 +363,6 @@ pub const AS_WRITTEN: &str = "as written";
 
 impl LabFile {
     /// Parses the text of a file called `name`.
-    ///
-    /// # Errors
-    /// Invalid text or keys, with their line or key.
     pub fn parse(text: &str, name: &str) -> Result<Self, LabError> {
         let invalid = |reason: String| LabError::File { path: name.to_owned(), reason };
         let table =
@@ -374,9 +371,6 @@ impl LabFile {
     }
 
     /// As [`LabFile::parse`], for the tables that a file of another kind shares with this one.
-    ///
-    /// # Errors
-    /// Invalid keys, with their names.
     pub fn of_table(table: toml::Table, name: &str) -> Result<Self, LabError> {
         Self::read(table, name)
     }

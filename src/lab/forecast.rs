@@ -13,11 +13,11 @@ use crate::run::run;
 use crate::setup::Lab;
 use sluice_bench::load::dataset::{Item, ItemPrompt, Items};
 use sluice_bench::{Adapters, Api, Arrival, BodyFields, Extent, PromptTokens, RequestSource, RunPlan, Workload};
-use sluice_gateway::config::{Config, TunerMode};
-use sluice_online::forecast::{Answer, Candidate, Forecast, LimitsQuestion, Question};
+use sluice_config::{Config, TunerMode};
+use sluice_online::engines::forecast::{Answer, Candidate, Forecast, LimitsQuestion, Question};
 use sluice_online::limits::{Limits, PoolLimits};
-use sluice_online::recent::RecentRequest;
-use sluice_online::window::{BATCH, Batch};
+use sluice_online::observe::recent::RecentRequest;
+use sluice_online::observe::window::{BATCH, Batch};
 
 /// Minimum number of requests for a forecast.
 const REQUESTS_MIN: usize = 100;

@@ -23,7 +23,6 @@ pub mod error;
 pub mod autoscale_rules;
 pub mod setup;
 mod content;
-mod output_collector;
 mod engine;
 mod cluster;
 mod upstream;

@@ -89,10 +89,6 @@ struct Trial {
 /// Finds the requirement of every candidate at every load factor of the file, in that order.
 /// `on_trial` is called after each trial with candidate, load factor, engines, and the lowest
 /// attainment of all classes in per cent.
-///
-/// # Errors
-/// There are no seeds, a setting of `[plan]` is out of range, the traffic has no objectives, or a
-/// scenario is not valid.
 pub fn plan(
     scenario: &Scenario,
     prices: &Prices,

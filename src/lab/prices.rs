@@ -30,9 +30,6 @@ pub struct Prices {
 
 impl Prices {
     /// Reads a file.
-    ///
-    /// # Errors
-    /// The file cannot be read or parsed, or a price is negative.
     pub fn load(path: &Path) -> Result<Self, LabError> {
         let invalid = |reason: String| LabError::File { path: path.display().to_string(), reason };
         let text = std::fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;

@@ -59,9 +59,6 @@ pub fn goal(traffic: &[RunPlan], attainment: f64, seed: u64) -> Result<SearchGoa
 }
 
 /// Searches for the highest rate that meets a [`goal`]. `on_trial` is called after each trial.
-///
-/// # Errors
-/// The setup is not valid.
 pub fn highest_rate(
     lab: &Lab,
     goal: &SearchGoal,

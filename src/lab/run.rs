@@ -33,10 +33,11 @@ use sluice_bench::{Arrival, Extent, Record, RunResult};
 use sluice_core::base::{BackendId, Rng};
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{Admission, Served};
+use sluice_gateway::pool::{Admission, Bound, Served};
 use sluice_online::drive::LOOK_INTERVAL;
-use sluice_online::window::Window;
-use sluice_online::{Event as TunerEvent, TunerReport};
+use sluice_online::event::Event as TunerEvent;
+use sluice_online::observe::window::Window;
+use sluice_online::tuner::report::TunerReport;
 use sluice_sim::engine::BLOCK_TOKENS;
 
 /// Maximum jump of the clock while requests are in flight: timers may fire in between.
@@ -88,9 +89,6 @@ pub struct Progress<'a> {
 
 /// Runs a simulation until `done` returns true; it is called whenever requests have ended.
 /// Requests in flight at the end are unfinished. Blocks the calling thread.
-///
-/// # Errors
-/// As [`run`].
 pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
     let lab = checked(lab, seed)?;
     let simulate = || {
@@ -161,7 +159,7 @@ impl Simulation {
             admission.set_cache_size(*backend, u64::from(blocks) * u64::from(BLOCK_TOKENS));
             let adapters = if sim.lora { lab.adapter_names() } else { Vec::new() };
             let served = Served::list(sim.names.iter().chain(&adapters).map(|name| &**name));
-            admission.set_ceiling(*backend, lab.launched.then_some(sim.engine.max_num_seqs));
+            admission.set_bounds([(*backend, Bound::Ceiling(lab.launched.then_some(sim.engine.max_num_seqs)))]);
             admission.set_served(*backend, served, Some(u64::from(sim.max_model_len)), start);
             if sim.lora {
                 admission.set_adapter_slots(*backend, sim.engine.max_loras as usize);

@@ -15,9 +15,9 @@ use crate::forecast::{forecast, forecast_limits};
 use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab};
 use crate::traffic::{TrafficDefaults, tenant};
 use sluice_bench::RunPlan;
+use sluice_config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target, TunerMode};
 use sluice_core::vllm::flags::table::setting;
 use sluice_core::vllm::flags::write;
-use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target, TunerMode};
 
 /// The default GPU and model.
 pub(crate) const GPU: &str = "h200";
@@ -38,9 +38,6 @@ pub struct Scenario {
 
 impl Scenario {
     /// Reads a file.
-    ///
-    /// # Errors
-    /// The file cannot be read or parsed.
     pub fn load(path: &Path) -> Result<Self, LabError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -50,9 +47,6 @@ impl Scenario {
     }
 
     /// The setup of one variant.
-    ///
-    /// # Errors
-    /// The configuration, an engine or the traffic is not valid.
     pub fn lab(&self, variant: &Variant) -> Result<Lab, LabError> {
         let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(stand_in(name)));
         let mut config = self.config(variant, &secret, Machine::with_cores(1))?;
@@ -81,9 +75,6 @@ impl Scenario {
 
     /// Configuration and traffic of one variant for real engines, with the secrets and the size of
     /// this machine.
-    ///
-    /// # Errors
-    /// The configuration or the traffic is not valid.
     pub fn deployment(&self, variant: &Variant) -> Result<(Config, Vec<RunPlan>), LabError> {
         let secret = |name: &str| std::env::var(name).ok();
         let config = self.config(variant, &secret, Machine::of_process())?;

@@ -11,10 +11,11 @@ use http::HeaderValue;
 use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
 use sluice_bench::{RunConfig, RunPlan};
+use sluice_config::{Config, Endpoint};
 use sluice_core::vllm::args::ServeArgs;
 use sluice_core::vllm::flags::write;
-use sluice_gateway::config::{Config, Endpoint};
-use sluice_online::{Answer, EngineFlag, Flags, LimitsQuestion, Question};
+use sluice_online::engines::flags::{EngineFlag, Flags};
+use sluice_online::engines::forecast::{Answer, LimitsQuestion, Question};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
 /// Virtual time after the last request was sent at which a run ends, even if requests are
@@ -176,7 +177,7 @@ impl Lab {
     /// The address and the engine's index of each backend, pool by pool.
     pub(crate) fn addresses(&self) -> Result<Vec<(Endpoint, usize)>, LabError> {
         let backends = self.config.pools.iter().flat_map(|pool| &pool.backends);
-        let engine = |backend: &sluice_gateway::config::Backend| {
+        let engine = |backend: &sluice_config::Backend| {
             let found = self.engines.iter().position(|engine| engine.backend == backend.name);
             let found = found.ok_or_else(|| LabError::NoEngine(backend.name.clone()))?;
             Ok((backend.target.endpoint(), found))
@@ -264,9 +265,6 @@ impl Lab {
 impl EngineSetup {
     /// vLLM with these flags (`MODEL --flag value ..`), serving `model` on `gpu` of a machine like
     /// `host` (default: `busy`). GPU, host and model are names of presets or paths of files.
-    ///
-    /// # Errors
-    /// Flags that cannot be parsed or that vLLM would refuse; an unknown GPU, host or model.
     pub fn vllm<S: AsRef<str>>(
         backend: &str,
         gpu: &str,
@@ -299,9 +297,6 @@ impl EngineSetup {
     }
 
     /// The same engine with another value of a flag.
-    ///
-    /// # Errors
-    /// vLLM would refuse the value, or the engine was not made from flags.
     pub fn with_flag(&self, flag: EngineFlag, value: f64) -> Result<Self, LabError> {
         let Some(Recipe { gpu, host, model, flags }) = &self.recipe else {
             return Err(LabError::NoEngine(self.backend.clone()));

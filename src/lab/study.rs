@@ -73,9 +73,6 @@ struct RunValues {
 
 impl Study {
     /// Runs `variants` of a scenario. An empty list of measures means the default ones.
-    ///
-    /// # Errors
-    /// A variant is not valid, or there are no runs or too many.
     pub fn run(
         scenario: &Scenario,
         variants: &[Variant],
@@ -129,9 +126,6 @@ impl Study {
 }
 
 /// The seeds of `each` runs of each variant, beginning with `first`.
-///
-/// # Errors
-/// No run, or more than [`MAX_RUNS`] in all.
 pub fn seeds(first: u64, each: u64, variants: usize) -> Result<Vec<u64>, LabError> {
     let count = each.saturating_mul(variants as u64);
     if each == 0 {

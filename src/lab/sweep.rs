@@ -14,16 +14,13 @@
 
 use crate::error::LabError;
 use crate::file::{AS_WRITTEN, Variant};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 /// Maximum number of variants of one sweep.
 pub const MAX_VARIANTS: usize = 1_000;
 
 /// Combines every variant of `base` with every combination of values, one from each sweep. The last
 /// sweep varies fastest.
-///
-/// # Errors
-/// A sweep that is not `KEY=VALUES`, or too many variants.
 pub fn vary(base: &[Variant], sweeps: &[String]) -> Result<Vec<Variant>, LabError> {
     let mut variants = base.to_vec();
     for sweep in sweeps {
@@ -58,9 +55,6 @@ fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, LabError> 
 }
 
 /// Sets a key of a variant.
-///
-/// # Errors
-/// The value is not valid for the key.
 pub fn change(variant: &mut Variant, key: &str, value: &ArgValue) -> Result<(), LabError> {
     let text = value.to_string();
     let number = |what: &str| LabError::Sweep(format!("{key}: '{text}' is not {what}"));

@@ -22,7 +22,7 @@ use crate::{
 };
 use sluice_bench::search::SearchGoal;
 use sluice_bench::{Arrival, Class, Extent, Length, Prefix, PrefixKind, RunPlan, Sessions, Workload};
-use sluice_gateway::config::{Config, Machine, Surroundings};
+use sluice_config::{Config, Machine, Surroundings};
 
 const MODEL: &str = "llama-3.1-8b";
 

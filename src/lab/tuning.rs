@@ -15,14 +15,18 @@ use tokio::time::Instant;
 use crate::cluster::Cluster;
 use crate::job::LabFlow;
 use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab, PlantedFault};
+use sluice_config::{Config, TunerMode};
 use sluice_core::base::BackendId;
-use sluice_gateway::config::{Config, TunerMode};
 use sluice_gateway::flow::{LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{BackendView, Cordon, Irreplaceable, PoolView, Replacement};
+use sluice_gateway::pool::{BackendView, Bound, Cordon, Irreplaceable, PoolView, Replacement};
 use sluice_online::drive::{self, Deployment, PAGES_INTERVAL, Parts};
-use sluice_online::{
-    Answer, EngineFlag, EngineState, Event, LimitsQuestion, Observer, Question, Restarted, Tuner, TunerReport,
-};
+use sluice_online::engines::flags::EngineFlag;
+use sluice_online::engines::forecast::{Answer, LimitsQuestion, Question};
+use sluice_online::engines::look::{EngineState, Restarted};
+use sluice_online::event::Event;
+use sluice_online::observe::Observer;
+use sluice_online::tuner::Tuner;
+use sluice_online::tuner::report::TunerReport;
 
 /// Time of a restart from the last request to readiness, for an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);
@@ -269,7 +273,8 @@ impl LabDeployment<'_> {
                     Err(why) => Restarted::Failed(why.clone()),
                 };
                 cluster.start_as(now, *engine, &self.own.setups[*engine].planted(&self.lab.plants));
-                admission.set_ceiling(*backend, Some(self.own.setups[*engine].sim.engine.max_num_seqs));
+                let slots = self.own.setups[*engine].sim.engine.max_num_seqs;
+                admission.set_bounds([(*backend, Bound::Ceiling(Some(slots)))]);
                 admission.engine_replaced(*backend, self.start + now);
                 admission.set_cordon(*backend, Cordon::Open);
                 Some(outcome)

@@ -11,7 +11,6 @@
 
 use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -21,12 +20,12 @@ use memchr::memmem::Finder;
 
 use crate::cluster::{Cluster, ParsedRequest};
 use crate::engine::EngineRequest;
-use crate::output_collector::{OutputCollector, Progress};
 use sluice_bench::Api;
+use sluice_config::Address;
 use sluice_gateway::flow::{Connection, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
-use sluice_gateway::pool::Address;
 use sluice_sim::engine::SequenceId;
-use sluice_sim::http::wire::{ChunkWriter, Finish, Piece, UsageCounts, UsageOptions};
+use sluice_sim::http::wire::{ChunkWriter, Piece, UsageCounts, UsageOptions};
+use sluice_sim::real_time::output_collector::{OutputCollector, Progress};
 use sluice_sim::validate::RequestKind;
 
 /// The header with the number of the request; in a retry, `-` and the number of the attempt follow.
@@ -67,7 +66,7 @@ impl Upstream for LabUpstream {
         if let Some(response) = server.config.refuse(parsed) {
             return Ok(LabExchange::whole(&self.0, engine, response));
         }
-        let collector = Arc::new(OutputCollector::new(server.config.stream_interval.max(1)));
+        let collector = Arc::new(OutputCollector::new(1, server.config.stream_interval.max(1)));
         let sequence = server.submit(state.now, &parsed.request, Arc::clone(&collector));
         let stream = TokenStream::new(id, parsed, wants_continuous(call), collector, server.config.prompt_details);
         Ok(LabExchange { cluster: Arc::clone(&self.0), engine, body: Body::Stream(Box::new(stream), sequence) })
@@ -108,11 +107,13 @@ fn wants_continuous(call: &UpstreamRequest) -> bool {
 struct TokenStream {
     writer: ChunkWriter,
     collector: Arc<OutputCollector>,
+    news: Vec<Progress>,
     kind: RequestKind,
     continuous: bool,
     details: bool,
     prompt: u64,
     sent: u32,
+    cached: u32,
     /// The event of a single token that is not the last. All of these events are the same, so it is
     /// written once.
     event: Option<String>,
@@ -130,32 +131,34 @@ impl TokenStream {
         Self {
             writer: ChunkWriter::new(kind, format!("{prefix}{id}"), 0, &parsed.model, &fingerprint, shown),
             collector,
+            news: Vec::new(),
             kind,
             continuous,
             details,
             prompt: u64::from(parsed.request.prompt_tokens),
             sent: 0,
+            cached: 0,
             event: None,
             ended: false,
         }
     }
 
-    fn usage(&self, cached: u32) -> UsageCounts {
-        let cached = self.details.then_some(u64::from(cached));
+    fn usage(&self) -> UsageCounts {
+        let cached = self.details.then_some(u64::from(self.cached));
         UsageCounts { prompt: self.prompt, completion: u64::from(self.sent), cached }
     }
 
     /// Appends the events for this progress.
-    fn write(&mut self, progress: Progress, into: &mut BytesMut) {
+    fn write(&mut self, Progress { tokens, finish, cached }: Progress, into: &mut BytesMut) {
         let mut out = String::new();
         if self.sent == 0 && self.kind == RequestKind::Chat {
-            self.writer.role(&mut out, 0, None, self.usage(0));
+            self.writer.role(&mut out, 0, None, self.usage());
         }
-        self.sent += progress.tokens;
-        let usage = self.usage(progress.cached);
-        if progress.last || self.continuous || progress.tokens != 1 {
-            let finish = progress.last.then_some(Finish::Length);
-            let text = WORD.repeat(progress.tokens as usize);
+        self.cached = self.cached.max(cached);
+        self.sent += tokens;
+        let usage = self.usage();
+        if finish.is_some() || self.continuous || tokens != 1 {
+            let text = WORD.repeat(tokens as usize);
             let piece = Piece { text, finish, stop_reason: "null".to_owned(), ..Piece::default() };
             self.writer.content(&mut out, 0, &piece, usage);
             into.extend_from_slice(out.as_bytes());
@@ -169,7 +172,7 @@ impl TokenStream {
             into.extend_from_slice(out.as_bytes());
             into.extend_from_slice(event.as_bytes());
         }
-        if progress.last {
+        if finish.is_some() {
             let mut end = String::new();
             self.writer.end(&mut end, usage);
             into.extend_from_slice(end.as_bytes());
@@ -231,15 +234,10 @@ impl Exchange for LabExchange {
             return Ok(false);
         }
         let collector = Arc::clone(&stream.collector);
-        poll_fn(|cx| match collector.poll_take(cx) {
-            Poll::Ready(Some(progress)) => {
-                stream.write(progress, into);
-                Poll::Ready(Ok(true))
-            }
-            Poll::Ready(None) => Poll::Ready(Err(ExchangeError::Closed("the engine was stopped".to_owned()))),
-            Poll::Pending => Poll::Pending,
-        })
-        .await
+        let taken = poll_fn(|cx| collector.poll_take(cx, &mut stream.news)).await;
+        taken.map_err(|_| ExchangeError::Closed("the engine was stopped".to_owned()))?;
+        stream.write(stream.news[0], into);
+        Ok(true)
     }
 
     fn at_end(&self) -> bool {

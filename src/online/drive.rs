@@ -16,16 +16,16 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::change::EXPERIMENT;
-use crate::engine_look::{EngineState, Order, Restarted};
+use crate::engines::change::EXPERIMENT;
+use crate::engines::flags::EngineFlag;
+use crate::engines::forecast::{Answer, LimitsQuestion, Question};
+use crate::engines::look::{EngineState, Order, Restarted};
 use crate::event::Event;
-use crate::flags::EngineFlag;
-use crate::forecast::{Answer, LimitsQuestion, Question};
+use crate::observe::Observer;
 use crate::tuner::Tuner;
-use crate::window::Observer;
-use sluice_gateway::config::Config;
+use sluice_config::Config;
 use sluice_gateway::experiment::{Experiment, Experiments, Phase};
-use sluice_gateway::pool::{Admission, BackendView, PoolView, WaitingRequest};
+use sluice_gateway::pool::{Admission, BackendView, Bound, PoolView, WaitingRequest};
 
 /// Time between two looks at the pools.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -93,7 +93,7 @@ pub fn look(deployment: &mut impl Deployment) -> Vec<Order> {
         let changed = tuner.step(&view, observer, now) || hindered;
         orders.extend(tuner.step_engines(&engines, parts.why_engines_wait(), observer, now));
         let ids = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| backend.id));
-        parts.admission.set_trials(&ids.zip(tuner.trials(&engines)).collect::<Vec<_>>());
+        parts.admission.set_bounds(ids.zip(tuner.trials(&engines).into_iter().map(Bound::Trial)));
         (changed || orders.contains(&Order::Configure), orders, tuner.take_events())
     };
     deployment.follow(changed, events);

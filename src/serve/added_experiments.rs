@@ -10,8 +10,8 @@ use super::app::{App, Source};
 use super::reload::{ReloadError, problem_lines};
 use super::saved_experiments::{Added, own_lines};
 use crate::admin::ExperimentError;
-use crate::config::{AddedExperiment, Config};
 use crate::experiment::ExperimentPlan;
+use sluice_config::{AddedExperiment, Config};
 
 impl App {
     /// Creates or replaces an experiment.

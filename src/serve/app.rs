@@ -18,13 +18,13 @@ use super::scaling::Scaling;
 use super::tuning::Tuning;
 use super::upgrade::UpgradeError;
 use crate::base::BackendId;
-use crate::config::Config;
 use crate::estimate::ExactCounter;
 use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels, watch_silent_streams};
 use crate::flow::{LearnedState, RoutingTable};
 use crate::pool::{Admission, PoolLayout};
 use crate::proxy::{ClientLimits, ListenError, ProxyFlow};
 use crate::telemetry::{AccessLogError, Telemetry, TelemetryError};
+use sluice_config::Config;
 
 /// Where a reload reads the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,7 +204,7 @@ pub(super) fn load_counters(config: &Config, running: Option<(&Config, &Counters
     let known = || running.into_iter().flat_map(|(config, counters)| config.models.iter().zip(counters));
     let permits = known().find_map(|(_, counter)| Some(counter.as_ref()?.permits()));
     let permits = permits.unwrap_or_else(ExactCounter::new_permits);
-    let load = |model: &crate::config::Model| {
+    let load = |model: &sluice_config::Model| {
         let Some(path) = &model.tokenizer else { return Ok(None) };
         let loaded = ExactCounter::load(path, Arc::clone(&permits))
             .map_err(|source| StartError::Tokenizer { model: model.name.clone(), source })?;
@@ -220,12 +220,13 @@ pub(super) fn load_counters(config: &Config, running: Option<(&Config, &Counters
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Machine, Surroundings};
+    use sluice_config::{Machine, Surroundings};
 
     #[test]
     fn counters_share_a_bound_and_a_reload_keeps_what_was_learned() {
         let config = |models: &[&str]| {
-            let model = |name| format!("[[model]]\nname = \"{name}\"\ntokenizer = \"tests/fixtures/tokenizer.json\"\n");
+            let model =
+                |name| format!("[[model]]\nname = \"{name}\"\ntokenizer = \"tests/fixtures/tiny/tokenizer.json\"\n");
             let text = models.iter().map(model).collect::<String>();
             let pool = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";
             let folder = env!("CARGO_MANIFEST_DIR").into();

@@ -6,7 +6,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::config::Config;
+use sluice_config::Config;
 
 /// Time before expiry from which the gateway warns. Certificates for 90 days are usually renewed 30
 /// days before they expire, so at this time the renewal must have failed.

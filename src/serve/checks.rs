@@ -21,14 +21,14 @@ use tokio::time::{Instant, timeout_at};
 
 use super::app::{StartError, load_counters};
 use super::engines;
-use crate::config::{ClusterLeader, Config, Loaded, LogTarget, Problem, Problems, Situation, Target};
 use crate::fleet::driver::{EngineFailure, EngineSettings, Notice, SharedDriver};
 use crate::fleet::{
     EngineSpec, JournalError, PortsError, check_journal, check_settings, check_state, check_values, is_running,
 };
 use crate::flow::specs;
-use crate::owner::{Untrusted, check_named_file, own_user};
 use crate::pool::Admission;
+use sluice_config::owner::{Untrusted, check_named_file, own_user};
+use sluice_config::{ClusterLeader, Config, Loaded, LogTarget, Problem, Problems, Situation, Target};
 
 /// Longest time that a start waits for the flag lists of all engines' programs, since no client is
 /// served meanwhile. Flags that are not listed in time are checked when the engine starts.

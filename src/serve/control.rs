@@ -11,10 +11,10 @@ use super::reload::{ReloadError, problem_lines};
 use crate::admin::status::{ClusterStatus, KeyStatus, ModelStatus, find};
 use crate::admin::{self, About, Access, BackendLogError, BackendRestartError, Control, NoSuchBackend, Status};
 use crate::base::ModelId;
-use crate::config::{Config, ModelScope};
 use crate::fleet::{ChangeStarted, LogLines, RestartRequest};
 use crate::pool::BackendView;
 use crate::telemetry::Telemetry;
+use sluice_config::{Config, ModelScope};
 
 impl Control for App {
     fn access(&self) -> Access {
@@ -137,7 +137,7 @@ impl Control for App {
 /// The pools that serve a model. `reports`: whether a backend of a pool reports the model, which
 /// decides for undeclared models.
 fn pools_of(config: &Config, model: Option<ModelId>, reports: impl Fn(&str) -> bool) -> Vec<String> {
-    let serves = |pool: &&crate::config::Pool| match (&pool.models, model) {
+    let serves = |pool: &&sluice_config::Pool| match (&pool.models, model) {
         (ModelScope::All, Some(_)) => true,
         (ModelScope::All, None) => reports(&pool.name),
         (ModelScope::Only(ids), model) => model.is_some_and(|model| ids.contains(&model)),

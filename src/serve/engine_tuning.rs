@@ -14,17 +14,20 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::app::App;
-use crate::config::{ArgValue, Backend};
 use crate::fleet::driver::EngineSettings;
 use crate::fleet::{EngineView, RestartError, RestartRequest};
 use crate::lab::forecast::{forecast, forecast_limits};
 use crate::lab::scenario::argv;
 use crate::lab::{EngineSetup, Lab};
 use crate::online::drive::{self, Deployment, Parts};
-use crate::online::forecast::{Answer, LimitsQuestion, Question};
-use crate::online::{EngineFlag, EngineState, Event, Flags, Restarted, Tuner};
+use crate::online::engines::flags::{EngineFlag, Flags};
+use crate::online::engines::forecast::{Answer, LimitsQuestion, Question};
+use crate::online::engines::look::{EngineState, Restarted};
+use crate::online::event::Event;
+use crate::online::tuner::Tuner;
 use crate::pool::PoolView;
 use crate::vllm::flags::table::setting;
+use sluice_config::{ArgValue, Backend};
 
 const POLL: Duration = Duration::from_millis(500);
 /// The step of an engine that serves.
@@ -185,7 +188,7 @@ impl App {
                 engines.push(self.setup(backend, &given.unwrap_or_default())?);
             }
         }
-        Some(Lab { launched: true, ..Lab::new(crate::config::Config::clone(&config), engines, Vec::new()) })
+        Some(Lab { launched: true, ..Lab::new(sluice_config::Config::clone(&config), engines, Vec::new()) })
     }
 }
 
@@ -202,7 +205,7 @@ fn given(settings: &str) -> Flags {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Machine, Surroundings};
+    use sluice_config::{Config, Machine, Surroundings};
 
     #[test]
     fn flags_are_read_from_the_settings_of_an_engine() {

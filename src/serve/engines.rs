@@ -8,16 +8,15 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::base::BackendId;
-use crate::config::{Backend, Config, Launch, Model, ModelScope, Pool, Target};
 #[cfg(feature = "kubernetes")]
 use crate::fleet::driver::PodDriver;
 use crate::fleet::driver::{EngineSettings, SharedDriver};
 use crate::fleet::{
     CommandDriver, EngineSpec, EngineView, ExternalBackend, ExternalDriver, PortsError, ProcessDriver, ports,
 };
-use crate::flow::specs;
 use crate::pool::PoolLayout;
 use crate::telemetry::EngineMetrics;
+use sluice_config::{Address, Backend, Config, Launch, Model, ModelScope, Pool, Target};
 
 /// The engines of a configuration that is in force as `layout`.
 pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8]) -> String) -> Vec<EngineSpec> {
@@ -29,7 +28,7 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8
             engines.push(EngineSpec {
                 name: format!("{}/{}", pool.name, backend.name).into(),
                 backend: *id,
-                address: Arc::new(specs::address(backend)),
+                address: Arc::new(Address::of(backend)),
                 settings: EngineSettings { args },
                 identity: digest(&target.compared()),
                 configured: digest(&backend.target.compared()),

@@ -22,11 +22,11 @@ use super::saved_experiments::read_or_set_aside;
 use crate::admin::unsaved::UnsavedOrder;
 use crate::admin::{ExperimentControl, ExperimentError, Order};
 use crate::base::BackendId;
-use crate::config::{AddedExperiment, Target};
 use crate::experiment::{ArmPlan, EngineAdapters, Experiment, ExperimentPlan, ExperimentReport, Experiments, Phase};
 use crate::fleet;
 use crate::flow::RoutingTable;
 use crate::vllm::metrics::MetricsSnapshot;
+use sluice_config::{AddedExperiment, Target};
 
 /// Pause between looks at the clock: steps of a ramp take minutes or more.
 const INTERVAL: Duration = Duration::from_secs(1);

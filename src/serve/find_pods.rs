@@ -15,10 +15,9 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::app::App;
-use crate::config::{Config, FoundPod};
 use crate::fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
 use crate::fleet::warm_up_external;
-use crate::flow::specs;
+use sluice_config::{Address, Config, FoundPod};
 
 /// Longest pause between looks, because steps of engines and configurations change without a
 /// notification.
@@ -191,7 +190,7 @@ async fn prepare(config: &Config, pool: &str, query: &PodQuery, job: &Job) -> (R
     let Some(pods) = pods else { return (Err("its pool is gone".to_owned()), Ok(())) };
     if job.warm_up {
         let pod = FoundPod { name: job.name.clone(), ip: job.ip.clone(), cordoned: false };
-        let address = Arc::new(specs::address(&pods.backend(&pod)));
+        let address = Arc::new(Address::of(&pods.backend(&pod)));
         let warmed = warm_up_external(&address, config.health.probe_timeout, config.fleet.warm_up).await;
         if warmed.is_err() {
             return (warmed, Ok(()));

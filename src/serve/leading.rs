@@ -20,10 +20,10 @@ use super::app::{App, Source};
 use super::cluster::{self, LeaderView};
 use super::reload::ReloadError;
 use super::{engines, experiments, saved_experiments};
-use crate::config::{self, Config};
 use crate::fleet::Lead;
-use crate::online::change::EXPERIMENT;
-use crate::pool::PoolLayout;
+use crate::online::engines::change::EXPERIMENT;
+use crate::pool::{Bound, PoolLayout};
+use sluice_config::Config;
 
 /// Pause between attempts to open the journal, which the previous leader may still have locked.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(100);
@@ -45,7 +45,7 @@ pub(super) struct Leading {
 }
 
 impl Leading {
-    pub(super) fn begin(app: &Arc<App>, config: &config::Cluster, view: Arc<LeaderView>) -> Self {
+    pub(super) fn begin(app: &Arc<App>, config: &sluice_config::Cluster, view: Arc<LeaderView>) -> Self {
         let (resigning, resigns) = watch::channel(false);
         let (acts, ended) = watch::channel(false);
         let acting = tokio::spawn({
@@ -242,8 +242,8 @@ impl App {
     fn end_trials(&self) {
         self.set_acts(false);
         let view = self.admission.view();
-        let all = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| (backend.id, None)));
-        self.admission.set_trials(&all.collect::<Vec<_>>());
+        let all = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| (backend.id, Bound::Trial(None))));
+        self.admission.set_bounds(all);
         self.put_limits(|config| config.experiments.retain(|experiment| experiment.name != EXPERIMENT));
     }
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-use crate::config::{Config, FoundPod};
 use crate::fleet::discovery::PodsView;
+use sluice_config::{Config, FoundPod};
 
 #[derive(Debug, Default)]
 pub(crate) struct Pods {

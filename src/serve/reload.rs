@@ -17,12 +17,12 @@ use super::app::{App, Counters, Source, StartError, load_counters};
 use super::checks::{self, Purpose};
 use super::{certificates, engines};
 use crate::admin::status::LastReload;
-use crate::config::diff::{self, Change};
-use crate::config::limits::MAX_PROBLEMS;
-use crate::config::{Config, Problems};
 use crate::estimate::ExactCounter;
 use crate::flow::{RoutingTable, specs};
 use crate::pool::PoolLayout;
+use sluice_config::diff::{self, Change};
+use sluice_config::limits::MAX_PROBLEMS;
+use sluice_config::{Config, Problems};
 
 /// Why a reload failed. Nothing has changed.
 #[derive(Debug, thiserror::Error)]

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::Pods;
 use crate::fleet::Fleet;
 use crate::fleet::discovery::{PodsView, apply_replicas, read_replicas};
+use sluice_config::Pods;
 
 /// Pause between looks while nothing needs a change.
 const LOOK: Duration = Duration::from_secs(10);

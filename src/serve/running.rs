@@ -19,9 +19,9 @@ use super::cluster::Cluster;
 use super::engines;
 use super::leading::{Deciders, Leading};
 use super::upgrade::Port;
-use crate::config::OnExit;
 use crate::fleet::{EngineBusy, JournalError};
 use crate::proxy::Ending;
+use sluice_config::OnExit;
 
 /// Longest wait for the journal's lock after a failed hand-over, because the other process may
 /// still be ending. After it, this gateway serves and keeps trying.

@@ -10,10 +10,10 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use crate::admin::ExperimentError;
-use crate::config::{AddedExperiment, Config, Origin, Problems};
 use crate::experiment::ExperimentReport;
 use crate::experiment::report::NOT_ACTIVE;
 use crate::fleet;
+use sluice_config::{AddedExperiment, Config, Origin, Problems};
 
 const FILE: &str = "added_experiments.json";
 
@@ -102,7 +102,7 @@ pub(super) fn read_or_set_aside<T: DeserializeOwned + Default>(folder: &Path, na
 /// The problems of the experiments of the admin API, at their keys.
 pub(super) fn own_lines(problems: &Problems) -> Vec<String> {
     let of_experiment = problems.errors.iter().filter(|problem| problem.origin() == Origin::Api);
-    let line = |problem: &crate::config::Problem| match problem.path().split_once("].") {
+    let line = |problem: &sluice_config::Problem| match problem.path().split_once("].") {
         Some((_, key)) => format!("{key}: {}", problem.situation()),
         None => problem.situation().to_string(),
     };

@@ -13,14 +13,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::cluster::{OtherLoad, OtherLoads};
-use crate::config::{Config, Pool};
 use crate::fleet::discovery::PodsView;
 use crate::fleet::{EngineView, Step};
-use crate::online::{Look, Observer, Scaler, ScalerRules, Tally};
+use crate::online::observe::Observer;
+use crate::online::observe::tally::Tally;
+use crate::online::scaler::{Look, Scaler, ScalerRules};
 use crate::pool::{Cordon, PoolView};
 use crate::telemetry::PoolEngines;
 use parking_lot::Mutex;
 use sluice_cluster::PoolLoad;
+use sluice_config::{Config, Pool};
 
 /// Number of recent starts of which the longest counts.
 const STARTS: usize = 5;
@@ -215,11 +217,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::config::{Machine, Surroundings};
     use crate::fleet::discovery::PodView;
     use crate::flow::specs;
     use crate::pool::Admission;
     use sluice_cluster::Ledger;
+    use sluice_config::{Machine, Surroundings};
     use tokio::time::Instant;
 
     const SECOND: Duration = Duration::from_secs(1);

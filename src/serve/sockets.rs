@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener};
 
 use listenfd::ListenFd;
 
-use crate::config::{Config, Server};
+use sluice_config::{Config, Server};
 
 /// Listening sockets.
 #[derive(Debug, Default)]

@@ -26,12 +26,12 @@ use super::tuning::Tuning;
 use super::upgrade::{Opened, Port, Predecessor};
 use super::{certificates, engines, experiments, saved_experiments};
 use crate::admin;
-use crate::config::Config;
 use crate::fleet::{Fleet, Prober, ReportedModels, Step, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable, specs};
 use crate::pool::Admission;
 use crate::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, ProxyFlow, UpstreamConnector};
 use crate::telemetry::{ClientView, ClusterMetrics, Telemetry};
+use sluice_config::Config;
 
 /// Time limit of the first round of probes, which the start waits for.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
@@ -320,7 +320,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::config::{Machine, Surroundings};
+    use sluice_config::{Machine, Surroundings};
 
     /// A gateway with one backend, at an address where no server listens.
     async fn gateway(extra: &str) -> Running {

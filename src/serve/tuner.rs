@@ -14,10 +14,12 @@ use super::engine_tuning::Live;
 use super::tuning::Tuning;
 use crate::admin::unsaved::UnsavedOrder;
 use crate::admin::{TunerControl, TunerError, TunerOrder};
-use crate::config::TunerMode;
 use crate::fleet;
 use crate::online::drive::{self, LOOK_INTERVAL, PAGES_INTERVAL};
-use crate::online::{EngineSample, Event, TunerReport};
+use crate::online::event::Event;
+use crate::online::observe::engines::EngineSample;
+use crate::online::tuner::report::TunerReport;
+use sluice_config::TunerMode;
 
 /// Most pages that are read at once.
 const LOOKS_AT_ONCE: usize = 16;

@@ -20,11 +20,13 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::saved_experiments::read_or_set_aside;
-use crate::config::Config;
 use crate::fleet::{self, Lead};
-use crate::online::{Event, EventKind};
-use crate::online::{Observer, Saved, TimedEvent, Tuner, TunerReport};
+use crate::online::event::{Event, EventKind};
+use crate::online::observe::Observer;
+use crate::online::tuner::report::{TimedEvent, TunerReport};
+use crate::online::tuner::{Saved, Tuner};
 use crate::telemetry::TunerView;
+use sluice_config::Config;
 
 const STATE: &str = "tuner.json";
 const JOURNAL: &str = "tuner.jsonl";
@@ -182,7 +184,7 @@ impl Tuning {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Machine, Surroundings};
+    use sluice_config::{Machine, Surroundings};
 
     #[test]
     fn the_journal_has_everything_and_operators_are_shown_changes() {

@@ -21,7 +21,7 @@ pub mod http;
 pub mod machine;
 pub mod observe;
 pub mod process;
-mod real_time;
+pub mod real_time;
 pub mod text;
 mod unix_time;
 pub mod validate;

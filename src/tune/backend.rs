@@ -51,9 +51,6 @@ pub trait Backend {
     const REAL: bool = false;
 
     /// The search goal for the backend's workload.
-    ///
-    /// # Errors
-    /// The traffic has no rate to search.
     fn search_goal(&self, attainment: f64, requests: usize, seed: u64) -> Result<SearchGoal, TuneError>;
 }
 
@@ -67,9 +64,6 @@ pub trait System: SystemUnderTest<Error = TuneError> {
 
     /// Runs the traffic as configured. Returns the values of the goal's measures, and the seconds
     /// of the run.
-    ///
-    /// # Errors
-    /// The load could not be sent.
     fn observe(&mut self, seed: u64) -> impl Future<Output = Result<(Vec<f64>, f64), TuneError>>;
 
     /// Applies the worst load: all sequences run and all steps are full. Returns the seconds of the
@@ -81,9 +75,6 @@ pub trait System: SystemUnderTest<Error = TuneError> {
 
     /// Traces some requests with the engines' profiler, at `rate` requests per second or with the
     /// traffic as configured. Returns a note; `None`: no engine has a profiler.
-    ///
-    /// # Errors
-    /// An engine ends.
     fn profile(&mut self, _rate: Option<f64>) -> impl Future<Output = Result<Option<String>, TuneError>> {
         async { Ok(None) }
     }
@@ -101,9 +92,6 @@ pub trait System: SystemUnderTest<Error = TuneError> {
 }
 
 /// The search goal of traffic, with enough requests for the rarest group.
-///
-/// # Errors
-/// The traffic has no rate to search, or no objectives.
 pub(crate) fn search_goal(
     traffic: &[RunPlan],
     attainment: f64,

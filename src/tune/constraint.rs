@@ -10,7 +10,7 @@
 
 use crate::error::TuneError;
 use crate::setting::Setting;
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 const OPERATORS: [(&str, Operator); 6] = [
     ("<=", Operator::AtMost),
@@ -48,9 +48,6 @@ pub struct Condition {
 
 impl Condition {
     /// Reads a condition about the dimensions `keys`.
-    ///
-    /// # Errors
-    /// There is no operator, or no side is a key.
     pub fn parse(text: &str, keys: &[&str]) -> Result<Self, TuneError> {
         let bad = |why: &str| TuneError::Condition { text: text.to_owned(), why: why.to_owned() };
         let found = text.char_indices().find_map(|(at, _)| {

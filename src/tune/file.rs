@@ -7,7 +7,6 @@
 //! attainment = 99                    # for "rate": per cent of each class and adapter
 //! beside = ["long.e2el.p99"]         # more measures in the table
 //! against = "long.e2el.p99"          # a second measure: all settings that none beats in both
-//! emulate = true                     # a smaller max-num-seqs by the gateway's cap: no start
 //! complete = true                    # measures every setting in full, also a worse one
 //! hit_rate = 60                      # minimum per cent of prompt tokens from the prefix cache
 //! constraints = ["vllm.max-num-seqs <= vllm.max-num-batched-tokens"]
@@ -44,7 +43,7 @@ use serde::Deserialize;
 
 use crate::error::TuneError;
 use crate::setting::Setting;
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 use sluice_lab::{LabFile, Scenario};
 
 /// Without a configuration of a gateway, every request is admitted.
@@ -83,8 +82,6 @@ pub struct TuneTable {
     pub repeats: usize,
     /// A smaller gain counts as none, per cent.
     pub margin: f64,
-    /// Whether the search replaces a smaller `max-num-seqs` by a cap in the gateway.
-    pub emulate: bool,
     /// Whether every setting is measured in full, even a certainly worse one: for a table of
     /// experiments.
     pub complete: bool,
@@ -110,7 +107,6 @@ impl Default for TuneTable {
             runs: 8,
             repeats: 3,
             margin: 3.0,
-            emulate: false,
             complete: false,
             constraints: Vec::new(),
             dimension: Vec::new(),
@@ -180,9 +176,6 @@ impl Number {
 
 impl TuneFile {
     /// Reads a file.
-    ///
-    /// # Errors
-    /// The file cannot be read or understood.
     pub fn load(path: &Path) -> Result<Self, TuneError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -191,9 +184,6 @@ impl TuneFile {
     }
 
     /// Reads the text of a file called `name`, whose paths are relative to `folder`.
-    ///
-    /// # Errors
-    /// The text cannot be understood.
     pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Self, TuneError> {
         let wrong = |reason: String| TuneError::File { path: name.to_owned(), reason };
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;

@@ -48,9 +48,6 @@ pub struct Goal {
 
 impl Goal {
     /// The goal of a table.
-    ///
-    /// # Errors
-    /// The objective is neither a rate nor a measure, or a rate is combined with other measures.
     pub fn new(table: &TuneTable, seed: u64) -> Result<Self, TuneError> {
         let objective = match table.objective.as_str() {
             "rate" => Objective::Rate { attainment: table.attainment / 100.0 },

@@ -20,10 +20,10 @@ use crate::error::TuneError;
 use crate::load_line::LoadLine;
 use crate::trial::Trial;
 use sluice_bench::search::TrialRecord;
-use sluice_gateway::owner::check_named_file;
+use sluice_config::owner::check_named_file;
 
 /// Version of the lines' format; other versions are refused.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
 
 /// The tuning that a journal belongs to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -67,15 +67,9 @@ pub struct Journal<F = File> {
 /// The storage of a journal: a file, or in tests one that fails.
 pub trait Storage: Write {
     /// Makes written bytes durable.
-    ///
-    /// # Errors
-    /// The storage fails.
     fn sync(&mut self) -> std::io::Result<()>;
 
     /// Removes all after the first `length` bytes. The next write continues there.
-    ///
-    /// # Errors
-    /// The storage fails.
     fn truncate(&mut self, length: u64) -> std::io::Result<()>;
 }
 
@@ -92,9 +86,6 @@ impl Storage for File {
 
 impl Journal {
     /// Begins a journal.
-    ///
-    /// # Errors
-    /// The file exists or cannot be written.
     pub fn create(path: &Path, header: &Header) -> Result<Self, TuneError> {
         let file =
             OpenOptions::new().write(true).create_new(true).open(path).map_err(|source| match source.kind() {
@@ -202,7 +193,7 @@ impl<F: Storage> Journal<F> {
     pub(crate) fn take_loads(&mut self, of: &Value) -> Vec<TrialRecord> {
         let mut loads = std::mem::take(&mut self.loads);
         loads.pop();
-        loads.iter().filter(|load| load.is_of(of)).map(LoadLine::record).collect()
+        loads.into_iter().map(|line| line.load).filter(|load| load.of == *of).map(|load| load.record).collect()
     }
 
     fn write(&mut self, line: &impl Serialize) -> Result<(), TuneError> {
@@ -233,7 +224,7 @@ mod tests {
     use crate::trial::{Effort, Outcome};
     use proptest::prelude::*;
     use sluice_bench::search::{RatePoint, TrialKind, TrialLoad, TrialReport, TrialStats, TrialVerdict};
-    use sluice_gateway::config::ArgValue;
+    use sluice_config::ArgValue;
 
     fn trial(seed: u64) -> Trial {
         Trial {

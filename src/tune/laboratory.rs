@@ -14,7 +14,7 @@ use crate::setting::{RestartCost, Setting, variant};
 use sluice_bench::result::record::ServerSide;
 use sluice_bench::search::{Judge, SearchGoal, SystemUnderTest, Trial, TrialStats};
 use sluice_bench::{PromptTokens, RunResult};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 use sluice_lab::measure::Measured;
 use sluice_lab::rate::Simulated;
 use sluice_lab::{Lab, LabError, LabRun, Measure, Scenario, run};
@@ -196,9 +196,6 @@ fn sides(run: &LabRun) -> Vec<&ServerSide> {
 }
 
 /// Runs a future that never waits.
-///
-/// # Errors
-/// The future fails, or it waits.
 pub fn at_once<T>(future: impl Future<Output = Result<T, TuneError>>) -> Result<T, TuneError> {
     match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,

@@ -7,8 +7,8 @@
 
 use crate::setting::{Setting, name};
 use crate::trial::{Outcome, Trial};
+use sluice_config::ArgValue;
 use sluice_core::vllm::failure::{Diagnosis, FailureClass};
-use sluice_gateway::config::ArgValue;
 use sluice_lab::sweep::flag_of;
 
 /// The flag whose largest possible value vLLM reports.

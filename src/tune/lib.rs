@@ -20,7 +20,6 @@ pub mod setting;
 pub mod constraint;
 pub mod file;
 pub mod space;
-pub mod emulation;
 pub mod goal;
 pub mod trial;
 mod learned;
@@ -43,7 +42,6 @@ pub mod report;
 mod tests;
 
 pub use backend::{Backend, Started, System};
-pub use emulation::Emulation;
 pub use error::TuneError;
 pub use file::TuneFile;
 pub use goal::{Goal, Objective};

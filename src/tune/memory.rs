@@ -9,7 +9,7 @@
 use crate::error::TuneError;
 use crate::file::MemoryTable;
 use crate::setting::Setting;
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 pub(crate) const SHARE: &str = "vllm.gpu-memory-utilization";
 /// Larger values need more memory besides the KV cache.
@@ -33,9 +33,6 @@ pub(crate) struct Bisection {
 
 impl Bisection {
     /// The shares of a table.
-    ///
-    /// # Errors
-    /// The table makes no sense.
     pub(crate) fn new(table: &MemoryTable) -> Result<Self, TuneError> {
         let MemoryTable { from, to, step } = *table;
         if !(0.0 < from && from <= to && to <= 1.0 && step > 0.0 && (to - from) / step <= MOST as f64) {

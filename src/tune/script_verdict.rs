@@ -8,10 +8,10 @@
 
 use crate::backend::System;
 use crate::error::TuneError;
-use crate::trial::{Certified, Outcome, Range, Trial};
+use crate::trial::{Certified, Outcome, Trial};
 use sluice_bench::search::{Judge, SearchGoal, TrialKind, TrialLoad, TrialRule};
 use sluice_bench::{RunResult, search};
-use sluice_core::stats::percentile;
+use sluice_core::stats::{Estimate, percentile};
 
 /// Requests of the first run.
 const AT_ONCE: usize = 1000;
@@ -54,9 +54,9 @@ pub(crate) async fn judge<S: System>(system: &mut S, goal: &SearchGoal, trial: &
 }
 
 fn measured(throughput: f64, rate: f64, requests: usize) -> Outcome {
-    let value = Range { value: throughput, low: None, high: None };
-    let attainment = Range { value: 0.99, low: None, high: None };
-    Outcome::Measured { value, runs: Vec::new(), certified: Some(Certified { rate, attainment, proofs: 1, requests }) }
+    let of = |value| Estimate { value, low: f64::NEG_INFINITY, high: f64::INFINITY };
+    let certified = Some(Certified { rate, attainment: of(0.99), proofs: 1, requests });
+    Outcome::Measured { value: of(throughput), runs: Vec::new(), certified }
 }
 
 async fn run<S: System>(

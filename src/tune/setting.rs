@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use sluice_config::ArgValue;
 use sluice_core::vllm::flags::write;
-use sluice_gateway::config::ArgValue;
 use sluice_lab::Variant;
 use sluice_lab::error::LabError;
 use sluice_lab::sweep::{self, flag_of};
@@ -27,42 +27,23 @@ pub enum RestartCost {
 }
 
 /// Flags outside the key of vLLM's compile cache (0.33).
-const NOT_COMPILED: [&str; 18] = [
-    "api-server-count",
-    "enable-chunked-prefill",
-    "enable-prefix-caching",
-    "enforce-eager",
-    "gpu-memory-utilization",
-    "kv-cache-memory-bytes",
-    "long-prefill-token-threshold",
-    "long-prefill-token-threshold-adaptive",
-    "max-cpu-loras",
-    "max-num-active-seqs",
-    "max-num-queued-reqs",
-    "max-num-queued-tokens",
-    "prefill-schedule-interval",
-    "scheduler-reserve-full-isl",
-    "scheduling-policy",
-    "seed",
-    "stream-interval",
-    "watermark",
-];
+const NOT_COMPILED: &str = "api-server-count enable-chunked-prefill enable-prefix-caching enforce-eager gpu-memory-utilization \
+    kv-cache-memory-bytes long-prefill-token-threshold long-prefill-token-threshold-adaptive max-cpu-loras \
+    max-num-active-seqs max-num-queued-reqs max-num-queued-tokens prefill-schedule-interval \
+    scheduler-reserve-full-isl scheduling-policy seed stream-interval watermark";
 
 impl RestartCost {
     /// The cost of changing `key`.
     pub fn of(key: &str) -> Self {
         match flag_of(key) {
             None => Self::None,
-            Some((_, flag)) if NOT_COMPILED.contains(&flag) => Self::Restart,
+            Some((_, flag)) if NOT_COMPILED.split(' ').any(|known| known == flag) => Self::Restart,
             Some(_) => Self::Compile,
         }
     }
 }
 
 /// The variant of a scenario with a setting.
-///
-/// # Errors
-/// A key cannot have its value.
 pub fn variant(setting: &Setting) -> Result<Variant, LabError> {
     let mut variant = Variant { name: name(setting), ..Variant::default() };
     setting.iter().try_for_each(|(key, value)| sweep::change(&mut variant, key, value))?;

@@ -15,8 +15,8 @@ use crate::constraint::Condition;
 use crate::error::TuneError;
 use crate::file::{DimensionTable, Number, TuneTable};
 use crate::setting::{RestartCost, Setting, identity};
+use sluice_config::ArgValue;
 use sluice_core::base::Rng;
-use sluice_gateway::config::ArgValue;
 
 /// The most settings of a space.
 pub const MAX_SETTINGS: usize = 20_000;
@@ -105,9 +105,6 @@ fn range_of(from: Number, to: Number, table: &DimensionTable) -> Result<Vec<ArgV
 
 impl Space {
     /// The space of a table.
-    ///
-    /// # Errors
-    /// A dimension or a constraint makes no sense.
     pub fn new(table: &TuneTable) -> Result<Self, TuneError> {
         let TuneTable { dimension: tables, constraints, setting, .. } = table;
         let keys: Vec<&str> = tables.iter().map(|table| table.key.as_str()).collect();
@@ -121,9 +118,6 @@ impl Space {
 
     /// All settings: the defaults, then in the order of the dimensions, the last one varying
     /// fastest.
-    ///
-    /// # Errors
-    /// There are too many, or none besides the defaults.
     pub fn settings(&self) -> Result<Vec<Setting>, TuneError> {
         let mut settings = vec![Setting::new()];
         for dimension in &self.dimensions {
@@ -175,11 +169,6 @@ impl Space {
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         let singles = self.singles.iter().flat_map(|setting| setting.keys());
         self.dimensions.iter().map(|dimension| &dimension.key).chain(singles).map(String::as_str)
-    }
-
-    /// Whether the setting breaks no constraint.
-    pub fn allows(&self, setting: &Setting) -> bool {
-        self.broken(setting).is_none()
     }
 
     /// Numbers of `settings` in a random order in which expensive keys change as seldom as
@@ -373,7 +362,7 @@ mod tests {
             let settings = space.settings().unwrap();
             let expected: usize = sizes[0].min(bound) * sizes[1..].iter().product::<usize>();
             prop_assert_eq!(settings.len(), expected + 1);
-            prop_assert!(settings.iter().all(|setting| space.allows(setting)));
+            prop_assert!(settings.iter().all(|setting| space.broken(setting).is_none()));
             let names: BTreeSet<String> = settings.iter().map(name).collect();
             prop_assert_eq!(names.len(), settings.len());
         }

@@ -9,11 +9,12 @@ use crate::error::TuneError;
 use crate::file::TuneTable;
 use crate::goal::Goal;
 use crate::setting::Setting;
-use crate::trial::{self, Effort, Range};
+use crate::trial::{self, Effort};
 use sluice_bench::result::record::ClassConfig;
 use sluice_bench::search::{Judge, SearchGoal, SystemUnderTest, Trial, TrialLoad, TrialStats, throughput};
 use sluice_bench::{Outcome, Record, RunConfig, RunResult, Slo};
 use sluice_core::base::Rng;
+use sluice_core::stats::Estimate;
 
 /// The objective, in seconds.
 pub(crate) const BOUND: f64 = 2.0;
@@ -28,7 +29,7 @@ pub(crate) fn paired_goal() -> Goal {
 /// A trial with these measured values.
 pub(crate) fn paired_trial(value: f64, against: f64) -> trial::Trial {
     let mut trial = trial::Trial::new(&Setting::new(), Effort::Race(None), 1);
-    let range = Range { value, low: None, high: None };
+    let range = Estimate { value, low: f64::NEG_INFINITY, high: f64::INFINITY };
     trial.outcome = trial::Outcome::Measured { value: range, runs: vec![value; 2], certified: None };
     trial.against = vec![against; 2];
     trial

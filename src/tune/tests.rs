@@ -11,7 +11,7 @@ use crate::setting::value;
 use crate::testing::{BOUND, Queue, Queues, capacity};
 use crate::*;
 use sluice_bench::search::{Judge, SystemUnderTest as _, TrialKind, TrialLoad, TrialRule};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 /// A file with one simulated engine.
 pub(crate) fn file(engine: &str, class: &str, tune: &str) -> TuneFile {
@@ -23,7 +23,7 @@ pub(crate) fn plan(file: &TuneFile, method: Option<Method>, seed: u64, budget: B
     let space = Space::new(&file.tune).unwrap();
     let settings = space.settings().map_or(1, |settings| settings.len());
     let goal = Goal::new(&file.tune, seed).unwrap();
-    Plan { space, goal, method: method.unwrap_or(Method::for_space(settings)), budget, prior: None, emulation: None }
+    Plan { space, goal, method: method.unwrap_or(Method::for_space(settings)), budget, prior: None }
 }
 
 fn tuned_at<B: Backend>(
@@ -85,7 +85,7 @@ fn hills(tune: &str) -> TuneFile {
 fn every_method_finds_a_setting_near_the_best_and_certifies_what_it_can_do() {
     let mut file = hills("");
     file.tune.requests = 1500;
-    for method in [Method::Race, Method::Halving, Method::Model, Method::Random] {
+    for method in [Method::Race, Method::Model, Method::Random] {
         let (mut near, mut right, mut high) = (0, 0, 0);
         for seed in 0..4 {
             let plan = plan(&file, Some(method), seed, Budget::default());
@@ -152,7 +152,7 @@ fn a_tuning_that_was_killed_resumes_to_the_same_result_without_repeating_a_trial
     let file = hills("");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("journal");
-    for method in [Method::Race, Method::Model, Method::Halving] {
+    for method in [Method::Race, Method::Model] {
         let plan = plan(&file, Some(method), 1, Budget { trials: Some(14), time: None });
         let mut first = Queues::new(hill);
         let whole = tuned_at(&plan, "x", &mut first, &path, false).unwrap();
@@ -377,7 +377,7 @@ fn a_front_holds_every_compromise_and_nothing_that_another_setting_beats() {
         let lost = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
         assert!(lost >= 5, "{}: {lost} lost", method.name());
     }
-    let plan = plan(&file, Some(Method::Halving), 3, Budget::default());
+    let plan = plan(&file, Some(Method::AutoTune), 3, Budget::default());
     let folder = tempfile::tempdir().unwrap();
     let error = tuned_at(&plan, "", &mut Queues::new(trade), &folder.path().join("j"), false).unwrap_err().to_string();
     assert!(error.contains("use race, random or model"), "{error}");
@@ -396,23 +396,13 @@ fn small(tune: &str) -> TuneFile {
 }
 
 #[test]
-fn a_key_of_the_gateway_and_an_emulated_limit_need_no_start() {
-    let starts = |emulate: bool| {
-        let file = small(&format!("emulate = {emulate}"));
-        let mut plan = plan(&file, Some(Method::Race), 1, Budget::default());
-        plan.emulation = Emulation::new(&file, &mut plan.space).unwrap();
-        let report = tuned(&plan, &mut laboratory(&file, &plan));
-        let search = || report.trials.iter().filter(|trial| trial.is_search());
-        let capped =
-            search().filter(|trial| trial.notes.iter().any(|note| note.contains("cap of the gateway"))).count();
-        // The winner is confirmed with its real flag.
-        let winner = report.winner.as_ref().unwrap();
-        assert!(winner.notes.iter().all(|note| !note.contains("cap of the gateway")), "{winner:?}");
-        (search().map(|trial| trial.starts).sum::<u32>(), capped)
-    };
+fn a_key_of_the_gateway_needs_no_start() {
+    let file = small("");
+    let plan = plan(&file, Some(Method::Race), 1, Budget::default());
+    let report = tuned(&plan, &mut laboratory(&file, &plan));
     // The default, then one start for each number of sequences; each with both policies.
-    assert_eq!(starts(false), (3, 0));
-    assert_eq!(starts(true), (2, 2));
+    let search = report.trials.iter().filter(|trial| trial.is_search());
+    assert_eq!(search.map(|trial| trial.starts).sum::<u32>(), 3);
 }
 
 #[test]

@@ -15,8 +15,6 @@ pub enum Effort {
     /// Compared with the best value so far, and ended once it cannot win. `None`: there is no best
     /// yet.
     Race(Option<f64>),
-    /// With this share of the usual requests or runs, without a comparison.
-    Rung(f64),
     /// With loads that no earlier trial had, and verified: the reported values.
     Confirm,
     /// Roughly, by simulation, before any engine starts.
@@ -29,38 +27,13 @@ pub enum Effort {
     Stress,
 }
 
-/// A value and its range; `None` for an unknown end.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Range {
-    /// The value.
-    pub value: f64,
-    /// Lower end.
-    pub low: Option<f64>,
-    /// Upper end.
-    pub high: Option<f64>,
-}
-
-impl From<Estimate> for Range {
-    fn from(estimate: Estimate) -> Self {
-        let finite = |value: f64| value.is_finite().then_some(value);
-        Self { value: estimate.value, low: finite(estimate.low), high: finite(estimate.high) }
-    }
-}
-
-impl From<Range> for Estimate {
-    fn from(range: Range) -> Self {
-        let (low, high) = (range.low.unwrap_or(f64::NEG_INFINITY), range.high.unwrap_or(f64::INFINITY));
-        Self { value: range.value, low, high }
-    }
-}
-
 /// A proven rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Certified {
     /// Requests per second.
     pub rate: f64,
     /// Attainment of the worst class and adapter, over all proofs.
-    pub attainment: Range,
+    pub attainment: Estimate,
     /// Proofs that were run.
     pub proofs: usize,
     /// Requests that counted in the proofs.
@@ -80,7 +53,7 @@ pub enum Outcome {
     /// The objective has a value.
     Measured {
         /// The value and its interval (90 % for a rate, 95 % for a measure).
-        value: Range,
+        value: Estimate,
         /// The value of each run, for a measure.
         runs: Vec<f64>,
         /// The proven rate, for a rate.

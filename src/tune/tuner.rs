@@ -13,7 +13,6 @@
 use std::time::Duration;
 
 use crate::backend::Backend;
-use crate::emulation::Emulation;
 use crate::error::TuneError;
 use crate::front::{front, pair};
 use crate::goal::{Goal, Objective};
@@ -64,8 +63,6 @@ pub struct Plan {
     pub budget: Budget,
     /// The scenario that predicts values.
     pub prior: Option<Scenario>,
-    /// The replacement of a smaller `max-num-seqs` in the search.
-    pub emulation: Option<Emulation>,
 }
 
 /// The winner compared with the default.
@@ -136,10 +133,6 @@ struct Tuning<'a, B, F> {
 }
 
 /// Runs a tuning. `done`: the trials of a continued journal.
-///
-/// # Errors
-/// The space is empty, the goal makes no sense, the backend fails, or the journal cannot be
-/// written.
 pub async fn tune<B: Backend>(
     plan: &Plan,
     backend: &mut B,
@@ -231,12 +224,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(())
     }
 
-    /// Tries a setting, or in the search its stand-in.
     async fn judge(&mut self, ask: &Ask, best: &Incumbent) -> Result<Trial, TuneError> {
-        let emulation =
-            self.plan.emulation.as_ref().filter(|_| matches!(ask.effort, Effort::Race(_) | Effort::Rung(_)));
-        let stand_in = emulation.and_then(|emulation| emulation.stand_in(&self.plan.space, &ask.setting));
-        let runs = stand_in.as_ref().unwrap_or(&ask.setting);
         let Self { plan, backend, journal, on_progress, .. } = self;
         let of = crate::setting::identity(&ask.setting);
         let past = journal.take_loads(&of);
@@ -245,12 +233,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
             if B::REAL { journal.append_load(&LoadLine::new(of.clone(), record)) } else { Ok(()) }
         };
         let loads = Loads { past, on_load: &mut on_load };
-        let mut trial = judge(*backend, &plan.goal, runs, ask.effort, best, loads).await?;
-        if stand_in.is_some() {
-            trial.setting = ask.setting.clone();
-            trial.notes.push("max-num-seqs was a cap of the gateway".to_owned());
-        }
-        Ok(trial)
+        judge(*backend, &plan.goal, &ask.setting, ask.effort, best, loads).await
     }
 
     /// The next trial of the journal, if any is left.
@@ -381,7 +364,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
 
 fn range(trial: &Trial) -> Option<Estimate> {
     match &trial.outcome {
-        Outcome::Measured { value, .. } => Some((*value).into()),
+        Outcome::Measured { value, .. } => Some(*value),
         _ => None,
     }
 }
@@ -390,9 +373,7 @@ fn range(trial: &Trial) -> Option<Estimate> {
 fn is_same(trial: &Trial, ask: &Ask) -> bool {
     let close = |one: f64, other: f64| (one - other).abs() <= 1e-9 * one.abs().max(1.0);
     let effort = match (trial.effort, ask.effort) {
-        (Effort::Race(Some(one)), Effort::Race(Some(other))) | (Effort::Rung(one), Effort::Rung(other)) => {
-            close(one, other)
-        }
+        (Effort::Race(Some(one)), Effort::Race(Some(other))) => close(one, other),
         (one, other) => one == other,
     };
     effort && trial.setting == ask.setting

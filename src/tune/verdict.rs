@@ -19,7 +19,9 @@ use crate::setting::Setting;
 use crate::trial::{Certified, Effort, Outcome, Trial};
 use crate::unmet::unmet;
 use sluice_bench::nth_seed;
-use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, TrialRecord, resume_rate, validate};
+use sluice_bench::search::{
+    SearchEnd, SearchGoal, SearchResult, TrialLoad, TrialRecord, ValidatedRate, resume_rate, validate,
+};
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, mean};
 use sluice_lab::Measure;
@@ -27,7 +29,7 @@ use sluice_lab::Measure;
 /// Looks at which a race of a measure may end: after 2, 4 and 8 runs, if more follow.
 const LOOKS: usize = 3;
 const CONFIDENCE: f64 = 0.95;
-/// Tolerance of rate searches in races and full rungs (90 %).
+/// Tolerance of rate searches in races (90 %).
 const COARSE: f64 = 0.05;
 /// The most trials of a rate search in a race.
 const RACE_TRIALS: usize = 30;
@@ -59,9 +61,6 @@ pub(crate) struct Loads<'a> {
 }
 
 /// Tries a setting.
-///
-/// # Errors
-/// The backend fails.
 pub(crate) async fn judge<B: Backend>(
     backend: &mut B,
     goal: &Goal,
@@ -163,10 +162,6 @@ async fn rate<S: System>(
             let requests = search.requests / 3;
             SearchGoal { requests, prove: false, tolerance: COARSE, max_trials: PREDICT_TRIALS, ..search }
         }
-        Effort::Rung(share) => {
-            let requests = ((search.requests as f64 * share) as usize).max(30);
-            SearchGoal { requests, prove: false, tolerance: COARSE / share.sqrt(), max_trials: RACE_TRIALS, ..search }
-        }
         _ => SearchGoal { prove: false, tolerance: FINE, max_trials: CONFIRM_TRIALS, ..search },
     };
     let mut notes = Vec::new();
@@ -187,7 +182,7 @@ async fn rate<S: System>(
                 Some(safe) => certify(system, goal, &search, safe, trial).await?,
                 None => None,
             };
-            Outcome::Measured { value: value.into(), runs: Vec::new(), certified }
+            Outcome::Measured { value, runs: Vec::new(), certified }
         }
     };
     let group = found.trials.iter().rev().find(|run| run.attainment.value < search.attainment).map(|run| run.group);
@@ -218,8 +213,8 @@ async fn certify<S: System>(
         trial.loads += proven.proofs as u32;
         trial.requests += proven.requests as u64;
         trial.seconds += proven.requests as f64 / proven.rate;
-        let (proofs, requests) = (proven.proofs, proven.requests);
-        Certified { rate: proven.rate, attainment: proven.attainment.into(), proofs, requests }
+        let ValidatedRate { rate, attainment, proofs, requests, .. } = proven;
+        Certified { rate, attainment, proofs, requests }
     }))
 }
 
@@ -248,7 +243,6 @@ async fn measure<S: System>(
 ) -> Result<(), TuneError> {
     let effort = trial.effort;
     let (runs, holdout) = match effort {
-        Effort::Rung(share) => (((goal.runs as f64 * share).round() as usize).max(1), 0),
         Effort::Confirm => (2 * goal.runs, HOLDOUT),
         Effort::Predict => (1, 0),
         _ => (goal.runs, 0),
@@ -283,7 +277,7 @@ async fn measure<S: System>(
     trial.notes = system.notes();
     let value = mean::of_series(&own, CONFIDENCE);
     trial.outcome = match value.value.is_finite() {
-        true => Outcome::Measured { value: value.into(), runs: own, certified: None },
+        true => Outcome::Measured { value, runs: own, certified: None },
         // No request of the class was completed.
         false => Outcome::Worse { guess: 0.0 },
     };
@@ -447,7 +441,7 @@ mod tests {
         fn what_is_certified_was_measured_at_that_rate_and_holds(service in 6.0..200.0f64, seed in 0u64..1000) {
             let trial = judged(service, Effort::Confirm, &rate_goal(seed), None);
             let Outcome::Measured { value, certified: Some(certified), .. } = &trial.outcome else { panic!("{trial:?}") };
-            prop_assert!(certified.attainment.value >= 0.99 && certified.attainment.low >= Some(0.98), "{:?}", certified);
+            prop_assert!(certified.attainment.value >= 0.99 && certified.attainment.low >= 0.98, "{:?}", certified);
             prop_assert!(certified.rate < service && certified.rate <= value.value && certified.proofs >= 3, "{:?}", trial);
         }
     }

@@ -3,25 +3,24 @@
 //! A gateway is `sluice serve` with a generated configuration in its own folder, which also keeps
 //! its log. Every wait for a condition ends with an error after [`TIMEOUT`].
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use sluice::admin::{AdminClient, Status};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::engine::Engine;
 use crate::ports::free_port;
+use crate::serve::{self, serve};
 
 /// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -91,28 +90,15 @@ impl Gateway {
 
     /// Starts the process and waits until its admin port answers.
     pub(crate) async fn run(&mut self, arguments: &[&str]) {
-        let log = File::options().create(true).append(true).open(self.path("log")).unwrap();
-        let mut command = Command::new(binary());
-        command
-            .arg("serve")
-            .args(arguments)
-            .arg("--config")
-            .arg(self.path("sluice.toml"))
-            .current_dir(self.folder.path());
-        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
-        let before = self.child.replace(command.spawn().unwrap());
+        let before = self.child.replace(serve(self.folder.path(), arguments).unwrap());
         if let Some(mut before) = before {
             timeout(TIMEOUT, before.wait()).await.expect("the process before ends").unwrap();
         }
         self.until("it answers", async |gateway| gateway.status().await.is_some()).await;
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(self.path("log")).unwrap_or_default()
+        serve::log(self.folder.path(), usize::MAX)
     }
 
     pub(crate) async fn status(&self) -> Option<Status> {
@@ -145,8 +131,7 @@ impl Gateway {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let id = self.child.as_ref().and_then(Child::id).expect("it runs");
-        kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
+        serve::signal(self.child.as_ref().expect("it runs"), signal).unwrap();
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -177,10 +162,6 @@ impl Gateway {
         self.signal(Signal::SIGTERM);
         self.ended().await;
     }
-}
-
-pub(crate) fn binary() -> PathBuf {
-    std::env::var_os("SLUICE_BIN").map_or_else(|| env!("CARGO_BIN_EXE_sluice").into(), PathBuf::from)
 }
 
 /// The answer to one request; `None` after an error or after [`TIMEOUT`].

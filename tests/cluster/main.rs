@@ -17,6 +17,10 @@ mod restarts;
 mod ports;
 #[path = "../common/processes.rs"]
 mod processes;
+#[path = "../common/program.rs"]
+mod program;
+#[path = "../common/serve.rs"]
+mod serve;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

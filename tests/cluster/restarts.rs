@@ -44,7 +44,7 @@ impl Drop for Folder {
 fn launched(folder: &Path, ports: [u16; 2]) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rolling/engine.sh");
     pool_of([0, 1].map(|at| {
-        let (name, port, binary) = (ENGINES[at], ports[at], gateways::binary());
+        let (name, port, binary) = (ENGINES[at], ports[at], crate::program::binary());
         format!(
             "[[pool.backend]]\nname = \"{name}\"\n[pool.backend.launch]\n\
              command = [\"/bin/bash\", {script:?}, \"{name}\"]\nport = {port}\n\

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use sluice::cli::explain::sections;
-use sluice::config::Topic;
 use sluice::vllm::failure::FailureClass;
-use sluice_core::openai::ERROR_CODES;
+use sluice_config::Topic;
+use sluice_core::openai::error_codes;
 
 use crate::{clean, one_complaint, read, root};
 
@@ -20,7 +20,7 @@ const GENERAL: [&str; 3] = ["start", "upgrade", "admin_client"];
 
 /// Files whose messages must all be on the page.
 const MESSAGES: [&str; 15] = [
-    "src/gateway/config/problem.rs",
+    "src/config/problem.rs",
     "src/gateway/proxy/listener.rs",
     "src/gateway/telemetry/access_log.rs",
     "src/gateway/telemetry/log.rs",
@@ -72,7 +72,7 @@ fn differences(used: &BTreeSet<String>, explained: &[&str]) -> Vec<String> {
 fn every_code_has_a_section_and_every_section_a_code() {
     let admin = all_admin_codes();
     assert!(admin.len() >= 20 && admin.contains("not_saved") && admin.contains("invalid_config"), "{admin:?}");
-    let mut used: BTreeSet<String> = ERROR_CODES.iter().map(|code| (*code).to_owned()).collect();
+    let mut used: BTreeSet<String> = error_codes().map(str::to_owned).collect();
     used.extend(Topic::ALL.map(|topic| topic.label().to_owned()));
     used.extend(FailureClass::ALL.iter().map(|class| class.label().to_owned()));
     used.extend(GENERAL.map(str::to_owned));

@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 use serde::Deserialize as _;
 use serde_yaml_ng::Value;
 use sluice::cli::Cli;
-use sluice::config::{Config, Machine, Surroundings};
+use sluice_config::{Config, Machine, Surroundings};
 
 use crate::{read, root};
 

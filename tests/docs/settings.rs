@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use sluice::config::{Config, Machine, Situation, Surroundings};
+use sluice_config::{Config, Machine, Situation, Surroundings};
 
 use crate::page::{Block, Page};
 use crate::{clean, one_complaint, pages, root};

@@ -5,12 +5,12 @@
 
 use bytes::Bytes;
 use serde_json::Value;
+use sluice_config::{Config, Machine, Surroundings};
 use sluice_core::meter::{StreamMeter, StreamStats, Strip};
 use sluice_core::openai::{Dialect, EditedBody, Edits, Route, UsageEdit, multipart, request as reader};
 use sluice_core::vllm::failure::{CAUSE_MAX, Exit, diagnose};
 use sluice_core::vllm::logs::{StartFollower, message, process};
 use sluice_core::vllm::metrics::MetricsSnapshot;
-use sluice_gateway::config::{Config, Machine, Surroundings};
 use tokio::time::Instant;
 
 /// A check by name.

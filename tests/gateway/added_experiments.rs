@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::client::{CHAT, Response, TestClient, change, get, post};
+use crate::commands::run;
 use crate::engine::Engine;
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
@@ -110,28 +111,27 @@ async fn an_experiment_is_created_replaced_and_removed_and_survives_a_restart() 
     assert!(report["since"].is_string() && report["arms"][0]["requests"].as_u64().unwrap() > 0, "{report}");
 
     let file = folder.path().join("experiment.json");
+    let admin = format!("--admin=http://{}", gateway.gateway.admin());
     let run = async |arguments: &[&str]| {
-        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_sluice"));
-        let admin = format!("--admin=http://{}", gateway.gateway.admin());
-        let output = command.arg("experiment").args(arguments).arg(admin).output().await.unwrap();
-        (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+        let (code, out, err) = run(&[&["experiment"], arguments, &[&admin]].concat()).await;
+        (code, out + &err)
     };
     std::fs::write(&file, experiment().to_string()).unwrap();
     let create = ["create", file.to_str().unwrap()];
     let (code, text) = run(&create).await;
-    assert!(code == Some(1) && text.contains("name: missing"), "{text}");
+    assert!(code == 1 && text.contains("name: missing"), "{text}");
     let mut other = experiment();
     other["name"] = json!("x");
     other["salt"] = json!("other");
     other["ramp"] = json!(["0.01%", "100% after 10h"]);
     std::fs::write(&file, other.to_string()).unwrap();
-    assert_eq!(run(&create).await, (Some(0), "x is running\n".to_owned()));
+    assert_eq!(run(&create).await, (0, "x is running\n".to_owned()));
     assert!(gateway.arms().await.iter().all(Option::is_none), "replaced by one that has just begun");
     other["sticky"] = json!("heder");
     std::fs::write(&file, other.to_string()).unwrap();
     let (code, text) = run(&create).await;
-    assert!(code == Some(1) && text.contains("\nsticky: unknown value 'heder'; did you mean 'header'?"), "{text}");
-    assert_eq!(run(&["remove", "x"]).await, (Some(0), "x is removed\n".to_owned()));
+    assert!(code == 1 && text.contains("\nsticky: unknown value 'heder'; did you mean 'header'?"), "{text}");
+    assert_eq!(run(&["remove", "x"]).await, (0, "x is removed\n".to_owned()));
     assert_eq!(gateway.names().await, ["of-file"]);
     gateway.gateway.settled().await;
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 
-use crate::commands::run;
+use crate::commands::{output, run, sluice};
 use crate::ports::free_port;
 use crate::stop::Program;
 use crate::test_gateway::{TestGateway, eventually};
@@ -169,19 +169,18 @@ async fn files_that_are_denied_are_a_remark_of_check_and_end_a_start() {
     std::fs::write(&file, configuration(&state, &command, "port = 0")).unwrap();
     let run = async |subcommand: &str| {
         let mut command = tokio::process::Command::new(&program);
-        command.args([subcommand, file.to_str().unwrap()]).kill_on_drop(true);
+        command.args([subcommand, file.to_str().unwrap()]);
         if let Some(user) = user {
             command.uid(user).gid(user);
         }
-        let output = command.output().await.unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        output(&mut command).await
     };
-    let (code, checked) = run("check").await;
-    assert_eq!(code, Some(0), "{checked}");
+    let (code, _, checked) = run("check").await;
+    assert_eq!(code, 0, "{checked}");
     assert!(checked.contains("run sluice check as that user"), "{checked}");
     assert_eq!(checked.matches("fleet.state").count(), 1, "{checked}");
-    let (code, served) = run("serve").await;
-    assert_eq!(code, Some(78), "{served}");
+    let (code, _, served) = run("serve").await;
+    assert_eq!(code, 78, "{served}");
     assert!(served.contains("fleet.state: ") && served.contains("Permission denied"), "{served}");
 }
 
@@ -205,29 +204,25 @@ async fn signals_that_come_while_a_start_checks_the_configuration_do_not_kill_it
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_name_the_file_of_the_folder_is_read_unless_engines_are_given() {
     let folder = tempfile::tempdir().unwrap();
-    let run = async |args: &[&str]| {
-        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_sluice"));
-        let output = command.args(args).current_dir(folder.path()).kill_on_drop(true).output().await.unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
-    };
+    let run = async |args: &[&str]| output(sluice(args).current_dir(folder.path())).await;
     for args in [&["serve"][..], &["serve", "--upgrade"], &["check"]] {
-        let (code, said) = run(args).await;
-        assert!(code == Some(2) && said.contains("there is no ./sluice.toml"), "{args:?}: {said}");
+        let (code, _, said) = run(args).await;
+        assert!(code == 2 && said.contains("there is no ./sluice.toml"), "{args:?}: {said}");
     }
     std::fs::write(folder.path().join("sluice.toml"), "[server]\nlissten = 1\n").unwrap();
     for args in [&["serve"][..], &["check"], &["serve", "sluice.toml"], &["serve", "--config", "sluice.toml"]] {
-        let (code, said) = run(args).await;
-        assert!(code == Some(78) && said.contains("sluice.toml:2:1: server.lissten"), "{args:?}: {said}");
+        let (code, _, said) = run(args).await;
+        assert!(code == 78 && said.contains("sluice.toml:2:1: server.lissten"), "{args:?}: {said}");
     }
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (code, said) = run(&["serve", "--backend", "http://127.0.0.1:9", "--listen", &address]).await;
-    assert!(code == Some(1) && said.contains("in use") && said.contains("started from flags"), "{said}");
+    let (code, _, said) = run(&["serve", "--backend", "http://127.0.0.1:9", "--listen", &address]).await;
+    assert!(code == 1 && said.contains("in use") && said.contains("started from flags"), "{said}");
     for args in [
         &["serve", "a.toml", "--config", "b.toml"][..],
         &["serve", "a.toml", "--backend", "http://a"],
         &["serve", "--listen", ":1"],
     ] {
-        assert_eq!(run(args).await.0, Some(2), "{args:?}");
+        assert_eq!(run(args).await.0, 2, "{args:?}");
     }
 }

@@ -5,17 +5,31 @@
 use std::process::Stdio;
 
 use tokio::process::Command;
+use tokio::time::timeout;
 
+use crate::client::TIMEOUT;
 use crate::engine::{Engine, completion};
 use crate::ports::free_port;
 use crate::test_gateway::{TestGateway, one_pool};
 
-/// Runs the program to its end; returns exit code, stdout and stderr.
-pub(crate) async fn run(args: &[&str]) -> (i32, String, String) {
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_sluice")).args(args).stdin(Stdio::null()).output().await.expect("it runs");
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+/// The program with these arguments.
+pub(crate) fn sluice(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    command.args(args);
+    command
+}
+
+/// Runs a command to the end; returns exit code, stdout and stderr.
+pub(crate) async fn output(command: &mut Command) -> (i32, String, String) {
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = timeout(2 * TIMEOUT, output).await.expect("the program does not end").expect("it runs");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     (output.status.code().expect("a code"), text(output.stdout), text(output.stderr))
+}
+
+/// Runs the program with these arguments to the end.
+pub(crate) async fn run(args: &[&str]) -> (i32, String, String) {
+    output(&mut sluice(args)).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,15 +126,13 @@ async fn the_gateway_of_the_environment_is_asked_unless_a_flag_names_another() {
     let engine = Engine::always(completion()).await;
     let gateway = TestGateway::over(&[engine.url()], &[]).await;
     let status = async |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
-        command.arg("status").args(args).env("SLUICE_ADMIN", format!("http://{}", gateway.admin()));
-        let output = command.stdin(Stdio::null()).output().await.unwrap();
-        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+        let admin = format!("http://{}", gateway.admin());
+        output(sluice(&[&["status"], args].concat()).env("SLUICE_ADMIN", admin)).await
     };
-    let (code, out) = status(&[]).await;
-    assert!(code == Some(0) && out.contains("only/b0"), "{code:?} {out}");
-    let (code, out) = status(&["--admin", &format!("http://127.0.0.1:{}", free_port())]).await;
-    assert_eq!((code, out.as_str()), (Some(1), ""));
+    let (code, out, _) = status(&[]).await;
+    assert!(code == 0 && out.contains("only/b0"), "{code:?} {out}");
+    let (code, out, _) = status(&["--admin", &format!("http://127.0.0.1:{}", free_port())]).await;
+    assert_eq!((code, out.as_str()), (1, ""));
     gateway.stop().await;
 }
 

@@ -3,11 +3,9 @@
 //! The log has lines that are bounded and give a reason; the status shows the failures.
 
 use std::path::Path;
-use std::process::Stdio;
-
-use tokio::process::Command;
 
 use crate::client::{CHAT, STREAMED, TestClient, chat};
+use crate::commands::run;
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, event, response, send};
 use crate::stop::Program;
 use crate::test_gateway::one_pool;
@@ -28,10 +26,8 @@ async fn serve(folder: &Path, engines: &[&Engine]) -> Program {
 
 /// The output of `sluice status`.
 async fn status(program: &Program) -> String {
-    let admin = program.admin.to_string();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
-    let output = command.args(["status", "--admin", &admin]).stdin(Stdio::null()).output().await.unwrap();
-    String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+    let (_, out, err) = run(&["status", "--admin", &program.admin.to_string()]).await;
+    out + &err
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

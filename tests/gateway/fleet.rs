@@ -12,14 +12,13 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use sluice::config::{ArgValue, Endpoint, Launch, Words};
 use sluice::fleet::driver::{
     Driver, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, PortOwner, StopRules,
 };
 use sluice::fleet::{ProcessDriver, Ready, ReadyRules, wait_until_ready};
-use sluice::pool::Address;
 use sluice::vllm::failure::{Exit, FailureClass, Retryable};
 use sluice::vllm::logs::StartPhase;
+use sluice_config::{Address, ArgValue, Endpoint, Launch, Words};
 use tokio::time::timeout;
 
 use crate::ports::free_port;

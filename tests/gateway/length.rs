@@ -153,7 +153,7 @@ async fn a_client_whose_short_prompt_was_long_is_estimated_longer_from_then_on()
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_tokenizer_unusual_text_is_counted_wherever_that_changes_the_pool() {
     let engines = Engines::start().await;
-    let tokenizer = concat!("tokenizer = \"", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tokenizer.json\"");
+    let tokenizer = concat!("tokenizer = \"", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny/tokenizer.json\"");
     let gateway = engines.gateway(tokenizer).await;
     let mut client = gateway.client().await;
     // Random letters have several times as many tokens as words.

@@ -11,6 +11,7 @@ use tokio::process::{Child, ChildStderr, Command};
 use tokio::time::{Instant, timeout};
 
 use crate::client::{CHAT, STREAMED, TIMEOUT, TestClient, chat, get};
+use crate::commands::run;
 use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
@@ -363,20 +364,6 @@ impl Drop for StubbornEngine {
     }
 }
 
-/// Runs the program to its end; returns exit code and stderr.
-pub(crate) async fn run(args: &[&str]) -> (Option<i32>, String) {
-    let child = Command::new(env!("CARGO_BIN_EXE_sluice"))
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let output = timeout(TIMEOUT, child.wait_with_output()).await.expect("the program does not end").unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_port_in_use_ends_the_program_with_1_and_a_message() {
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -384,8 +371,8 @@ async fn a_port_in_use_ends_the_program_with_1_and_a_message() {
     for taken in ["--listen", "--admin"] {
         let other = if taken == "--listen" { "--admin" } else { "--listen" };
         let args = ["serve", "--backend", "http://127.0.0.1:9", taken, &address, other, "127.0.0.1:0"];
-        let (code, said) = run(&args).await;
-        assert_eq!(code, Some(1), "{said}");
+        let (code, _, said) = run(&args).await;
+        assert_eq!(code, 1, "{said}");
         assert!(said.contains(&address) && said.contains("in use") && !said.contains("panicked"), "{said}");
     }
 }
@@ -396,14 +383,14 @@ async fn a_wrong_configuration_is_78_and_wrong_usage_is_2() {
     let path = folder.path().join("sluice.toml");
     std::fs::write(&path, "[server]\nlisten = \"nowhere\"\nlissten = 1\n").unwrap();
     let file = path.to_str().unwrap();
-    let (code, said) = run(&["serve", "--config", file]).await;
-    assert_eq!(code, Some(78), "{said}");
+    let (code, _, said) = run(&["serve", "--config", file]).await;
+    assert_eq!(code, 78, "{said}");
     assert!(said.contains("server.listen") && said.contains("lissten") && said.contains("pool"), "all at once: {said}");
-    assert_eq!(run(&["check", "--config", file]).await.0, Some(78));
-    assert_eq!(run(&["serve", "--config", "/does/not/exist.toml"]).await.0, Some(78));
+    assert_eq!(run(&["check", "--config", file]).await.0, 78);
+    assert_eq!(run(&["serve", "--config", "/does/not/exist.toml"]).await.0, 78);
     for args in [&["serve"][..], &["serve", "--config"], &["serve", "--bogus"], &["bogus"], &[]] {
-        let (code, said) = run(args).await;
-        assert_eq!(code, Some(2), "{args:?}: {said}");
+        let (code, _, said) = run(args).await;
+        assert_eq!(code, 2, "{args:?}: {said}");
         assert!(said.contains("Usage") || said.contains("--help"), "{said}");
     }
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use sluice::config::{Config, Surroundings};
 use sluice::serve::{self, Running, Source};
+use sluice_config::{Config, Surroundings};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 

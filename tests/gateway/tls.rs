@@ -5,12 +5,13 @@
 
 use std::time::Duration;
 
-use sluice_gateway::tls::testing::{Authority, Issued};
+use sluice_config::tls::testing::{Authority, Issued};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::client::{CHAT, STREAMED, TIMEOUT, TestClient, chat, get, post};
+use crate::commands::{output, sluice};
 use crate::engine::{COMPLETION, Engine, STREAM, Step, completion, ending, event, gated_stream, send};
 use crate::test_gateway::{TestGateway, eventually, eventually_within, one_pool};
 use crate::tunnel::{Files, Tunnel, client, connect, server};
@@ -284,20 +285,17 @@ async fn bench_measures_an_https_server_that_it_trusts_or_takes_as_it_is() {
     let url = format!("https://{}", gateway.address());
     let bench = async |ca: &str, more: &[&str]| {
         let flags = ["bench", "--base-url", &url, "--num-prompts", "3", "--random-input-len", "5", "--disable-tqdm"];
-        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_sluice"));
-        command.args(flags).args(["--random-output-len", "2"]).args(more).env("SSL_CERT_FILE", ca);
-        let output = command.env_remove("SSL_CERT_DIR").output().await.expect("it runs");
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        (output.status.code(), text(output.stdout), text(output.stderr))
+        let mut command = sluice(&[&flags[..], &["--random-output-len", "2"], more].concat());
+        output(command.env("SSL_CERT_FILE", ca).env_remove("SSL_CERT_DIR")).await
     };
     let (known, other) = (files.path("ca.pem"), files.path("other.pem"));
     std::fs::write(&other, Authority::new().pem).unwrap();
     let (code, out, err) = bench(known.to_str().unwrap(), &[]).await;
-    assert!(code == Some(0) && out.contains("Successful requests:                     3"), "{out}{err}");
+    assert!(code == 0 && out.contains("Successful requests:                     3"), "{out}{err}");
     let (code, out, err) = bench(other.to_str().unwrap(), &[]).await;
-    assert!(code == Some(1) && err.contains("the TLS handshake with") && err.contains("--insecure"), "{out}{err}");
+    assert!(code == 1 && err.contains("the TLS handshake with") && err.contains("--insecure"), "{out}{err}");
     let (code, out, err) = bench(other.to_str().unwrap(), &["--insecure"]).await;
-    assert!(code == Some(0) && out.contains("Successful requests:                     3"), "{out}{err}");
+    assert!(code == 0 && out.contains("Successful requests:                     3"), "{out}{err}");
     gateway.settled().await;
     sim.kill().await;
 }

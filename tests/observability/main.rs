@@ -16,6 +16,8 @@ mod metrics;
 mod panel;
 #[path = "../common/ports.rs"]
 mod ports;
+#[path = "../common/program.rs"]
+mod program;
 mod promtool;
 mod reference;
 mod replicas;

@@ -249,7 +249,7 @@ async fn a_backend_that_becomes_external_gets_requests_again() {
         let url = format!("[[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:{port}\"\n");
         rig.reconfigure(&rig.described("b")?, &url).await?;
         rig.until("its engine is gone", async |rig| Ok(rig.processes_of("b")?.is_empty())).await?;
-        let mut theirs = tokio::process::Command::new(crate::rig::binary())
+        let mut theirs = tokio::process::Command::new(crate::program::binary())
             .args(["sim", "m", "--port", &port.to_string(), "--sim-startup", "0", "--sim-orphan", "0"])
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null())
@@ -410,7 +410,7 @@ async fn engines_run_by_commands_are_restarted_recovered_and_adopted() {
 
 /// A backend whose engine is started and stopped by shell commands, as a service manager would.
 pub(crate) fn controlled(rig: &Rig, name: &str, port: u16) -> String {
-    let (pid, sluice) = (rig.path(&format!("pid.{name}")), crate::rig::binary());
+    let (pid, sluice) = (rig.path(&format!("pid.{name}")), crate::program::binary());
     let (pid, sluice, folder) = (pid.display(), sluice.display(), rig.path("").display().to_string());
     let folder = folder.trim_end_matches('/');
     let start = format!(

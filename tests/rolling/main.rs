@@ -23,8 +23,12 @@ mod load;
 mod ports;
 #[path = "../common/processes.rs"]
 mod processes;
+#[path = "../common/program.rs"]
+mod program;
 mod rig;
 mod scaling;
+#[path = "../common/serve.rs"]
+mod serve;
 mod upgrades;
 
 use std::net::TcpListener;

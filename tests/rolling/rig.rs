@@ -4,24 +4,24 @@
 //! file. All files are in one temporary folder, whose name marks the environment of the engines:
 //! the test finds them by it, and kills them at the end.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use sluice::admin::{AdminClient, Status, query};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::time::{Instant, sleep};
 
 use crate::ports::free_port;
 use crate::processes;
+use crate::program::binary;
+use crate::serve::{self, serve};
 
 /// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -72,14 +72,14 @@ impl Rig {
 
     /// Starts the gateway's process and waits until its admin port responds.
     pub(crate) async fn run(&mut self) -> anyhow::Result<()> {
-        self.child = Some(self.spawn(&["serve", "--config"])?);
+        self.child = Some(serve(self.folder.path(), &[])?);
         self.until("the gateway responds", async |rig| Ok(rig.status().await.is_ok())).await
     }
 
     /// Starts a gateway that takes the place of the running one, and waits until the old one has
     /// ended.
     pub(crate) async fn upgrade(&mut self) -> anyhow::Result<()> {
-        let new = self.spawn(&["serve", "--upgrade", "--config"])?;
+        let new = serve(self.folder.path(), &["--upgrade"])?;
         let mut old = self.child.replace(new).context("the gateway does not run")?;
         let status = tokio::time::timeout(TIMEOUT, old.wait()).await.context("the old one does not end")??;
         anyhow::ensure!(status.success(), "the old one ended with {status}:\n{}", self.log());
@@ -102,13 +102,6 @@ impl Rig {
         self.settled().await
     }
 
-    fn spawn(&self, args: &[&str]) -> anyhow::Result<Child> {
-        let log = File::options().create(true).append(true).open(self.path("log"))?;
-        let mut command = Command::new(binary());
-        command.args(args).arg(self.path("sluice.toml")).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        Ok(command.kill_on_drop(true).spawn()?)
-    }
-
     /// Sends SIGKILL to the gateway; its engines are left alone.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
         let mut child = self.child.take().context("the gateway does not run")?;
@@ -119,7 +112,7 @@ impl Rig {
     /// Sends SIGTERM and waits for exit status 0.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         let mut child = self.child.take().context("the gateway does not run")?;
-        kill(Pid::from_raw(i32::try_from(child.id().context("it has ended")?)?), Signal::SIGTERM)?;
+        serve::signal(&child, Signal::SIGTERM)?;
         let status = tokio::time::timeout(TIMEOUT, child.wait()).await.context("it does not stop")??;
         anyhow::ensure!(status.success(), "ended with {status}:\n{}", self.log());
         Ok(())
@@ -227,9 +220,7 @@ impl Rig {
 
     /// The last 60 lines that the gateway logged.
     pub(crate) fn log(&self) -> String {
-        let text = fs::read_to_string(self.path("log")).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(60)..].join("\n")
+        serve::log(self.folder.path(), 60)
     }
 
     /// All entries of the journal, oldest first.
@@ -266,11 +257,4 @@ impl Drop for Rig {
         drop(self.child.take());
         processes::kill_with(self.of_engine());
     }
-}
-
-/// The program under test: `SLUICE_BIN` (for example a release build), or the one that was built
-/// with this test.
-pub(crate) fn binary() -> PathBuf {
-    std::env::var_os("SLUICE_BIN")
-        .map_or_else(|| env!("CARGO_BIN_EXE_sluice").into(), |path| std::path::absolute(path).unwrap_or_default())
 }

@@ -133,7 +133,7 @@ impl Engine {
 }
 
 fn sim(port: u16, model: &str, speed: u32) -> anyhow::Result<Child> {
-    Command::new(crate::binary())
+    Command::new(crate::program::binary())
         .args(["sim", model, "--host", "127.0.0.1", "--port", &port.to_string(), "--sim-speed", &speed.to_string()])
         // A killed engine leaves its second process behind, which would otherwise wait for five
         // minutes.

@@ -11,17 +11,16 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::ports::free_port;
+use crate::serve::{self, serve};
 
 /// Time limit for the gateway to accept connections, and to end after SIGTERM with nothing in
 /// flight.
@@ -109,7 +108,7 @@ const SETTINGS: [Settings; 6] = [
         tokens: 2_000_000,
         queue: 32,
         order: "shortest_first",
-        policy: "prefix_affinity",
+        policy: "least_work",
         spill: [false, true],
     },
 ];
@@ -139,18 +138,9 @@ impl Gateway {
     /// that it serves.
     pub(crate) async fn start_with(config: impl Fn([u16; 2]) -> String) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let log = fs::File::create(folder.path().join("log"))?;
         let (port, admin) = (free_port(), free_port());
-        let path = folder.path().join("sluice.toml");
-        fs::write(&path, config([port, admin]))?;
-        let child = Command::new(crate::binary())
-            .args(["serve", "--config"])
-            .arg(&path)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .kill_on_drop(true)
-            .spawn()?;
+        fs::write(folder.path().join("sluice.toml"), config([port, admin]))?;
+        let child = serve(folder.path(), &[])?;
         let mut gateway = Self { port, admin, reloads: [0; 2], child, folder, engines: Vec::new() };
         let deadline = Instant::now() + TIMEOUT;
         // The log decides, not a connection: the kernel completes connections while the gateway is
@@ -178,7 +168,7 @@ impl Gateway {
         let fresh = self.folder.path().join("fresh.toml");
         fs::write(&fresh, text)?;
         fs::rename(&fresh, self.folder.path().join("sluice.toml"))?;
-        Ok(kill(self.pid()?, Signal::SIGHUP)?)
+        serve::signal(&self.child, Signal::SIGHUP)
     }
 
     pub(crate) fn process(&self) -> anyhow::Result<u32> {
@@ -191,9 +181,7 @@ impl Gateway {
 
     /// The last 20 lines that the gateway logged.
     pub(crate) fn log(&self) -> String {
-        let text = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
+        serve::log(self.folder.path(), 20)
     }
 
     /// The path of the access log; complete only when the gateway has stopped.
@@ -203,14 +191,10 @@ impl Gateway {
 
     /// Sends SIGTERM. With nothing in flight the gateway exits soon, with status 0.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
-        kill(self.pid()?, Signal::SIGTERM)?;
+        serve::signal(&self.child, Signal::SIGTERM)?;
         let status = timeout(TIMEOUT, self.child.wait()).await.context("did not end after SIGTERM")??;
         ensure!(status.success(), "ended with {status}:\n{}", self.log());
         Ok(())
-    }
-
-    fn pid(&self) -> anyhow::Result<Pid> {
-        Ok(Pid::from_raw(i32::try_from(self.process()?)?))
     }
 }
 

@@ -48,9 +48,12 @@ mod hostile;
 mod page;
 #[path = "../common/ports.rs"]
 mod ports;
+#[path = "../common/program.rs"]
+mod program;
 mod records;
+#[path = "../common/serve.rs"]
+mod serve;
 
-use std::ffi::OsString;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,12 +94,6 @@ const MEMORY_GROWTH: f64 = 1.1;
 const MODELS: [&str; 2] = ["steady", "brittle"];
 const STEADY: usize = 0;
 const BRITTLE: usize = 1;
-
-/// The program under test: `SLUICE_BIN` (for example a release build), or the one built with this
-/// test.
-fn binary() -> OsString {
-    std::env::var_os("SLUICE_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_sluice").into())
-}
 
 pub(crate) fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)

@@ -10,6 +10,7 @@ use crate::source::{Code, Source};
 const CRATES: &[&str] = &[
     "sluice-core",
     "sluice-cluster",
+    "sluice-config",
     "sluice-gateway",
     "sluice-fleet",
     "sluice-bench",

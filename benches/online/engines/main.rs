@@ -31,8 +31,10 @@ use sluice_bench::result::record::Outcome;
 use sluice_core::meter::slo::Timings;
 use sluice_core::stats::quantile::percentile;
 use sluice_lab::{Forecaster, Lab, LabRun, Plant, PlantedFault, Scenario, Variant, run};
-use sluice_online::forecast::Realised;
-use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Question};
+use sluice_online::engines::flags::EngineFlag;
+use sluice_online::engines::forecast::Realised;
+use sluice_online::engines::forecast::{Answer, Forecast, Question};
+use sluice_online::event::EventKind;
 
 const USAGE: &str = "engines starts|planted|hours|calibration FILE.. [--from SEED] [--seeds N] [--jobs N] [--events] [--only NAME] [--repeat N]";
 

@@ -179,7 +179,7 @@ fn means(labs: &[Lab], options: &Options) -> Vec<(f64, [f64; 3])> {
 }
 
 fn changes(run: &LabRun) -> [f64; 3] {
-    use sluice_online::EventKind;
+    use sluice_online::event::EventKind;
     let count = |kind: EventKind, from: f64| {
         run.tuning.iter().filter(|event| event.kind == kind && event.at >= from).count() as f64
     };

@@ -41,7 +41,7 @@ pub(crate) fn tuned(file: &TuneFile, method: Method, seed: u64, trials: Option<u
     let goal = goal(file, seed);
     let space = Space::new(&file.tune).expect("the space is valid");
     let budget = Budget { trials, time: None };
-    let plan = Plan { space, goal, method, budget, prior: None, emulation: None };
+    let plan = Plan { space, goal, method, budget, prior: None };
     let mut laboratory = Laboratory::new(file.scenario.clone(), plan.goal.measures());
     let folder = tempfile::tempdir().expect("a folder can be made");
     let mut journal = Journal::create(&folder.path().join("journal"), &Header::new("", method.name(), seed))

@@ -172,9 +172,6 @@ impl EventReader {
 
     /// Reads the end of the stream. As in `vllm bench serve`, a last line without a line end
     /// counts.
-    ///
-    /// # Errors
-    /// The last message is not complete.
     pub fn finish(&mut self, each: impl FnMut(Message)) -> Result<(), EventError> {
         self.feed(b"\n\n", each)
     }

@@ -78,17 +78,11 @@ pub struct LoadClient {
 impl LoadClient {
     /// A client for the servers at `urls` (`http://host:port` or `https://host`, with an optional
     /// path prefix). A request times out after `limit`.
-    ///
-    /// # Errors
-    /// No url, or one that cannot be used.
     pub fn new(urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
         Self::trusting(Trust::System, urls, api, limit)
     }
 
     /// Like [`LoadClient::new`], with a choice of the trusted https servers.
-    ///
-    /// # Errors
-    /// No url, or one that cannot be used; no CA certificates on this machine.
     pub fn trusting(trust: Trust, urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
         let tls = TlsSettings::new(trust);
         if urls.is_empty() {
@@ -109,9 +103,6 @@ impl LoadClient {
     }
 
     /// A client of other servers, with the same API, headers and time limit.
-    ///
-    /// # Errors
-    /// No url, or one that cannot be used.
     pub fn to(&self, urls: &[String]) -> Result<Self, BenchError> {
         Ok(Self::trusting(self.tls.trust, urls, self.api, self.limit)?.with_headers(self.headers.clone()))
     }
@@ -123,9 +114,6 @@ impl LoadClient {
     }
 
     /// Sends requests to `path` instead of the API's default path.
-    ///
-    /// # Errors
-    /// `path` is not a path.
     pub fn with_path(self, path: &str) -> Result<Self, BenchError> {
         let sound = path.starts_with('/') && path.parse::<http::uri::PathAndQuery>().is_ok();
         if sound { Ok(Self { path: path.to_owned(), ..self }) } else { Err(BenchError::BadPath(path.to_owned())) }
@@ -194,18 +182,12 @@ impl LoadClient {
 
     /// Sends `request` and reads the whole response. Times count from `start`, just before the
     /// call.
-    ///
-    /// # Errors
-    /// The request failed.
     pub async fn send(&self, request: &LoadRequest, start: Instant) -> Result<Timing, RequestFailure> {
         self.send_with_routing(request, start, &mut RoutingInfo::default()).await
     }
 
     /// Like [`LoadClient::send`]; also sets `routing`, even if the request fails after the response
     /// head.
-    ///
-    /// # Errors
-    /// The request failed.
     pub async fn send_with_routing(
         &self,
         request: &LoadRequest,

@@ -1,7 +1,7 @@
 //! The HTTP client that sends one request and measures the response.
 //!
 //! `load_client` sends requests, `target` holds the HTTP/1.1 connections to a server, `stream`
-//! measures a response, `events` parses it, `tls` is for https addresses, `mock` for tests. No code
+//! measures a response, `events` parses it, `tls` is for https addresses. No code
 //! is shared with the gateway's request path, so that a fault there cannot hide here.
 
 pub mod failure;
@@ -10,6 +10,3 @@ pub mod tls;
 pub(crate) mod target;
 mod stream;
 pub mod load_client;
-
-#[cfg(any(test, feature = "testing"))]
-pub mod mock;

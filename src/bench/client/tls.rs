@@ -42,9 +42,6 @@ impl TlsSettings {
     }
 
     /// The connector for `host`, and the server's name in certificates.
-    ///
-    /// # Errors
-    /// `host` is neither a DNS name nor an IP address; or this machine has no CA certificates.
     pub(crate) fn to(&self, host: &str) -> Result<(TlsConnector, ServerName<'static>), BenchError> {
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(bare).map_err(|_| BenchError::BadUrl(format!("https://{host}")))?;

@@ -37,10 +37,6 @@ pub enum AdapterChoice {
 
 impl Adapters {
     /// Checks names, weights and exponent.
-    ///
-    /// # Errors
-    /// A name is empty or repeated; the weights are neither as many as the names nor one more; a
-    /// weight is not above 0; the exponent is below 0.
     pub fn check(&self) -> Result<(), BenchError> {
         let bad = |why: String| Err(BenchError::BadAdapters(why));
         for (place, name) in self.names.iter().enumerate() {

@@ -112,9 +112,6 @@ impl Arrival {
     }
 
     /// Checks that all numbers are above 0.
-    ///
-    /// # Errors
-    /// A number is not above 0.
     pub fn check(&self) -> Result<(), BenchError> {
         let positive = |value: f64| value.is_finite() && value > 0.0;
         let wrong = match self {

@@ -86,9 +86,6 @@ pub(crate) enum Prompt<'a> {
 
 impl BodyFields {
     /// Checks that the extra fields do not replace fields that the measurement needs.
-    ///
-    /// # Errors
-    /// An extra field that the load generator sets, such as `stream`.
     pub fn check(&self) -> Result<(), BenchError> {
         match ["stream", "stream_options", "model", "prompt", "messages"]
             .into_iter()

@@ -27,9 +27,6 @@ pub struct Sessions {
 
 impl Sessions {
     /// Checks the settings.
-    ///
-    /// # Errors
-    /// An invalid number of turns, length or time.
     pub fn check(&self) -> Result<(), BenchError> {
         let bad = |what| Err(BenchError::BadSessions(what));
         let most = match self.turns {

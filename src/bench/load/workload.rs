@@ -171,9 +171,6 @@ impl Workload {
     }
 
     /// Checks that every request can be built.
-    ///
-    /// # Errors
-    /// The first invalid setting: vocabulary, adapters, extra fields, a share, or a class.
     pub fn check(&self) -> Result<(), BenchError> {
         match &self.tokens {
             PromptTokens::Ids(range) if range.is_empty() => {

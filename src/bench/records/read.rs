@@ -24,46 +24,21 @@ const LINE_MAX: u64 = 1 << 20;
 const NAMES_MAX: usize = 100_000;
 
 /// Why records cannot be read.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
-    /// A line is not a record.
     #[error("{file}, line {line}: {reason}; give files that the gateway wrote for [records], or its access log")]
-    Line {
-        /// The file.
-        file: String,
-        /// The line, from 1.
-        line: u32,
-        /// The fault of the line.
-        reason: String,
-    },
-    /// A record of another version.
+    Line { file: String, line: u32, reason: String },
     #[error(
         "{file}, line {line}: a record of version {version}, and this sluice reads {RECORD_VERSION}; use the sluice that wrote it"
     )]
-    Version {
-        /// The file.
-        file: String,
-        /// The line.
-        line: u32,
-        /// The version.
-        version: u32,
-    },
-    /// Both records and an access log were given.
+    Version { file: String, line: u32, version: u32 },
     #[error(
         "{file} is {this}, and the files before it are {others}: the same requests would count twice; give one kind"
     )]
-    Mixed {
-        /// The file.
-        file: String,
-        /// Kind of this file.
-        this: &'static str,
-        /// Kind of the earlier files.
-        others: &'static str,
-    },
-    /// Too many records or names: the limit, and which.
+    Mixed { file: String, this: &'static str, others: &'static str },
     #[error("more than {0} {1}; give fewer files")]
     TooMany(usize, &'static str),
-    /// An I/O error.
     #[error("cannot read {0}: {1}")]
     Io(String, std::io::Error),
 }
@@ -126,9 +101,6 @@ pub struct Day {
 
 impl Day {
     /// Adds the records of the file called `file`.
-    ///
-    /// # Errors
-    /// I/O; a line that is not a record of this version and kind; too many records or names.
     pub fn read(&mut self, file: &str, mut text: impl BufRead) -> Result<(), RecordsError> {
         let name = self.name(file)?;
         let mut line = Vec::new();
@@ -228,9 +200,6 @@ impl Day {
 
 /// Copies the lines about requests that arrived from `from` until before `to`, seconds since 1970.
 /// Lines that are not records are left out; [`Day::read`] has reported them.
-///
-/// # Errors
-/// Reading or writing fails.
 pub fn copy_between(text: impl BufRead, (from, to): (f64, f64), out: &mut impl Write) -> std::io::Result<()> {
     for line in text.split(b'\n') {
         let line = line?;

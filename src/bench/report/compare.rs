@@ -122,9 +122,6 @@ struct MetricSpec {
 }
 
 /// Compares `b` with `a`. Each class with a completed request in both results is also compared.
-///
-/// # Errors
-/// A result has only totals, or no completed request.
 pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<Comparison, CompareError> {
     for (name, result) in [('A', a), ('B', b)] {
         if result.requests.is_empty() {
@@ -210,13 +207,11 @@ fn pairs(a: &RunResult, b: &RunResult, class: Option<&str>) -> Vec<MetricSpec> {
         let met = |run: &RunResult, level| (within_objectives(run, level), false);
         pairs.push(pair("within objectives", Unit::Share, Sense::HigherIsBetter, Box::new(met)));
     }
-    let measures = [Measure::Ttft, Measure::Tpot, Measure::Itl, Measure::E2el];
-    for measure in measures.into_iter().filter(|measure| class.is_none() || !matches!(measure, Measure::Itl)) {
-        let has = |run: &RunResult| !measure.values(run).is_empty();
-        if has(a) && has(b) {
+    for (measure, values) in MEASURES.into_iter().filter(|(measure, _)| class.is_none() || *measure != "ITL") {
+        if [a, b].iter().all(|run| !values(run).is_empty()) {
             for (label, q) in [("P50", 0.5), ("P99", 0.99)] {
-                let estimate = move |run: &RunResult, level| latency(&measure.values(run), q, level);
-                let name = format!("{} {label}", measure.name());
+                let estimate = move |run: &RunResult, level| latency(&values(run), q, level);
+                let name = format!("{measure} {label}");
                 pairs.push(pair(&name, Unit::Seconds, Sense::LowerIsBetter, Box::new(estimate)));
             }
         }
@@ -229,47 +224,33 @@ fn same_objectives(a: &RunConfig, b: &RunConfig) -> bool {
     of(a) == of(b)
 }
 
-#[derive(Clone, Copy)]
-enum Measure {
-    Ttft,
-    Tpot,
-    Itl,
-    E2el,
+/// The values of a measure in seconds: requests in the order of sending, gaps in the order of their
+/// ends.
+type Values = fn(&RunResult) -> Vec<f64>;
+
+const MEASURES: [(&str, Values); 4] = [
+    ("TTFT", |run| completed(run).map(|record| record.ttft).collect()),
+    ("TPOT", |run| completed(run).filter_map(Record::tpot).collect()),
+    ("ITL", gaps),
+    ("E2EL", |run| completed(run).map(|record| record.latency).collect()),
+];
+
+fn completed(run: &RunResult) -> impl Iterator<Item = &Record> {
+    in_order(run).into_iter().filter(|record| record.is_completed())
 }
 
-impl Measure {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ttft => "TTFT",
-            Self::Tpot => "TPOT",
-            Self::Itl => "ITL",
-            Self::E2el => "E2EL",
+fn gaps(run: &RunResult) -> Vec<f64> {
+    let count: usize = completed(run).map(|record| record.itls.len()).sum();
+    let mut gaps = Vec::new();
+    for record in completed(run).step_by(count.div_ceil(MOST_GAPS).max(1)) {
+        let mut at = record.sent + record.ttft;
+        for gap in &record.itls {
+            at += gap;
+            gaps.push((at, *gap));
         }
     }
-
-    /// Values in seconds, requests in the order of sending, gaps in the order of their ends.
-    fn values(self, run: &RunResult) -> Vec<f64> {
-        let requests = in_order(run);
-        let completed = requests.iter().filter(|record| record.is_completed());
-        match self {
-            Self::Ttft => completed.map(|record| record.ttft).collect(),
-            Self::Tpot => completed.filter_map(|record| record.tpot()).collect(),
-            Self::E2el => completed.map(|record| record.latency).collect(),
-            Self::Itl => {
-                let count: usize = completed.clone().map(|record| record.itls.len()).sum();
-                let mut gaps = Vec::new();
-                for record in completed.step_by(count.div_ceil(MOST_GAPS).max(1)) {
-                    let mut at = record.sent + record.ttft;
-                    for gap in &record.itls {
-                        at += gap;
-                        gaps.push((at, *gap));
-                    }
-                }
-                gaps.sort_by(|a, b| a.0.total_cmp(&b.0));
-                gaps.into_iter().map(|(_, gap)| gap).collect()
-            }
-        }
-    }
+    gaps.sort_by(|a, b| a.0.total_cmp(&b.0));
+    gaps.into_iter().map(|(_, gap)| gap).collect()
 }
 
 /// Completed and failed requests in the order of sending.
@@ -425,23 +406,12 @@ impl Comparison {
 
     /// The comparison as JSON.
     pub fn json(&self) -> Value {
-        let end = |value: f64| if value.is_finite() { json!(value) } else { Value::Null };
-        let estimate = |estimate: &Estimate| json!({"value": end(estimate.value), "low": end(estimate.low), "high": end(estimate.high)});
-        let rows: Vec<Value> = self
-            .rows
-            .iter()
-            .map(|row| {
-                json!({
-                    "name": row.name,
-                    "unit": row.unit,
-                    "a": estimate(&row.a),
-                    "b": estimate(&row.b),
-                    "change": estimate(&row.change.0),
-                    "verdict": self.verdict_on(row),
-                    "rough": row.rough,
-                })
-            })
-            .collect();
+        let json_of = |row: &ComparedMetric| {
+            let ComparedMetric { name, unit, a, b, change: Change(change), rough, .. } = row;
+            let verdict = self.verdict_on(row);
+            json!({ "name": name, "unit": unit, "a": a, "b": b, "change": change, "verdict": verdict, "rough": rough })
+        };
+        let rows: Vec<Value> = self.rows.iter().map(json_of).collect();
         json!({
             "verdict": self.word(),
             "text": self.verdict(),

@@ -5,7 +5,7 @@
 //! unchanged. Every remaining flag is part of the load, even if it is unknown here.
 //!
 //! Flags are compared by meaning: an alias counts as the flag, a missing flag as the default, `1.0`
-//! as `1`. A test of the command line checks [`ALIASES`] and [`DEFAULTS`]. Bound: one difference
+//! as `1`. A test of the command line checks [`ALIASES`] and [`defaults`]. Bound: one difference
 //! for each flag.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,128 +14,55 @@ use crate::result::record::RunConfig;
 
 /// Flags that fields of the result cover, that only choose the shown and saved output, or that
 /// repeat the arrivals.
-const COVERED: [&str; 34] = [
-    "--append-result",
-    "--backend",
-    "--base-url",
-    "--burstiness",
-    "--class",
-    "--csv",
-    "--dataset-name",
-    "--disable-tqdm",
-    "--duration",
-    "--endpoint",
-    "--goodput",
-    "--html",
-    "--json",
-    "--label",
-    "--lora-modules",
-    "--max-concurrency",
-    "--metadata",
-    "--metric-percentiles",
-    "--metrics-url",
-    "--model",
-    "--no-self-timed",
-    "--num-prompts",
-    "--percentile-metrics",
-    "--ramp-up-end-rps",
-    "--ramp-up-start-rps",
-    "--ramp-up-strategy",
-    "--request-rate",
-    "--result-dir",
-    "--result-filename",
-    "--save-detailed",
-    "--save-result",
-    "--seed",
-    "--self-timed",
-    "--tokenizer",
-];
+const COVERED: &str = "--append-result --backend --base-url --burstiness --class --csv --dataset-name --disable-tqdm --duration \
+    --endpoint --goodput --html --json --label --lora-modules --max-concurrency --metadata \
+    --metric-percentiles --metrics-url --model --no-self-timed --num-prompts --percentile-metrics \
+    --ramp-up-end-rps --ramp-up-start-rps --ramp-up-strategy --request-rate --result-dir --result-filename \
+    --save-detailed --save-result --seed --self-timed --tokenizer";
 
-/// Flags without a field that leave the requests and their arrivals unchanged.
-const BESIDE_LOAD: [&str; 19] = [
-    "--dry-run",
-    "--header",
-    "--host",
-    "--insecure",
-    "--num-warmups",
-    "--port",
-    "--profile",
-    // If token ids can be sent, they are the default.
-    "--prompt-token-ids",
-    "--ready-check-timeout-sec",
-    "--request-timeout",
-    "--reset-prefix-cache",
-    "--served-model-name",
-    // Accepted for compatibility with `vllm bench serve`, without effect.
-    "--skip-chat-template",
-    "--skip-tokenizer-init",
-    "--sweep-max-concurrency",
-    "--sweep-num-prompts-factor",
-    "--sweep-request-rate",
-    "--tokenizer-mode",
-    "--trust-remote-code",
-];
+/// Flags without a field that leave the requests and their arrivals unchanged. Token ids are the
+/// default wherever they can be sent; flags of tokenizers and templates have no effect.
+const BESIDE_LOAD: &str = "--dry-run --header --host --insecure --num-warmups --port --profile --prompt-token-ids \
+    --ready-check-timeout-sec --request-timeout --reset-prefix-cache --served-model-name --skip-chat-template \
+    --skip-tokenizer-init --sweep-max-concurrency --sweep-num-prompts-factor --sweep-request-rate \
+    --tokenizer-mode --trust-remote-code";
 
 /// Flags of generated prompts, covered by the lengths and prefixes of classes.
-const GENERATED: [&str; 13] = [
-    "--num-prefixes",
-    "--output-len",
-    "--prefix-hit-rate",
-    "--prefix-repetition-num-prefixes",
-    "--prefix-repetition-output-len",
-    "--prefix-repetition-prefix-len",
-    "--prefix-repetition-suffix-len",
-    "--random-cache-hit-fraction",
-    "--random-cache-ratio",
-    "--random-input-len",
-    "--random-output-len",
-    "--random-prefix-len",
-    "--random-range-ratio",
-];
+const GENERATED: &str = "--num-prefixes --output-len --prefix-hit-rate --prefix-repetition-num-prefixes \
+    --prefix-repetition-output-len --prefix-repetition-prefix-len --prefix-repetition-suffix-len \
+    --random-cache-hit-fraction --random-cache-ratio --random-input-len --random-output-len \
+    --random-prefix-len --random-range-ratio";
 
 /// Other names of flags: the alias and the flag.
 pub const ALIASES: [(&str, &str); 2] =
     [("--input-len", "--random-input-len"), ("--multi-turn-concurrency", "--max-concurrency")];
 
-/// Defaults of the flags that no field covers.
-pub const DEFAULTS: [(&str, &str); 29] = [
-    ("--custom-output-len", "256"),
-    ("--host", "127.0.0.1"),
-    ("--leave-share", "0"),
-    ("--lora-assignment", "random"),
-    ("--lora-zipf", "1"),
-    ("--multi-turn-delay-ms", "0"),
-    ("--multi-turn-num-turns", "3"),
-    ("--num-prefixes", "1"),
-    ("--num-warmups", "0"),
-    ("--port", "8000"),
-    ("--prefix-repetition-num-prefixes", "10"),
-    ("--prefix-repetition-output-len", "128"),
-    ("--prefix-repetition-prefix-len", "256"),
-    ("--prefix-repetition-suffix-len", "256"),
-    ("--random-input-len", "1024"),
-    ("--random-output-len", "128"),
-    ("--random-prefix-len", "0"),
-    ("--random-range-ratio", "0"),
-    ("--ready-check-timeout-sec", "0"),
-    ("--request-timeout", "21600"),
-    ("--timed-trace-chunk-hash-size", "16"),
-    ("--timed-trace-label-hash-ids", "hash_ids"),
-    ("--timed-trace-label-input-length", "input_length"),
-    ("--timed-trace-label-output-length", "output_length"),
-    ("--timed-trace-label-timestamp", "timestamp"),
-    ("--timed-trace-sec-multiplier", "1"),
-    ("--trace-speed", "1"),
-    ("--users", "0"),
-    ("--vocabulary", "1000-7999"),
-];
+/// Defaults of the flags that no field covers: [`defaults`].
+const DEFAULTS: &str = "--custom-output-len=256 --host=127.0.0.1 --leave-share=0 --lora-assignment=random --lora-zipf=1 \
+    --multi-turn-delay-ms=0 --multi-turn-num-turns=3 --num-prefixes=1 --num-warmups=0 --port=8000 \
+    --prefix-repetition-num-prefixes=10 --prefix-repetition-output-len=128 --prefix-repetition-prefix-len=256 \
+    --prefix-repetition-suffix-len=256 --random-input-len=1024 --random-output-len=128 --random-prefix-len=0 \
+    --random-range-ratio=0 --ready-check-timeout-sec=0 --request-timeout=21600 \
+    --timed-trace-chunk-hash-size=16 --timed-trace-label-hash-ids=hash_ids \
+    --timed-trace-label-input-length=input_length --timed-trace-label-output-length=output_length \
+    --timed-trace-label-timestamp=timestamp --timed-trace-sec-multiplier=1 --trace-speed=1 --users=0 \
+    --vocabulary=1000-7999";
 
 /// Data sets in which the model ends responses, unless `--ignore-eos` is given.
 const OWN_LENGTHS: [&str; 2] = ["sharegpt", "custom"];
 
+/// Flag and value of each default.
+pub fn defaults() -> impl Iterator<Item = (&'static str, &'static str)> {
+    DEFAULTS.split(' ').filter_map(|default| default.split_once('='))
+}
+
+fn lists(list: &str, name: &str) -> bool {
+    list.split(' ').any(|flag| flag == name)
+}
+
 /// Whether fields of every result cover the flag, or it does not concern the requests.
 pub fn is_covered(name: &str) -> bool {
-    COVERED.contains(&name)
+    lists(COVERED, name)
 }
 
 pub(super) struct FlagDifference {
@@ -160,7 +87,7 @@ pub(super) fn flags(a: &RunConfig, b: &RunConfig) -> Vec<FlagDifference> {
     let names = names.into_iter().filter(differs).filter(|name| !has_field(name, a, b));
     names
         .map(|name| FlagDifference {
-            is_load: !BESIDE_LOAD.contains(&name.as_str()),
+            is_load: !lists(BESIDE_LOAD, name),
             name: name.clone(),
             was: shown(was.get(name), name),
             is: shown(is.get(name), name),
@@ -178,7 +105,7 @@ fn has_field(name: &str, a: &RunConfig, b: &RunConfig) -> bool {
         "--ignore-eos" => {
             [a, b].iter().all(|config| !config.dataset.is_empty() && !OWN_LENGTHS.contains(&&*config.dataset))
         }
-        _ if GENERATED.contains(&name) => [a, b].iter().all(|config| says_lengths(config) || !is_generated(config)),
+        _ if lists(GENERATED, name) => [a, b].iter().all(|config| says_lengths(config) || !is_generated(config)),
         _ => is_covered(name),
     }
 }
@@ -193,7 +120,7 @@ fn shown(values: Option<&Vec<String>>, name: &str) -> String {
 }
 
 fn default_of(name: &str) -> Option<&'static str> {
-    DEFAULTS.iter().find(|(flag, _)| *flag == name).map(|(_, default)| *default)
+    defaults().find(|(flag, _)| *flag == name).map(|(_, default)| default)
 }
 
 /// The values of each flag in one spelling, without defaults. Values of a repeated flag are

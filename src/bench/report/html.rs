@@ -148,7 +148,8 @@ pub(super) fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
         let parts = slices(run, by);
         if parts.len() > 1 {
             page.section(format!("By {}", by.name()), "Latencies in milliseconds.");
-            page.table(&part_table(by, &parts, run));
+            let rows = parts.iter().map(|(name, metrics)| (name, metrics));
+            page.table(&metrics_table(by.name(), run.config.has_slo(), rows));
         }
     }
     let reasons: Vec<Vec<String>> =
@@ -160,15 +161,14 @@ pub(super) fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
 }
 
 fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<Tile> {
-    let tile = |value: String, name: &'static str, note: String| Tile { value, name, note };
     let mut tiles = vec![
-        tile(short(metrics.completed as f64), "completed", format!("{} failed", short(metrics.failed as f64))),
-        tile(
+        (short(metrics.completed as f64), "completed", format!("{} failed", short(metrics.failed as f64))),
+        (
             short(metrics.per_second(metrics.completed)),
             "requests per second",
             format!("over {}", charts::duration_text(metrics.duration)),
         ),
-        tile(
+        (
             metrics.output_rate().map_or_else(unknown, short),
             "output tokens per second",
             format!("{} of input", short(metrics.per_second(metrics.input_tokens))),
@@ -176,17 +176,14 @@ fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<Tile> {
     ];
     for (measure, name) in [("ttft", "TTFT P99"), ("tpot", "TPOT P99"), ("e2el", "E2EL P99")] {
         if let Some(values) = metrics.measure(measure).filter(|values| values.count() > 0) {
-            tiles.push(tile(
-                charts::duration_text(values.percentile(99.0)),
-                name,
-                format!("P50 {}", charts::duration_text(values.median())),
-            ));
+            let note = format!("P50 {}", charts::duration_text(values.median()));
+            tiles.push((charts::duration_text(values.percentile(99.0)), name, note));
         }
     }
     if run.config.has_slo() {
         let Estimate { value: share, low, high } = attainment(metrics);
         let note = format!("95 %: {:.1} to {:.1} %", low * 100.0, high * 100.0);
-        tiles.push(tile(format!("{:.2} %", share * 100.0), "within objectives", note));
+        tiles.push((format!("{:.2} %", share * 100.0), "within objectives", note));
     }
     tiles
 }
@@ -226,34 +223,30 @@ fn part_row(metrics: &Metrics) -> Vec<String> {
     ]
 }
 
-fn part_table(by: SliceBy, parts: &[(String, Metrics)], run: &RunResult) -> Vec<Vec<String>> {
-    let slo = run.config.has_slo();
-    let mut head: Vec<String> = std::iter::once(by.name()).chain(PART).map(str::to_owned).collect();
+/// A row for each name. `slo`: whether there are objectives.
+fn metrics_table<'a>(
+    first: &str,
+    slo: bool,
+    rows: impl Iterator<Item = (&'a String, &'a Metrics)>,
+) -> Vec<Vec<String>> {
+    let mut head: Vec<String> = std::iter::once(first).chain(PART).map(str::to_owned).collect();
     head.extend(slo.then(|| "within objectives".to_owned()));
-    let row = |(name, metrics): &(String, Metrics)| {
+    let row = |(name, metrics): (&String, &Metrics)| {
         let mut row = vec![name.clone()];
         row.extend(part_row(metrics));
         row.extend(slo.then(|| format!("{:.1} %", metrics.attainment() * 100.0)));
         row
     };
-    std::iter::once(head).chain(parts.iter().map(row)).collect()
+    std::iter::once(head).chain(rows.map(row)).collect()
 }
 
 fn run_table(runs: &[RunResult], names: &[String], metrics: &[Metrics]) -> Vec<Vec<String>> {
-    let slo = runs.iter().all(|run| run.config.has_slo());
-    let mut head: Vec<String> = std::iter::once("run").chain(PART).map(str::to_owned).collect();
-    head.extend(slo.then(|| "within objectives".to_owned()));
-    let mut order: Vec<usize> = (0..runs.len()).collect();
-    if let Some(sweep) = Sweep::of(runs) {
-        order = sweep.places.iter().map(|(_, run)| *run).collect();
-    }
-    let row = |run: usize| {
-        let mut row = vec![names[run].clone()];
-        row.extend(part_row(&metrics[run]));
-        row.extend(slo.then(|| format!("{:.1} %", metrics[run].attainment() * 100.0)));
-        row
+    let order: Vec<usize> = match Sweep::of(runs) {
+        Some(sweep) => sweep.places.iter().map(|(_, run)| *run).collect(),
+        None => (0..runs.len()).collect(),
     };
-    std::iter::once(head).chain(order.into_iter().map(row)).collect()
+    let slo = runs.iter().all(|run| run.config.has_slo());
+    metrics_table("run", slo, order.into_iter().map(|run| (&names[run], &metrics[run])))
 }
 
 fn sweep_title(sweep: &Sweep, metrics: &[Metrics]) -> String {

@@ -35,11 +35,8 @@ footer{color:var(--soft);font-size:12px;padding-top:26px;padding-bottom:30px}\
 /// Warnings that are not folded.
 const WARNINGS: usize = 4;
 
-pub(super) struct Tile {
-    pub(super) value: String,
-    pub(super) name: &'static str,
-    pub(super) note: String,
-}
+/// A number above a table, with name and note.
+pub type Tile = (String, &'static str, String);
 
 pub(super) struct Page {
     out: String,
@@ -103,7 +100,7 @@ impl Page {
 
     pub(super) fn tiles(&mut self, tiles: &[Tile]) {
         self.out.push_str("<div class=\"tiles\">");
-        for Tile { value, name, note } in tiles {
+        for (value, name, note) in tiles {
             let [value, name, note] = [value.as_str(), name, note].map(escape);
             let _ = write!(self.out, "<div class=\"tile\"><b>{value}</b><span>{name}</span><i>{note}</i></div>");
         }

@@ -2,7 +2,8 @@
 //!
 //! It is self-contained, like the other pages. Plots without a finite point are left out.
 
-use super::page::{Page, Tile};
+use super::page::Page;
+pub use super::page::Tile;
 use super::plot::{Axis, Draw, Plot, Series};
 
 /// A part of a page.
@@ -12,8 +13,8 @@ pub struct Section {
     pub title: String,
     /// A sentence below the title.
     pub note: String,
-    /// Numbers above the table, with names and notes.
-    pub tiles: Vec<(String, &'static str, String)>,
+    /// Numbers above the table.
+    pub tiles: Vec<Tile>,
     /// A table, the first row as head; may be empty.
     pub rows: Vec<Vec<String>>,
     /// Plots.
@@ -51,12 +52,7 @@ pub fn page(command: &str, title: &str, notes: &[String], sections: &[Section]) 
         }
         page.section(section.title.clone(), &section.note);
         if !section.tiles.is_empty() {
-            let tile = |(value, name, note): &(String, &'static str, String)| Tile {
-                value: value.clone(),
-                name,
-                note: note.clone(),
-            };
-            page.tiles(&section.tiles.iter().map(tile).collect::<Vec<_>>());
+            page.tiles(&section.tiles);
         }
         if !section.rows.is_empty() {
             page.table(&section.rows);

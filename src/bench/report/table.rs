@@ -209,93 +209,54 @@ fn whole(text: &mut String, label: &str, value: u64) {
     let _ = writeln!(text, "{label:<40} {value:<10}");
 }
 
-/// One line for each slice, times in milliseconds.
-fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Columns {
-    let mut header = vec![
-        name,
-        "sent",
-        "ok",
-        "failed",
-        "req/s",
-        "out tok/s",
-        "TTFT p50",
-        "TTFT p99",
-        "TPOT mean",
-        "ITL p99",
-        "E2EL p50",
-        "E2EL p99",
-    ];
-    if judged {
-        header.push("met %");
+/// The columns of [`parts_table`] and [`sweep_table`] after the name; times in milliseconds.
+const OF_PARTS: &str = "sent,ok,failed,req/s,out tok/s,TTFT p50,TTFT p99,TPOT mean,ITL p99,E2EL p50,E2EL p99,met %";
+const OF_RUNS: &str = "ok,failed,req/s,out tok/s,TTFT mean,TTFT p50,TTFT p99,TPOT mean,ITL p99,E2EL p99,met %";
+const MET: &str = "met %";
+
+/// A cell of these columns; a dash if the value is unknown.
+fn cell(of: &Metrics, column: &str) -> String {
+    let latency = |values: &Distribution, seconds: f64| {
+        if values.count() == 0 { "-".to_owned() } else { format!("{:.1}", seconds * 1e3) }
+    };
+    let percentile = |values: &Distribution, p: f64| latency(values, values.percentile(p));
+    match column {
+        "sent" => of.sent.to_string(),
+        "ok" => of.completed.to_string(),
+        "failed" => of.failed.to_string(),
+        "req/s" => two(of.per_second(of.completed)),
+        "out tok/s" => of.output_rate().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}")),
+        "TTFT mean" => latency(&of.ttft, of.ttft.mean()),
+        "TTFT p50" => percentile(&of.ttft, 50.0),
+        "TTFT p99" => percentile(&of.ttft, 99.0),
+        "TPOT mean" => latency(&of.tpot, of.tpot.mean()),
+        "ITL p99" => percentile(&of.itl, 99.0),
+        "E2EL p50" => percentile(&of.e2el, 50.0),
+        "E2EL p99" => percentile(&of.e2el, 99.0),
+        _ => two(of.attainment() * 100.0),
     }
-    let mut table = Columns::new(header);
+}
+
+/// One line for each slice. `judged`: whether there are objectives.
+fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Columns {
+    let columns = || OF_PARTS.split(',').filter(|column| judged || *column != MET);
+    let mut table = Columns::new(std::iter::once(name).chain(columns()));
     for (name, metrics) in parts {
-        let mut cells = vec![
-            name.clone(),
-            metrics.sent.to_string(),
-            metrics.completed.to_string(),
-            metrics.failed.to_string(),
-            format!("{:.2}", metrics.per_second(metrics.completed)),
-            output_rate(metrics),
-            millis(&metrics.ttft, metrics.ttft.percentile(50.0)),
-            millis(&metrics.ttft, metrics.ttft.percentile(99.0)),
-            millis(&metrics.tpot, metrics.tpot.mean()),
-            millis(&metrics.itl, metrics.itl.percentile(99.0)),
-            millis(&metrics.e2el, metrics.e2el.percentile(50.0)),
-            millis(&metrics.e2el, metrics.e2el.percentile(99.0)),
-        ];
-        if judged {
-            cells.push(format!("{:.2}", metrics.attainment() * 100.0));
-        }
-        table.add(cells);
+        table.add(std::iter::once(name.clone()).chain(columns().map(|column| cell(metrics, column))));
     }
     table
 }
 
-/// Milliseconds with one decimal, or a dash without values.
-fn millis(of: &Distribution, seconds: f64) -> String {
-    if of.count() == 0 { "-".to_owned() } else { format!("{:.1}", seconds * 1e3) }
-}
-
-/// Output tokens per second with one decimal, or a dash.
-fn output_rate(metrics: &Metrics) -> String {
-    metrics.output_rate().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
-}
-
 /// One line for each run of a sweep, named by the varied setting. Rates are of the whole run.
 pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Columns {
-    let mut table = Columns::new([
-        name,
-        "ok",
-        "failed",
-        "req/s",
-        "out tok/s",
-        "TTFT mean",
-        "TTFT p50",
-        "TTFT p99",
-        "TPOT mean",
-        "ITL p99",
-        "E2EL p99",
-        "met %",
-    ]);
+    let mut table = Columns::new(std::iter::once(name).chain(OF_RUNS.split(',')));
     for (value, result) in runs {
         let metrics = Metrics::of(result);
-        let requests = metrics.per_second(metrics.completed);
-        let met = format!("{:.2}", metrics.attainment() * 100.0);
-        table.add([
-            value.clone(),
-            metrics.completed.to_string(),
-            metrics.failed.to_string(),
-            format!("{requests:.2}"),
-            output_rate(&metrics),
-            millis(&metrics.ttft, metrics.ttft.mean()),
-            millis(&metrics.ttft, metrics.ttft.percentile(50.0)),
-            millis(&metrics.ttft, metrics.ttft.percentile(99.0)),
-            millis(&metrics.tpot, metrics.tpot.mean()),
-            millis(&metrics.itl, metrics.itl.percentile(99.0)),
-            millis(&metrics.e2el, metrics.e2el.percentile(99.0)),
-            if result.config.has_slo() { met } else { "-".to_owned() },
-        ]);
+        let of = |column: &str| match column {
+            MET if !result.config.has_slo() => "-".to_owned(),
+            column => cell(&metrics, column),
+        };
+        table.add(std::iter::once(value.clone()).chain(OF_RUNS.split(',').map(of)));
     }
     table
 }

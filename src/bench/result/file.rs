@@ -32,32 +32,24 @@ pub const MAX_FILE: u64 = 2 << 30;
 pub const VERSION: u64 = 1;
 
 /// Why a result cannot be read or written.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// An I/O error.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
-    /// Longer than [`MAX_FILE`].
     #[error("{0}: larger than {MAX_FILE} bytes; a result file is not that large")]
     TooLarge(String),
-    /// Not JSON.
     #[error("{0}: not a result file ({1}); give a JSON file written by --save-result")]
     NotJson(String, serde_json::Error),
-    /// JSON that is not a result.
     #[error("{0}: not a result: {1}; give a JSON file written by --save-result")]
     NotAResult(String, &'static str),
-    /// A `sluice` object of another version.
     #[error("{0}: its `sluice` part cannot be read ({1}); was it written by a newer version?")]
     Foreign(String, String),
-    /// An empty file.
     #[error("{0}: holds no result; give a JSON file written by --save-result")]
     Empty(String),
 }
 
 /// The results in the file at `path`, in order, at least one.
-///
-/// # Errors
-/// The file cannot be read, or does not consist of results.
 pub fn load(path: &Path) -> Result<Vec<RunResult>, FileError> {
     let name = path.display().to_string();
     let io = |error| FileError::Io(name.clone(), error);
@@ -71,9 +63,6 @@ pub fn load(path: &Path) -> Result<Vec<RunResult>, FileError> {
 }
 
 /// The results in `text`, the content of a file called `name`.
-///
-/// # Errors
-/// As [`load`].
 pub fn parse(text: &[u8], name: &str) -> Result<Vec<RunResult>, FileError> {
     let mut results = Vec::new();
     for value in serde_json::Deserializer::from_slice(text).into_iter::<Value>() {
@@ -91,9 +80,6 @@ pub fn parse(text: &[u8], name: &str) -> Result<Vec<RunResult>, FileError> {
 
 /// Writes `result` to `path`: replaces the file in one step, or appends to it. Creates missing
 /// folders.
-///
-/// # Errors
-/// An I/O error.
 pub fn save(result: &RunResult, path: &Path, detailed: bool, append: bool) -> Result<(), FileError> {
     let io = |error| FileError::Io(path.display().to_string(), error);
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {

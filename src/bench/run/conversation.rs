@@ -41,12 +41,12 @@ mod tests {
 
     use super::*;
     use crate::client::load_client::LoadClient;
-    use crate::client::mock::{MockEngine, MockResponse, completion_stream, small_workload};
     use crate::load::arrival::{Arrival, Extent};
     use crate::load::length::Length;
     use crate::run::plan::RunPlan;
     use crate::run::progress::Progress;
     use crate::run::runner::run;
+    use crate::testing::{MockEngine, MockResponse, completion_stream, small_workload};
 
     #[tokio::test]
     async fn a_turn_carries_the_conversation_so_far_and_waits_for_the_response_before_it() {

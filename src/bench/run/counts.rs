@@ -76,9 +76,9 @@ fn outputs(result: &RunResult) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::mock::small_workload;
     use crate::load::arrival::{Arrival, Extent};
     use crate::result::record::{ClassConfig, Outcome};
+    use crate::testing::small_workload;
 
     fn run(asked: [u64; 2], counted: [u64; 2], output: Option<u64>) -> RunResult {
         let record = |class: usize| Record {

@@ -7,23 +7,18 @@ use crate::client::failure::RequestFailure;
 use crate::client::load_client::LoadClient;
 
 /// Why a profiler cannot be started or stopped.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileError {
-    /// The server has no profiler.
     #[error("{0} has no profiler; start vLLM with --profiler-config")]
     Missing(String),
-    /// The server refuses: 409 if the profiler runs already.
     #[error("{0} returned status {1}")]
     Status(String, u16),
-    /// The request to the server failed.
     #[error("{0}: {1}")]
     Failed(String, RequestFailure),
 }
 
 /// Starts the profilers of all servers. If one does not start, stops the others.
-///
-/// # Errors
-/// A profiler does not start.
 pub async fn start(client: &LoadClient) -> Result<(), ProfileError> {
     let started = post(client, "/start_profile").await;
     match started.iter().find_map(|one| one.clone().err()) {
@@ -38,9 +33,6 @@ pub async fn start(client: &LoadClient) -> Result<(), ProfileError> {
 }
 
 /// Stops the profilers of all servers, which write their traces.
-///
-/// # Errors
-/// A profiler does not stop.
 pub async fn stop(client: &LoadClient) -> Result<(), ProfileError> {
     post(client, "/stop_profile").await.into_iter().collect()
 }

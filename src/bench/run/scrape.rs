@@ -136,8 +136,8 @@ impl ServerHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::mock::{MockEngine, MockResponse};
     use crate::load::body::Api;
+    use crate::testing::{MockEngine, MockResponse};
 
     fn page(queries: u64, hits: u64, running: u64) -> MockResponse {
         let page = format!(

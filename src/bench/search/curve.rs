@@ -16,6 +16,7 @@
 //! trials at least the mean design effect inside them, inflated for the few degrees of freedom.
 //! Some misses occur at any rate ([`BACKGROUND`]), so one far below the boundary has little weight.
 
+use serde::{Deserialize, Serialize};
 use sluice_core::stats::Dependence;
 
 /// Confidence of the intervals read from the curve.
@@ -40,7 +41,7 @@ const NEAR: f64 = 0.5;
 const TRUSTED: f64 = 6.0;
 
 /// The counts of one trial.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RatePoint {
     /// Requests per second that were sent.
     pub rate: f64,

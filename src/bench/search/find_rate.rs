@@ -21,6 +21,7 @@
 //! Rates are compared by ratio, so 0.05 and 5,000 requests per second take the same number of
 //! trials. Bounds: [`SearchGoal::max_trials`] trials.
 
+use serde::{Deserialize, Serialize};
 use sluice_core::stats::{Estimate, mean, proportion};
 
 use super::bracket::Bracket;
@@ -60,9 +61,6 @@ const STEP_DOWN: f64 = 0.985;
 
 /// The highest rate at which `system` meets the objectives of `goal`. Calls `on_trial` after each
 /// trial.
-///
-/// # Errors
-/// An error of the system.
 pub async fn find_rate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,
@@ -77,9 +75,6 @@ pub async fn find_rate<S: SystemUnderTest>(
 
 /// Continues an interrupted search. `past`: the trials so far in order, which are not run again.
 /// `on_trial` is called for the others; an error from it ends the search.
-///
-/// # Errors
-/// An error of the system or of `on_trial`.
 pub async fn resume_rate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,
@@ -104,7 +99,7 @@ pub async fn resume_rate<S: SystemUnderTest>(
 }
 
 /// A trial with the data for resuming the search.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialRecord {
     /// The report of the trial.
     pub report: TrialReport,

@@ -4,6 +4,7 @@
 //! [`TrialKind`] decides how many requests a trial may take before the verdict. Bounds:
 //! [`SearchGoal::max_trials`].
 
+use serde::{Deserialize, Serialize};
 use sluice_core::stats::{Estimate, mean};
 
 /// The share of due requests that must be sent. Below it, the client is too slow for a verdict.
@@ -67,7 +68,8 @@ impl SearchGoal {
 }
 
 /// The load of a trial.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum TrialLoad {
     /// One request after the other.
     Stream,
@@ -78,7 +80,8 @@ pub enum TrialLoad {
 }
 
 /// The thoroughness of a trial at a rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum TrialKind {
     /// Ends as soon as it can decide; at full length, by the share of hits.
     Look,
@@ -89,7 +92,8 @@ pub enum TrialKind {
 }
 
 /// The verdict of a trial.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum TrialVerdict {
     /// The objectives hold at this rate.
     Holds,
@@ -124,7 +128,7 @@ pub struct Trial {
 }
 
 /// Measurements apart from single requests.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialStats {
     /// Requests completed per second ([`throughput`]), without the warm-up.
     pub throughput: Estimate,
@@ -135,7 +139,7 @@ pub struct TrialStats {
 }
 
 /// A finished trial.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialReport {
     /// The load.
     pub load: TrialLoad,

@@ -39,9 +39,6 @@ pub struct ValidatedRate {
 
 /// Proves `rate` with `repeats` loads, seeded from the goal's seed on. `None` if none of the rates
 /// holds (at most 20 are tried).
-///
-/// # Errors
-/// An error of the system.
 pub async fn validate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,

@@ -17,7 +17,7 @@ use super::values::{Goodput, Rate};
 use crate::bench::{
     Arrival, Extent, LoadClient, MAX_SECONDS, PrefixKind, RequestSource, RunPlan, RunResult, Trust, Workload,
 };
-use crate::config::MASK;
+use sluice_config::MASK;
 
 /// The parts that a run needs, and the flags that its result records.
 #[derive(Debug)]

@@ -31,9 +31,6 @@ pub(super) struct Output<'a> {
 
 impl<'a> Output<'a> {
     /// Creates files and folders for one run, or for a sweep.
-    ///
-    /// # Errors
-    /// If a file or folder cannot be created.
     pub(super) fn new(args: &'a BenchArgs, setup: &Setup, sweep: bool) -> anyhow::Result<Self> {
         let output = &args.output;
         let wanted =

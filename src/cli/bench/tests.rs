@@ -5,8 +5,8 @@
 use clap::Parser as _;
 
 use super::*;
-use crate::bench::mock::{MockEngine, MockResponse, completion_stream};
 use crate::bench::result::file;
+use crate::bench::testing::{MockEngine, MockResponse, completion_stream};
 
 mod lengths;
 
@@ -22,7 +22,7 @@ fn parsed(flags: &[&str]) -> BenchArgs {
 
 #[test]
 fn comparisons_know_every_alias_and_default_of_the_flags() {
-    use crate::bench::report::flags::{ALIASES, DEFAULTS, is_covered};
+    use crate::bench::report::flags::{ALIASES, defaults as known, is_covered};
     use clap::CommandFactory as _;
     let command = Parsed::command();
     let (mut aliases, mut defaults) = (Vec::new(), Vec::new());
@@ -39,9 +39,9 @@ fn comparisons_know_every_alias_and_default_of_the_flags() {
     }
     aliases.sort();
     defaults.sort();
-    let owned = |(one, other): &(&str, &str)| ((*one).to_owned(), (*other).to_owned());
-    assert_eq!(aliases, ALIASES.iter().map(owned).collect::<Vec<_>>());
-    assert_eq!(defaults, DEFAULTS.iter().map(owned).collect::<Vec<_>>());
+    let owned = |(one, other): (&str, &str)| (one.to_owned(), other.to_owned());
+    assert_eq!(aliases, ALIASES.map(owned));
+    assert_eq!(defaults, known().map(owned).collect::<Vec<_>>());
 }
 
 async fn engine() -> MockEngine {
@@ -133,7 +133,7 @@ async fn texts_and_arrays_are_saved_as_by_vllm() {
     assert_eq!(detailed["generated_texts"], serde_json::json!([" a a a", " a a a"]));
     let talk = saved(&["--save-detailed", "--multi-turn", "--prompt-text"]).await;
     assert_eq!(talk["generated_texts"], serde_json::json!(vec![" a a a"; 6]));
-    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tokenizer.json");
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny/tokenizer.json");
     assert_eq!(saved(&["--tokenizer", tokenizer]).await["tokenizer_id"], tokenizer);
 }
 

@@ -74,64 +74,42 @@ impl FromStr for RangeRatio {
     }
 }
 
-/// One objective of `--goodput`.
+/// One objective of `--goodput`: the bounds with this one alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Goodput {
-    key: Objective,
-    millis: f64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Objective {
-    Ttft,
-    Tpot,
-    E2el,
-}
-
-impl FromStr for Objective {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "ttft" => Ok(Self::Ttft),
-            "tpot" => Ok(Self::Tpot),
-            "e2el" => Ok(Self::E2el),
-            _ => Err(format!("'{text}' is not an objective; use ttft, tpot or e2el")),
-        }
-    }
-}
+pub(super) struct Goodput(Slo);
 
 impl FromStr for Goodput {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, millis) = text.split_once(':').ok_or_else(|| format!("'{text}' is not KEY:MS; write ttft:300"))?;
-        Ok(Self { key: key.parse()?, millis: objective(millis)? })
+        let mut slo = Slo::default();
+        bound(&mut slo, key, millis)?;
+        Ok(Self(slo))
     }
 }
 
 impl Goodput {
-    /// All objectives in one.
+    /// All objectives in one; the last one of a key counts.
     pub(super) fn all(goodput: &[Self]) -> Slo {
-        let mut slo = Slo::default();
-        for one in goodput {
-            one.put(&mut slo);
-        }
-        slo
-    }
-
-    fn put(self, slo: &mut Slo) {
-        match self.key {
-            Objective::Ttft => slo.ttft = Some(self.millis),
-            Objective::Tpot => slo.tpot = Some(self.millis),
-            Objective::E2el => slo.e2el = Some(self.millis),
-        }
+        goodput.iter().fold(Slo::default(), |all, Self(one)| Slo {
+            ttft: one.ttft.or(all.ttft),
+            tpot: one.tpot.or(all.tpot),
+            e2el: one.e2el.or(all.e2el),
+        })
     }
 }
 
-fn objective(text: &str) -> Result<f64, String> {
-    let millis = text.parse::<f64>().ok().filter(|millis| millis.is_finite() && *millis >= 0.0);
-    millis.ok_or_else(|| format!("'{text}' is not a number of milliseconds; write ttft:300"))
+/// Sets the bound that `key` names.
+fn bound(slo: &mut Slo, key: &str, millis: &str) -> Result<(), String> {
+    let bound = match key {
+        "ttft" => &mut slo.ttft,
+        "tpot" => &mut slo.tpot,
+        "e2el" => &mut slo.e2el,
+        _ => return Err(format!("'{key}' is not an objective; use ttft, tpot or e2el")),
+    };
+    *bound = millis.parse().ok().filter(|millis: &f64| millis.is_finite() && *millis >= 0.0);
+    bound.map(drop).ok_or_else(|| format!("'{millis}' is not a number of milliseconds; write ttft:300"))
 }
 
 /// The value of `--class`.
@@ -167,9 +145,7 @@ impl FromStr for ClassSpec {
                 "prefixes" => {
                     class.prefix.groups = value.parse().map_err(|_| format!("'{value}' of {key} is not a count"))?
                 }
-                "ttft" | "tpot" | "e2el" => {
-                    Goodput { key: key.parse()?, millis: objective(value)? }.put(&mut class.slo)
-                }
+                "ttft" | "tpot" | "e2el" => bound(&mut class.slo, key, value)?,
                 _ => return Err(format!("a class has no key '{key}'; its keys are {KEYS}")),
             }
         }

@@ -17,11 +17,10 @@ use serde::Deserialize;
 use tokio::task::JoinSet;
 
 use crate::base::ModelId;
-use crate::config::{Config, Model, Pool, Target};
 use crate::fleet::{self, ModelCard, Unreadable, fetch};
-use crate::flow::specs;
-use crate::pool::{Address, RefusedGateway};
+use crate::pool::RefusedGateway;
 use crate::vllm::version::Version;
+use sluice_config::{Address, Config, Model, Pool, Target};
 
 /// Backends that are asked at once.
 const AT_ONCE: usize = 32;
@@ -91,7 +90,7 @@ fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
                 own.push(name);
                 continue;
             };
-            let (url, address) = (endpoint.to_string(), Arc::new(specs::address(backend)));
+            let (url, address) = (endpoint.to_string(), Arc::new(Address::of(backend)));
             let (models, backend) = (models(config, pool), backend.name.clone());
             questions.push(Question { pool: index, backend, name, url, address, models });
         }

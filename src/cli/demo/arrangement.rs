@@ -99,7 +99,7 @@ fn backend(index: usize, url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Surroundings};
+    use sluice_config::{Config, Surroundings};
 
     fn config(arrangement: Arrangement) -> toml::Table {
         let urls = ["http://127.0.0.1:9000".to_owned(), "http://127.0.0.1:9001".to_owned()];

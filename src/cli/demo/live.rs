@@ -117,7 +117,7 @@ mod tests {
 
     use super::super::load::TYPICAL_SEED;
     use super::*;
-    use crate::bench::mock::{MockEngine, MockResponse, completion_stream};
+    use crate::bench::testing::{MockEngine, MockResponse, completion_stream};
 
     fn args(once: bool) -> DemoArgs {
         DemoArgs { once, json: true, seconds: Some(1.0), seed: TYPICAL_SEED, listen: None, admin: None }

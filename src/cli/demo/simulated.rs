@@ -14,8 +14,8 @@ use super::arrangement::{ALL, Arrangement, MODEL};
 use super::compare::{Comparison, Row};
 use super::stage::engine_config;
 use crate::bench::RunPlan;
-use crate::config::{Config, Surroundings};
 use crate::lab::{EngineSetup, Lab};
+use sluice_config::{Config, Surroundings};
 
 /// Traffic for each arrangement, seconds of simulated time: about 1,800 short and 120 long
 /// requests.

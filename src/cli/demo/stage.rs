@@ -14,10 +14,10 @@ use anyhow::Context as _;
 use parking_lot::Mutex;
 
 use super::arrangement::{ALL, Arrangement, PROFILE};
-use crate::config::{Config, Surroundings};
 use crate::serve::{self, Running, Source};
 use crate::sim::{self, Handle, Profile, SimConfig};
 use crate::vllm::args::ServeArgs;
+use sluice_config::{Config, Surroundings};
 
 /// Default client port.
 const USUAL_LISTEN: u16 = 8080;

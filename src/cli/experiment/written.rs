@@ -9,9 +9,6 @@ use serde_json::{Map, Value};
 const LIST: &str = "experiment";
 
 /// The keys of the experiment.
-///
-/// # Errors
-/// The fault in the text.
 pub(super) fn experiment(text: &str) -> Result<Map<String, Value>, String> {
     if text.trim_start().starts_with('{') {
         return serde_json::from_str(text).map_err(|error| format!("it is not a JSON object: {error}"));

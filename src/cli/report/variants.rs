@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{ArgValue, Pool};
 use crate::lab::{Scenario, Variant};
+use sluice_config::{ArgValue, Pool};
 
 /// Most settings that are tried.
 const VARIANTS: usize = 12;

@@ -76,9 +76,6 @@ fn command(name: &str, role: &str) -> anyhow::Result<Command> {
 }
 
 /// Starts the engine's process and waits until it holds the device.
-///
-/// # Errors
-/// If the process cannot be started or cannot lock the device.
 pub(super) async fn spawn(options: &EngineCoreOptions) -> anyhow::Result<Child> {
     let mut command = command("VLLM::EngineCore", "engine")?;
     if let Some(device) = &options.device {

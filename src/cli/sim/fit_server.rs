@@ -56,9 +56,6 @@ pub(super) fn rows(server: Server) -> Vec<Row> {
 }
 
 /// Runs the loads against the server at `url` and returns their rows.
-///
-/// # Errors
-/// If the server does not answer, serves no model, or fails a request.
 pub(super) async fn measure(url: &str, model: Option<&str>, server: Server) -> anyhow::Result<Vec<Row>> {
     let client = Arc::new(LoadClient::new(&[url.to_owned()], Api::Completions, LIMIT)?);
     let model = match model {

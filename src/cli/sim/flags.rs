@@ -62,9 +62,6 @@ impl Default for SimFlags {
 impl SimFlags {
     /// GPU and model. The model is the one in `--sim-model`, else the one that the served name
     /// refers to, else an 8B.
-    ///
-    /// # Errors
-    /// Unknown names, files with missing numbers.
     pub(super) fn profile(&self, served: &str) -> anyhow::Result<Profile> {
         let gpu = Gpu::load(&self.gpu).map_err(|error| anyhow!("argument --sim-gpu: {error}"))?;
         let model = match &self.model {
@@ -83,9 +80,6 @@ impl SimFlags {
 }
 
 /// Splits the simulator's flags from vLLM's.
-///
-/// # Errors
-/// Unknown flags and invalid values.
 pub(super) fn split(args: Vec<String>) -> anyhow::Result<(SimFlags, Vec<String>)> {
     let mut flags = SimFlags::default();
     let mut rest = Vec::new();

@@ -80,15 +80,10 @@ async fn sample(client: &AdminClient) -> Result<Sample, AdminClientError> {
 
 /// Prints one frame, with a row for every backend, and without the keys.
 async fn once(client: &AdminClient) -> ExitCode {
-    let sample = match sample(client).await {
-        Ok(sample) => sample,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let printed = frame(sample, stdout_width().unwrap_or(COLUMNS));
-    exit_code(print_to_stdout(&printed))
+    match sample(client).await {
+        Ok(sample) => exit_code(print_to_stdout(&frame(sample, stdout_width().unwrap_or(COLUMNS)))),
+        Err(error) => exit_code(Err(error)),
+    }
 }
 
 fn frame(sample: Sample, columns: usize) -> String {
@@ -147,13 +142,7 @@ async fn live(client: &AdminClient) -> ExitCode {
         Ok(terminal) => show(client, Screen(terminal)).await,
         Err(error) => Err(error),
     };
-    match shown {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("the terminal failed: {error}; try sluice top --once");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(shown.map_err(|error| format!("the terminal failed: {error}; try sluice top --once")))
 }
 
 /// The meaning of a key for the view; `None` for other keys.

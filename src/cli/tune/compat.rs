@@ -39,9 +39,6 @@ pub(super) struct Compat {
 
 impl Compat {
     /// Reads the variables with `env`.
-    ///
-    /// # Errors
-    /// A value that makes no sense, with the name of the variable.
     pub(super) fn new(env: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Self> {
         let get = |name: &str, default: &str| {
             env(name).filter(|value| !value.trim().is_empty()).unwrap_or_else(|| default.to_owned())
@@ -98,9 +95,6 @@ impl Compat {
 
     /// Makes the folder of this run and writes the tuning there, as `tune.toml`. With `resume`,
     /// returns the newest folder instead.
-    ///
-    /// # Errors
-    /// If the folder cannot be made, or there is no folder to resume.
     pub(super) fn folder(&self, tag: &str, resume: bool) -> anyhow::Result<PathBuf> {
         let all = self.base.join("auto-benchmark");
         if resume {

@@ -22,9 +22,9 @@ use super::progress::Shown;
 use super::real::Ended;
 use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{AdminClient, AdminClientError, flag, query};
-use crate::config::ArgValue;
 use crate::lab::Scenario;
 use crate::tune::{BenchEngine, Flags, InPlace, Journal, Plan, Report, Trial, TuneError, Watch, tune};
+use sluice_config::ArgValue;
 
 /// Time between two polls of the gateway.
 const POLL: Duration = Duration::from_millis(250);

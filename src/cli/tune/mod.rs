@@ -26,8 +26,7 @@ use crate::base::Period;
 use crate::tune::report::{answer, flags, json, page, result_txt, table};
 use crate::tune::setting::name;
 use crate::tune::{
-    Budget, Emulation, Goal, Header, Journal, Laboratory, Method, Plan, Report, Space, TuneError, TuneFile, at_once,
-    tune,
+    Budget, Goal, Header, Journal, Laboratory, Method, Plan, Report, Space, TuneError, TuneFile, at_once, tune,
 };
 use progress::Shown;
 use real::Ended;
@@ -51,8 +50,8 @@ pub struct TuneArgs {
     /// Limit at which the search ends: engine time such as 2h, or trials such as 45 (repeatable)
     #[arg(long, value_name = "TIME|TRIALS", value_parser = limit)]
     budget: Vec<Limit>,
-    /// Method of the search: race, halving, random, model or auto-tune [default: race up to 60
-    /// settings, else model]
+    /// Method of the search: race, random, model or auto-tune [default: race up to 60 settings,
+    /// else model]
     #[arg(long, value_name = "METHOD")]
     method: Option<Method>,
     /// Do not simulate the settings first: try them in random order, and show no predicted values
@@ -183,8 +182,7 @@ impl Ended {
 /// Tunes, or lists the space.
 fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
     let file = TuneFile::load(args.file())?;
-    let mut space = Space::new(&file.tune)?;
-    let emulation = Emulation::new(&file, &mut space)?;
+    let space = Space::new(&file.tune)?;
     let settings = space.settings()?;
     if args.list {
         let lines: String = settings.iter().map(|setting| name(setting) + "\n").collect();
@@ -210,7 +208,7 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
         Ok::<_, TuneError>(in_place::Bench { admin, backend })
     });
     let bench = bench.transpose()?;
-    let plan = Plan { space, goal, method, budget, prior, emulation };
+    let plan = Plan { space, goal, method, budget, prior };
     let own = |ending| PathBuf::from(args.file().file_stem().unwrap_or_default()).with_extension(ending);
     let path = args.journal.clone().unwrap_or_else(|| own("journal"));
     let header = Header::new(&file.fingerprint, method.name(), args.seed).of_real_engines(is_real);

@@ -10,12 +10,12 @@ use std::time::Duration;
 use super::super::bench::signals::StopSignals;
 use super::super::serve::raise_file_limit;
 use super::progress::Shown;
-use crate::config::Config;
 use crate::lab::Scenario;
 use crate::pool::Phase;
 use crate::serve::{Running, Source, start};
 use crate::telemetry::log;
 use crate::tune::{Journal, OwnGateway, Plan, RealEngines, Report, Trial, TuneError, tune};
+use sluice_config::Config;
 use tokio::time::{Instant, sleep};
 
 /// Time for the backends to be ready in the gateway; their engines serve already.

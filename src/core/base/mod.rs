@@ -5,6 +5,8 @@
 
 pub mod hash;
 pub mod ids;
+#[macro_use]
+mod labels;
 pub mod rng;
 pub mod units;
 pub mod trace_context;

@@ -17,6 +17,7 @@ use std::borrow::Cow;
 use serde_json::{Value, json};
 
 use super::limit::{KeyLimit, TooLarge};
+use super::route::ErrorFormat;
 use super::route_hint::RouteHint;
 
 /// Valid model names that an "unknown model" message lists; enough to spot a typo.
@@ -24,59 +25,28 @@ pub const MAX_NAMES_SHOWN: usize = 20;
 /// Characters of a client's name that a message repeats.
 pub const MAX_NAME_SHOWN: usize = 128;
 
-/// The error shape that a client expects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorFormat {
-    /// `{"error":{"message","type","param","code"}}`
-    OpenAi,
-    /// `{"type":"error","error":{"type","message"}}`
-    Anthropic,
-}
-
-/// Why a request was shed: refused early so that other requests meet their deadlines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ShedReason {
-    /// The pool's queue has no place left.
-    QueueFull,
-    /// The request waited for the pool's queue timeout.
-    QueueTimeout,
-    /// No backend of the pool is ready.
-    NoBackend,
-    /// The engines that could serve the request are starting.
-    EngineStarting,
-    /// The gateway drains before it stops.
-    ShuttingDown,
-    /// There are too many client connections, in all or from this address.
-    Connections,
-    /// The request bodies fill the memory for bodies.
-    BodyMemory,
+labels! {
+    /// Why a request was shed: refused early so that other requests meet their deadlines.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum ShedReason {
+        /// The pool's queue has no place left.
+        QueueFull = "queue_full",
+        /// The request waited for the pool's queue timeout.
+        QueueTimeout = "queue_timeout",
+        /// No backend of the pool is ready.
+        NoBackend = "no_backend",
+        /// The engines that could serve the request are starting.
+        EngineStarting = "engine_starting",
+        /// The gateway drains before it stops.
+        ShuttingDown = "shutting_down",
+        /// There are too many client connections, in all or from this address.
+        Connections = "too_many_connections",
+        /// The request bodies fill the memory for bodies.
+        BodyMemory = "body_memory_full",
+    }
 }
 
 impl ShedReason {
-    /// Every reason, in the order of declaration.
-    pub const ALL: [Self; 7] = [
-        Self::QueueFull,
-        Self::QueueTimeout,
-        Self::NoBackend,
-        Self::EngineStarting,
-        Self::ShuttingDown,
-        Self::Connections,
-        Self::BodyMemory,
-    ];
-
-    /// The value of the `reason` label and of `code`.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::QueueFull => "queue_full",
-            Self::QueueTimeout => "queue_timeout",
-            Self::NoBackend => "no_backend",
-            Self::EngineStarting => "engine_starting",
-            Self::ShuttingDown => "shutting_down",
-            Self::Connections => "too_many_connections",
-            Self::BodyMemory => "body_memory_full",
-        }
-    }
-
     /// Whether the reason is lack of room, now or in time. Otherwise the request could not be
     /// served at all.
     pub const fn is_for_room(self) -> bool {
@@ -96,84 +66,108 @@ impl ShedReason {
     }
 }
 
-/// An error response of the gateway, not of a backend.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An error response of the gateway, not of a backend. The text is the message for the client.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// 400: the body or a field of it is invalid.
+    /// The body or a field of it is invalid.
+    #[error("{message}")]
     BadRequest {
         /// The fault, and the accepted values.
         message: String,
         /// The field at fault.
         param: Option<&'static str>,
     },
-    /// 400: no model was named and no default exists.
+    /// No model was named and no default exists.
+    #[error("'model' is missing; name one of /v1/models")]
     NoModel,
-    /// 400: no backend could take the request, even an empty one.
+    /// No backend could take the request, even an empty one.
+    #[error("{}", .0.message("a backend"))]
     ExceedsBackend(TooLarge),
-    /// 400: the request alone exceeds the amount that the key may use at once.
+    /// The request alone exceeds the amount that the key may use at once.
+    #[error("{}", .0.message("this API key"))]
     ExceedsKey(TooLarge),
-    /// 413: the body is over the configured limit.
+    /// The body has more bytes than the configured limit.
+    #[error("the body is over the limit of {limit} bytes")]
     BodyTooLarge {
         /// The limit, bytes.
         limit: u64,
     },
-    /// 413: a compressed body expands too much.
+    /// A compressed body expands too much.
+    #[error("the body becomes more than {times} times larger when decoded; send it plain")]
     BodyExpands {
         /// Largest allowed factor of expansion.
         times: u64,
     },
-    /// 422: engines died while they served a request with this body.
+    /// Engines died while they served a request with this body.
+    #[error("two backends failed while they served this request; it is refused for {seconds} more seconds, change it")]
     SuspectedCrash {
         /// Seconds for which the gateway still refuses the body.
         seconds: u64,
     },
-    /// 415: a `Content-Encoding` that the gateway does not read.
+    /// A `Content-Encoding` that the gateway does not read.
+    #[error("this Content-Encoding is not read; compress the body once, with gzip, zstd or deflate, or send it plain")]
     EncodingNotSupported,
-    /// 408: the body came too slowly.
+    /// The body came too slowly.
+    #[error("the body did not arrive in time")]
     BodyTimeout,
-    /// 408: the head came too slowly.
+    /// The head came too slowly.
+    #[error("the request headers did not arrive in time")]
     HeaderTimeout,
-    /// 431: the header section is over the limit.
+    /// The header section is over the limit.
+    #[error("the request headers are too large")]
     HeadersTooLarge,
-    /// 401: no key, and one is required.
+    /// No key, and one is required.
+    #[error("an API key is required; send 'Authorization: Bearer <key>'")]
     NoKey,
-    /// 401: the key is not configured.
+    /// The key is not configured.
+    #[error("this API key is not valid; its SHA-256 must be in auth.keys of the gateway")]
     BadKey,
-    /// 403: the preflight of a web page whose origin is not in `server.cors`.
+    /// The preflight of a web page whose origin is not in `server.cors`.
+    #[error("pages of '{}' may not use this gateway; add the origin to server.cors", shown(.origin))]
     OriginNotAllowed {
         /// The page's origin.
         origin: String,
     },
-    /// 403: the key may not use this model.
+    /// The key may not use this model.
+    #[error("this API key may not use the model '{}'", shown(.model))]
     ModelForbidden {
         /// The requested model.
         model: String,
     },
-    /// 404: no pool serves this model.
+    /// No pool serves this model.
+    #[error("{}", unknown(.model, .valid))]
     UnknownModel {
         /// The requested model.
         model: String,
         /// Names that this key may use; the first [`MAX_NAMES_SHOWN`] are shown.
         valid: Vec<String>,
     },
-    /// 404: no stored response of this id is known for this key.
+    /// No stored response of this id is known for this key.
+    #[error(
+        "no response '{}' is known for this API key; it was made through another gateway, too long ago, or \
+         before this one started", shown(.id)
+    )]
     UnknownResponse {
         /// The id in the path, or of the response that the request continues.
         id: String,
     },
-    /// 404: the path is not served.
+    /// The path is not served.
+    #[error("this path is not served here; {}", hint_or_page(.hint.as_ref()))]
     UnknownRoute {
         /// A served path that the client may have meant.
         hint: Option<RouteHint>,
     },
-    /// 405: the path is served, but not with this method.
+    /// The path is served, but not with this method.
+    #[error("this path takes only {allow}")]
     MethodNotAllowed {
         /// The served methods, for the `Allow` header: `"POST"` or `"GET, HEAD"`.
         allow: &'static str,
     },
-    /// 417: an expectation other than `100-continue`.
+    /// An expectation other than `100-continue`.
+    #[error("the only supported expectation is '100-continue'")]
     ExpectationFailed,
-    /// 429: this key's own limit.
+    /// This key's own limit.
+    #[error("{}", .limit.message(shown(.key), (*.retry_after).max(1)))]
     KeyLimit {
         /// The name of the key.
         key: String,
@@ -182,143 +176,110 @@ pub enum Refusal {
         /// Seconds until a new try makes sense.
         retry_after: u64,
     },
-    /// 501: a WebSocket or CONNECT.
+    /// A WebSocket or CONNECT.
+    #[error("connection upgrades are not supported; send plain HTTP/1.1")]
     UpgradeRefused,
-    /// 501: a transfer coding other than `chunked`.
+    /// A transfer coding other than `chunked`.
+    #[error("the only supported Transfer-Encoding is 'chunked'")]
     CodingNotSupported,
-    /// 503: refused early.
+    /// Refused early.
+    #[error("{}", .reason.message())]
     Shed {
         /// The reason.
         reason: ShedReason,
         /// Seconds, from the measured drain rate.
         retry_after: u64,
     },
-    /// 503: the engine reported in the stream, before any content, that it is overloaded.
+    /// The engine reported in the stream, before any content, that it is overloaded.
+    #[error("{message}")]
     UpstreamBusy {
         /// The engine's message.
         message: String,
         /// Seconds, from the engine's response or the measured drain rate.
         retry_after: u64,
     },
-    /// 502: the upstream broke before the first byte, and no other backend could take the request.
+    /// The upstream broke before the first byte, and no other backend could take the request.
+    #[error("the backend failed before it responded")]
     UpstreamBroke,
-    /// 502: the upstream refused the credentials of the gateway, and no other backend could take
-    /// the request.
+    /// The upstream refused the credentials of the gateway, and no other backend could take the
+    /// request.
+    #[error("the backend refuses the gateway's credentials; its operator must set the backend's api_key")]
     UpstreamRefusedGateway,
-    /// 504: the upstream did not respond in time, and no other backend could take the request.
+    /// The upstream did not respond in time, and no other backend could take the request.
+    #[error("the backend did not respond in time")]
     UpstreamTimeout,
-    /// 500: a bug in the gateway.
+    /// A bug in the gateway.
+    #[error("the gateway failed; see its log")]
     Internal,
-}
-
-struct Row {
-    status: u16,
-    kind: &'static str,
-    code: &'static str,
-    message: Cow<'static, str>,
 }
 
 const INVALID: &str = "invalid_request_error";
 const AUTHENTICATION: &str = "authentication_error";
+const RATE_LIMIT: &str = "rate_limit_error";
+const PERMISSION: &str = "permission_error";
+const NOT_FOUND: &str = "not_found_error";
 const UNAVAILABLE: &str = "service_unavailable";
 const SERVER: &str = "server_error";
-const ROUTE: &str = "route_not_found";
-const KEY_WANTED: &str = "an API key is required; send 'Authorization: Bearer <key>'";
-const BAD_KEY: &str = "this API key is not valid; its SHA-256 must be in auth.keys of the gateway";
-const BAD_PATH: &str = "this path is not served here; sluice's page .github/docs/clients.md lists the served paths";
-const NOT_DECODED: &str =
-    "this Content-Encoding is not read; compress the body once, with gzip, zstd or deflate, or send it plain";
+
+/// The table of refusals: variant, status, `error.type`, `error.code`.
+macro_rules! refusals {
+    ($($variant:ident $status:literal $kind:ident $code:literal,)+) => {
+        impl Refusal {
+            fn row(&self) -> (u16, &'static str, &'static str) {
+                match self {
+                    $(Self::$variant { .. } => ($status, $kind, $code),)+
+                    Self::Shed { reason, .. } => (503, UNAVAILABLE, reason.label()),
+                }
+            }
+        }
+
+        /// Every code of the client port. The error event of a stream that breaks has one of them.
+        pub fn error_codes() -> impl Iterator<Item = &'static str> {
+            [$($code),+].into_iter().chain(ShedReason::ALL.map(ShedReason::label))
+        }
+    };
+}
+
+refusals! {
+    BadRequest 400 INVALID "invalid_request",
+    NoModel 400 INVALID "model_missing",
+    ExceedsBackend 400 INVALID "exceeds_backend",
+    ExceedsKey 400 INVALID "exceeds_key_limit",
+    NoKey 401 AUTHENTICATION "missing_api_key",
+    BadKey 401 AUTHENTICATION "invalid_api_key",
+    OriginNotAllowed 403 PERMISSION "origin_not_allowed",
+    ModelForbidden 403 PERMISSION "model_forbidden",
+    UnknownModel 404 NOT_FOUND "model_not_found",
+    UnknownResponse 404 NOT_FOUND "response_not_found",
+    UnknownRoute 404 NOT_FOUND "route_not_found",
+    MethodNotAllowed 405 INVALID "method_not_allowed",
+    BodyTimeout 408 INVALID "body_timeout",
+    HeaderTimeout 408 INVALID "header_timeout",
+    BodyTooLarge 413 INVALID "body_too_large",
+    BodyExpands 413 INVALID "body_expands",
+    EncodingNotSupported 415 INVALID "content_encoding_not_supported",
+    ExpectationFailed 417 INVALID "expectation_failed",
+    SuspectedCrash 422 INVALID "suspected_crash",
+    KeyLimit 429 RATE_LIMIT "rate_limit_exceeded",
+    HeadersTooLarge 431 INVALID "headers_too_large",
+    Internal 500 SERVER "internal_error",
+    UpgradeRefused 501 INVALID "upgrade_not_supported",
+    CodingNotSupported 501 INVALID "transfer_coding_not_supported",
+    UpstreamBroke 502 SERVER "upstream_broke",
+    UpstreamRefusedGateway 502 SERVER "upstream_refused_gateway",
+    UpstreamBusy 503 UNAVAILABLE "upstream_busy",
+    UpstreamTimeout 504 SERVER "upstream_timeout",
+}
 
 impl Refusal {
-    fn row(&self) -> Row {
-        let row = |status, kind, code, message: &'static str| Row { status, kind, code, message: message.into() };
-        let with_message = |status, kind, code, message: String| Row { status, kind, code, message: message.into() };
-        match self {
-            Self::BadRequest { message, .. } => with_message(400, INVALID, "invalid_request", message.clone()),
-            Self::NoModel => row(400, INVALID, "model_missing", "'model' is missing; name one of /v1/models"),
-            Self::ExceedsBackend(limit) => with_message(400, INVALID, "exceeds_backend", limit.message("a backend")),
-            Self::ExceedsKey(limit) => with_message(400, INVALID, "exceeds_key_limit", limit.message("this API key")),
-            Self::BodyTooLarge { limit } => {
-                with_message(413, INVALID, "body_too_large", format!("the body is over the limit of {limit} bytes"))
-            }
-            Self::BodyExpands { times } => {
-                let message = format!("the body becomes more than {times} times larger when decoded; send it plain");
-                with_message(413, INVALID, "body_expands", message)
-            }
-            Self::SuspectedCrash { seconds } => {
-                let message = format!(
-                    "two backends failed while they served this request; it is refused for {seconds} more seconds, change it"
-                );
-                with_message(422, INVALID, "suspected_crash", message)
-            }
-            Self::EncodingNotSupported => row(415, INVALID, "content_encoding_not_supported", NOT_DECODED),
-            Self::BodyTimeout => row(408, INVALID, "body_timeout", "the body did not arrive in time"),
-            Self::HeaderTimeout => row(408, INVALID, "header_timeout", "the request headers did not arrive in time"),
-            Self::HeadersTooLarge => row(431, INVALID, "headers_too_large", "the request headers are too large"),
-            Self::NoKey => row(401, AUTHENTICATION, "missing_api_key", KEY_WANTED),
-            Self::BadKey => row(401, AUTHENTICATION, "invalid_api_key", BAD_KEY),
-            Self::OriginNotAllowed { origin } => {
-                let message =
-                    format!("pages of '{}' may not use this gateway; add the origin to server.cors", shown(origin));
-                with_message(403, "permission_error", "origin_not_allowed", message)
-            }
-            Self::ModelForbidden { model } => {
-                let message = format!("this API key may not use the model '{}'", shown(model));
-                with_message(403, "permission_error", "model_forbidden", message)
-            }
-            Self::UnknownModel { model, valid } => {
-                with_message(404, "not_found_error", "model_not_found", unknown(model, valid))
-            }
-            Self::UnknownResponse { id } => {
-                let message = format!(
-                    "no response '{}' is known for this API key; it was made through another gateway, too long ago, or \
-                     before this one started",
-                    shown(id)
-                );
-                with_message(404, "not_found_error", "response_not_found", message)
-            }
-            Self::UnknownRoute { hint: None } => row(404, "not_found_error", ROUTE, BAD_PATH),
-            Self::UnknownRoute { hint: Some(hint) } => {
-                with_message(404, "not_found_error", ROUTE, format!("this path is not served here; {hint}"))
-            }
-            Self::MethodNotAllowed { allow } => {
-                with_message(405, INVALID, "method_not_allowed", format!("this path takes only {allow}"))
-            }
-            Self::ExpectationFailed => {
-                row(417, INVALID, "expectation_failed", "the only supported expectation is '100-continue'")
-            }
-            Self::KeyLimit { key, limit, retry_after } => {
-                let message = limit.message(shown(key), (*retry_after).max(1));
-                with_message(429, "rate_limit_error", "rate_limit_exceeded", message)
-            }
-            Self::UpgradeRefused => {
-                row(501, INVALID, "upgrade_not_supported", "connection upgrades are not supported; send plain HTTP/1.1")
-            }
-            Self::CodingNotSupported => {
-                row(501, INVALID, "transfer_coding_not_supported", "the only supported Transfer-Encoding is 'chunked'")
-            }
-            Self::Shed { reason, .. } => row(503, UNAVAILABLE, reason.label(), reason.message()),
-            Self::UpstreamBusy { message, .. } => with_message(503, UNAVAILABLE, "upstream_busy", message.clone()),
-            Self::UpstreamBroke => row(502, SERVER, "upstream_broke", "the backend failed before it responded"),
-            Self::UpstreamRefusedGateway => row(
-                502,
-                SERVER,
-                "upstream_refused_gateway",
-                "the backend refuses the gateway's credentials; its operator must set the backend's api_key",
-            ),
-            Self::UpstreamTimeout => row(504, SERVER, "upstream_timeout", "the backend did not respond in time"),
-            Self::Internal => row(500, SERVER, "internal_error", "the gateway failed; see its log"),
-        }
-    }
-
     /// The HTTP status.
     pub fn status(&self) -> u16 {
-        self.row().status
+        self.row().0
     }
 
     /// The value of `error.code`, also the label of the outcome `refused(reason)`.
     pub fn code(&self) -> &'static str {
-        self.row().code
+        self.row().2
     }
 
     /// Seconds for the `Retry-After` header, at least 1; `None` if a new try alone does not help.
@@ -348,16 +309,16 @@ impl Refusal {
 
     /// The JSON body.
     pub fn body(&self, format: ErrorFormat) -> Vec<u8> {
-        let row = self.row();
+        let ((status, kind, code), message) = (self.row(), self.to_string());
         if format == ErrorFormat::Anthropic {
-            return anthropic_error(row.status, &row.message).to_string().into_bytes();
+            return anthropic_error(status, &message).to_string().into_bytes();
         }
         let param = match self {
             Self::BadRequest { param, .. } => *param,
             Self::NoModel | Self::ModelForbidden { .. } | Self::UnknownModel { .. } => Some("model"),
             _ => None,
         };
-        openai_error(row.kind, row.code, &row.message, param).to_string().into_bytes()
+        openai_error(kind, code, &message, param).to_string().into_bytes()
     }
 }
 
@@ -409,6 +370,10 @@ fn anthropic_error(status: u16, message: &str) -> Value {
         _ => "api_error",
     };
     json!({"type": "error", "error": {"type": kind, "message": message}})
+}
+
+fn hint_or_page(hint: Option<&RouteHint>) -> String {
+    hint.map_or_else(|| "sluice's page .github/docs/clients.md lists the served paths".to_owned(), ToString::to_string)
 }
 
 fn unknown(model: &str, valid: &[String]) -> String {

@@ -39,7 +39,7 @@ pub fn route(body: &[u8]) -> Result<Route, RequestError> {
     if kind != JsonKind::Object {
         scanner.skip()?;
         scanner.end()?;
-        return Err(RequestError::NotAnObject { got: kind.name() });
+        return Err(RequestError::NotAnObject { got: kind.label() });
     }
     let mut first = MEMBERS.len();
     scanner.object(|scanner, key| {

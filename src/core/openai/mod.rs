@@ -7,7 +7,7 @@
 //! edits without copying · [`sse`] events of a stream · [`event`] their meaning · [`chunk`],
 //! [`fast`] read an event · [`condense`], [`long_event`] read any size piece by piece · [`choices`]
 //! open choices of a stream · [`response`] usage, error and output bytes of a whole response ·
-//! [`error`] refusals as HTTP, with [`limit`]s and a [`route_hint`] · [`ERROR_CODES`].
+//! [`error`] refusals as HTTP, with [`limit`]s and a [`route_hint`].
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
 
@@ -18,8 +18,8 @@ pub mod chunk;
 pub mod condense;
 pub mod limit;
 pub mod long_event;
+pub mod route;
 pub mod route_hint;
-mod error_codes;
 pub mod error;
 pub mod event;
 mod fast;
@@ -31,13 +31,11 @@ pub mod prefix;
 pub mod request;
 pub mod request_error;
 pub mod rewrite;
-pub mod route;
 pub mod scan;
 pub mod shape;
 pub mod sse;
 
-pub use error::{ErrorFormat, Refusal, ShedReason};
-pub use error_codes::ERROR_CODES;
+pub use error::{Refusal, ShedReason, error_codes};
 pub use event::{Dialect, EventKind, StreamEvent};
 pub use limit::{KeyLimit, LimitUnit, TooLarge};
 pub use prefix::{Beginning, PromptParts, PromptPrefix};
@@ -45,6 +43,6 @@ pub use request::RequestView;
 pub use request_error::RequestError;
 pub use response::{Answer, FinishReason, TokenUsage, UpstreamError};
 pub use rewrite::{EditPoints, EditedBody, Edits, UsageEdit};
-pub use route::Route;
+pub use route::{ErrorFormat, Route};
 pub use route_hint::RouteHint;
 pub use shape::{PromptShape, TextShape};

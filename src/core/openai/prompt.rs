@@ -46,7 +46,7 @@ pub fn member<S: PromptSink>(
     };
     if !fits {
         let expected = if matches!(field, Field::Prompts | Field::Tensors) { "a string or a list" } else { "a list" };
-        return Err(RequestError::WrongType { param: name, expected, got: kind.name() });
+        return Err(RequestError::WrongType { param: name, expected, got: kind.label() });
     }
     match field {
         Field::Messages => messages(scanner, sink)?,

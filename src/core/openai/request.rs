@@ -149,7 +149,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
         // Broken JSON is reported before a wrong kind of value.
         scanner.skip()?;
         scanner.end()?;
-        return Err(RequestError::NotAnObject { got: kind.name() });
+        return Err(RequestError::NotAnObject { got: kind.label() });
     }
     let mut view = RequestView::empty(route);
     let mut limits = Limits::default();
@@ -284,7 +284,7 @@ fn text<'a>(scanner: &mut Scanner<'a>, param: &'static str) -> Result<Option<Cow
     match scanner.kind()? {
         JsonKind::Null => scanner.skip().map(|_| None).map_err(Into::into),
         JsonKind::String => Ok(Some(scanner.text()?.decode())),
-        kind => Err(RequestError::WrongType { param, expected: "a string", got: kind.name() }),
+        kind => Err(RequestError::WrongType { param, expected: "a string", got: kind.label() }),
     }
 }
 
@@ -306,7 +306,7 @@ fn model<'a>(scanner: &mut Scanner<'a>) -> Result<(Span, Option<Cow<'a, str>>), 
             let name = scanner.text()?.decode();
             Ok((Span { start, end: scanner.position() }, (!name.is_empty()).then_some(name)))
         }
-        kind => Err(RequestError::WrongType { param: "model", expected: "a string", got: kind.name() }),
+        kind => Err(RequestError::WrongType { param: "model", expected: "a string", got: kind.label() }),
     }
 }
 
@@ -344,7 +344,7 @@ fn stream_options(scanner: &mut Scanner<'_>) -> Result<StreamOptions, RequestErr
             options.points.span = span;
         }
         kind => {
-            return Err(RequestError::WrongType { param: "stream_options", expected: "an object", got: kind.name() });
+            return Err(RequestError::WrongType { param: "stream_options", expected: "an object", got: kind.label() });
         }
     }
     Ok(options)
@@ -353,7 +353,7 @@ fn stream_options(scanner: &mut Scanner<'_>) -> Result<StreamOptions, RequestErr
 /// A boolean as pydantic reads one: also 0, 1 and the usual words.
 fn boolean(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<bool>, RequestError> {
     let kind = scanner.kind()?;
-    let wrong = RequestError::WrongType { param, expected: "a boolean", got: kind.name() };
+    let wrong = RequestError::WrongType { param, expected: "a boolean", got: kind.label() };
     match kind {
         JsonKind::Null => scanner.skip().map(|_| None).map_err(Into::into),
         JsonKind::Bool => Ok(Some(scanner.boolean()?)),
@@ -379,7 +379,7 @@ pub(super) fn truth(word: &[u8]) -> Option<bool> {
 /// An integer as pydantic reads one: also `8.0`, `"8"` and booleans.
 fn integer(scanner: &mut Scanner<'_>, param: &'static str) -> Result<Option<i128>, RequestError> {
     let kind = scanner.kind()?;
-    let wrong = || RequestError::WrongType { param, expected: "an integer", got: kind.name() };
+    let wrong = || RequestError::WrongType { param, expected: "an integer", got: kind.label() };
     match kind {
         JsonKind::Null => scanner.skip().map(|_| None).map_err(Into::into),
         JsonKind::Bool => Ok(Some(i128::from(scanner.boolean()?))),

@@ -23,26 +23,25 @@ pub const MAX_MESSAGE: usize = 512;
 /// shutdown. The response is well-formed but incomplete.
 pub(super) const ABORT: &[u8] = b"abort";
 
-/// How the generation of an answer ended, according to the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    /// The model ended the answer, or a stop word did.
-    Stop,
-    /// The answer reached the bound on tokens.
-    Length,
-    /// The model calls a tool.
-    ToolCalls,
-    /// The answer was withheld, or the model refused.
-    ContentFilter,
-    /// Anything else.
-    Other,
+labels! {
+    /// How the generation of an answer ended, according to the engine.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum FinishReason {
+        /// The model ended the answer, or a stop word did.
+        Stop = "stop",
+        /// The answer reached the bound on tokens.
+        Length = "length",
+        /// The model calls a tool.
+        ToolCalls = "tool_calls",
+        /// The answer was withheld, or the model refused.
+        ContentFilter = "content_filter",
+        /// Anything else.
+        Other = "other",
+    }
 }
 
 impl FinishReason {
-    /// Every reason.
-    pub const ALL: [Self; 5] = [Self::Stop, Self::Length, Self::ToolCalls, Self::ContentFilter, Self::Other];
-
     /// The reason with this name in any dialect.
     pub(super) fn of(name: &[u8]) -> Self {
         match name {
@@ -51,17 +50,6 @@ impl FinishReason {
             b"tool_calls" | b"function_call" | b"tool_use" | b"TOOL_CALL" => Self::ToolCalls,
             b"content_filter" | b"refusal" => Self::ContentFilter,
             _ => Self::Other,
-        }
-    }
-
-    /// The name in metrics and reports.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::ToolCalls => "tool_calls",
-            Self::ContentFilter => "content_filter",
-            Self::Other => "other",
         }
     }
 }

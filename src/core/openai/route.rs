@@ -27,148 +27,88 @@ use std::fmt;
 
 use memchr::{memchr, memchr_iter};
 
-use super::error::ErrorFormat;
-
 /// The longest id of a stored response, bytes. vLLM's ids have 37.
 pub const MAX_RESPONSE_ID: usize = 128;
 
-/// A route that goes to a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Route {
-    /// `/v1/chat/completions`
-    ChatCompletions,
-    /// `/v1/chat/completions/batch`: several conversations, one response, never streamed
-    ChatBatch,
-    /// `/v1/completions`
-    Completions,
-    /// `/v1/embeddings`
-    Embeddings,
-    /// `/v1/responses`
-    Responses,
-    /// `/v1/responses/{id}`: reads or deletes a response that an engine has stored
-    StoredResponse,
+/// The error shape that a client expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorFormat {
+    /// `{"error":{"message","type","param","code"}}`
+    OpenAi,
+    /// `{"type":"error","error":{"type","message"}}`
+    Anthropic,
+}
+
+/// The table of routes: name, label, paths.
+macro_rules! routes {
+    ($($(#[$doc:meta])* $name:ident = $label:literal $($path:literal)*,)+) => {
+        labels! {
+            /// A route that goes to a backend.
+            #[derive(PartialOrd, Ord, Hash)]
+            pub enum Route {
+                $($(#[$doc])* $(#[doc = concat!("`", $path, "`")])* $name = $label,)+
+            }
+        }
+
+        impl Route {
+            const fn paths(self) -> &'static [&'static str] {
+                match self {
+                    $(Self::$name => &[$($path),*],)+
+                }
+            }
+        }
+    };
+}
+
+routes! {
+    ChatCompletions = "chat_completions" "/v1/chat/completions",
+    /// Several conversations, one response, never streamed:
+    ChatBatch = "chat_batch" "/v1/chat/completions/batch",
+    Completions = "completions" "/v1/completions",
+    Embeddings = "embeddings" "/v1/embeddings",
+    Responses = "responses" "/v1/responses",
+    /// `/v1/responses/{id}`: reads or deletes a response that an engine has stored.
+    StoredResponse = "stored_response",
     /// `/v1/responses/{id}/cancel`
-    CancelResponse,
-    /// `/v1/messages` (Anthropic's shape)
-    Messages,
-    /// `/v1/messages/count_tokens` (Anthropic's shape)
-    CountTokens,
-    /// `/tokenize`
-    Tokenize,
-    /// `/detokenize`
-    Detokenize,
-    /// `/v1/rerank`, `/v2/rerank`, `/rerank`
-    Rerank,
-    /// `/v1/score`, `/score`
-    Score,
-    /// `/pooling`
-    Pooling,
-    /// `/classify`
-    Classify,
-    /// `/v1/audio/transcriptions` (multipart)
-    Transcriptions,
-    /// `/v1/audio/translations` (multipart)
-    Translations,
-    /// `/v1/responses/input_tokens`
-    ResponseTokens,
-    /// `/cohere/v2/chat` (Cohere's shape)
-    CohereChat,
-    /// `/v2/embed` (Cohere's shape)
-    CohereEmbed,
-    /// `/generative_scoring`: one prompt per item; the engine returns probabilities of given tokens
-    GenerativeScoring,
-    /// `/v1/decisions`, `/v1/systemone`: one prompt per question
-    Decisions,
-    /// `/invocations` (SageMaker): any of the other routes, by its body
-    Invocations,
+    CancelResponse = "cancel_response",
+    /// Anthropic's shape:
+    Messages = "messages" "/v1/messages",
+    /// Anthropic's shape:
+    CountTokens = "count_tokens" "/v1/messages/count_tokens",
+    Tokenize = "tokenize" "/tokenize",
+    Detokenize = "detokenize" "/detokenize",
+    Rerank = "rerank" "/v1/rerank" "/v2/rerank" "/rerank",
+    Score = "score" "/v1/score" "/score",
+    Pooling = "pooling" "/pooling",
+    Classify = "classify" "/classify",
+    /// Multipart:
+    Transcriptions = "transcriptions" "/v1/audio/transcriptions",
+    /// Multipart:
+    Translations = "translations" "/v1/audio/translations",
+    ResponseTokens = "response_tokens" "/v1/responses/input_tokens",
+    /// Cohere's shape:
+    CohereChat = "cohere_chat" "/cohere/v2/chat",
+    /// Cohere's shape:
+    CohereEmbed = "cohere_embed" "/v2/embed",
+    /// One prompt per item; the engine returns probabilities of given tokens:
+    GenerativeScoring = "generative_scoring" "/generative_scoring",
+    /// One prompt per question:
+    Decisions = "decisions" "/v1/decisions" "/v1/systemone",
+    /// SageMaker, any of the other routes, by the body:
+    Invocations = "invocations" "/invocations",
 }
 
 impl Route {
-    /// Every route, in the order of declaration.
-    pub const ALL: [Self; 23] = [
-        Self::ChatCompletions,
-        Self::ChatBatch,
-        Self::Completions,
-        Self::Embeddings,
-        Self::Responses,
-        Self::StoredResponse,
-        Self::CancelResponse,
-        Self::Messages,
-        Self::CountTokens,
-        Self::Tokenize,
-        Self::Detokenize,
-        Self::Rerank,
-        Self::Score,
-        Self::Pooling,
-        Self::Classify,
-        Self::Transcriptions,
-        Self::Translations,
-        Self::ResponseTokens,
-        Self::CohereChat,
-        Self::CohereEmbed,
-        Self::GenerativeScoring,
-        Self::Decisions,
-        Self::Invocations,
-    ];
-
     /// The route of `path`, which must come without its query string.
     pub fn from_path(path: &str) -> Option<Self> {
-        Some(match path {
-            "/v1/chat/completions" => Self::ChatCompletions,
-            "/v1/chat/completions/batch" => Self::ChatBatch,
-            "/v1/completions" => Self::Completions,
-            "/v1/embeddings" => Self::Embeddings,
-            "/v1/responses" => Self::Responses,
-            "/v1/messages" => Self::Messages,
-            "/v1/messages/count_tokens" => Self::CountTokens,
-            "/tokenize" => Self::Tokenize,
-            "/detokenize" => Self::Detokenize,
-            "/v1/rerank" | "/v2/rerank" | "/rerank" => Self::Rerank,
-            "/v1/score" | "/score" => Self::Score,
-            "/pooling" => Self::Pooling,
-            "/classify" => Self::Classify,
-            "/v1/audio/transcriptions" => Self::Transcriptions,
-            "/v1/audio/translations" => Self::Translations,
-            "/v1/responses/input_tokens" => Self::ResponseTokens,
-            "/cohere/v2/chat" => Self::CohereChat,
-            "/v2/embed" => Self::CohereEmbed,
-            "/generative_scoring" => Self::GenerativeScoring,
-            "/v1/decisions" | "/v1/systemone" => Self::Decisions,
-            "/invocations" => Self::Invocations,
-            _ => {
-                let (_, route) = stored_response(path)?;
-                route
-            }
-        })
+        let fixed = Self::ALL.into_iter().find(|route| route.paths().contains(&path));
+        fixed.or_else(|| stored_response(path).map(|(_, route)| route))
     }
 
     /// The path by which an engine is known to have or to lack the route; `None` if the path names
     /// a response. An engine with this path may lack the other spellings, and `/invocations`.
-    pub const fn path(self) -> Option<&'static str> {
-        Some(match self {
-            Self::ChatCompletions => "/v1/chat/completions",
-            Self::ChatBatch => "/v1/chat/completions/batch",
-            Self::Completions => "/v1/completions",
-            Self::Embeddings => "/v1/embeddings",
-            Self::Responses => "/v1/responses",
-            Self::StoredResponse | Self::CancelResponse => return None,
-            Self::Messages => "/v1/messages",
-            Self::CountTokens => "/v1/messages/count_tokens",
-            Self::Tokenize => "/tokenize",
-            Self::Detokenize => "/detokenize",
-            Self::Rerank => "/v1/rerank",
-            Self::Score => "/v1/score",
-            Self::Pooling => "/pooling",
-            Self::Classify => "/classify",
-            Self::Transcriptions => "/v1/audio/transcriptions",
-            Self::Translations => "/v1/audio/translations",
-            Self::ResponseTokens => "/v1/responses/input_tokens",
-            Self::CohereChat => "/cohere/v2/chat",
-            Self::CohereEmbed => "/v2/embed",
-            Self::GenerativeScoring => "/generative_scoring",
-            Self::Decisions => "/v1/decisions",
-            Self::Invocations => "/invocations",
-        })
+    pub fn path(self) -> Option<&'static str> {
+        self.paths().first().copied()
     }
 
     /// Whether a request with this method is served.
@@ -181,40 +121,6 @@ impl Route {
         match self {
             Self::StoredResponse => "GET, DELETE",
             _ => "POST",
-        }
-    }
-
-    /// Whether the request has a body that names a model. Other requests name a response.
-    pub const fn has_model(self) -> bool {
-        !matches!(self, Self::StoredResponse | Self::CancelResponse)
-    }
-
-    /// The value of the `route` label in metrics and records.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::ChatCompletions => "chat_completions",
-            Self::ChatBatch => "chat_batch",
-            Self::Completions => "completions",
-            Self::Embeddings => "embeddings",
-            Self::Responses => "responses",
-            Self::StoredResponse => "stored_response",
-            Self::CancelResponse => "cancel_response",
-            Self::Messages => "messages",
-            Self::CountTokens => "count_tokens",
-            Self::Tokenize => "tokenize",
-            Self::Detokenize => "detokenize",
-            Self::Rerank => "rerank",
-            Self::Score => "score",
-            Self::Pooling => "pooling",
-            Self::Classify => "classify",
-            Self::Transcriptions => "transcriptions",
-            Self::Translations => "translations",
-            Self::ResponseTokens => "response_tokens",
-            Self::CohereChat => "cohere_chat",
-            Self::CohereEmbed => "cohere_embed",
-            Self::GenerativeScoring => "generative_scoring",
-            Self::Decisions => "decisions",
-            Self::Invocations => "invocations",
         }
     }
 

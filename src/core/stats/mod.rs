@@ -37,17 +37,30 @@ pub use quantile::percentile;
 pub use sequential::{RatioTest, TestState};
 pub use trend::Trend;
 
+use serde::{Deserialize, Deserializer, Serialize};
+
 /// A measured value, and the range that contains the true value with the stated confidence.
 ///
 /// An end that the data does not bound is infinite: the P99 of 50 values has no upper bound.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
     /// The measured value.
     pub value: f64,
     /// Lower end.
+    #[serde(deserialize_with = "low_end")]
     pub low: f64,
     /// Upper end.
+    #[serde(deserialize_with = "high_end")]
     pub high: f64,
+}
+
+/// JSON has no infinity: it is written as null.
+fn low_end<'de, D: Deserializer<'de>>(end: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(end)?.unwrap_or(f64::NEG_INFINITY))
+}
+
+fn high_end<'de, D: Deserializer<'de>>(end: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(end)?.unwrap_or(f64::INFINITY))
 }
 
 impl Estimate {

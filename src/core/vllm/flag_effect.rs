@@ -9,47 +9,36 @@ use std::sync::OnceLock;
 
 use super::flags::table;
 
-/// The part of an engine that a flag affects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FlagEffect {
-    /// Sizes, limits and orders of the scheduler.
-    Scheduling,
-    /// The amount and the use of memory.
-    Memory,
-    /// The flag can load code.
-    Code,
-    /// The flag names files or models.
-    Files,
-    /// The addresses on which the engine listens and to which it connects.
-    Network,
-    /// Rights of clients, and disclosure of their requests.
-    Exposure,
-    /// Devices, processes and hosts.
-    Placement,
-    /// Kernels and communication.
-    Kernels,
-    /// The content of responses.
-    Answers,
-    /// Logs and metrics of the engine.
-    Observation,
-    /// The flag is not in the list.
-    Unknown,
+labels! {
+    /// The part of an engine that a flag affects.
+    #[derive(Hash)]
+    pub enum FlagEffect {
+        /// Sizes, limits and orders of the scheduler.
+        Scheduling = "scheduling",
+        /// The amount and the use of memory.
+        Memory = "memory",
+        /// The flag can load code.
+        Code = "code",
+        /// The flag names files or models.
+        Files = "files",
+        /// The addresses on which the engine listens and to which it connects.
+        Network = "network",
+        /// Rights of clients, and disclosure of their requests.
+        Exposure = "exposure",
+        /// Devices, processes and hosts.
+        Placement = "placement",
+        /// Kernels and communication.
+        Kernels = "kernels",
+        /// The content of responses.
+        Answers = "answers",
+        /// Logs and metrics of the engine.
+        Observation = "observation",
+        /// The flag is not in the list.
+        Unknown = "unknown",
+    }
 }
 
 impl FlagEffect {
-    const WORDS: [(&'static str, Self); 10] = [
-        ("scheduling", Self::Scheduling),
-        ("memory", Self::Memory),
-        ("code", Self::Code),
-        ("files", Self::Files),
-        ("network", Self::Network),
-        ("exposure", Self::Exposure),
-        ("placement", Self::Placement),
-        ("kernels", Self::Kernels),
-        ("answers", Self::Answers),
-        ("observation", Self::Observation),
-    ];
-
     /// The effect of a flag, written in full without leading dashes: `max-num-seqs`,
     /// `no-enable-prefix-caching`, `compilation-config.mode`.
     pub fn of(written: &str) -> Self {
@@ -85,8 +74,8 @@ impl FlagEffect {
 fn list() -> impl Iterator<Item = (&'static str, FlagEffect)> {
     let lines = include_str!("flag_effect.txt").lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| line.split_once(':')).flat_map(|(word, flags)| {
-        let effect = FlagEffect::WORDS.iter().find(|(known, _)| *known == word);
-        let effect = effect.map_or(FlagEffect::Unknown, |(_, effect)| *effect);
+        let effect = FlagEffect::ALL.into_iter().find(|effect| effect.label() == word);
+        let effect = effect.unwrap_or(FlagEffect::Unknown);
         flags.split_whitespace().map(move |flag| (flag, effect))
     })
 }

@@ -21,60 +21,34 @@ use twox_hash::XxHash3_64;
 /// Number of texts that are remembered as seen.
 pub const SEEN_MAX: usize = 4_096;
 
-/// The phase of a start. Phases follow one another in this order; some are skipped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StartPhase {
-    /// The process runs and has printed no known line. Python imports take 5 to 50 s.
-    #[default]
-    Launching,
-    /// Arguments are read and the configuration is computed. The port is bound, but not listening.
-    Configuring,
-    /// The process of the engine core starts.
-    EngineStarting,
-    /// Weights are read.
-    LoadingWeights,
-    /// Graphs are compiled, or read from the cache.
-    Compiling,
-    /// Memory is measured and the KV cache is laid out.
-    SizingKvCache,
-    /// CUDA graphs are captured.
-    CapturingGraphs,
-    /// The engine is done; the HTTP server starts.
-    OpeningHttp,
-    /// The HTTP server accepts requests.
-    Serving,
+labels! {
+    /// The phase of a start. Phases follow one another in this order; some are skipped.
+    #[derive(Default, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum StartPhase {
+        /// The process runs and has printed no known line. Python imports take 5 to 50 s.
+        #[default]
+        Launching = "launching",
+        /// Arguments are read and the configuration is computed. The port is bound, but not listening.
+        Configuring = "configuring",
+        /// The process of the engine core starts.
+        EngineStarting = "starting the engine",
+        /// Weights are read.
+        LoadingWeights = "loading weights",
+        /// Graphs are compiled, or read from the cache.
+        Compiling = "compiling",
+        /// Memory is measured and the KV cache is laid out.
+        SizingKvCache = "sizing the KV cache",
+        /// CUDA graphs are captured.
+        CapturingGraphs = "capturing graphs",
+        /// The engine is done; the HTTP server starts.
+        OpeningHttp = "opening HTTP",
+        /// The HTTP server accepts requests.
+        Serving = "serving",
+    }
 }
 
 impl StartPhase {
-    /// All phases, in order.
-    pub const ALL: [Self; 9] = [
-        Self::Launching,
-        Self::Configuring,
-        Self::EngineStarting,
-        Self::LoadingWeights,
-        Self::Compiling,
-        Self::SizingKvCache,
-        Self::CapturingGraphs,
-        Self::OpeningHttp,
-        Self::Serving,
-    ];
-
-    /// The name for a progress line: "loading weights".
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Launching => "launching",
-            Self::Configuring => "configuring",
-            Self::EngineStarting => "starting the engine",
-            Self::LoadingWeights => "loading weights",
-            Self::Compiling => "compiling",
-            Self::SizingKvCache => "sizing the KV cache",
-            Self::CapturingGraphs => "capturing graphs",
-            Self::OpeningHttp => "opening HTTP",
-            Self::Serving => "serving",
-        }
-    }
-
     /// The time without progress in this phase after which the start counts as stalled.
     ///
     /// Chosen from published starts, at several times the longest step that prints nothing: imports

@@ -10,7 +10,7 @@ use crate::driver::EngineFailure;
 use crate::engine::journal::Setup;
 use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, RestartBlocked};
 use crate::engine::preflight;
-use sluice_gateway::config::{ArgValue, is_secret_arg};
+use sluice_config::{ArgValue, is_secret_arg};
 
 /// Why a restart does not begin. Then nothing has changed.
 #[derive(Debug, thiserror::Error)]

@@ -16,8 +16,8 @@ use crate::engine::engine_task::ManagedEngine;
 use crate::engine::lifecycle::{RestartBlocked, Step};
 use crate::engine::spec::EngineSpec;
 use crate::engine::view::{self, EngineView};
+use sluice_config::Endpoint;
 use sluice_core::base::BackendId;
-use sluice_gateway::config::Endpoint;
 
 /// A backend whose engine the gateway does not run: only its URL is known.
 #[derive(Clone, Debug)]

@@ -19,8 +19,8 @@ use crate::driver::process::{ProcessDriver, is_running};
 use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineStatus, StopRules};
 use crate::engine::journal::{Journal, Record};
 use crate::engine::lifecycle::Step;
+use sluice_config::{Launch, Words};
 use sluice_core::vllm::failure::FailureClass;
-use sluice_gateway::config::{Launch, Words};
 
 /// Running engines of an earlier gateway, for a gateway without engines. It does not stop them,
 /// because the folder may belong to another gateway.

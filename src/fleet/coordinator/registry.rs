@@ -28,8 +28,8 @@ use crate::lead::Lead;
 use crate::models::ReportedModels;
 use crate::other_gateways::OtherGateways;
 use crate::state_folder::{self, KEY_BYTES};
-use sluice_gateway::config::OnStart;
-use sluice_gateway::pool::{Admission, Cordon};
+use sluice_config::OnStart;
+use sluice_gateway::pool::{Admission, Bound, Cordon};
 
 /// Pause between two checks whether another gateway has ended.
 const BESIDE_LOOK: Duration = Duration::from_millis(100);
@@ -293,7 +293,7 @@ impl Registry {
                 (false, false) => Cordon::Open,
             };
             self.admission.set_cordon(external.backend, cordon);
-            self.admission.set_ceiling(external.backend, None);
+            self.admission.set_bounds([(external.backend, Bound::Ceiling(None))]);
         }
     }
 }

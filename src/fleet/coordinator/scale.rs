@@ -30,8 +30,8 @@ use crate::engine::context::EngineContext;
 use crate::engine::engine_task::EngineHandle;
 use crate::engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
 use crate::engine::preflight::check_replacement;
+use sluice_config::Target;
 use sluice_core::base::BackendId;
-use sluice_gateway::config::Target;
 use sluice_gateway::pool::Cordon;
 
 /// Pause after an engine could not be stopped.

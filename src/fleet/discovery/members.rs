@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 
 use super::{Gate, PodView, Seen, SeenPod};
-use sluice_gateway::config::FoundPod;
+use sluice_config::FoundPod;
 
 /// The pods of one pool.
 #[derive(Debug, Default)]

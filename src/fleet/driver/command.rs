@@ -30,20 +30,20 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use tokio::process::Command;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::process::table::{self, MARK, ProcessEntry, ProcessId};
 use super::running_commands::{self, RunningCommand};
 use crate::driver::{
-    AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, LogLines, Notice,
-    PortOwner, Redactor, StartProgress, StopRules, Stopped, exposed,
+    Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, LogLines, Notice, Redactor,
+    StopRules, Stopped, exposed,
 };
 use crate::launch::{check_values, find_program};
 use crate::state_folder;
+use sluice_config::Control;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
-use sluice_gateway::config::Control;
 
 /// Above this size, bytes, the output file is cut. At most this much is read of it.
 const OUTPUT_MAX: usize = 64 << 10;
@@ -312,10 +312,6 @@ impl Driver for CommandDriver {
         Ok(unused.then(|| Notice(text.to_owned())).into_iter().collect())
     }
 
-    fn adapter_rank(&self, _settings: &EngineSettings) -> AdapterRank {
-        AdapterRank::Unknown
-    }
-
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
         let mut up = self.up.lock().await;
         if *up || self.is_running().await == Some(true) {
@@ -396,10 +392,6 @@ impl Driver for CommandDriver {
         }
     }
 
-    async fn port_owner(&self) -> PortOwner {
-        PortOwner::Unknown
-    }
-
     fn tail(&self, lines: usize) -> Vec<String> {
         self.lines_from(0, lines)
     }
@@ -415,10 +407,6 @@ impl Driver for CommandDriver {
             self.redactor.apply(start)
         );
         Some(LogLines { lines, next, note: Some(note) })
-    }
-
-    fn progress(&self) -> Option<watch::Receiver<StartProgress>> {
-        None
     }
 
     fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {

@@ -4,11 +4,9 @@
 //! cannot be determined is reported as unknown.
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 
 use super::{
-    AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
-    StartProgress, StopRules, Stopped,
+    Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, StopRules, Stopped,
 };
 use sluice_core::vllm::failure::{Exit, FailureClass};
 use sluice_core::vllm::logs::StartPhase;
@@ -43,10 +41,6 @@ impl Driver for ExternalDriver {
         Err(self.refusal())
     }
 
-    fn adapter_rank(&self, _settings: &EngineSettings) -> AdapterRank {
-        AdapterRank::Unknown
-    }
-
     async fn start(&self, _settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
         Err(self.refusal())
     }
@@ -74,18 +68,6 @@ impl Driver for ExternalDriver {
         std::future::pending().await
     }
 
-    async fn port_owner(&self) -> PortOwner {
-        PortOwner::Unknown
-    }
-
-    fn tail(&self, _lines: usize) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn progress(&self) -> Option<watch::Receiver<StartProgress>> {
-        None
-    }
-
     fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {
         EngineFailure { exit, phase: StartPhase::Serving, ..self.refusal() }
     }
@@ -108,6 +90,5 @@ mod tests {
             assert_eq!((failure.class, failure.retry()), (FailureClass::NotOurs, Retryable::Never));
             assert!(failure.to_string().contains("short/gpu0 is an external engine"), "{failure}");
         }
-        assert!(!driver.kind().can_restart());
     }
 }

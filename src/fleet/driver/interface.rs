@@ -16,37 +16,22 @@ use super::failure::{EngineFailure, Notice};
 use super::identity::EngineIdentity;
 use super::progress::StartProgress;
 use super::settings::EngineSettings;
+use sluice_config::ArgValue;
 use sluice_core::vllm::failure::Exit;
-use sluice_gateway::config::ArgValue;
 
-/// How the engine is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DriverKind {
-    /// As a child process of the gateway.
-    Process,
-    /// By commands of the operator.
-    Command,
-    /// In a pod of a StatefulSet.
-    Kubernetes,
-    /// Outside the gateway's control: it can only be drained and probed.
-    External,
-}
-
-impl DriverKind {
-    /// Whether the gateway may stop and start the engine.
-    pub fn can_restart(self) -> bool {
-        self != Self::External
-    }
-
-    /// `process`, `command`, `kubernetes`, `external`.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Process => "process",
-            Self::Command => "command",
-            Self::Kubernetes => "kubernetes",
-            Self::External => "external",
-        }
+sluice_core::labels! {
+    /// How the engine is run.
+    #[derive(Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum DriverKind {
+        /// As a child process of the gateway.
+        Process = "process",
+        /// By commands of the operator.
+        Command = "command",
+        /// In a pod of a StatefulSet.
+        Kubernetes = "kubernetes",
+        /// Outside the gateway's control: it can only be drained and probed.
+        External = "external",
     }
 }
 
@@ -153,7 +138,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure>;
 
     /// The largest rank of adapters that an engine with these settings can load while it serves.
-    fn adapter_rank(&self, settings: &EngineSettings) -> AdapterRank;
+    fn adapter_rank(&self, _settings: &EngineSettings) -> AdapterRank {
+        AdapterRank::Unknown
+    }
 
     /// Sequences that an engine with these settings runs at once, over all ranks; `None` if not
     /// set.
@@ -217,10 +204,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     async fn wait_for_exit(&self) -> Exit;
 
     /// Which process listens on the engine's port.
-    async fn port_owner(&self) -> PortOwner;
+    async fn port_owner(&self) -> PortOwner {
+        PortOwner::Unknown
+    }
 
     /// The last `lines` lines of the log at most, oldest first; empty without a log.
-    fn tail(&self, lines: usize) -> Vec<String>;
+    fn tail(&self, _lines: usize) -> Vec<String> {
+        Vec::new()
+    }
 
     /// At most `most` complete lines of the log from number `after` on, or the last ones without
     /// it; `None` if the driver has no log.
@@ -229,7 +220,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// The progress of the start; `None` without a log.
-    fn progress(&self) -> Option<watch::Receiver<StartProgress>>;
+    fn progress(&self) -> Option<watch::Receiver<StartProgress>> {
+        None
+    }
 
     /// Whether a found engine has served before.
     fn is_warm(&self) -> bool {

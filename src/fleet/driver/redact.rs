@@ -7,8 +7,8 @@
 
 use std::borrow::Cow;
 
+use sluice_config::{ArgValue, Control, Launch, MASK};
 use sluice_core::vllm::secrets::is_secret_variable;
-use sluice_gateway::config::{ArgValue, Control, Launch, MASK};
 
 /// Bytes of the shortest secret that is masked.
 const LENGTH_MIN: usize = 6;

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use sluice_config::{ArgValue, is_secret_arg};
 use sluice_core::vllm::flags::parse::CommandLine;
 use sluice_core::vllm::flags::table::dashed;
 use sluice_core::vllm::flags::write;
-use sluice_gateway::config::{ArgValue, is_secret_arg};
 
 /// The flags of one start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

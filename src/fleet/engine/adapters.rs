@@ -19,7 +19,7 @@ use super::client::{GENERATION_TIMEOUT, RESPONSE_BYTES, ServedModel, error_messa
 use super::context::EngineContext;
 use super::lifecycle::StepFailure;
 use crate::post;
-use sluice_gateway::pool::Address;
+use sluice_config::Address;
 
 /// Time between comparisons of a serving engine with the configuration.
 const CHECK_EVERY: Duration = Duration::from_secs(30);

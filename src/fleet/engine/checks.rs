@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use super::client::{base_model, generate, served_models};
 use super::context::EngineContext;
 use super::lifecycle::StepFailure;
-use sluice_gateway::pool::Address;
+use sluice_config::Address;
 
 /// Tokens of a golden generation: enough to differ, few enough to be quick.
 const GOLDEN_TOKENS: u32 = 16;

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::context::EngineContext;
 use super::lifecycle::StepFailure;
 use crate::{fetch, post};
+use sluice_config::Address;
 use sluice_core::vllm::metrics;
-use sluice_gateway::pool::Address;
 
 /// Limit of a request that may generate: a fresh engine may compile during the first ones.
 pub(super) const GENERATION_TIMEOUT: Duration = Duration::from_secs(120);

@@ -23,7 +23,7 @@ use crate::lead::Lead;
 use crate::models::ReportedModels;
 use crate::other_gateways::OtherGateways;
 use sluice_core::base::BackendId;
-use sluice_gateway::pool::{Admission, BackendView, Cordon};
+use sluice_gateway::pool::{Admission, BackendView, Bound, Cordon};
 
 /// State that changes while an engine is managed.
 #[derive(Debug)]
@@ -203,7 +203,7 @@ impl EngineContext {
     }
 
     pub(crate) fn set_ceiling(&self, slots: Option<u32>) {
-        self.backend_id().map(|id| self.admission.set_ceiling(id, slots));
+        self.admission.set_bounds(self.backend_id().map(|id| (id, Bound::Ceiling(slots))));
     }
 
     /// A start begins. It should take as long as the last one, which `Retry-After` of refusals
@@ -259,7 +259,9 @@ impl EngineContext {
 
     /// Forgets health and speed of the engine that ran there before.
     pub(crate) fn renew(&self) {
-        self.backend_id().map(|id| self.admission.engine_replaced(id, Instant::now()));
+        if let Some(id) = self.backend_id() {
+            self.admission.engine_replaced(id, Instant::now());
+        }
     }
 
     /// Sequences that the engine runs at once, if the settings give them.

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::context::{EngineContext, now_ms};
 use super::effects::{engine_lost, perform};
 use super::journal::Setup;
-use super::lifecycle::{ChangeRefused, ChangeRequest, Event, Step, StepFailure};
+use super::lifecycle::{ChangeRefused, ChangeRequest, Event, Lifecycle, Step, StepFailure};
 use super::recover::recover;
 use super::view::{flag_line, taken_back};
 use sluice_gateway::pool::Cordon;
@@ -25,13 +25,15 @@ use sluice_gateway::pool::Cordon;
 /// Commands that may queue for one engine task; each takes only moments.
 const COMMANDS: usize = 16;
 
+type CommandResult = Result<(), ChangeRefused>;
+
+/// A change of the engine's lifecycle.
+type Act = Box<dyn FnOnce(&mut Lifecycle<Setup>) -> CommandResult + Send>;
+
 /// A command to an engine task, with the channel for the result.
-#[derive(Debug)]
-enum Command {
-    Change { request: ChangeRequest<Setup>, result: oneshot::Sender<Result<(), ChangeRefused>> },
-    Enable { result: oneshot::Sender<Result<(), ChangeRefused>> },
-    Rest { result: oneshot::Sender<Result<(), ChangeRefused>> },
-    Wake { result: oneshot::Sender<Result<(), ChangeRefused>> },
+struct Command {
+    act: Act,
+    result: oneshot::Sender<CommandResult>,
 }
 
 /// One engine, and the channel to the task.
@@ -46,40 +48,42 @@ impl EngineHandle {
     ///
     /// # Errors
     /// The change does not fit the present step, or the engine is being shut down.
-    pub(crate) async fn change(&self, request: ChangeRequest<Setup>) -> Result<(), ChangeRefused> {
-        self.send(|result| Command::Change { request, result }).await
+    pub(crate) async fn change(&self, request: ChangeRequest<Setup>) -> CommandResult {
+        self.send(|lifecycle| lifecycle.change(request)).await
     }
 
     /// Retries now, if the engine is in `Hold` or waits for its next attempt.
     ///
     /// # Errors
     /// The engine is being shut down.
-    pub(crate) async fn enable(&self) -> Result<(), ChangeRefused> {
-        self.send(|result| Command::Enable { result }).await
+    pub(crate) async fn enable(&self) -> CommandResult {
+        self.send(Lifecycle::enable).await
     }
 
     /// Begins to drain and stop the engine, because autoscaling wants fewer.
     ///
     /// # Errors
     /// It does not fit the present step, or the engine is being shut down.
-    pub(crate) async fn rest(&self) -> Result<(), ChangeRefused> {
-        self.send(|result| Command::Rest { result }).await
+    pub(crate) async fn rest(&self) -> CommandResult {
+        self.send(Lifecycle::rest).await
     }
 
     /// Starts the engine again, or ends the drain.
     ///
     /// # Errors
     /// The task has ended.
-    pub(crate) async fn wake(&self) -> Result<(), ChangeRefused> {
-        self.send(|result| Command::Wake { result }).await
+    pub(crate) async fn wake(&self) -> CommandResult {
+        self.send(|lifecycle| {
+            lifecycle.wake();
+            Ok(())
+        })
+        .await
     }
 
-    async fn send(
-        &self,
-        command: impl FnOnce(oneshot::Sender<Result<(), ChangeRefused>>) -> Command,
-    ) -> Result<(), ChangeRefused> {
+    async fn send(&self, act: impl FnOnce(&mut Lifecycle<Setup>) -> CommandResult + Send + 'static) -> CommandResult {
         let (sender, result) = oneshot::channel();
-        self.commands.send(command(sender)).await.map_err(|_| ChangeRefused::ShuttingDown)?;
+        let command = Command { act: Box::new(act), result: sender };
+        self.commands.send(command).await.map_err(|_| ChangeRefused::ShuttingDown)?;
         result.await.map_err(|_| ChangeRefused::ShuttingDown)?
     }
 }
@@ -128,7 +132,10 @@ async fn run_engine(context: Arc<EngineContext>, mut commands: mpsc::Receiver<Co
             tokio::select! {
                 event = &mut effect => next = Some(event),
                 event = &mut lost => next = Some(event),
-                Some(command) = commands.recv() => execute(&context, command),
+                Some(Command { act, result }) = commands.recv() => {
+                    // Even if the requester is gone, the command takes effect.
+                    let _ = result.send(act(&mut context.state.lock().lifecycle));
+                }
                 () = leave.cancelled(), if !context.is_leaving() => {
                     context.state.lock().lifecycle.leave();
                     // A drain under way begins again, because a shutdown has other rules.
@@ -199,18 +206,4 @@ fn advance(context: &EngineContext, step: Step, event: Event) {
     if did_not_start {
         context.start_failed(next_try);
     }
-}
-
-fn execute(context: &EngineContext, command: Command) {
-    let lifecycle = &mut context.state.lock().lifecycle;
-    // Even if the requester is gone, the command takes effect.
-    let _ = match command {
-        Command::Change { request, result } => result.send(lifecycle.change(request)),
-        Command::Enable { result } => result.send(lifecycle.enable()),
-        Command::Rest { result } => result.send(lifecycle.rest()),
-        Command::Wake { result } => {
-            lifecycle.wake();
-            result.send(Ok(()))
-        }
-    };
 }

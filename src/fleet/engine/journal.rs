@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::lifecycle::Lifecycle;
 use crate::driver::{EngineIdentity, EngineSettings};
 use crate::state_folder;
-use sluice_gateway::owner::Untrusted;
+use sluice_config::owner::Untrusted;
 
 /// Bytes of a full file: some thousands of steps.
 const FILE_BYTES: u64 = 4 << 20;

@@ -15,7 +15,7 @@ use super::spec::EngineSpec;
 use super::view::flag_line;
 use crate::driver::{DriverKind, EngineIdentity};
 use crate::fetch;
-use sluice_gateway::config::OnStart;
+use sluice_config::OnStart;
 
 /// Largest body of `/health` that is accepted, bytes.
 const HEALTH_BYTES: usize = 1 << 16;

@@ -11,9 +11,8 @@ use std::time::Duration;
 use super::journal::Setup;
 use super::lifecycle::RestartRules;
 use crate::driver::{EngineSettings, StopRules};
+use sluice_config::{Address, Fleet as Rules, Target};
 use sluice_core::base::BackendId;
-use sluice_gateway::config::{Fleet as Rules, Target};
-use sluice_gateway::pool::Address;
 
 /// A configured engine.
 #[derive(Clone, Debug)]

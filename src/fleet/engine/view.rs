@@ -10,7 +10,7 @@ use super::context::{EngineContext, now_ms};
 use super::journal::Setup;
 use super::lifecycle::{EndedChange, Lifecycle, Outcome};
 use crate::driver::EngineSettings;
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 /// The state of an engine for operators.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -11,10 +11,10 @@ use std::path::Path;
 use super::effective::{DEFAULT_LORA_RANK, EffectiveFlags};
 use super::program::subcommand;
 use crate::driver::EngineFailure;
+use sluice_config::{ArgValue, Launch};
 use sluice_core::vllm::failure::{Diagnosis, FailureClass, FlagSuggestion};
 use sluice_core::vllm::flags::parse::CommandLine;
 use sluice_core::vllm::logs::StartPhase;
-use sluice_gateway::config::{ArgValue, Launch};
 
 /// Values of vLLM's `--max-lora-rank`, for a suggestion.
 const RANKS: &[i64] = &[1, 8, 16, 32, 64, 128, 256, 320, 512];

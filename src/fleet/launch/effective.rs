@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use super::config_file;
 use super::program::subcommand;
 use crate::driver::AdapterRank;
+use sluice_config::ArgValue;
 use sluice_core::vllm::args::ServeArgs;
 use sluice_core::vllm::flags::parse::{CommandLine, FlagValues};
 use sluice_core::vllm::flags::table::setting;
 use sluice_core::vllm::flags::value::finite;
-use sluice_gateway::config::ArgValue;
 
 /// vLLM's default of `--max-lora-rank`.
 pub(super) const DEFAULT_LORA_RANK: i64 = 16;

@@ -22,7 +22,7 @@ use twox_hash::XxHash3_64;
 
 use super::program::{program_of, subcommand};
 use crate::state_folder;
-use sluice_gateway::config::Launch;
+use sluice_config::Launch;
 
 /// Allowed values by flag of a program; an empty list allows any. Names have no leading dashes, and
 /// include `no-` forms.

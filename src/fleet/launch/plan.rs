@@ -19,8 +19,8 @@ use super::installed_flags::InstalledFlags;
 use super::program::program_of;
 use super::{checks, settings_rules};
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice, Redactor, exposed};
+use sluice_config::{ArgValue, Launch};
 use sluice_core::vllm::flags::write;
-use sluice_gateway::config::{ArgValue, Launch};
 
 /// The flag for the order of requests, and the value for priorities.
 const SCHEDULING_POLICY: &str = "scheduling-policy";

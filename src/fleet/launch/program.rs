@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::driver::EngineFailure;
-use sluice_gateway::config::Launch;
+use sluice_config::Launch;
 
 /// The program of `launch.command` as an absolute path.
 ///

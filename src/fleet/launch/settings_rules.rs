@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use super::effective::EffectiveFlags;
 use super::installed_flags::InstalledFlags;
 use crate::driver::{EngineFailure, Notice};
+use sluice_config::ArgValue;
 use sluice_core::vllm::args::{ArgsError, ServeArgs};
 use sluice_core::vllm::failure::FailureClass;
 use sluice_core::vllm::flags::write;
-use sluice_gateway::config::ArgValue;
 
 /// Flags that vLLM removed because they are not needed.
 const OBSOLETE: &[&str] = &[

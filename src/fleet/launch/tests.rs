@@ -10,8 +10,8 @@ use std::path::Path;
 use super::installed_flags::InstalledFlags;
 use super::*;
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings};
+use sluice_config::Launch;
 use sluice_core::vllm::failure::{FailureClass, Retryable};
-use sluice_gateway::config::Launch;
 
 fn launch(command: &[&str]) -> Launch {
     Launch {

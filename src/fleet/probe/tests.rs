@@ -6,8 +6,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
+use sluice_config::{Endpoint, Policy};
 use sluice_core::openai::Route;
-use sluice_gateway::config::{Endpoint, Policy};
 use sluice_gateway::pool::{
     AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lack, Lease, Need, PoolRules,
     PoolSpec, QueueOrder,

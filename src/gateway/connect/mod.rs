@@ -18,7 +18,6 @@ mod failure;
 mod order;
 mod race;
 mod names;
-mod stream;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
@@ -26,15 +25,19 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
 pub use failure::ConnectError;
 use names::Names;
 pub use names::{Resolve, SystemResolver};
 use race::{Raced, race};
-pub use stream::EngineStream;
 
-use crate::pool::Address;
-use crate::tls::ClientTls;
+use sluice_config::Address;
+use sluice_config::tls::ClientTls;
+
+/// A connection to an engine: for an `http` URL, or for an `https` URL.
+pub type EngineStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 /// Connects to engines. Requests and probes share one: see [`Connector::shared`].
 #[derive(Debug)]
@@ -127,9 +130,9 @@ async fn open(socket: SocketAddr, tls: Option<&ClientTls>) -> Result<EngineStrea
     // Fails only on a closed socket; then the first write fails as well.
     let _ = tcp.set_nodelay(true);
     match tls {
-        None => Ok(EngineStream::Plain(tcp)),
+        None => Ok(Either::Left(tcp)),
         Some(tls) => match tls.connect(tcp).await {
-            Ok(secure) => Ok(EngineStream::Secure(Box::new(secure))),
+            Ok(secure) => Ok(Either::Right(Box::new(secure))),
             Err(error) => Err(ConnectError::Tls(error.to_string())),
         },
     }

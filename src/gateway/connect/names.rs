@@ -24,8 +24,8 @@ use tokio::time::Instant;
 
 use super::failure::ConnectError;
 use super::order::interleaved;
-use crate::config::limits;
-use crate::pool::Address;
+use sluice_config::Address;
+use sluice_config::limits;
 
 /// How long the addresses of a name are used before it is resolved again.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(10);

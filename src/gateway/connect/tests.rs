@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, advance, sleep};
 
 use super::*;
-use crate::config::Endpoint;
+use sluice_config::Endpoint;
 
 const LIMIT: Duration = Duration::from_secs(2);
 

@@ -225,7 +225,7 @@ mod tests {
     use sluice_core::base::Rng;
     use sluice_core::openai::request;
 
-    const TOKENIZER: &str = "../../tests/fixtures/tokenizer.json";
+    const TOKENIZER: &str = "../../tests/fixtures/tiny/tokenizer.json";
 
     #[tokio::test]
     async fn prompts_of_all_shapes_are_counted() {

@@ -51,28 +51,17 @@ const ROUNDS: usize = 12;
 /// Samples in the moving average of the error, once it is warm.
 const SPREAD_SAMPLES: f64 = 50.0;
 
-/// The source of an estimate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EstimateSource {
-    /// The prompt came as token ids, or a tokenizer counted it.
-    Exact,
-    /// Weights that were learned for this model.
-    Learned,
-    /// The prior.
-    Prior,
-    /// Weights, raised because earlier prompts of the same client were longer than estimated.
-    Raised,
-}
-
-impl EstimateSource {
-    /// The value in log lines.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Learned => "learned",
-            Self::Prior => "prior",
-            Self::Raised => "raised",
-        }
+sluice_core::labels! {
+    /// The source of an estimate.
+    pub enum EstimateSource {
+        /// The prompt came as token ids, or a tokenizer counted it.
+        Exact = "exact",
+        /// Weights that were learned for this model.
+        Learned = "learned",
+        /// The prior.
+        Prior = "prior",
+        /// Weights, raised because earlier prompts of the same client were longer than estimated.
+        Raised = "raised",
     }
 }
 

@@ -21,7 +21,7 @@ use super::plan::{ArmPlan, ExperimentPlan};
 use super::shadow::CopyInFlight;
 use super::state::{ExperimentState, Phase, Progress};
 use super::unit::{Unit, group_of};
-use crate::config::Config;
+use sluice_config::Config;
 use sluice_core::base::ModelId;
 
 /// One experiment: configuration and state.

@@ -13,6 +13,9 @@
 //! of finished requests. [`compare`], [`verdict`]: conclusions. [`diagnosis`]: why an adapter is
 //! slow. [`shadow`]: the budget of copies. [`state`]: survives reloads. [`report`]: for operators.
 //! Pure: no clock, no sockets, no metrics library.
+//!
+//! `online/arms.rs` is the other comparison of arms. There are two because the samples differ: here
+//! clients, each in one arm; there batches of time, since requests on one engine fare alike.
 
 pub mod unit;
 pub mod plan;

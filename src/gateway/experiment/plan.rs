@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::unit::UnitHash;
-use crate::config::{self, Config, Guardrail, ModelScope, RampStep, Shadow, Sticky, Traffic};
+use sluice_config::{Config, Guardrail, ModelScope, RampStep, Shadow, Sticky, Traffic};
 use sluice_core::base::ModelId;
 
 /// One experiment.
@@ -86,7 +86,7 @@ impl ExperimentPlan {
         config.experiments.iter().map(|experiment| Self::new(experiment, config)).collect()
     }
 
-    fn new(experiment: &config::Experiment, config: &Config) -> Self {
+    fn new(experiment: &sluice_config::Experiment, config: &Config) -> Self {
         let mut until = 0.0;
         let arms: Vec<ArmPlan> = experiment
             .arms
@@ -156,8 +156,8 @@ impl ExperimentPlan {
     }
 }
 
-fn shares_pools(experiment: &config::Experiment, config: &Config) -> bool {
-    let serves = |pool: &config::Pool, arm: &config::Arm| match (&arm.pool, &arm.model) {
+fn shares_pools(experiment: &sluice_config::Experiment, config: &Config) -> bool {
+    let serves = |pool: &sluice_config::Pool, arm: &sluice_config::Arm| match (&arm.pool, &arm.model) {
         (Some(name), _) => pool.name == *name,
         _ if pool.arms_only => false,
         (None, Some(name)) => config.model_named(name).is_some_and(|model| pool.models.includes(model)),
@@ -173,13 +173,13 @@ fn shares_pools(experiment: &config::Experiment, config: &Config) -> bool {
 }
 
 /// Built from names, so that changed positions in the file do not matter.
-fn identity(experiment: &config::Experiment, salt: &str, config: &Config) -> u64 {
+fn identity(experiment: &sluice_config::Experiment, salt: &str, config: &Config) -> u64 {
     let models = match &experiment.models {
         ModelScope::All => vec!["*"],
         ModelScope::Only(models) => models.iter().map(|id| config.models[id.index()].name.as_str()).collect(),
     };
     let mut what = format!("{salt:?} {} {:?} {models:?}", experiment.sticky.word(), experiment.header);
-    for config::Arm { name, weight, shadow, model, pool, backends } in &experiment.arms {
+    for sluice_config::Arm { name, weight, shadow, model, pool, backends } in &experiment.arms {
         what += &format!(" {name:?} {weight} {model:?} {pool:?} {backends:?}");
         if let Some(shadow) = shadow {
             what += &format!(" {}", shadow.share);
@@ -196,7 +196,7 @@ impl ArmPlan {
         self.pool == other.pool && (any_of_both || self.backends.iter().any(|one| other.backends.contains(one)))
     }
 
-    fn new(experiment: &config::Experiment, arm: &config::Arm, until: f64, config: &Config) -> Self {
+    fn new(experiment: &sluice_config::Experiment, arm: &sluice_config::Arm, until: f64, config: &Config) -> Self {
         let pool = arm.pool.as_deref().and_then(|name| config.pool_named(name)).map(|pool| pool.index());
         let backends = pool.map_or(&[][..], |pool| &config.pools[pool].backends);
         let position = |name: &String| backends.iter().position(|backend| backend.name == *name);

@@ -15,7 +15,7 @@ use super::plan::ArmPlan;
 use super::shadow::CopyOutcome;
 use super::state::{Decision, Moment, Phase};
 use super::verdict::{Comparison, Conclusion, compare};
-use crate::config::Sticky;
+use sluice_config::Sticky;
 use sluice_core::openai::FinishReason;
 use sluice_core::stats::Estimate;
 use sluice_core::stats::compare::each_of;

@@ -5,8 +5,8 @@
 use jiff::Timestamp;
 
 use super::*;
-use crate::config::{Config, Machine, Surroundings};
 use crate::origin::Origin;
+use sluice_config::{Config, Machine, Surroundings};
 use sluice_core::base::ModelId;
 use sluice_core::openai::{Answer, FinishReason};
 

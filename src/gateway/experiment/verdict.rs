@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::compare::{Pair, Rates, Ratio};
 use super::ledger::{Measured, Quantity};
 use super::plan::ExperimentPlan;
-use crate::config::Sticky;
+use sluice_config::Sticky;
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, always_valid};
 

@@ -15,27 +15,23 @@ use super::incoming::IncomingRequest;
 use super::keys::ApiKey;
 use super::record::{RecordGuard, Recorder};
 use super::routing_table::{ModelRoute, RoutingTable};
-use crate::config::Sticky;
 use crate::experiment::{Assigned, ExperimentPlan, Subject, Unit};
+use sluice_config::Sticky;
 use sluice_core::base::BackendId;
-use sluice_core::openai::{EditedBody, RequestView};
+use sluice_core::openai::RequestView;
 
 /// Number of bytes at the beginning of a prompt that [`Sticky::Prefix`] hashes.
 const PREFIX_BYTES: usize = 1_024;
 /// Names the session of a request whose body names none.
 const SESSION_HEADER: &str = "x-session-id";
 
-/// Where and how an arm serves a request.
+/// How an arm serves a request, if not as without the experiment.
 #[derive(Debug)]
 pub(super) struct ArmTarget {
-    placement: Option<Placement>,
+    /// The model name that is sent, if it is another one.
     pub(super) model: Option<Arc<str>>,
     /// The backends of the arm's pool that the arm may not use.
-    pub(super) others: SmallVec<[BackendId; 4]>,
-    /// Whether the arm names a pool, perhaps with certain backends of it.
-    pub(super) is_placed: bool,
-    /// The body to send without the experiment, if the arm sends another model name.
-    pub(super) body_without: Option<EditedBody>,
+    pub(super) others: SmallVec<[BackendId; 2]>,
 }
 
 /// Assigns the request to an arm if it belongs to an experiment, and notes the arm in the record. A
@@ -85,9 +81,10 @@ fn unit(plan: &ExperimentPlan, incoming: &IncomingRequest, view: &RequestView<'_
 }
 
 impl ArmTarget {
-    /// The target of an arm for a prompt of `tokens`. `None` if the arm serves requests as they are
-    /// served without it, or if no pool serves the arm's model for such a prompt.
-    pub(super) fn of(assigned: &Assigned, table: &RoutingTable, tokens: u64) -> Option<Self> {
+    /// The target of an arm for a prompt of `tokens`, and the placement there. `None` if the arm
+    /// serves requests as they are served without it, or if no pool serves the arm's model for such
+    /// a prompt.
+    pub(super) fn of(assigned: &Assigned, table: &RoutingTable, tokens: u64) -> Option<(Self, Placement)> {
         let arm = assigned.arm();
         let model = arm.model.as_ref().map(|(name, _)| Arc::clone(name));
         let mut others = SmallVec::new();
@@ -101,10 +98,6 @@ impl ArmTarget {
             (None, Some(name)) => classify::place(table, table.model(name)?.route, tokens)?,
             (None, None) => return None,
         };
-        Some(Self { placement: Some(placement), model, others, is_placed: arm.pool.is_some(), body_without: None })
-    }
-
-    pub(super) fn take_placement(&mut self) -> Option<Placement> {
-        self.placement.take()
+        Some((Self { model, others }, placement))
     }
 }

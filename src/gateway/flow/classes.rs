@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::config::{Class, Config, OTHER_CLASS, Pool};
+use sluice_config::{Class, Config, OTHER_CLASS, Pool};
 use sluice_core::meter::slo::Objectives;
 
 /// The classes of one configuration.

@@ -8,9 +8,12 @@
 //! A boundary is a limit of a pool's range, or the threshold above which a prompt needs a permit.
 //! The prompt is counted exactly only if it could lie on either side of a boundary.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use super::routing_table::{ModelRoute, PoolRoute, RoutingTable};
+use crate::pool::AdmissionRequest;
 use sluice_core::base::{PoolId, Tokens};
 
 /// The pools of one request.
@@ -36,6 +39,32 @@ pub fn place(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> Option<Pl
 pub fn place_in(table: &RoutingTable, model: &ModelRoute, name: &str) -> Option<Placement> {
     let home = *model.pools.iter().find(|index| *table.pools[**index].name == *name)?;
     Some(Placement { home, spill: SmallVec::new() })
+}
+
+/// A request for admission, and the routing table by which it was placed.
+#[derive(Debug)]
+pub(super) struct PlacedRequest {
+    /// The table.
+    pub(super) table: Arc<RoutingTable>,
+    /// Position of the home pool in the table.
+    pub(super) home: usize,
+    /// The request, as it enters admission for each lease.
+    pub(super) request: AdmissionRequest,
+}
+
+impl PlacedRequest {
+    /// The home pool.
+    pub(super) fn home(&self) -> &PoolRoute {
+        &self.table.pools[self.home]
+    }
+
+    /// Places the request by a newer table, or without the arm of an experiment.
+    pub(super) fn move_to(&mut self, table: Arc<RoutingTable>, placement: Placement) {
+        self.request.layout = table.layout;
+        self.request.home = table.pools[placement.home].id;
+        self.request.spill = placement.spill;
+        (self.home, self.table) = (placement.home, table);
+    }
 }
 
 /// The most tokens that one request may take on any backend of the placement's pools; `None` is no

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, StatusCode};
 
-use crate::pool::Address;
+use sluice_config::Address;
 use sluice_core::openai::EditedBody;
 
 /// The head of a response.

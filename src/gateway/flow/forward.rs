@@ -23,11 +23,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::StatusCode;
-use smallvec::SmallVec;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::admit::{self, AdmitError, LeaseRequest, PlacedRequest};
+use super::admit::{self, AdmitError};
 use super::attempt::{AttemptResult, FailedAttempt, HeldResponse, ResponseStart, WaitError, guarded};
 use super::copies::{CopyQueue, PendingCopies};
 use super::elsewhere::{Credentials, Elsewhere, EngineAnswer};
@@ -37,17 +36,15 @@ use super::exchange::{
 use super::faults;
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
-use super::pump::{Pump, ResponseContext, WaitingRoom};
+use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::refused_here::Refused;
 use super::respond;
 use super::router::Router;
-use super::stream_work::SilenceLimits;
 use super::suspects::{BodyHash, Suspects};
 use crate::experiment::Assigned;
 use crate::pool::{Admission, BackendFault, Lease};
 use crate::shares::Shares;
-use sluice_core::base::BackendId;
 use sluice_core::openai::Refusal;
 
 pub(super) struct Backends<'a, U> {
@@ -66,7 +63,6 @@ pub(super) struct Attempts<'a, U> {
     backends: Backends<'a, U>,
     incoming: &'a IncomingRequest,
     prepared: PreparedRequest,
-    placed: PlacedRequest,
     /// The hash by which a body that kills engines is recognised.
     body: BodyHash,
     /// Engines that died while they served this request.
@@ -80,8 +76,6 @@ pub(super) struct Attempts<'a, U> {
     refused: Option<Refused>,
     /// The client has the head of a stream, because comments came before the response.
     is_head_sent: bool,
-    /// Backends that failed this request.
-    avoid: SmallVec<[BackendId; 2]>,
     /// Copies of the request, which begin when the request has a lease.
     copies: PendingCopies,
 }
@@ -103,14 +97,12 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             path: std::mem::take(&mut incoming.path),
             headers: std::mem::take(&mut incoming.headers),
             body: std::mem::take(&mut prepared.body),
-            body_without_arm: prepared.arm.as_mut().and_then(|arm| arm.body_without.take()),
+            body_without_arm: prepared.body_without_arm.take(),
         };
-        let placed = PlacedRequest { table: Arc::clone(&incoming.routing), placement: prepared.placement.clone() };
         Self {
             backends,
             incoming,
             prepared,
-            placed,
             body,
             deaths: 0,
             request,
@@ -118,7 +110,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             moves: 0,
             refused: None,
             is_head_sent: false,
-            avoid: SmallVec::new(),
             copies,
         }
     }
@@ -133,7 +124,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         if self.wait_for_turn(down, record).await == Err(ClientGone) {
             return Ok(());
         }
-        let mut lease = match self.admit_to_any(down, record).await {
+        let mut lease = match self.lease(down, record).await {
             Ok(lease) => lease,
             Err(AdmitError::ClientGone) => return Ok(()),
             Err(AdmitError::Refused(limit)) => return Err(Refusal::ExceedsBackend(limit)),
@@ -158,7 +149,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             // The same engine may serve the request under the client's model name.
             let has_other_model = self.prepared.arm.as_ref().is_some_and(|arm| arm.model.is_some());
             if !(unknown_model && has_other_model) {
-                self.avoid.push(lease.backend());
+                self.prepared.placed.request.avoid.push(lease.backend());
             }
             // Released before the next wait: two requests that each kept a slot while waiting for
             // the other's backend would deadlock.
@@ -179,7 +170,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             if self.wait_for_turn(down, record).await == Err(ClientGone) {
                 return Ok(());
             }
-            lease = match self.admit_to_any(down, record).await {
+            lease = match self.lease(down, record).await {
                 Ok(lease) => lease,
                 Err(AdmitError::ClientGone) => return Ok(()),
                 Err(error) => {
@@ -194,39 +185,28 @@ impl<'a, U: Upstream> Attempts<'a, U> {
     }
 
     fn may_try_again(&self) -> bool {
-        self.made - self.moves < self.placed.table.config.retry.attempts
+        self.made - self.moves < self.prepared.placed.table.config.retry.attempts
     }
 
-    /// Waits for a lease on a backend that has not failed this request.
-    async fn admit<D: Downstream, R: Recorder>(
+    /// Waits for a lease on a backend that has not failed this request, in the pools where the
+    /// request is placed.
+    async fn lease_as_placed<D: Downstream, R: Recorder>(
         &mut self,
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<Lease, AdmitError> {
         let begun = Instant::now();
         record.begin_wait();
-        let others = self.prepared.arm.iter().flat_map(|arm| &arm.others);
-        let avoid: SmallVec<[BackendId; 4]> = self.avoid.iter().chain(others).copied().collect();
-        let request = LeaseRequest {
-            need: self.prepared.need,
-            priority: self.prepared.priority.number,
-            fair: self.prepared.fair,
-            arrived: self.incoming.arrived,
-            since: if self.made == 0 { self.incoming.arrived } else { begun },
-            model: record.model.as_deref().unwrap_or_default(),
-            prefix: &self.prepared.prefix,
-            adapter: self.prepared.adapter,
-            asks: self.prepared.asks,
-            avoid: &avoid,
-            only: self.prepared.only.as_ref(),
-            in_arm: self.prepared.arm.is_some(),
-            pinned: self.prepared.arm.as_ref().is_some_and(|arm| arm.is_placed),
-        };
+        let placed = &mut self.prepared.placed;
+        if self.made > 0 {
+            placed.request.since = begun;
+        }
+        let model = record.model.as_deref().filter(|_| self.prepared.arm.is_none());
         let Backends { admission, router, abort, .. } = self.backends;
-        let admitted = admit::admit(admission, router, abort, &mut self.placed, &request, down).await;
+        let admitted = admit::admit(admission, router, abort, placed, model, down).await;
         record.queue_wait += begun.elapsed();
         // A reload may have moved the request.
-        record.set_home(self.placed.home());
+        record.set_home(self.prepared.placed.home());
         let mut lease = admitted?;
         note_lease(&mut lease, record);
         Ok(lease)
@@ -239,7 +219,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> AttemptResult<U::Exchange> {
-        let timeout = self.placed.table.first_byte(self.prepared.stream, self.prepared.need.prompt_tokens);
+        let PreparedRequest { placed, stream, .. } = &self.prepared;
+        let timeout = placed.table.first_byte(*stream, placed.request.need.prompt_tokens);
         let deadline = Instant::now() + timeout;
         let mut connection = Connection::Any;
         record.is_lost = false;
@@ -289,7 +270,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             return WaitError::Broken(error).into_result(lease, &record.request_id);
         }
         let times = (response.sent, deadline);
-        let mut context = response_context(self.incoming, &self.prepared, &self.placed, &self.backends, lease, times);
+        let mut context = response_context(self.incoming, &self.prepared, &self.backends, lease, times);
         context.credentials = Some(credentials);
         let ResponseStart { exchange, head, sent, read } = response;
         let mut exchange = Some(exchange);
@@ -390,14 +371,14 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
-        let retry_after = self.backends.admission.retry_after(self.placed.home().id, Instant::now());
+        let retry_after = self.backends.admission.retry_after(self.prepared.placed.home().id, Instant::now());
         let refusal = failed.refusal(respond::whole_seconds(retry_after));
         record.outcome = failed.outcome;
         let (Some(response), Some(mut lease)) = (failed.response, released) else { return Err(refusal) };
         let now = Instant::now();
-        let deadline = now + self.placed.table.timeouts().idle;
+        let deadline = now + self.prepared.placed.table.timeouts().idle;
         let times = (now, deadline);
-        let context = response_context(self.incoming, &self.prepared, &self.placed, &self.backends, &lease, times);
+        let context = response_context(self.incoming, &self.prepared, &self.backends, &lease, times);
         let mut request = UpstreamRequest::default();
         let mut is_head_sent = self.is_head_sent;
         let ResponseStart { exchange, head, read, .. } = response;
@@ -435,25 +416,19 @@ async fn head_of<X: Exchange>(exchange: &mut X) -> Result<Box<ResponseHead>, Wai
 fn response_context<'a, U>(
     incoming: &'a IncomingRequest,
     prepared: &'a PreparedRequest,
-    placed: &'a PlacedRequest,
     backends: &Backends<'a, U>,
     lease: &Lease,
     (sent, deadline): (Instant, Instant),
 ) -> ResponseContext<'a> {
     ResponseContext {
-        route: incoming.route,
-        arrived: incoming.arrived,
+        incoming,
+        prepared,
         sent,
         deadline,
-        injected: prepared.injected,
-        prompt_tokens: prepared.need.prompt_tokens,
+        prompt_tokens: prepared.placed.request.need.prompt_tokens,
         prefilled: (prepared.prompts > 1).then(|| sent + lease.prefill_time()),
-        feedback: &prepared.feedback,
-        limits: SilenceLimits { idle: placed.table.timeouts().idle, silent: placed.table.timeouts().silent },
-        classes: &placed.table.classes,
-        objectives: &placed.home().objectives,
         credentials: None,
         abort: backends.abort,
-        room: WaitingRoom { memory: backends.memory, incoming },
+        memory: backends.memory,
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::config::KeyLimit;
+use sluice_config::KeyLimit;
 
 /// A limit of a key, as its position in [`KeyAmounts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,7 +29,7 @@ pub use super::in_flight::{InFlight, KeyLimitExceeded, KeyNeedError, UsedTokens}
 use super::key_counters::KeyCounters;
 use super::key_rate::MINUTE;
 use super::key_share::{KeyAmounts, KeyLimits, KeyUnit, KeyUse, UNITS, limits_of};
-use crate::config::{Auth, Key, PriorityRange};
+use sluice_config::{Auth, Key, PriorityRange};
 use sluice_core::base::ModelId;
 use sluice_core::openai::KeyLimit;
 
@@ -211,7 +211,7 @@ impl ApiKey {
     pub fn may_use(&self, model: Option<ModelId>) -> bool {
         match model {
             Some(model) => self.key.models.includes(model),
-            None => matches!(self.key.models, crate::config::ModelScope::All),
+            None => matches!(self.key.models, sluice_config::ModelScope::All),
         }
     }
 

@@ -8,8 +8,8 @@ use twox_hash::XxHash3_64;
 
 use super::incoming::IncomingRequest;
 use super::keys::{ApiKey, Keyring};
-use crate::config::Fair;
 use crate::pool::{FairOwner, PoolView};
+use sluice_config::Fair;
 use sluice_core::openai::RequestView;
 
 /// The owner of a request in a pool with this setting. `None` if the pool has one queue for all, or

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::assign::{self, ArmTarget};
 use super::classes::Kind;
-use super::classify::{self, Placement};
+use super::classify::{self, PlacedRequest, Placement};
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
 use super::keys::{ApiKey, InFlight, KeyLimitExceeded, KeyNeedError};
@@ -23,32 +23,24 @@ use super::request_bounds::RequestBounds;
 use super::respond::whole_seconds;
 use super::response_owners::{self, ResponseOwner, ResponseOwners};
 use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
-use crate::config::UsageInjection;
-use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
-use crate::pool::{Admission, Asks, FairOwner, ModelKey, Need};
+use crate::pool::{Admission, AdmissionRequest, Asks, ModelKey, Need};
+use sluice_config::UsageInjection;
+use sluice_config::limits::MAX_TOKENS;
 use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
 #[derive(Debug)]
 pub(super) struct PreparedRequest {
-    pub(super) placement: Placement,
-    pub(super) need: Need,
-    /// Hashes of prefixes of the prompt, to find it in prefix caches.
-    pub(super) prefix: Arc<PromptPrefix>,
-    pub(super) adapter: Option<ModelKey>,
-    /// The model, route and length that an engine must support.
-    pub(super) asks: Asks,
+    pub(super) placed: PlacedRequest,
     /// The model name that is sent without an experiment.
     pub(super) own_model: ModelKey,
     pub(super) priority: RequestPriority,
-    /// The owner whose share of the pool the request uses.
-    pub(super) fair: Option<FairOwner>,
-    /// The only backend that can serve the request.
-    pub(super) only: Option<Arc<str>>,
     pub(super) stream: bool,
     pub(super) prompts: u32,
     pub(super) body: EditedBody,
-    /// Place and model of the experiment's arm, if they differ from those without the experiment.
+    /// The body to send without the experiment, if the arm sends another model name.
+    pub(super) body_without_arm: Option<EditedBody>,
+    /// The experiment's arm, if it serves the request otherwise than without the experiment.
     pub(super) arm: Option<ArmTarget>,
     pub(super) injected: InjectedUsage,
     pub(super) feedback: Feedback,
@@ -93,43 +85,47 @@ pub(super) async fn prepare<R: Recorder>(
         None => assign::assign(incoming, &view, model.route, placement.home, record),
         Some(_) => None,
     };
-    let mut arm = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
-    let placement = arm.as_mut().and_then(ArmTarget::take_placement).unwrap_or(placement);
+    let pinned = assigned.as_ref().is_some_and(|assigned| assigned.arm().pool.is_some());
+    let target = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
+    let (arm, placement) = target.map_or((None, placement), |(arm, placement)| (Some(arm), placement));
     let home = &table.pools[placement.home];
     record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
     record.set_home(home);
-    let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
+    let arm_name = arm.as_ref().and_then(|arm| arm.model.as_deref());
     let own_model = ModelKey::of(own_name.unwrap_or(name));
-    let arm_model = arm.as_ref().and_then(|arm| arm.model.as_deref()).map(ModelKey::of);
-    let asks = asks(incoming, &view, arm_model.unwrap_or(own_model), estimate.tokens);
-    let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, served));
+    let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, arm_name.unwrap_or(&model.route.name)));
     record.prefix = Some(Arc::clone(&prefix));
-    let adapter = match arm.as_ref().and_then(|arm| arm.model.as_deref()) {
-        Some(name) => table.model(name).and_then(|found| found.route.adapter),
-        None => model.route.adapter,
+    let priority = RequestPriority::of(incoming, &view);
+    let request = AdmissionRequest {
+        spill: placement.spill,
+        priority: priority.number,
+        fair: owner(&home.fair, incoming, &view),
+        prefix,
+        adapter: match arm_name {
+            Some(name) => table.model(name).and_then(|found| found.route.adapter),
+            None => model.route.adapter,
+        },
+        asks: asks(incoming, &view, arm_name.map_or(own_model, ModelKey::of), estimate.tokens),
+        avoid: arm.as_ref().map(|arm| arm.others.clone()).unwrap_or_default(),
+        only: continued.map(|owner| owner.backend),
+        pinned,
+        ..AdmissionRequest::new(table.layout, home.id, need, incoming.arrived)
     };
     let injected = injected_usage(home.usage, &view);
     let body_for = |name: Option<&str>| {
         EditedBody::new(&incoming.body, &view.edits, Edits { model: name, usage: injected.edit() })
     };
-    let body = body_for(arm.as_ref().and_then(|arm| arm.model.as_deref()).or(own_name));
-    if let Some(arm) = arm.as_mut().filter(|arm| arm.model.is_some()) {
-        arm.body_without = Some(body_for(own_name));
-    }
+    let body = body_for(arm_name.or(own_name));
+    let body_without_arm = arm_name.map(|_| body_for(own_name));
     record.estimate_time = begun.elapsed();
     Ok(PreparedRequest {
-        placement,
-        need,
-        prefix,
-        adapter,
-        asks,
+        placed: PlacedRequest { table: Arc::clone(&incoming.routing), home: placement.home, request },
         own_model,
-        priority: RequestPriority::of(incoming, &view),
-        fair: owner(&home.fair, incoming, &view),
-        only: continued.map(|owner| owner.backend),
+        priority,
         stream: view.stream,
         prompts: view.prompts,
         body,
+        body_without_arm,
         arm,
         injected,
         feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),

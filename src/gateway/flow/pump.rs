@@ -23,6 +23,7 @@ mod ending;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -32,20 +33,19 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::{AttemptResult, FailedAttempt};
-use super::classes::Classes;
 use super::elsewhere::Credentials;
 use super::exchange::{ClientGone, Downstream, Exchange, ResponseHead, UpstreamRequest};
-use super::feedback::{Feedback, InjectedUsage};
+use super::incoming::IncomingRequest;
+use super::prepare::PreparedRequest;
 use super::record::{RecordGuard, Recorder};
 use super::respond;
 use super::response_meter::ResponseMeter;
 use super::stream_work::{SilenceLimits, SilenceTimer, WorkClock};
 use crate::pool::Lease;
+use crate::shares::Shares;
 use engine_side::{EngineEvent, EngineSide};
-pub(super) use parts::WaitingRoom;
-use parts::{Backlog, Delivery, Ending, Interruption, deliver};
-use sluice_core::meter::{Forward, Objectives};
-use sluice_core::openai::Route;
+use parts::{Backlog, Delivery, Ending, Interruption, WaitingRoom, deliver};
+use sluice_core::meter::Forward;
 
 /// Bytes of a stream that are held before the first token, in addition to [`PREAMBLE_PER_REQUEST`]
 /// times the bytes of the request. A longer preamble is passed on; then no other backend takes
@@ -55,31 +55,31 @@ const PREAMBLE_MAX: usize = 64 << 10;
 /// escapes.
 const PREAMBLE_PER_REQUEST: usize = 4;
 
-/// The request of a response, as far as the pump needs it.
+/// The request of a response, and the times of the attempt.
 #[derive(Clone, Copy)]
 pub(super) struct ResponseContext<'a> {
-    pub(super) route: Route,
-    pub(super) arrived: Instant,
+    pub(super) incoming: &'a IncomingRequest,
+    pub(super) prepared: &'a PreparedRequest,
     /// When the request had been sent upstream.
     pub(super) sent: Instant,
     /// When the first token of a stream, or the first byte of another response, is due.
     pub(super) deadline: Instant,
-    pub(super) injected: InjectedUsage,
     pub(super) prompt_tokens: u64,
     /// When the prefill of all prompts should be over, if there are several: the first token of one
     /// may come long before the prefill of another.
     pub(super) prefilled: Option<Instant>,
-    pub(super) feedback: &'a Feedback,
-    pub(super) limits: SilenceLimits,
-    pub(super) classes: &'a Classes,
-    /// The objectives of the home pool, by class.
-    pub(super) objectives: &'a [Objectives],
     /// Whose credentials the engine has seen. `None`: no other engine can take the request. The
     /// response then goes to the client whatever it says, and the fault was counted before.
     pub(super) credentials: Option<Credentials>,
     pub(super) abort: &'a CancellationToken,
-    /// The client's share of the memory for slow clients.
-    pub(super) room: WaitingRoom<'a>,
+    /// Memory in which responses wait for slow clients.
+    pub(super) memory: &'a Arc<Shares>,
+}
+
+impl<'a> ResponseContext<'a> {
+    fn room(&self) -> WaitingRoom<'a> {
+        WaitingRoom { memory: self.memory, incoming: self.incoming }
+    }
 }
 
 pub(super) struct Pump<'a, 'r, R: Recorder> {
@@ -122,14 +122,14 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
     ) -> Self {
         let status = head.status;
         let meter = if head.is_event_stream() && !head.is_coded() {
-            if context.injected != InjectedUsage::Nothing {
+            if context.prepared.injected.is_some() {
                 head.headers.remove(CONTENT_LENGTH);
             }
-            ResponseMeter::stream(context.route, context.arrived, context.injected.strip())
+            ResponseMeter::stream(context.incoming.route, context.incoming.arrived, context.prepared.injected.strip())
         } else {
-            ResponseMeter::body(context.arrived)
+            ResponseMeter::body(context.incoming.arrived)
         };
-        let meter = meter.within(context.feedback.bounds.at_engine(lease.max_model_len()));
+        let meter = meter.within(context.prepared.feedback.bounds.at_engine(lease.max_model_len()));
         // The head of a stream says nothing of the engine: vLLM's API server sends it before the
         // engine has begun.
         if !meter.is_stream() {
@@ -167,7 +167,9 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         let due = self.context.deadline;
         let timer = pin!(sleep_until(due));
         let silence = SilenceTimer { limit: due, timer };
-        let clock = WorkClock::new(self.context.sent, due, self.context.limits);
+        let timeouts = self.context.prepared.placed.table.timeouts();
+        let limits = SilenceLimits { idle: timeouts.idle, silent: timeouts.silent };
+        let clock = WorkClock::new(self.context.sent, due, limits);
         // One future for all chunks: a new one for each chunk would enter and leave the token's
         // list of waiters.
         let token = self.lease.abort_token().clone();

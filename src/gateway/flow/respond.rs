@@ -13,7 +13,7 @@ use http::{HeaderMap, StatusCode};
 
 use super::exchange::{Downstream, ResponseHead};
 use super::record::{Outcome, Record, RecordGuard, Recorder};
-use crate::config::limits::RETRY_AFTER_MIN;
+use sluice_config::limits::RETRY_AFTER_MIN;
 use sluice_core::openai::error::sse_error;
 use sluice_core::openai::{ErrorFormat, Refusal, ShedReason};
 

@@ -19,9 +19,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::keys::ApiKey;
-use crate::pool::{Address, Admission};
+use crate::pool::Admission;
 use crate::shares::ledger::{HoldingId, Ledger};
 use crate::shares::{Demand, GivesWay};
+use sluice_config::Address;
 use sluice_core::openai::Refusal;
 
 /// The most responses that are remembered, at about 200 bytes each.

@@ -67,9 +67,9 @@ impl Router {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Machine, Surroundings};
     use crate::flow::LearnedState;
     use crate::pool::PoolLayout;
+    use sluice_config::{Config, Machine, Surroundings};
 
     fn table() -> RoutingTable {
         let text = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";

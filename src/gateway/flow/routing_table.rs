@@ -17,10 +17,10 @@ use foldhash::quality::RandomState;
 
 use super::classes::Classes;
 use super::keys::{ApiKey, KeyUsage, Keyring};
-use crate::config::{Config, Fair, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
 use crate::experiment::{ExperimentSet, Experiments};
 use crate::pool::{Admission, BackendLimits, LongPrefix, ModelKey, PoolLayout};
+use sluice_config::{Config, Fair, PromptRange, Timeouts, UsageInjection, limits};
 use sluice_core::base::{BackendId, ModelId, PoolId};
 use sluice_core::meter::slo::Objectives;
 
@@ -171,7 +171,7 @@ impl RoutingTable {
         let mut table = Self { pools, classes, keys, experiments, models, by_name, other, config, layout };
         table.declare(counters, learned);
         let open: Vec<usize> = (0..table.pools.len())
-            .filter(|index| table.config.pools[*index].models == crate::config::ModelScope::All)
+            .filter(|index| table.config.pools[*index].models == sluice_config::ModelScope::All)
             .filter(|index| !table.config.pools[*index].arms_only)
             .collect();
         if !open.is_empty() {
@@ -264,7 +264,7 @@ impl RoutingDraft {
 
 impl PoolRoute {
     /// A pool without the ids that admission assigns.
-    fn new(pool: &crate::config::Pool, config: &Config) -> Self {
+    fn new(pool: &sluice_config::Pool, config: &Config) -> Self {
         let has_keys = !config.auth.keys.is_empty();
         let usual = if has_keys { Fair::Key } else { Fair::Off };
         Self {
@@ -297,7 +297,7 @@ impl ModelRoute {
 }
 
 /// The limits of each backend of a pool, in admission's form.
-pub fn limits_of(pool: &crate::config::Pool) -> BackendLimits {
+pub fn limits_of(pool: &sluice_config::Pool) -> BackendLimits {
     BackendLimits {
         slots: pool.slots,
         tokens: pool.tokens.map(|tokens| tokens.0),

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::routing_table::limits_of;
-use crate::config::{self, Config, Order as ConfiguredOrder, SchedulingPolicy};
-use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
+use crate::pool::{BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
+use sluice_config::{Address, Config, Order as ConfiguredOrder, SchedulingPolicy};
 
 /// The pools of a configuration.
 pub fn pools(config: &Config) -> Vec<PoolSpec> {
@@ -18,7 +18,7 @@ pub fn pools(config: &Config) -> Vec<PoolSpec> {
 }
 
 /// The health rules of a configuration.
-pub fn health_rules(health: &config::Health) -> HealthRules {
+pub fn health_rules(health: &sluice_config::Health) -> HealthRules {
     HealthRules {
         probe_failures: health.failures,
         request_failures: health.failures,
@@ -28,7 +28,7 @@ pub fn health_rules(health: &config::Health) -> HealthRules {
     }
 }
 
-fn pool(pool: &config::Pool) -> PoolSpec {
+fn pool(pool: &sluice_config::Pool) -> PoolSpec {
     PoolSpec {
         name: pool.name.as_str().into(),
         rules: PoolRules {
@@ -45,7 +45,7 @@ fn pool(pool: &config::Pool) -> PoolSpec {
     }
 }
 
-fn order(queue: &config::Queue) -> QueueOrder {
+fn order(queue: &sluice_config::Queue) -> QueueOrder {
     match queue.order {
         ConfiguredOrder::Fifo => QueueOrder::FIFO,
         ConfiguredOrder::ShortestFirst => {
@@ -54,11 +54,6 @@ fn order(queue: &config::Queue) -> QueueOrder {
     }
 }
 
-fn backend(backend: &config::Backend) -> BackendSpec {
-    BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address(backend)), weight: backend.weight }
-}
-
-/// The address of a backend and the means of connecting to it.
-pub fn address(backend: &config::Backend) -> Address {
-    Address::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone())
+fn backend(backend: &sluice_config::Backend) -> BackendSpec {
+    BackendSpec { name: backend.name.as_str().into(), address: Arc::new(Address::of(backend)), weight: backend.weight }
 }

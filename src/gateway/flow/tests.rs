@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::config::{Config, Machine, Surroundings};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::origin::Origin;
-use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
+use crate::pool::{BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
+use sluice_config::{Address, Config, Machine, Surroundings};
 use sluice_core::openai::ShedReason;
 
 mod engines;
@@ -211,7 +211,7 @@ fn pool_of(config: &Config) -> PoolSpec {
     PoolSpec { name: pool.name.as_str().into(), rules, backends, spill: vec![] }
 }
 
-fn spec_of(backend: &crate::config::Backend) -> BackendSpec {
+fn spec_of(backend: &sluice_config::Backend) -> BackendSpec {
     let address = Address::new(backend.target.endpoint(), None, backend.api_key.clone());
     BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address), weight: backend.weight }
 }

@@ -20,38 +20,23 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::backend::Cordon;
+use super::bounds::Bound;
 use super::engine_work::EngineLook;
-use super::grant::Entered;
+use super::grant::AdmissionDecision;
 #[cfg(test)]
 use super::health::BackendFault;
 use super::health::{HealthRules, Phase, RefusedGateway};
 use super::lease::{Lease, Ticket};
 use super::request::AdmissionRequest;
+use super::service::{Cordon, Service};
 use super::shared::SharedState;
-use super::spec::{Address, PoolLayout, PoolSpec};
+use super::spec::{PoolLayout, PoolSpec};
 use super::state::AdmissionState;
-use super::trial::TrialBound;
 use super::view::{PoolView, WaitingRequest};
 use crate::origin::Origin;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::{ShedReason, TooLarge};
-
-/// The decision on an [`AdmissionRequest`].
-#[derive(Debug)]
-pub enum AdmissionDecision {
-    /// A backend has room.
-    Granted(Lease),
-    /// No backend has room: wait on the ticket, at most until the deadline.
-    Queued(Ticket, Instant),
-    /// The request exceeds the limits of an empty backend: the client's fault.
-    Refused(TooLarge),
-    /// Not served, for this reason.
-    Shed(ShedReason),
-    /// A reload has removed the home pool, or every backend there that may serve the request.
-    /// Classify it by the next routing table and enter again.
-    Reclassify,
-}
+use sluice_core::openai::ShedReason;
 
 thread_local! {
     /// Set while this thread runs the `publish` of [`Admission::apply_with`].
@@ -103,15 +88,17 @@ impl Admission {
     }
 
     /// Requests a lease.
-    pub fn enter(&self, request: AdmissionRequest) -> AdmissionDecision {
+    pub fn enter(&self, request: AdmissionRequest) -> AdmissionDecision<Lease, Ticket> {
         match self.shared.update(|state, wakers| state.enter(request, wakers)) {
-            Entered::Granted(grant) => AdmissionDecision::Granted(Lease::new(Arc::clone(&self.shared), grant)),
-            Entered::Queued { id, deadline } => {
+            AdmissionDecision::Granted(grant) => {
+                AdmissionDecision::Granted(Lease::new(Arc::clone(&self.shared), grant))
+            }
+            AdmissionDecision::Queued(id, deadline) => {
                 AdmissionDecision::Queued(Ticket::new(Arc::clone(&self.shared), id), deadline)
             }
-            Entered::Refused(limit) => AdmissionDecision::Refused(limit),
-            Entered::Shed(reason) => AdmissionDecision::Shed(reason),
-            Entered::Reclassify => AdmissionDecision::Reclassify,
+            AdmissionDecision::Refused(limit) => AdmissionDecision::Refused(limit),
+            AdmissionDecision::Shed(reason) => AdmissionDecision::Shed(reason),
+            AdmissionDecision::Reclassify => AdmissionDecision::Reclassify,
         }
     }
 
@@ -140,23 +127,26 @@ impl Admission {
         self.shared.refused_gateway(backend, refused, Origin::default(), now)
     }
 
-    /// The engine accepted the credentials of a probe.
-    pub fn accepted_probe(&self, backend: BackendId) {
-        self.shared.update(|state, _| {
+    /// Changes a backend, if it is known. Waiters then get the room there, or leave if no backend
+    /// can serve them any more.
+    fn change_service(&self, backend: BackendId, change: impl FnOnce(&mut Service)) {
+        self.shared.update(|state, wakers| {
             if let Some(found) = state.backend_mut(backend) {
-                found.health.accepted_probe();
+                change(&mut found.service);
+                state.reconsider(backend, wakers);
             }
         });
+    }
+
+    /// The engine accepted the credentials of a probe.
+    pub fn accepted_probe(&self, backend: BackendId) {
+        self.shared.change(backend, |found| found.health.accepted_probe());
     }
 
     /// Sets the size of the engine's prefix cache in tokens: the size of the KV cache, or 0 if
     /// prefix caching is off.
     pub fn set_cache_size(&self, backend: BackendId, tokens: u64) {
-        self.shared.update(|state, _| {
-            if let Some(found) = state.backend_mut(backend) {
-                found.cache.set_size(tokens);
-            }
-        });
+        self.shared.change(backend, |found| found.cache.set_size(tokens));
     }
 
     /// Whether one of these backends gets work when it has room.
@@ -165,49 +155,32 @@ impl Admission {
         backends.iter().any(|id| state.backend(*id).is_some_and(|backend| backend.in_rotation()))
     }
 
-    /// Takes a backend out of rotation, or back in. Running requests finish. False if unknown.
-    pub fn set_draining(&self, backend: BackendId, draining: bool) -> bool {
-        self.shared.update(|state, wakers| {
-            let Some(found) = state.backend_mut(backend) else { return false };
-            found.draining = draining;
-            state.reconsider(backend, wakers);
-            true
-        })
+    /// Takes a backend out of rotation, or back in. Running requests finish.
+    pub fn set_draining(&self, backend: BackendId, draining: bool) {
+        self.change_service(backend, |service| service.draining = draining);
     }
 
     /// Sets whether a backend may get work and whether requests may wait for it, as decided by the
-    /// process that runs the engine. False if unknown.
-    pub fn set_cordon(&self, backend: BackendId, cordon: Cordon) -> bool {
-        self.shared.update(|state, wakers| {
-            let Some(found) = state.backend_mut(backend) else { return false };
-            found.cordon = cordon;
-            if cordon != Cordon::Starting {
-                found.ready_at = None;
-            }
-            state.reconsider(backend, wakers);
-            true
-        })
+    /// process that runs the engine.
+    pub fn set_cordon(&self, backend: BackendId, cordon: Cordon) {
+        self.change_service(backend, |service| service.set_cordon(cordon));
     }
 
     /// Sets when the starting engine of a backend should be ready. Any later cordon except
-    /// `Starting` clears it. False if unknown.
-    pub fn set_ready_at(&self, backend: BackendId, ready_at: Instant) -> bool {
-        self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.ready_at = Some(ready_at)).is_some())
+    /// `Starting` clears it.
+    pub fn set_ready_at(&self, backend: BackendId, ready_at: Instant) {
+        self.shared.change(backend, |found| found.service.ready_at = Some(ready_at));
     }
 
-    /// Sets how long a start of a backend's engine takes. False if unknown.
-    pub fn set_start_takes(&self, backend: BackendId, takes: Duration) -> bool {
-        self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.start_takes = Some(takes)).is_some())
+    /// Sets how long a start of a backend's engine takes.
+    pub fn set_start_takes(&self, backend: BackendId, takes: Duration) {
+        self.shared.change(backend, |found| found.service.start_takes = Some(takes));
     }
 
     /// Sets whether an engine's flags say that it schedules by priority. The pool's rules override
     /// this.
     pub fn set_by_priority(&self, backend: BackendId, by_priority: bool) {
-        self.shared.update(|state, _| {
-            if let Some(found) = state.backend_mut(backend) {
-                found.by_priority = by_priority;
-            }
-        });
+        self.shared.change(backend, |found| found.engine.by_priority = by_priority);
     }
 
     /// The engine of a backend failed to start: sheds the requests that the backend's pool holds,
@@ -225,44 +198,23 @@ impl Admission {
         }
     }
 
-    /// Limits the slots of a backend below the configured limit; `None` removes the ceiling.
-    /// Requests in flight stay; no more are admitted until usage has fallen. False if unknown.
-    pub fn set_ceiling(&self, backend: BackendId, slots: Option<u32>) -> bool {
+    /// Sets bounds of backends. Requests in flight stay; under a lower bound no more are admitted
+    /// until usage has fallen. Unknown backends are ignored.
+    pub fn set_bounds(&self, bounds: impl IntoIterator<Item = (BackendId, Bound)>) {
         self.shared.update(|state, wakers| {
-            let Some(found) = state.backend_mut(backend) else { return false };
-            found.set_ceiling(slots);
-            state.reconsider(backend, wakers);
-            true
-        })
-    }
-
-    /// Bounds requests on backends whose engines are on trial; `None`: the full limits. Requests in
-    /// flight stay. Copies on a backend that begins to take requests are cut.
-    pub fn set_trials(&self, trials: &[(BackendId, Option<TrialBound>)]) {
-        self.shared.update(|state, wakers| {
-            for (id, trial) in trials {
-                if state.backend(*id).is_none_or(|found| found.trial() == *trial) {
-                    continue;
-                }
-                if let Some(found) = state.backend_mut(*id) {
-                    found.set_trial(*trial);
-                    state.reconsider(*id, wakers);
-                }
-            }
+            bounds.into_iter().for_each(|(backend, bound)| state.set_bound(backend, bound, wakers));
         });
     }
 
     /// Forgets the health and speed of a backend whose engine was replaced by one that is ready.
-    /// False if unknown.
-    pub fn engine_replaced(&self, backend: BackendId, now: Instant) -> bool {
+    pub fn engine_replaced(&self, backend: BackendId, now: Instant) {
         self.shared.update(|state, wakers| {
-            let Some(found) = state.backend_mut(backend) else { return false };
-            let facts = found.facts.clone();
+            let Some(found) = state.backend_mut(backend) else { return };
+            let facts = found.engine.facts.clone();
             found.engine_replaced(now);
             state.facts_changed(backend, &facts, None, wakers);
             state.reconsider(backend, wakers);
-            true
-        })
+        });
     }
 
     /// Backends with requests in flight and no progress for longer than `limit`.
@@ -280,7 +232,7 @@ impl Admission {
         let state = self.shared.lock();
         let backends = state.backends.iter().enumerate();
         let watched = backends.filter_map(|(index, slot)| {
-            let found = slot.as_ref().filter(|found| found.progress.work.is_watched())?;
+            let found = slot.as_ref().filter(|found| found.liveness.progress.work.is_watched())?;
             Some((BackendId::new(index), Arc::clone(&found.address)))
         });
         watched.collect()
@@ -290,7 +242,7 @@ impl Admission {
     pub fn record_look(&self, backend: BackendId, address: &Arc<Address>, look: Option<EngineLook>, now: Instant) {
         let state = self.shared.lock();
         if let Some(found) = state.backend(backend).filter(|found| Arc::ptr_eq(&found.address, address)) {
-            found.progress.work.look(look, found.used.requests, now);
+            found.liveness.progress.work.look(look, found.used.requests, now);
         }
     }
 

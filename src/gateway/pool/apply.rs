@@ -11,15 +11,18 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::backend::BackendState;
+use super::bounds::Bound;
 use super::drain_rate::DrainRate;
+use super::grant::WaitResult;
 use super::health::HealthRules;
 use super::owners::Owners;
 use super::prefix::PrefixTable;
 use super::queue::WaiterId;
 use super::room::Rooms;
 use super::served::Served;
+use super::share::Share;
 use super::spec::{BackendSpec, PoolLayout, PoolSpec};
-use super::state::{AdmissionState, PoolState, Waiter, WaiterState, Wakers};
+use super::state::{AdmissionState, PoolState, Waiter, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
@@ -83,11 +86,11 @@ impl AdmissionState {
         let ids: Vec<BackendId> = spec.backends.iter().map(|backend| self.place_backend(backend, pool, now)).collect();
         for (position, id) in ids.iter().enumerate() {
             if let Some(backend) = self.backend_mut(*id) {
-                backend.set_limits(spec.rules.limits);
-                backend.position = position;
-                backend.weight = spec.backends[position].weight;
+                backend.set_bound(Bound::Configured(spec.rules.limits));
+                backend.place.position = position;
+                backend.place.weight = spec.backends[position].weight;
                 backend.address = Arc::clone(&spec.backends[position].address);
-                backend.removed = false;
+                backend.service.removed = false;
             }
         }
         let found = &mut self.pools[pool.index()];
@@ -101,12 +104,15 @@ impl AdmissionState {
         if let Some(index) = self.backends.iter().position(|slot| slot.as_ref().is_some_and(same)) {
             return BackendId::new(index);
         }
-        let mut backend = BackendState::new(spec, pool, self.layout, now);
+        let limits = self.pools[pool.index()].rules.limits;
+        let mut backend = BackendState::new(spec, pool, limits, self.layout, now);
         let engine = self.backends.iter().flatten().filter(|b| b.address.endpoint == spec.address.endpoint);
-        if let Some(known) = engine.max_by_key(|b| !b.removed) {
+        if let Some(known) = engine.max_by_key(|b| !b.service.removed) {
             backend.inherit(known);
         }
-        backend.ledger = self.is_divided.then(Default::default);
+        if self.is_divided {
+            backend.set_bound(Bound::Ledger(Share::default()));
+        }
         match self.backends.iter().position(Option::is_none) {
             Some(index) => {
                 self.backends[index] = Some(backend);
@@ -123,7 +129,7 @@ impl AdmissionState {
         for (index, slot) in self.backends.iter_mut().enumerate() {
             let kept = layout.backends.iter().flatten().any(|id| id.index() == index);
             if let Some(backend) = slot.as_mut().filter(|_| !kept) {
-                backend.removed = true;
+                backend.service.removed = true;
                 backend.copies.cut();
                 if backend.used.requests == 0 {
                     *slot = None;
@@ -139,6 +145,7 @@ impl AdmissionState {
             }
         }
     }
+
     /// Sends waiters back to be classified: all waiters of a removed pool, otherwise waiters that
     /// alone exceed the new limits.
     fn reclassify_waiters(&mut self, pool: PoolId, wakers: &mut Wakers) {
@@ -147,7 +154,7 @@ impl AdmissionState {
         for id in ids {
             let waits = |waiter: &&Waiter| removed || self.too_large(&waiter.request).is_some();
             if self.waiters[id as usize].as_ref().is_some_and(|waiter| waits(&waiter)) {
-                self.end_wait(id, WaiterState::Reclassify, wakers);
+                self.end_wait(id, WaitResult::Reclassify, wakers);
             } else {
                 self.sort_into_lane(id);
             }

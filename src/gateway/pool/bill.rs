@@ -14,7 +14,7 @@
 //! the grant also apply to the correction.
 
 use super::queue::OwnerIndex;
-use crate::config::limits::MAX_TOKENS;
+use sluice_config::limits::MAX_TOKENS;
 use sluice_core::base::PoolId;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

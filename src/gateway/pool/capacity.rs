@@ -15,7 +15,7 @@
 use super::bill::Bill;
 use super::served::ModelKey;
 use super::settled::Mark;
-use crate::config::limits::MAX_TOKENS;
+use sluice_config::limits::MAX_TOKENS;
 use sluice_core::openai::{LimitUnit, TooLarge};
 
 /// Prompts of at least this many tokens are large to policies: prefill takes more than a few steps.

@@ -8,10 +8,11 @@ use tokio::time::Instant;
 
 use super::bill::{Bill, Price};
 use super::capacity::{Allocation, Fit, LARGE_PROMPT};
+use super::grant::WaitResult;
 use super::policy::cost::{SEQUENCE, STEP};
 use super::queue::WaiterId;
 use super::request::AdmissionRequest;
-use super::state::{AdmissionState, WaiterState, Wakers};
+use super::state::{AdmissionState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
@@ -54,7 +55,7 @@ impl AdmissionState {
         }
         let found = self.backend(backend)?;
         let (prompt, tpot, sequences) =
-            (found.load.seconds_per_prompt_token(), found.seconds_per_token, found.used.slots);
+            (found.load.seconds_per_prompt_token(), found.speed.seconds_per_token, found.used.slots);
         let price = |crowd: f64| Price::new(prompt, tpot.unwrap_or(STEP + SEQUENCE * crowd) / crowd);
         let computed = request.need.prompt_tokens.saturating_sub(cached);
         let queue = &mut self.pools[home.index()].queue;
@@ -125,7 +126,7 @@ impl AdmissionState {
     pub(super) fn displace(&mut self, pool: PoolId, id: WaiterId, wakers: &mut Wakers) -> bool {
         let Some(owner) = self.waiters[id as usize].as_ref().map(|waiter| waiter.request.owner()) else { return false };
         let Some(last) = self.pools[pool.index()].queue.displaced_by(owner) else { return false };
-        self.end_wait(last, WaiterState::Shed(ShedReason::QueueFull), wakers);
+        self.end_wait(last, WaitResult::Shed(ShedReason::QueueFull), wakers);
         true
     }
 }

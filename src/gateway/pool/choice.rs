@@ -13,7 +13,7 @@ use super::request::AdmissionRequest;
 use super::room::Positions;
 use super::served::ModelKey;
 use super::state::AdmissionState;
-use crate::config::Policy;
+use sluice_config::Policy;
 use sluice_core::base::{BackendId, PoolId, Rng};
 
 /// Percentage of an engine's context limit up to which a prompt may spill to it. At home the engine
@@ -31,13 +31,14 @@ impl AdmissionState {
             request.spill.contains(&found.pool)
                 && self.pools[found.pool.index()].fed_by.contains(&request.home)
                 && found
+                    .engine
                     .facts
                     .max_model_len
                     .is_none_or(|len| request.need.prompt_tokens <= len / 100 * SPILL_LEN_PERCENT)
         };
         let possible = request.only.as_ref().is_none_or(|name| *name == found.name);
         possible
-            && found.facts.meets(&request.wants)
+            && found.engine.facts.meets(&request.wants)
             && found.could_serve(&request.need)
             && !request.avoid.contains(&backend)
             && (home || spilled_in_reach())
@@ -78,9 +79,9 @@ impl AdmissionState {
             let Some(backend) = self.backends.get_mut(id.index()).and_then(Option::as_mut) else { continue };
             backend.changed = false;
             // Another backend may have the position of one that is no longer configured.
-            if let Some(pool) = self.pools.get_mut(backend.pool.index()).filter(|_| !backend.removed) {
+            if let Some(pool) = self.pools.get_mut(backend.pool.index()).filter(|_| !backend.service.removed) {
                 let candidate = backend.candidate(id, self.epoch);
-                pool.rooms.judge(backend.position, candidate, !backend.is_full(), backend.has_permit());
+                pool.rooms.judge(backend.place.position, candidate, !backend.is_full(), backend.has_permit());
             }
         }
     }
@@ -137,7 +138,7 @@ impl AdmissionState {
             return found;
         }
         // The engines that have most of the prompt are always compared.
-        for position in cached.owners().filter_map(|id| self.backend(id)).map(|owner| owner.position) {
+        for position in cached.owners().filter_map(|id| self.backend(id)).map(|owner| owner.place.position) {
             if open.take(position) {
                 offer(position);
             }
@@ -182,7 +183,7 @@ impl AdmissionState {
         let (chosen, runner_up) = policy::pick(policy, &offers, &request.need, now, &mut rng);
         drop(offers);
         self.rng = rng;
-        let position = runner_up.and_then(|id| self.backend(id)).map(|found| found.position);
+        let position = runner_up.and_then(|id| self.backend(id)).map(|found| found.place.position);
         self.pools[pool.index()].rooms.set_runner_up(position);
         chosen
     }
@@ -223,7 +224,7 @@ impl AdmissionState {
     fn adapter_place(&self, backend: BackendId, adapter: ModelKey) -> AdapterPlace {
         match self.backend(backend) {
             None => AdapterPlace::Ready,
-            Some(found) if !found.facts.served.has(adapter) => AdapterPlace::Missing,
+            Some(found) if !found.engine.facts.served.has(adapter) => AdapterPlace::Missing,
             Some(found) => found.adapters.place(adapter),
         }
     }
@@ -247,13 +248,13 @@ impl AdmissionState {
         let round: f64 = weights.iter().map(|(_, weight)| weight).sum();
         for (id, weight) in &weights {
             if let Some(backend) = self.backend_mut(*id) {
-                backend.turn += weight;
+                backend.place.turn += weight;
             }
         }
-        let owed = |id: BackendId| self.backend(id).map_or(0.0, |backend| backend.turn);
+        let owed = |id: BackendId| self.backend(id).map_or(0.0, |backend| backend.place.turn);
         let next = weights.iter().map(|(id, _)| *id).rev().max_by(|a, b| owed(*a).total_cmp(&owed(*b)))?;
         if let Some(backend) = self.backend_mut(next) {
-            backend.turn -= round;
+            backend.place.turn -= round;
         }
         Some(next)
     }

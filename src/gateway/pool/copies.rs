@@ -4,7 +4,7 @@
 //! queues and drain rates, and views count them separately. In return:
 //!
 //! - A copy is admitted where the policy places it, if it fits next to all requests and copies at
-//!   once, and no request waits that may use the backend. An engine on trial (`trial.rs`) admits it
+//!   once, and no request waits that may use the backend. An engine on trial (`bounds.rs`) admits it
 //!   if no request runs there.
 //! - A copy is cut when a request takes the room, when a request that may use the backend has to
 //!   wait, and when the backend leaves the rotation.
@@ -51,8 +51,8 @@ impl AdmissionState {
         let found = self.backend(backend)?;
         let (is_free, limits) = match on_trial {
             // The engine was not tried with requests and copies together.
-            Some(_) => (found.used.requests == 0, found.limits_of_copies()),
-            None => (!self.is_waited_for(backend), found.limits),
+            Some(_) => (found.used.requests == 0, found.bounds.of_copies()),
+            None => (!self.is_waited_for(backend), *found.bounds.in_force()),
         };
         if !is_free || !found.copies.fit(&found.occupied(), &limits, &request.need) {
             return None;
@@ -63,7 +63,7 @@ impl AdmissionState {
         let found = self.backend_mut(backend)?;
         found.cache.write(request.need.tokens() - cached);
         found.load.granted = serial;
-        let cut = found.abort.child_token();
+        let cut = found.liveness.abort.child_token();
         found.copies.add(serial, request.need, cut.clone());
         if !self.with_copies.contains(&backend) {
             self.with_copies.push(backend);
@@ -74,8 +74,9 @@ impl AdmissionState {
 
     /// The backend of a pool that is open to this copy but not to requests.
     fn on_trial(&self, pool: PoolId, request: &AdmissionRequest) -> Option<BackendId> {
-        let is_on_trial =
-            |id: &BackendId| self.backend(*id).is_some_and(|found| found.is_for_copies_only() && found.in_rotation());
+        let is_on_trial = |id: &BackendId| {
+            self.backend(*id).is_some_and(|found| found.bounds.is_for_copies_only() && found.in_rotation())
+        };
         self.members(pool).iter().copied().find(|id| is_on_trial(id) && self.allows(request, *id))
     }
 
@@ -89,17 +90,11 @@ impl AdmissionState {
         waiting.any(|id| self.waiters[id as usize].as_ref().is_some_and(|waiter| self.allows(&waiter.request, backend)))
     }
 
-    pub(super) fn end_copy(&mut self, backend: BackendId, serial: u64) {
-        if let Some(found) = self.backend_mut(backend) {
-            found.copies.remove(serial);
-        }
-    }
-
     /// Cuts the copies on backends that this waiting request may use.
     pub(super) fn cut_copies(&mut self, request: &AdmissionRequest) {
         for backend in std::mem::take(&mut self.with_copies) {
             match self.backend(backend) {
-                Some(found) if !found.is_for_copies_only() && self.allows(request, backend) => {
+                Some(found) if !found.bounds.is_for_copies_only() && self.allows(request, backend) => {
                     self.cut_copies_on(backend);
                 }
                 Some(found) if found.copies.len() > 0 => self.with_copies.push(backend),

@@ -18,10 +18,12 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use super::bounds::Bound;
 use super::capacity::Fit;
+use super::grant::WaitResult;
 use super::owners::{Cursor, Turn};
 use super::queue::{Lane, OwnerIndex, Skip, WaiterId};
-use super::state::{AdmissionState, WaiterState, Wakers};
+use super::state::{AdmissionState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 /// Waiters that one dispatch looks at: bounds the time under the lock.
@@ -74,6 +76,19 @@ impl AdmissionState {
             self.shed_pinned(pool, wakers);
         }
         self.dispatch(backend, wakers);
+    }
+
+    /// Sets one bound of a backend, and grants the room that it leaves. Ignored if unknown.
+    pub(super) fn set_bound(&mut self, backend: BackendId, bound: Bound, wakers: &mut Wakers) {
+        let Some(mut bounds) = self.backend(backend).map(|found| found.bounds) else { return };
+        let before = bounds;
+        bounds.set(bound);
+        if bounds != before
+            && let Some(found) = self.backend_mut(backend)
+        {
+            found.set_bound(bound);
+            self.reconsider(backend, wakers);
+        }
     }
 
     /// Grants the room of `backend`, and of backends whose reservations end, to waiters. If
@@ -250,7 +265,7 @@ impl AdmissionState {
         self.pinned -= usize::from(waiter.request.pinned);
         let reserved = self.drop_reservation(&waiter);
         wakers.extend(waiter.waker.take());
-        waiter.state = WaiterState::Granted(backend, allocation, ahead);
+        waiter.outcome = Some(WaitResult::Granted((backend, allocation, ahead)));
         self.waiters[id as usize] = Some(waiter);
         self.count_grant(pool, home, owner);
         reserved
@@ -273,7 +288,7 @@ impl AdmissionState {
         let Some(waiter) = self.waiters[id as usize].as_ref().filter(|waiter| waiter.lane == Lane::Long) else {
             return false;
         };
-        let here = self.backend(backend).and_then(|b| b.limits.long_prefix).map(|long| long.threshold);
+        let here = self.backend(backend).and_then(|b| b.bounds.in_force().long_prefix).map(|long| long.threshold);
         let home = self.pools[waiter.request.home.index()].rules.limits.long_prefix.map(|long| long.threshold);
         matches!((here, home), (Some(here), Some(home)) if here <= home)
     }

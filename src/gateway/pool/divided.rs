@@ -1,24 +1,23 @@
 //! Limits that a ledger divides among several gateways.
 //!
-//! After [`Admission::divide`], a backend gets requests only within this gateway's share of it. The
-//! share is one more bound next to the limits, the ceiling of a ramp and the usage of other
-//! gateways (`foreign.rs`). For each unit the smallest bound applies. A share of 0 admits nothing,
-//! and requests wait: only the configured limits decide whether a request is refused.
+//! After [`Admission::divide`], a backend gets requests only within this gateway's share of it, one
+//! more bound of `bounds.rs`. Shares may end ([`ShareEnd`]). The end is checked before every change
+//! of the state, so a process that was suspended admits nothing by old shares.
 //!
-//! Shares may end ([`ShareEnd`]). The end is checked before every change of the state, so a process
-//! that was suspended admits nothing by old shares. Bound: [`WAITERS`] waiters of a pool are looked
-//! at.
+//! `foreign.rs` is the other protocol, for the hand-over of one gateway to its successor on the
+//! same host, which must work without a store. Bound: [`WAITERS`] waiters of a pool are looked at.
 
 use std::sync::Arc;
 
 use super::admission::Admission;
+use super::bounds::Bound;
 use super::capacity::BackendLimits;
 use super::foreign::need_of;
 pub use super::settled::TICK;
 use super::share::Share;
 pub use super::share::ShareEnd;
-use super::spec::Address;
 use super::state::AdmissionState;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
 /// Waiters of one pool whose needs are added up: more of them want more than a backend has anyway.
@@ -52,8 +51,7 @@ impl Admission {
     pub fn divide(&self) {
         self.shared.update(|state, _| {
             state.is_divided = true;
-            state.backends.iter_mut().flatten().for_each(|backend| backend.ledger = Some(Share::default()));
-            state.note_all_changed();
+            state.withdraw_shares();
         });
     }
 
@@ -78,17 +76,10 @@ impl Admission {
         self.shared.update(|state, wakers| {
             state.shares_end = end;
             for id in (0..state.backends.len()).map(BackendId::new) {
-                let Some(pool) = state.backend(id).map(|found| Arc::clone(&state.pools[found.pool.index()].name))
-                else {
-                    continue;
-                };
-                let Some(found) = state.backend_mut(id) else { continue };
-                let used = Share::of(&found.used).plus(found.foreign);
-                let (before, now) = (found.ledger, Some(share(&pool, &found.name, &found.configured, used)));
-                found.ledger = now;
-                if before != now {
-                    state.dispatch(id, wakers);
-                }
+                let Some(found) = state.backend(id) else { continue };
+                let (pool, bounds) = (&state.pools[found.pool.index()].name, &found.bounds);
+                let share = share(pool, &found.name, bounds.configured(), bounds.in_use(&found.used));
+                state.set_bound(id, Bound::Ledger(share), wakers);
             }
             // The shares may have ended before they arrived.
             state.end_shares();
@@ -102,11 +93,11 @@ impl Admission {
             for id in (0..state.backends.len()).map(BackendId::new) {
                 let Some(found) = state.backend(id) else { continue };
                 let closed = is_closed(&state.pools[found.pool.index()].name, &found.name);
-                if found.closed == closed {
+                if found.service.closed == closed {
                     continue;
                 }
                 if let Some(found) = state.backend_mut(id) {
-                    found.closed = closed;
+                    found.service.closed = closed;
                     state.reconsider(id, wakers);
                 }
             }
@@ -116,28 +107,30 @@ impl Admission {
     /// To be called every [`TICK`]. Returns whether any request waits.
     pub fn tick(&self) -> bool {
         self.shared.update(|state, _| {
-            state.backends.iter_mut().flatten().for_each(|found| found.settled.tick(found.progress.at_client()));
+            state
+                .backends
+                .iter_mut()
+                .flatten()
+                .for_each(|found| found.settled.tick(found.liveness.progress.at_client()));
             state.pools.iter().any(|pool| !pool.queue.is_empty())
         })
     }
 }
 
 impl AdmissionState {
-    fn note_all_changed(&mut self) {
-        for index in 0..self.backends.len() {
-            let _ = self.backend_mut(BackendId::new(index));
-        }
-    }
-
     /// Sets all shares to 0 if their end has come.
     pub(super) fn end_shares(&mut self) {
         if self.shares_end.is_none_or(|end| (end.clock)() < end.at) {
             return;
         }
         self.shares_end = None;
+        self.withdraw_shares();
+    }
+
+    fn withdraw_shares(&mut self) {
         for index in 0..self.backends.len() {
             if let Some(found) = self.backend_mut(BackendId::new(index)) {
-                found.ledger = Some(Share::default());
+                found.set_bound(Bound::Ledger(Share::default()));
             }
         }
     }
@@ -147,17 +140,17 @@ impl AdmissionState {
             (0..self.pools.len()).map(|pool| self.waiting_in(PoolId::new(pool))).collect();
         let Self { pools, backends, .. } = self;
         let uses = backends.iter_mut().flatten().map(|found| {
-            let (waiting, need) = if found.removed { Default::default() } else { waiting[found.pool.index()] };
+            let (waiting, need) = if found.service.removed { Default::default() } else { waiting[found.pool.index()] };
             BackendUse {
                 pool: Arc::clone(&pools[found.pool.index()].name),
                 name: Arc::clone(&found.name),
                 address: Arc::clone(&found.address),
-                removed: found.removed,
-                limits: found.configured,
-                used: Share::of(&found.used).plus(found.foreign),
+                removed: found.service.removed,
+                limits: *found.bounds.configured(),
+                used: found.bounds.in_use(&found.used),
                 waiting,
                 need,
-                settled: found.settled.look(found.progress.at_client()),
+                settled: found.settled.look(found.liveness.progress.at_client()),
             }
         });
         uses.collect()

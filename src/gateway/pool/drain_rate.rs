@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
+use sluice_config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 
 const MEMORY: Duration = Duration::from_secs(10);
 /// Shorter spans give no useful rate.

@@ -12,7 +12,6 @@
 //! The work is done only after a failure, and grows with the backends of the pool.
 
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::backend::BackendState;
 use super::fault_report::FaultReport;
@@ -51,7 +50,7 @@ impl AdmissionState {
         let found = self.backend(backend)?;
         let others = || {
             let members = self.members(found.pool).iter().filter(|id| **id != backend);
-            members.filter_map(|id| self.backend(*id)).filter(|other| other.is_in_service())
+            members.filter_map(|id| self.backend(*id)).filter(|other| other.service.is_open())
         };
         if origin.is_some_and(|origin| is_of_some_clients(found, others, origin, now)) {
             return Some(Spared::ServesOthers);
@@ -87,8 +86,7 @@ impl AdmissionState {
     pub(super) fn mark_hung(&mut self, backend: BackendId, now: Instant) {
         self.failure(backend, BackendFault::Hung, Origin::default(), now);
         if let Some(found) = self.backend_mut(backend) {
-            found.hangs += 1;
-            std::mem::replace(&mut found.abort, CancellationToken::new()).cancel();
+            found.liveness.hung();
         }
     }
 }

@@ -8,10 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::backend::Progress;
 use super::capacity::Allocation;
-use super::queue::WaiterId;
-use super::spec::Address;
+use super::liveness::Progress;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{PromptPrefix, ShedReason, TooLarge};
 
@@ -34,22 +33,43 @@ pub(super) struct Grant {
     pub(super) prefix: Arc<PromptPrefix>,
 }
 
+/// The decision on a request for admission. `L` is the lease, or the grant for it behind the lock;
+/// `T` is the ticket of a waiter, or the waiter's id.
 #[derive(Debug)]
-pub(super) enum Entered {
-    Granted(Grant),
-    Queued { id: WaiterId, deadline: Instant },
+pub enum AdmissionDecision<L, T> {
+    /// A backend has room.
+    Granted(L),
+    /// No backend has room: wait on the ticket, at most until the deadline.
+    Queued(T, Instant),
+    /// The request exceeds the limits of an empty backend: the client's fault.
     Refused(TooLarge),
+    /// Not served, for this reason.
     Shed(ShedReason),
+    /// A reload has removed the home pool, or every backend there that may serve the request.
+    /// Classify it by the next routing table and enter again.
     Reclassify,
 }
 
+/// How a wait ended. `L` is the lease, or the grant for it behind the lock.
 #[derive(Debug)]
-pub(super) enum WaiterOutcome {
-    Granted(Grant),
-    /// A reload removed the pool.
+pub enum WaitResult<L> {
+    /// With a lease.
+    Granted(L),
+    /// A reload removed the pool: classify again and enter with the original arrival time.
     Reclassify,
     /// The engine that the request waited for does not come.
     Shed(ShedReason),
     /// No engine serves the model any more.
     Unserved,
+}
+
+impl<L> WaitResult<L> {
+    pub(super) fn map<M>(self, map: impl FnOnce(L) -> M) -> WaitResult<M> {
+        match self {
+            Self::Granted(lease) => WaitResult::Granted(map(lease)),
+            Self::Reclassify => WaitResult::Reclassify,
+            Self::Shed(reason) => WaitResult::Shed(reason),
+            Self::Unserved => WaitResult::Unserved,
+        }
+    }
 }

@@ -9,14 +9,14 @@
 //! - A pinned request waits only while one of its backends is in rotation.
 
 use super::capacity::Fit;
-use super::state::{AdmissionState, WaiterState};
+use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
     pub(super) fn check_invariants(&self) -> Result<(), String> {
         let queued: usize = self.pools.iter().map(|pool| pool.queue.len()).sum();
         let by_entry: usize = self.pools.iter().map(|pool| pool.queue.ids().count()).sum();
-        let waiting = || self.waiters.iter().flatten().filter(|w| matches!(w.state, WaiterState::Waiting));
+        let waiting = || self.waiters.iter().flatten().filter(|w| w.outcome.is_none());
         if queued != waiting().count() || queued != by_entry {
             return Err(format!("{queued} in queues, {by_entry} in order of entry, but {} waiting", waiting().count()));
         }
@@ -25,14 +25,14 @@ impl AdmissionState {
         for (index, backend) in self.backends.iter().enumerate() {
             let (id, Some(backend)) = (BackendId::new(index), backend) else { continue };
             let rooms = &self.pools[backend.pool.index()].rooms;
-            let judged = !backend.changed && !backend.removed;
+            let judged = !backend.changed && !backend.service.removed;
             let candidate = backend.candidate(id, self.epoch);
-            if judged && !rooms.agree(backend.position, &candidate, !backend.is_full(), backend.has_permit()) {
+            if judged && !rooms.agree(backend.place.position, &candidate, !backend.is_full(), backend.has_permit()) {
                 return Err(format!("the index of rooms is wrong about backend {}", backend.name));
             }
             for waiter in waiting() {
                 let (need, permit) = (&waiter.request.need, backend.has_permit());
-                let is_long = backend.limits.is_long(need.prompt_tokens);
+                let is_long = backend.bounds.in_force().is_long(need.prompt_tokens);
                 if (candidate.has_room(need) && (permit || !is_long)) != (backend.fit(need) == Fit::Room) {
                     return Err(format!("the candidate of {} is wrong about {need:?}", backend.name));
                 }

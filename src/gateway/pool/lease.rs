@@ -14,19 +14,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::backend::ClientWait;
 use super::bill::Bill;
 use super::engine_load::DecodeStart;
 use super::engine_work::EngineWatch;
 use super::fault_report::FaultReport;
-use super::grant::{Grant, WaiterOutcome};
+use super::grant::{Grant, WaitResult};
 use super::health::{BackendFault, RefusedGateway};
+use super::liveness::ClientWait;
 use super::queue::WaiterId;
 use super::shared::SharedState;
-use super::spec::Address;
 use crate::origin::Origin;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::ShedReason;
 
 /// The right to use one backend: slots, tokens, and prefill tokens until the first token.
 #[derive(Debug)]
@@ -73,7 +72,8 @@ impl Lease {
 
     /// Other requests in flight on the backend.
     pub fn others_in_flight(&self) -> u32 {
-        self.shared.in_flight(self.grant.backend).saturating_sub(u32::from(!self.released))
+        let requests = self.shared.lock().backend(self.grant.backend).map_or(0, |found| found.used.requests);
+        requests.saturating_sub(u32::from(!self.released))
     }
 
     /// The backend to use.
@@ -148,10 +148,11 @@ impl Lease {
     /// whole response yet. Later reports are ignored.
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
-            self.shared.release(self.grant.backend, std::mem::take(&mut self.grant.allocation));
+            let allocation = std::mem::take(&mut self.grant.allocation);
+            self.shared.update(|state, wakers| state.release(self.grant.backend, allocation, wakers));
         }
         if let Some(serial) = self.copy.take() {
-            self.shared.end_copy(self.grant.backend, serial);
+            self.shared.change(self.grant.backend, |found| found.copies.remove(serial));
         }
     }
 
@@ -176,14 +177,14 @@ impl Lease {
     /// The client kept the response waiting, so the end may be seen long after the engine has
     /// finished.
     pub fn fell_behind(&mut self) {
-        if !self.released {
-            self.shared.fell_behind(self.grant.backend, &mut self.grant.allocation);
+        if let Some(seen) = self.grant.allocation.seen.take_if(|_| !self.released) {
+            self.shared.change(self.grant.backend, |found| found.settled.end(Some(seen)));
         }
     }
 
     fn end_prefill(&mut self, seen: bool) {
         if let Some(serial) = self.copy {
-            self.shared.end_prefill_of_copy(self.grant.backend, serial);
+            self.shared.change(self.grant.backend, |found| found.copies.end_prefill(serial));
         }
         if self.released {
             return;
@@ -197,15 +198,21 @@ impl Lease {
     /// exceed a limit, and the backend admits nothing until it has fallen.
     pub fn charge(&mut self, prompt_tokens: u64) {
         if !self.released {
-            self.shared.charge(self.grant.backend, &mut self.grant.allocation, prompt_tokens);
+            let allocation = &mut self.grant.allocation;
+            self.shared.change(self.grant.backend, |found| {
+                found.used.charge(found.bounds.in_force(), allocation, prompt_tokens);
+            });
         }
     }
 
     /// Learns the prefill rate from the time to first token of one prompt.
     pub fn observe_prefill(&self, prompt_tokens: u64, ttft: Duration, now: Instant) {
         if !self.released {
-            let expected = (self.grant.allocation.cached_tokens(), self.grant.ahead);
-            self.shared.observe_prefill(self.grant.backend, prompt_tokens, expected, ttft, now);
+            let computed = prompt_tokens.saturating_sub(self.expected_cached());
+            self.shared.change(self.grant.backend, |found| {
+                found.speed.prefill.observe(prompt_tokens, ttft, now);
+                found.load.observe_first_token(computed, self.grant.ahead, ttft, now);
+            });
         }
     }
 
@@ -225,7 +232,12 @@ impl Lease {
     /// Learns the decoding speed from a finished request with `tokens` tokens in each sequence.
     pub fn observe_decode(&self, tokens: u64, tpot: Duration, now: Instant) {
         if !self.released {
-            self.shared.observe_decode(self.grant.backend, self.decoding, tokens, tpot, now);
+            self.shared.change(self.grant.backend, |found| {
+                found.speed.observe_tpot(tpot);
+                if let Some(start) = self.decoding {
+                    found.load.observe_decode(start, tokens, tpot, &found.used, now);
+                }
+            });
         }
     }
 
@@ -236,7 +248,9 @@ impl Lease {
         if let Some(mut bill) = self.bill.take() {
             let cached = cached.unwrap_or(bill.cached);
             let computed = prompt_tokens.map_or(bill.computed, |prompt| prompt.saturating_sub(cached));
-            self.shared.settle(&mut bill, computed, output_tokens);
+            if let Some(pool) = self.shared.lock().pools.get_mut(bill.pool.index()) {
+                pool.queue.settle(&mut bill, computed, output_tokens);
+            }
         }
     }
 
@@ -271,19 +285,6 @@ impl Drop for Lease {
     }
 }
 
-/// How a wait ended.
-#[derive(Debug)]
-pub enum WaitResult {
-    /// With a lease.
-    Granted(Lease),
-    /// A reload removed the pool: classify again and enter with the original arrival time.
-    Reclassify,
-    /// The engine that the request waited for does not come.
-    Shed(ShedReason),
-    /// No engine serves the model any more.
-    Unserved,
-}
-
 /// A place in a queue.
 #[derive(Debug)]
 pub struct Ticket {
@@ -299,25 +300,20 @@ impl Ticket {
 }
 
 impl Future for Ticket {
-    type Output = WaitResult;
+    type Output = WaitResult<Lease>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<WaitResult> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<WaitResult<Lease>> {
         let Some(id) = self.id else { return Poll::Pending };
-        let Some(outcome) = self.shared.poll_waiter(id, cx.waker()) else { return Poll::Pending };
+        let Some(outcome) = self.shared.lock().poll_waiter(id, cx.waker()) else { return Poll::Pending };
         self.id = None;
-        Poll::Ready(match outcome {
-            WaiterOutcome::Granted(grant) => WaitResult::Granted(Lease::new(Arc::clone(&self.shared), grant)),
-            WaiterOutcome::Reclassify => WaitResult::Reclassify,
-            WaiterOutcome::Shed(reason) => WaitResult::Shed(reason),
-            WaiterOutcome::Unserved => WaitResult::Unserved,
-        })
+        Poll::Ready(outcome.map(|grant| Lease::new(Arc::clone(&self.shared), grant)))
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.shared.leave(id);
+            self.shared.update(|state, wakers| state.leave(id, wakers));
         }
     }
 }

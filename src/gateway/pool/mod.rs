@@ -12,7 +12,8 @@
 //! | order of waiters, next owner, next request | [`queue`], `owners.rs`, `dispatch.rs` |
 //! | room for a request that fits nowhere yet | `reservation.rs` |
 //! | choice of a backend | `choice.rs`, [`policy`] |
-//! | copies for shadow arms, engines on trial | `copies.rs`, `trial.rs` |
+//! | limits, ceilings, trials, shares | `bounds.rs` |
+//! | copies for shadow arms | `copies.rs` |
 //! | whether a backend may leave service | [`replacement`] |
 //! | room of other gateways, share by a ledger | `foreign.rs`, `divided.rs` |
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
@@ -45,8 +46,11 @@ mod prefix;
 mod engine_load;
 mod running_copies;
 mod share;
-mod trial;
+mod bounds;
 mod engine_work;
+mod liveness;
+mod service;
+mod known_engine;
 mod backend;
 mod grant;
 mod room;
@@ -73,8 +77,8 @@ pub mod divided;
 #[cfg(test)]
 mod tests;
 
-pub use admission::{Admission, AdmissionDecision};
-pub use backend::Cordon;
+pub use admission::Admission;
+pub use bounds::{Bound, TrialBound};
 pub use breaker::RecentAnswers;
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
 pub use divided::{BackendUse, ShareEnd};
@@ -82,13 +86,14 @@ pub use engine_work::{EngineLook, EngineWatch, EngineWork};
 pub use fair_owner::{FairOwner, OwnerView};
 pub use fault_report::FaultReport;
 pub use foreign::Claim;
+pub use grant::{AdmissionDecision, WaitResult};
 pub use health::{BackendFault, HealthRules, Phase, RefusedGateway, Spared, Verdict};
-pub use lease::{Lease, Ticket, WaitResult};
+pub use lease::{Lease, Ticket};
 pub use queue::QueueOrder;
 pub use replacement::{Irreplaceable, Replacement};
 pub use request::AdmissionRequest;
 pub use served::{Asks, Facts, Lack, ModelKey, RouteSet, Served, Wants};
+pub use service::Cordon;
 pub use share::Share;
-pub use spec::{Address, BackendSpec, PoolLayout, PoolRules, PoolSpec};
-pub use trial::TrialBound;
+pub use spec::{BackendSpec, PoolLayout, PoolRules, PoolSpec};
 pub use view::{BackendView, PoolView, WaitingRequest};

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::backend::BackendState;
 use super::capacity::{Fit, Need};
 use super::queue::WaiterId;
-use super::state::{AdmissionState, Reservation, Waiter, WaiterState};
+use super::state::{AdmissionState, Reservation, Waiter};
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
@@ -127,12 +127,14 @@ impl AdmissionState {
     }
 
     fn waiting(&self, id: WaiterId) -> Option<&Waiter> {
-        self.waiters.get(id as usize)?.as_ref().filter(|waiter| matches!(waiter.state, WaiterState::Waiting))
+        self.waiters.get(id as usize)?.as_ref().filter(|waiter| waiter.outcome.is_none())
     }
 
     fn can_reserve(&self, waiter: &Waiter, pool: PoolId, backend: BackendId) -> bool {
         let able = |found: &BackendState| {
-            found.pool == pool && found.in_rotation() && found.limits.exceeded_by(&waiter.request.need).is_none()
+            found.pool == pool
+                && found.in_rotation()
+                && found.bounds.in_force().exceeded_by(&waiter.request.need).is_none()
         };
         self.backend(backend).is_some_and(able) && self.allows(&waiter.request, backend)
     }
@@ -149,7 +151,7 @@ impl BackendState {
         let occupied = self.occupied();
         let slots = u64::from(occupied.slots) + u64::from(need.slots);
         let tokens = occupied.tokens.saturating_add(need.tokens());
-        let limit = self.limits.tokens.unwrap_or(u64::MAX);
-        (slots.saturating_sub(self.limits.slots.into()), tokens.saturating_sub(limit))
+        let limits = self.bounds.in_force();
+        (slots.saturating_sub(limits.slots.into()), tokens.saturating_sub(limits.tokens.unwrap_or(u64::MAX)))
     }
 }

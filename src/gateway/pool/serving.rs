@@ -13,13 +13,13 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::admission::Admission;
-use super::backend::Cordon;
-use super::capacity::Need;
+use super::grant::WaitResult;
 use super::lease::Lease;
 use super::queue::WaiterId;
 use super::request::AdmissionRequest;
-use super::served::{Asks, Facts, Lack, ModelKey, RouteSet, Served, Wants};
-use super::state::{AdmissionState, WaiterState, Wakers};
+use super::served::{Facts, Lack, RouteSet, Served, Wants};
+use super::service::Cordon;
+use super::state::{AdmissionState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 impl Admission {
@@ -31,8 +31,9 @@ impl Admission {
     pub fn set_served(&self, backend: BackendId, served: Served, max_model_len: Option<u64>, begun: Instant) {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return };
-            let before = found.facts.clone();
-            found.take_reading(served, max_model_len, begun);
+            let before = found.engine.facts.clone();
+            let cordon = found.service.cordon();
+            found.engine.read(served, max_model_len, begun, cordon);
             state.facts_changed(backend, &before, None, wakers);
         });
     }
@@ -42,46 +43,28 @@ impl Admission {
     pub fn set_routes(&self, backend: BackendId, routes: Option<RouteSet>, begun: Instant) {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return };
-            let before = found.facts.clone();
-            found.routes_due = found.routes.read(routes, begun);
-            found.facts.routes = found.routes.set();
+            let before = found.engine.facts.clone();
+            found.engine.read_routes(routes, begun);
             state.facts_changed(backend, &before, None, wakers);
         });
     }
 
     /// Sets how many LoRA adapters one step of an engine may use (`--max-loras`).
     pub fn set_adapter_slots(&self, backend: BackendId, slots: usize) {
-        self.shared.update(|state, _| {
-            if let Some(found) = state.backend_mut(backend) {
-                found.adapters.set_slots(slots);
-            }
-        });
+        self.shared.change(backend, |found| found.adapters.set_slots(slots));
     }
 
-    /// Whether every engine of these pools lists its models, and none lists this one.
-    pub fn is_listed_nowhere(&self, pools: impl IntoIterator<Item = PoolId>, model: ModelKey) -> bool {
+    /// Whether an engine of the request's pools would serve it once the engine is there and has
+    /// room, according to the engines. Engines that are stopped for good, and engines that the
+    /// request avoids, do not count.
+    pub fn may_serve_later(&self, request: &AdmissionRequest) -> bool {
         let state = self.shared.lock();
-        let members = pools.into_iter().flat_map(|pool| state.members(pool).to_vec());
-        let mut engines = members.filter_map(|id| state.backend(id));
-        engines.all(|engine| matches!(engine.facts.served, Served::List(_)) && !engine.facts.served.has(model))
-    }
-
-    /// Whether an engine of these pools would serve a request once it is there and has room,
-    /// according to the engines. Engines that are stopped for good, and engines that the request
-    /// avoids, do not count.
-    pub fn may_serve_later(
-        &self,
-        pools: impl IntoIterator<Item = PoolId>,
-        need: &Need,
-        asks: &Asks,
-        avoid: &[BackendId],
-    ) -> bool {
-        let state = self.shared.lock();
-        let members = pools.into_iter().flat_map(|pool| state.members(pool).to_vec());
-        let mut others = members.filter(|id| !avoid.contains(id)).filter_map(|id| state.backend(id));
-        others.any(|engine| {
-            let is_out = engine.draining || engine.removed || matches!(engine.cordon(), Cordon::Down | Cordon::Idle);
-            !is_out && engine.configured.exceeded_by(need).is_none() && engine.facts.would_serve(asks)
+        let members = request.pools().flat_map(|pool| state.members(pool));
+        let mut others = members.filter(|id| !request.avoid.contains(id)).filter_map(|id| state.backend(*id));
+        others.any(|found| {
+            let is_coming = !matches!(found.service.cordon(), Cordon::Down | Cordon::Idle);
+            let fits = found.bounds.configured().exceeded_by(&request.need).is_none();
+            found.service.is_wanted() && is_coming && fits && found.engine.facts.would_serve(&request.asks)
         })
     }
 }
@@ -97,13 +80,13 @@ impl Lease {
 impl AdmissionState {
     fn correct(&mut self, backend: BackendId, lack: Lack, now: Instant, wakers: &mut Wakers) {
         let Some(found) = self.backend_mut(backend) else { return };
-        let (before, pool) = (found.facts.clone(), found.pool);
-        if !found.refused(lack, now) {
+        let (before, pool) = (found.engine.facts.clone(), found.pool);
+        if !found.engine.refused(lack, now) {
             return;
         }
         if matches!(lack, Lack::Route(_)) {
             for id in self.members(pool).to_vec() {
-                self.backend_mut(id).into_iter().for_each(|member| member.routes_due = true);
+                self.backend_mut(id).into_iter().for_each(|member| member.engine.routes_due = true);
             }
         }
         self.facts_changed(backend, &before, Some(lack), wakers);
@@ -118,7 +101,7 @@ impl AdmissionState {
         lack: Option<Lack>,
         wakers: &mut Wakers,
     ) {
-        let Some(found) = self.backend(backend).filter(|found| found.facts != *before) else { return };
+        let Some(found) = self.backend(backend).filter(|found| found.engine.facts != *before) else { return };
         let pool = found.pool;
         self.compare_facts();
         let homes = std::iter::once(pool).chain(self.pools[pool.index()].fed_by.iter().copied());
@@ -154,7 +137,7 @@ impl AdmissionState {
             let Some(request) = self.waiters[id as usize].as_ref().map(|waiter| &waiter.request) else { continue };
             let was_listed = request.asks.model.is_some_and(|key| before.lists(key));
             if was_listed && request.only.is_none() && self.is_unserved(request) {
-                self.end_wait(id, WaiterState::Unserved, wakers);
+                self.end_wait(id, WaitResult::Unserved, wakers);
                 changed = true;
                 continue;
             }
@@ -169,7 +152,7 @@ impl AdmissionState {
     /// Whether every engine that a request may use denies the model.
     fn is_unserved(&self, request: &AdmissionRequest) -> bool {
         let mut engines = request.pools().flat_map(|pool| self.members(pool)).filter_map(|id| self.backend(*id));
-        request.asks.model.is_some_and(|key| !engines.any(|engine| engine.may_serve(key)))
+        request.asks.model.is_some_and(|key| !engines.any(|found| found.engine.may_serve(key, found.service.cordon())))
     }
 
     /// The wants of a request, given the current state of backends.
@@ -183,7 +166,7 @@ impl AdmissionState {
             members.filter_map(move |id| {
                 let found = self.backend(*id)?;
                 let open = found.could_serve(&request.need) && !request.avoid.contains(id);
-                Some((&found.facts, open))
+                Some((&found.engine.facts, open))
             })
         })
     }
@@ -195,7 +178,7 @@ impl AdmissionState {
             let reach = (0..self.pools.len())
                 .filter(|pool| *pool == home || self.pools[*pool].fed_by.contains(&PoolId::new(home)));
             let members = reach.flat_map(|pool| self.members(PoolId::new(pool)));
-            let facts = members.filter_map(|id| self.backend(*id)).map(|found| &found.facts);
+            let facts = members.filter_map(|id| self.backend(*id)).map(|found| &found.engine.facts);
             let mut known = facts.filter(|facts| facts.served != Served::Unknown);
             let first = known.next();
             let differ = first.is_some_and(|first| known.any(|other| !first.same(other)));

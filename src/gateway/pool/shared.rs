@@ -3,20 +3,16 @@
 //! Each method is one critical section. Wakers that it collects run after the lock is released, so
 //! that a woken task never waits for the lock of the task that woke it.
 
-use std::task::Waker;
-use std::time::Duration;
-
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::bill::Bill;
+use super::backend::BackendState;
 use super::capacity::Allocation;
 use super::engine_load::DecodeStart;
 use super::engine_work::Bell;
 use super::fault_report::FaultReport;
-use super::grant::{Grant, WaiterOutcome};
+use super::grant::Grant;
 use super::health::{BackendFault, RefusedGateway};
-use super::queue::WaiterId;
 use super::state::{AdmissionState, Wakers};
 use crate::origin::Origin;
 use sluice_core::base::BackendId;
@@ -53,6 +49,11 @@ impl SharedState {
         result
     }
 
+    /// Changes a backend, if it is known, in a way that gives no waiter room.
+    pub(super) fn change<T>(&self, backend: BackendId, change: impl FnOnce(&mut BackendState) -> T) -> Option<T> {
+        self.state.lock().backend_mut(backend).map(change)
+    }
+
     /// `seen`: the first token of a stream itself was seen.
     pub(super) fn end_prefill(
         &self,
@@ -75,63 +76,6 @@ impl SharedState {
         })
     }
 
-    pub(super) fn charge(&self, backend: BackendId, allocation: &mut Allocation, prompt_tokens: u64) {
-        if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.used.charge(&found.limits, allocation, prompt_tokens);
-        }
-    }
-
-    pub(super) fn settle(&self, bill: &mut Bill, computed: u64, output: u64) {
-        if let Some(pool) = self.state.lock().pools.get_mut(bill.pool.index()) {
-            pool.queue.settle(bill, computed, output);
-        }
-    }
-
-    /// The request has waited for the client: the end of the response may be seen late.
-    pub(super) fn fell_behind(&self, backend: BackendId, allocation: &mut Allocation) {
-        if allocation.seen.is_some()
-            && let Some(found) = self.state.lock().backend_mut(backend)
-        {
-            found.settled.end(allocation.seen.take());
-        }
-    }
-
-    pub(super) fn release(&self, backend: BackendId, allocation: Allocation) {
-        self.update(|state, wakers| state.release(backend, allocation, wakers));
-    }
-
-    pub(super) fn end_prefill_of_copy(&self, backend: BackendId, serial: u64) {
-        if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.copies.end_prefill(serial);
-        }
-    }
-
-    pub(super) fn end_copy(&self, backend: BackendId, serial: u64) {
-        self.state.lock().end_copy(backend, serial);
-    }
-
-    pub(super) fn poll_waiter(&self, id: WaiterId, waker: &Waker) -> Option<WaiterOutcome> {
-        self.state.lock().poll_waiter(id, waker)
-    }
-
-    pub(super) fn leave(&self, id: WaiterId) {
-        self.update(|state, wakers| state.leave(id, wakers));
-    }
-
-    pub(super) fn observe_prefill(
-        &self,
-        backend: BackendId,
-        prompt_tokens: u64,
-        (cached, ahead): (u64, f64),
-        ttft: Duration,
-        now: Instant,
-    ) {
-        if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.prefill_rate.observe(prompt_tokens, ttft, now);
-            found.load.observe_first_token(prompt_tokens.saturating_sub(cached), ahead, ttft, now);
-        }
-    }
-
     pub(super) fn observe_cached(&self, grant: &Grant, prompt_tokens: u64, cached: Option<u64>) {
         let mut state = self.state.lock();
         let expected = grant.allocation.cached_tokens();
@@ -141,22 +85,6 @@ impl SharedState {
         {
             let share = had as f64 / prompt_tokens.max(1) as f64;
             pool.prefixes.forget(&grant.prefix, grant.backend, (share * grant.prefix.bytes as f64) as u32);
-        }
-    }
-
-    pub(super) fn observe_decode(
-        &self,
-        backend: BackendId,
-        start: Option<DecodeStart>,
-        tokens: u64,
-        tpot: Duration,
-        now: Instant,
-    ) {
-        if let Some(found) = self.state.lock().backend_mut(backend) {
-            found.observe_tpot(tpot);
-            if let Some(start) = start {
-                found.load.observe_decode(start, tokens, tpot, &found.used, now);
-            }
         }
     }
 
@@ -183,10 +111,6 @@ impl SharedState {
             state.dispatch(backend, wakers);
             is_new
         })
-    }
-
-    pub(super) fn in_flight(&self, backend: BackendId) -> u32 {
-        self.state.lock().backend(backend).map_or(0, |found| found.used.requests)
     }
 
     pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, origin: Origin, now: Instant) -> FaultReport {

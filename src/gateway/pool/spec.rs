@@ -4,14 +4,12 @@
 //! Plain data without state; `apply.rs` replaces one configuration with the next. The identity of a
 //! pool is its name; the identity of a backend is pool, name and endpoint.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::capacity::BackendLimits;
 use super::queue::QueueOrder;
-use crate::config::{Endpoint, Policy, Secret};
-use crate::tls::ClientTls;
+use sluice_config::{Address, Policy};
 use sluice_core::base::{BackendId, PoolId};
 
 /// The rules of one pool.
@@ -62,29 +60,6 @@ pub struct BackendSpec {
     pub address: Arc<Address>,
     /// Share of new work relative to the other backends of the pool, above 0.
     pub weight: f64,
-}
-
-/// The address of a backend, in the form that the path of a request needs.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Address {
-    /// Host, port and path prefix.
-    pub endpoint: Endpoint,
-    /// `host:port`, as sent in a `Host` header.
-    pub authority: Arc<str>,
-    /// The host, if it is an IP address: there is nothing to resolve.
-    pub ip: Option<IpAddr>,
-    /// How to connect with TLS; `None`: without TLS.
-    pub tls: Option<ClientTls>,
-    /// Sent to the engine as a bearer token, instead of the client's.
-    pub api_key: Option<Secret>,
-}
-
-impl Address {
-    /// The address of the engine at `endpoint`.
-    pub fn new(endpoint: Endpoint, tls: Option<ClientTls>, api_key: Option<Secret>) -> Self {
-        let (authority, ip) = (endpoint.authority().into(), endpoint.host.parse().ok());
-        Self { endpoint, authority, ip, tls, api_key }
-    }
 }
 
 /// One pool as configured.

@@ -18,10 +18,11 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::backend::BackendState;
-use super::backend::Cordon;
+use super::grant::WaitResult;
 use super::queue::WaiterId;
 use super::request::AdmissionRequest;
-use super::state::{AdmissionState, Waiter, WaiterState, Wakers};
+use super::service::Cordon;
+use super::state::{AdmissionState, Waiter, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
@@ -40,19 +41,19 @@ impl AdmissionState {
     pub(super) fn engines_starting(&self, pools: &[PoolId]) -> Option<EnginesStarting> {
         let (mut starting, mut idle) = (None, None);
         for id in pools.iter().flat_map(|pool| self.members(*pool)) {
-            let Some(backend) = self.backend(*id).filter(|backend| !backend.draining && !backend.removed) else {
+            let Some(backend) = self.backend(*id).filter(|backend| backend.service.is_wanted()) else {
                 continue;
             };
             if backend.in_rotation() {
                 return None;
             }
             // An engine that drains is about to start: when it will be ready is not known yet.
-            let ready_at = match backend.cordon() {
-                Cordon::Starting => backend.ready_at,
+            let ready_at = match backend.service.cordon() {
+                Cordon::Starting => backend.service.ready_at,
                 Cordon::Draining => None,
                 // A stopped engine says nothing about starting ones.
                 Cordon::Idle => {
-                    let takes = backend.start_takes;
+                    let takes = backend.service.start_takes;
                     idle = Some(EnginesStarting { ready_at: None, takes });
                     continue;
                 }
@@ -90,7 +91,7 @@ impl AdmissionState {
     /// no pod has no backend.
     fn may_get_an_engine(&self, pools: &[PoolId]) -> bool {
         let members = || pools.iter().flat_map(|pool| self.members(*pool)).filter_map(|id| self.backend(*id));
-        let comes = |backend: &BackendState| !backend.draining && !backend.removed && backend.cordon() != Cordon::Down;
+        let comes = |backend: &BackendState| backend.service.is_wanted() && backend.service.cordon() != Cordon::Down;
         !members().any(BackendState::in_rotation) && (members().next().is_none() || members().any(comes))
     }
 
@@ -99,8 +100,8 @@ impl AdmissionState {
     pub(super) fn start_failed(&mut self, backend: BackendId, wakers: &mut Wakers) {
         let Some(pool) = self.backend(backend).map(|found| found.pool) else { return };
         let comes = |id: &BackendId| {
-            let other = self.backend(*id).filter(|other| *id != backend && !other.draining && !other.removed);
-            other.is_some_and(|other| !matches!(other.cordon(), Cordon::Down | Cordon::Idle))
+            let service = self.backend(*id).filter(|_| *id != backend).map(|other| &other.service);
+            service.is_some_and(|it| it.is_wanted() && !matches!(it.cordon(), Cordon::Down | Cordon::Idle))
         };
         if self.pools[pool.index()].rules.hold.is_none() || self.members(pool).iter().any(comes) {
             return;
@@ -116,7 +117,7 @@ impl AdmissionState {
                 !members.any(|id| self.backend(id).is_some_and(BackendState::in_rotation))
             };
             if self.waiters[id as usize].as_ref().is_some_and(|waiter| depends(&waiter)) {
-                self.end_wait(id, WaiterState::Shed(reason), wakers);
+                self.end_wait(id, WaitResult::Shed(reason), wakers);
             }
         }
     }
@@ -137,7 +138,7 @@ impl AdmissionState {
         };
         let ids: SmallVec<[WaiterId; 4]> = waiting.filter(left_alone).collect();
         for id in ids {
-            self.end_wait(id, WaiterState::Shed(ShedReason::NoBackend), wakers);
+            self.end_wait(id, WaitResult::Shed(ShedReason::NoBackend), wakers);
         }
     }
 

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::backend::BackendState;
 use super::capacity::{Allocation, LARGE_PROMPT};
 use super::drain_rate::DrainRate;
-use super::grant::{Entered, Grant, WaiterOutcome};
+use super::grant::{AdmissionDecision, Grant, WaitResult};
 use super::health::{BackendFault, HealthRules, Phase};
 use super::owners::Owners;
 use super::prefix::PrefixTable;
@@ -23,7 +23,7 @@ use super::request::AdmissionRequest;
 use super::room::Rooms;
 use super::share::ShareEnd;
 use super::spec::PoolRules;
-use crate::config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
+use sluice_config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 use sluice_core::base::{BackendId, PoolId, Rng};
 use sluice_core::openai::{ShedReason, TooLarge};
 
@@ -77,25 +77,14 @@ pub(super) struct Waiter {
     pub(super) request: AdmissionRequest,
     pub(super) lane: Lane,
     pub(super) key: QueuePosition,
-    pub(super) state: WaiterState,
+    /// `None` while it waits. A grant holds capacity until the ticket takes it: the backend, the
+    /// allocation, and the seconds of prefill ahead.
+    pub(super) outcome: Option<WaitResult<(BackendId, Allocation, f64)>>,
     pub(super) waker: Option<Waker>,
     /// The count of grants that may overtake the waiter, at the entry.
     pub(super) grants_before: u64,
     /// No request that arrives later than this overtakes the waiter.
     pub(super) not_overtaken_after: Instant,
-}
-
-#[derive(Debug)]
-pub(super) enum WaiterState {
-    Waiting,
-    /// Holds capacity on a backend until the ticket takes it. The number is the seconds of prefill
-    /// ahead.
-    Granted(BackendId, Allocation, f64),
-    Reclassify,
-    /// The engine that the request waited for does not come.
-    Shed(ShedReason),
-    /// No engine serves the model any more.
-    Unserved,
 }
 
 #[derive(Debug)]
@@ -168,9 +157,13 @@ impl AdmissionState {
     }
 
     /// Grants capacity at once, queues the request, or sheds it.
-    pub(super) fn enter(&mut self, mut request: AdmissionRequest, wakers: &mut Wakers) -> Entered {
+    pub(super) fn enter(
+        &mut self,
+        mut request: AdmissionRequest,
+        wakers: &mut Wakers,
+    ) -> AdmissionDecision<Grant, WaiterId> {
         if self.is_removed(request.home) {
-            return Entered::Reclassify;
+            return AdmissionDecision::Reclassify;
         }
         self.latest = self.latest.max(request.since);
         request.wants = self.wants_of(&request);
@@ -179,23 +172,23 @@ impl AdmissionState {
         let backends = || reachable.iter().flat_map(|pool| self.members(*pool));
         if !backends().any(|id| self.allows(&request, *id)) {
             match self.too_large(&request) {
-                _ if request.layout != self.layout => return Entered::Reclassify,
-                Some(limit) => return Entered::Refused(limit),
-                None if held.is_none() => return Entered::Shed(ShedReason::NoBackend),
+                _ if request.layout != self.layout => return AdmissionDecision::Reclassify,
+                Some(limit) => return AdmissionDecision::Refused(limit),
+                None if held.is_none() => return AdmissionDecision::Shed(ShedReason::NoBackend),
                 None => {}
             }
         }
         if request.pinned && !self.is_any_for(&request) {
-            return Entered::Shed(ShedReason::NoBackend);
+            return AdmissionDecision::Shed(ShedReason::NoBackend);
         }
         let deadline = held.unwrap_or(request.since + self.pools[request.home.index()].rules.queue_timeout);
         if self.starts_too_late(&reachable, deadline) {
-            return Entered::Shed(ShedReason::EngineStarting);
+            return AdmissionDecision::Shed(ShedReason::EngineStarting);
         }
         self.find_owner(&mut request, wakers);
         let preferred = self.in_order_of_prefills(&reachable, &request);
         match self.grant_at_once(&preferred, &request) {
-            Some(grant) => Entered::Granted(grant),
+            Some(grant) => AdmissionDecision::Granted(grant),
             None => self.wait_in_queue(&preferred, request, deadline, wakers),
         }
     }
@@ -233,7 +226,7 @@ impl AdmissionState {
         request: AdmissionRequest,
         deadline: Instant,
         wakers: &mut Wakers,
-    ) -> Entered {
+    ) -> AdmissionDecision<Grant, WaiterId> {
         let home = request.home;
         let queue_length = self.pools[home.index()].rules.queue_length;
         let mut untried = request.clone();
@@ -242,21 +235,21 @@ impl AdmissionState {
         for pool in pools {
             while let Some(backend) = self.pick(*pool, &untried) {
                 self.dispatch(backend, wakers);
-                if let Some(WaiterOutcome::Granted(grant)) = self.take_outcome(id) {
-                    return Entered::Granted(grant);
+                if let Some(WaitResult::Granted(grant)) = self.take_outcome(id) {
+                    return AdmissionDecision::Granted(grant);
                 }
                 untried.avoid.push(backend);
             }
         }
         if self.pools[home.index()].queue.len() > queue_length && !self.displace(home, id, wakers) {
             self.leave(id, wakers);
-            return Entered::Shed(ShedReason::QueueFull);
+            return AdmissionDecision::Shed(ShedReason::QueueFull);
         }
         untried.avoid.truncate(avoided);
         self.cut_copies(&untried);
         self.reserve_if_passed(id);
         let deadline = if self.waits_for_share(&untried) { self.patient(&untried, deadline) } else { deadline };
-        Entered::Queued { id, deadline }
+        AdmissionDecision::Queued(id, deadline)
     }
 
     /// Whether no request waits for a backend of this pool.
@@ -288,12 +281,12 @@ impl AdmissionState {
             name: Arc::clone(&found.name),
             address: Arc::clone(&found.address),
             allocation,
-            progress: Arc::clone(&found.progress),
-            abort: found.abort.clone(),
-            prefill_time: found.prefill_rate.time_for(request.need.prompt_tokens),
-            max_model_len: found.facts.max_model_len,
+            progress: Arc::clone(&found.liveness.progress),
+            abort: found.liveness.abort.clone(),
+            prefill_time: found.speed.prefill.time_for(request.need.prompt_tokens),
+            max_model_len: found.engine.facts.max_model_len,
             ahead,
-            by_priority: self.pools[found.pool.index()].rules.by_priority.unwrap_or(found.by_priority),
+            by_priority: self.pools[found.pool.index()].rules.by_priority.unwrap_or(found.engine.by_priority),
             prefix: Arc::clone(&request.prefix),
         }
     }
@@ -307,8 +300,7 @@ impl AdmissionState {
         let (home, since) = (request.home, request.since);
         let not_overtaken_after = request.arrived + rules.overtaken_for();
         let owner = request.owner();
-        let state = WaiterState::Waiting;
-        let waiter = Waiter { request, lane, key, state, waker: None, grants_before: 0, not_overtaken_after };
+        let waiter = Waiter { request, lane, key, outcome: None, waker: None, grants_before: 0, not_overtaken_after };
         let id = match self.free.pop() {
             Some(id) => {
                 self.waiters[id as usize] = Some(waiter);
@@ -333,7 +325,7 @@ impl AdmissionState {
 
     /// The outcome of a wait; `None` while the waiter waits: then `waker` is called when that
     /// changes.
-    pub(super) fn poll_waiter(&mut self, id: WaiterId, waker: &Waker) -> Option<WaiterOutcome> {
+    pub(super) fn poll_waiter(&mut self, id: WaiterId, waker: &Waker) -> Option<WaitResult<Grant>> {
         let outcome = self.take_outcome(id);
         if outcome.is_none()
             && let Some(waiter) = self.waiters[id as usize].as_mut()
@@ -344,30 +336,21 @@ impl AdmissionState {
         outcome
     }
 
-    fn take_outcome(&mut self, id: WaiterId) -> Option<WaiterOutcome> {
-        let waiter = self.waiters[id as usize].as_ref()?;
-        let outcome = match &waiter.state {
-            WaiterState::Waiting => return None,
-            WaiterState::Reclassify => WaiterOutcome::Reclassify,
-            WaiterState::Shed(reason) => WaiterOutcome::Shed(*reason),
-            WaiterState::Unserved => WaiterOutcome::Unserved,
-            WaiterState::Granted(backend, allocation, ahead) => {
-                WaiterOutcome::Granted(self.grant_of(*backend, (*allocation, *ahead), &waiter.request))
-            }
-        };
-        self.waiters[id as usize] = None;
+    fn take_outcome(&mut self, id: WaiterId) -> Option<WaitResult<Grant>> {
+        let waiter = self.waiters[id as usize].take_if(|waiter| waiter.outcome.is_some())?;
         self.free.push(id);
-        Some(outcome)
+        let grant = |(backend, allocation, ahead)| self.grant_of(backend, (allocation, ahead), &waiter.request);
+        Some(waiter.outcome?.map(grant))
     }
 
     /// A ticket was dropped: removes the waiter, and returns capacity that it was granted.
     pub(super) fn leave(&mut self, id: WaiterId, wakers: &mut Wakers) {
         let Some(waiter) = self.waiters[id as usize].take() else { return };
         self.free.push(id);
-        match waiter.state {
-            WaiterState::Reclassify | WaiterState::Shed(_) | WaiterState::Unserved => {}
-            WaiterState::Granted(backend, allocation, _) => self.release(backend, allocation, wakers),
-            WaiterState::Waiting => {
+        match waiter.outcome {
+            Some(WaitResult::Granted((backend, allocation, _))) => self.release(backend, allocation, wakers),
+            Some(WaitResult::Reclassify | WaitResult::Shed(_) | WaitResult::Unserved) => {}
+            None => {
                 self.pinned -= usize::from(waiter.request.pinned);
                 self.pools[waiter.request.home.index()].queue.remove(waiter.request.owner(), waiter.lane, &waiter.key);
                 // The backend that was reserved for it is free for other waiters.
@@ -386,7 +369,7 @@ impl AdmissionState {
         }
         found.settled.end(allocation.seen);
         found.used.release(allocation);
-        let (pool, gone) = (found.pool, found.removed && found.used.requests == 0);
+        let (pool, gone) = (found.pool, found.service.removed && found.used.requests == 0);
         self.pools[pool.index()].drain.departed();
         if gone {
             self.backends[backend.index()] = None;
@@ -422,7 +405,7 @@ impl AdmissionState {
     ) -> Option<(Phase, Phase)> {
         let rules = self.rules;
         let found = self.backend_mut(backend)?;
-        let (before, facts) = (found.health.phase(), found.facts.clone());
+        let (before, facts) = (found.health.phase(), found.engine.facts.clone());
         if up {
             found.health.probe_ok(now);
         } else {
@@ -434,7 +417,7 @@ impl AdmissionState {
         if was_away && before != after {
             found.forget_engine(now);
         }
-        found.expire_routes(now);
+        found.engine.expire_routes(now);
         self.facts_changed(backend, &facts, None, wakers);
         self.dispatch(backend, wakers);
         (before != after).then_some((before, after))
@@ -443,22 +426,28 @@ impl AdmissionState {
     pub(super) fn silent_backends(&mut self, limit: Duration, now: Instant) -> Vec<BackendId> {
         let backends = self.backends.iter_mut().enumerate();
         let silent = backends.filter_map(|(index, slot)| {
-            let silence = slot.as_mut()?.silence(now)?;
+            let found = slot.as_mut()?;
+            let silence = found.liveness.silence(found.used.requests, now)?;
             (silence > limit).then(|| BackendId::new(index))
         });
         silent.collect()
     }
 
     pub(super) fn abort_all(&self) {
-        self.backends.iter().flatten().for_each(|backend| backend.abort.cancel());
+        self.backends.iter().flatten().for_each(|backend| backend.liveness.abort.cancel());
     }
 
     /// Takes a waiter out of the queue without granting room.
-    pub(super) fn end_wait(&mut self, id: WaiterId, state: WaiterState, wakers: &mut Wakers) {
+    pub(super) fn end_wait(
+        &mut self,
+        id: WaiterId,
+        outcome: WaitResult<(BackendId, Allocation, f64)>,
+        wakers: &mut Wakers,
+    ) {
         let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
         self.pools[waiter.request.home.index()].queue.remove(waiter.request.owner(), waiter.lane, &waiter.key);
         self.pinned -= usize::from(waiter.request.pinned);
-        waiter.state = state;
+        waiter.outcome = Some(outcome);
         wakers.extend(waiter.waker.take());
     }
 

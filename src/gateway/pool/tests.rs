@@ -28,7 +28,7 @@ use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::*;
-use crate::config::{Endpoint, Policy};
+use sluice_config::{Address, Endpoint, Policy};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{LimitUnit, Route, ShedReason, TooLarge};
 
@@ -116,7 +116,7 @@ impl Fixture {
     }
 }
 
-fn poll(ticket: &mut Ticket) -> Option<WaitResult> {
+fn poll(ticket: &mut Ticket) -> Option<WaitResult<Lease>> {
     let mut cx = Context::from_waker(Waker::noop());
     match pin!(ticket).poll(&mut cx) {
         Poll::Ready(waited) => Some(waited),
@@ -398,7 +398,7 @@ fn a_choice_among_many_backends_compares_the_runner_up_of_the_one_before() {
         let position = state.pools[0].rooms.runner_up().expect("others were compared");
         let offers = state.find(pool, &request, &mut state.rng.clone());
         assert_eq!(offers.len(), 6);
-        let compared = |id| state.backend(id).is_some_and(|found| found.position == position);
+        let compared = |id| state.backend(id).is_some_and(|found| found.place.position == position);
         assert!(offers.iter().any(|offer| compared(offer.candidate.id)));
     }
 }

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::backend::Cordon;
 use super::breaker::RecentAnswers;
 use super::capacity::{BackendLimits, CapacityUsage};
 use super::fair_owner::OwnerView;
 use super::health::{Phase, RefusedGateway};
+use super::service::Cordon;
 use super::share::Share;
-use super::spec::Address;
-use super::state::{AdmissionState, WaiterState};
+use super::state::AdmissionState;
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
 /// Owners of one pool in a view.
@@ -144,7 +144,7 @@ impl BackendView {
 
 impl AdmissionState {
     pub(super) fn waiting_requests(&self, now: Instant) -> Vec<WaitingRequest> {
-        let waits = self.waiters.iter().flatten().filter(|waiter| matches!(waiter.state, WaiterState::Waiting));
+        let waits = self.waiters.iter().flatten().filter(|waiter| waiter.outcome.is_none());
         let shown = waits.map(|waiter| WaitingRequest {
             waited: now.saturating_duration_since(waiter.request.arrived),
             prompt_tokens: waiter.request.need.prompt_tokens,
@@ -175,29 +175,29 @@ impl AdmissionState {
                     id,
                     name: Arc::clone(&b.name),
                     address: Arc::clone(&b.address),
-                    weight: b.weight,
+                    weight: b.place.weight,
                     phase: b.health.phase(),
                     recent: b.health.recent(),
                     refused: b.health.refused(),
-                    draining: b.draining,
-                    cordon: b.cordon,
-                    closed: b.closed,
-                    removed: b.removed,
-                    hangs: b.hangs,
-                    limits: b.limits,
+                    draining: b.service.draining,
+                    cordon: b.service.own_cordon,
+                    closed: b.service.closed,
+                    removed: b.service.removed,
+                    hangs: b.liveness.hangs,
+                    limits: *b.bounds.in_force(),
                     used: b.used,
-                    foreign: b.foreign,
+                    foreign: b.bounds.foreign(),
                     copies: (b.copies.sequences(), b.copies.tokens()),
-                    share: b.ledger,
-                    seconds_per_token: b.seconds_per_token,
-                    prefill_rate: b.prefill_rate.tokens_per_second(),
-                    prefill_seen: b.prefill_rate.seen(),
-                    silent_since: b.silent_since(),
-                    max_model_len: b.facts.max_model_len,
-                    facts_due: b.facts_due,
-                    routes_due: b.routes_due,
+                    share: b.bounds.ledger(),
+                    seconds_per_token: b.speed.seconds_per_token,
+                    prefill_rate: b.speed.prefill.tokens_per_second(),
+                    prefill_seen: b.speed.prefill.seen(),
+                    silent_since: b.liveness.silent_since(b.used.requests),
+                    max_model_len: b.engine.facts.max_model_len,
+                    facts_due: b.engine.facts_due,
+                    routes_due: b.engine.routes_due,
                 };
-                (b.position, view)
+                (b.place.position, view)
             })
             .collect();
         views.sort_by_key(|(position, _)| *position);

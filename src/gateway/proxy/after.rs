@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::http2;
 use super::socket::ClientHandle;
-use crate::config::Config;
+use sluice_config::Config;
 
 /// How long the end of a request may take before the connection is closed.
 pub(super) const SETTLE: Duration = Duration::from_secs(5);

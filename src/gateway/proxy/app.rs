@@ -38,14 +38,14 @@ use super::local::{self, LocalResponse, LocalRoutes};
 use super::socket::ClientHandle;
 use super::trust;
 use super::upstream::UpstreamConnector;
-use crate::config::Cors;
-use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::ApiKey;
 use crate::flow::record::client_text;
 use crate::flow::{ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse};
 use crate::origin::Origin;
 use crate::shares::{Owner, network};
 use crate::telemetry::Telemetry;
+use sluice_config::Cors;
+use sluice_config::limits::RETRY_AFTER_MIN;
 use sluice_core::openai::route::canonical;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
 
@@ -288,7 +288,7 @@ impl Gateway {
                     Some(coding) => decode::decode(coding, body, limit, &self.clients, owner).await?,
                     None => body,
                 };
-                self.admit(session, table, route, key, body)
+                self.recheck(session, table, route, key, body)
             }
             Err(BodyError::TooLarge) => Err(Refusal::BodyTooLarge { limit }.into()),
             Err(BodyError::TooSlow) => Err(Refusal::BodyTimeout.into()),
@@ -304,7 +304,7 @@ impl Gateway {
 
     /// Checks the key again, and takes the configuration in force. Called when the body is
     /// complete, because receiving it may take long.
-    fn admit(
+    fn recheck(
         &self,
         session: &ServerSession,
         table: Arc<RoutingTable>,

@@ -30,9 +30,9 @@ use bytes::{Bytes, BytesMut};
 
 use super::spare_buffers::SpareBuffers;
 use super::trust::ProxyReports;
-use crate::config::Server;
 use crate::shares::{Demand, GivesWay, Holding, Owner, Shares, network};
 use crate::telemetry::ClientView;
+use sluice_config::Server;
 
 /// Connections over the limit that may wait for a 503 at the same time.
 pub(super) const REFUSED_MAX: u64 = 1_024;

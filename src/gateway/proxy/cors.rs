@@ -21,8 +21,8 @@ use http::header::{
 use http::{HeaderMap, Method};
 
 use super::engine_origins::EngineOrigins;
-use crate::config::Cors;
 use crate::flow::record::client_text;
+use sluice_config::Cors;
 use sluice_core::openai::Refusal;
 
 /// Headers of responses that pages may read, besides the few that the standard always allows.

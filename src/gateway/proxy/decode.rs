@@ -20,8 +20,8 @@ use tokio::task::yield_now;
 use zstd::stream::raw::{DParameter, Decoder as Zstd, Operation};
 
 use super::clients::ClientLimits;
-use crate::config::limits::RETRY_AFTER_MIN;
 use crate::shares::Owner;
+use sluice_config::limits::RETRY_AFTER_MIN;
 use sluice_core::openai::{Refusal, ShedReason};
 
 /// The factor by which a body may grow, as in Envoy (`max_inflate_ratio`). JSON grows by 3 to 10.

@@ -28,7 +28,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use crate::flow::{Connection, Exchange, Flow, Recorder, Upstream, UpstreamRequest};
-use crate::pool::{Address, BackendView};
+use crate::pool::BackendView;
+use sluice_config::Address;
 
 /// Age up to which an answer is not asked for again.
 const FRESH: Duration = Duration::from_secs(60);

@@ -34,7 +34,7 @@ use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, sleep};
 
 use super::socket::ClientHandle;
-use crate::config::limits::{MAX_HEADER_BYTES, RETRY_AFTER_MIN};
+use sluice_config::limits::{MAX_HEADER_BYTES, RETRY_AFTER_MIN};
 use sluice_core::openai::{Refusal, ShedReason};
 
 /// The most bytes of a head, including the request line and separators. Header fields have a

@@ -22,9 +22,9 @@ use http::header::{
     HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
-use crate::config::{Config, limits};
 use crate::flow::keys::{ApiKey, KeyError};
 use crate::flow::{PRIORITY, RequestTrace, RoutingTable};
+use sluice_config::{Config, limits};
 use sluice_core::base::{Rng, hash_two};
 use sluice_core::openai::{ErrorFormat, Refusal, invocation};
 

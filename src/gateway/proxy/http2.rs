@@ -33,7 +33,7 @@ use super::body;
 use super::clients::CountedConnection;
 use super::ending::Ends;
 use super::socket::ClientSocket;
-use crate::config::limits;
+use sluice_config::limits;
 
 /// Requests at once on one connection (nginx: 128, Envoy: 100).
 const STREAMS_MAX: u32 = 128;

@@ -37,7 +37,7 @@ use super::proxy_protocol;
 use super::socket::ClientSocket;
 use super::transport::{Protocol, Transport};
 use super::trust;
-use crate::config::Config;
+use sluice_config::Config;
 
 /// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

@@ -25,8 +25,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::clients::CountedConnection;
-use crate::config::Server;
 use crate::telemetry::ProxyFault;
+use sluice_config::Server;
 
 const V2_SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 const V1_START: &[u8] = b"PROXY ";

@@ -23,10 +23,11 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either;
 
 use super::clients::CountedConnection;
-use crate::config::Config;
-use crate::tls::H2;
+use sluice_config::Config;
+use sluice_config::tls::H2;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of the first read, while the protocol is unknown; the head of most requests fits.
@@ -40,21 +41,15 @@ pub(super) enum Protocol {
 
 #[derive(Debug)]
 pub(super) struct Transport {
-    stream: Encryption,
+    /// TLS is boxed, because the state is over 1 KB.
+    stream: Either<TcpStream, Box<TlsStream<TcpStream>>>,
     /// Bytes that were read to detect the protocol and not yet passed to the reader.
     first: BytesMut,
 }
 
-#[derive(Debug)]
-enum Encryption {
-    None(TcpStream),
-    /// Boxed, because the state is over 1 KB.
-    Tls(Box<TlsStream<TcpStream>>),
-}
-
 impl Transport {
     pub(super) fn plain(stream: TcpStream) -> Self {
-        Self { stream: Encryption::None(stream), first: BytesMut::new() }
+        Self { stream: Either::Left(stream), first: BytesMut::new() }
     }
 
     /// Performs the TLS handshake if TLS is configured, and detects the protocol. `None`: the
@@ -76,12 +71,12 @@ impl Transport {
         // Boxed, so that the state of the handshake is freed when it ends.
         let stream = timeout(pause, Box::pin(handshake)).await.ok()??;
         let protocol = if stream.get_ref().1.alpn_protocol() == Some(H2) { Protocol::Http2 } else { Protocol::Http1 };
-        Some((Self { stream: Encryption::Tls(Box::new(stream)), first: BytesMut::new() }, protocol))
+        Some((Self { stream: Either::Right(Box::new(stream)), first: BytesMut::new() }, protocol))
     }
 
     /// Reads until the protocol is known. One byte is enough unless it is a `P`.
     async fn detect(&mut self, idle: Duration, pause: Duration) -> io::Result<Protocol> {
-        let Encryption::None(stream) = &mut self.stream else { return Ok(Protocol::Http1) };
+        let Either::Left(stream) = &mut self.stream else { return Ok(Protocol::Http1) };
         let mut deadline = Instant::now() + idle;
         loop {
             // Waits without a buffer, because thousands of connections may be silent. A spurious
@@ -112,8 +107,8 @@ impl Transport {
 
     pub(super) fn tcp(&self) -> &TcpStream {
         match &self.stream {
-            Encryption::None(stream) => stream,
-            Encryption::Tls(stream) => stream.get_ref().0,
+            Either::Left(stream) => stream,
+            Either::Right(stream) => stream.get_ref().0,
         }
     }
 
@@ -139,20 +134,10 @@ async fn handshake(
     accepted.inspect_err(|error| tracing::debug!(%error, "TLS handshake failed")).ok()
 }
 
-/// Calls a method of the TCP or TLS stream.
-macro_rules! stream {
-    ($transport:expr, $method:ident($($argument:expr),*)) => {
-        match &mut $transport.stream {
-            Encryption::None(stream) => Pin::new(stream).$method($($argument),*),
-            Encryption::Tls(stream) => Pin::new(stream).$method($($argument),*),
-        }
-    };
-}
-
 impl AsyncRead for Transport {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.first.is_empty() {
-            return stream!(self, poll_read(cx, into));
+            return Pin::new(&mut self.stream).poll_read(cx, into);
         }
         let count = self.first.len().min(into.remaining());
         into.put_slice(&self.first[..count]);
@@ -166,7 +151,7 @@ impl AsyncRead for Transport {
 
 impl AsyncWrite for Transport {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        stream!(self, poll_write(cx, bytes))
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
     fn poll_write_vectored(
@@ -174,19 +159,19 @@ impl AsyncWrite for Transport {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        stream!(self, poll_write_vectored(cx, slices))
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
-        true
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        stream!(self, poll_flush(cx))
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        stream!(self, poll_shutdown(cx))
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
@@ -200,8 +185,8 @@ mod tests {
     use super::super::clients::ClientLimits;
     use super::super::clients::tests::server;
     use super::*;
-    use crate::tls::testing::Issued;
-    use crate::tls::{Certificates, ClientSettings, PrivateKey, Roots, ServerTls};
+    use sluice_config::tls::testing::Issued;
+    use sluice_config::tls::{Certificates, ClientSettings, PrivateKey, Roots, ServerTls};
 
     /// How long a test waits for an event that must not happen.
     const PAUSE: Duration = Duration::from_millis(20);

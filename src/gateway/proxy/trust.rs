@@ -21,8 +21,8 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::config::Server;
 use crate::telemetry::{PROXY_FAULTS, ProxyFault};
+use sluice_config::Server;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// The most proxies in a row. More than four are rare.

@@ -28,8 +28,8 @@ use parking_lot::{Condvar, Mutex};
 use twox_hash::XxHash3_64;
 
 use super::line::{Shown, line};
-use crate::config::{AccessLog, LogTarget};
 use crate::flow::Record;
+use sluice_config::{AccessLog, LogTarget};
 
 /// Bytes of lines that wait to be written: about 7,000 lines, half a second at 14,000 requests per
 /// second.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use prometheus::core::{Collector, Desc};
-use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily};
 
 use super::exposition::{describe, family_of};
 use super::families::Family;
@@ -97,7 +97,7 @@ impl Collector for GapHistograms {
             metric
         });
         let metrics: Vec<Metric> = metrics.collect();
-        family_of(&self.family, MetricType::HISTOGRAM, metrics).into_iter().collect()
+        family_of(&self.family, metrics).into_iter().collect()
     }
 }
 

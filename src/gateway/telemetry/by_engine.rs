@@ -94,7 +94,8 @@ impl ByEngine {
         let series = self.backends.get(name, all, |[pool, backend, class]| {
             let (pool, backend, class) = (text(pool), text(backend), text(class));
             BackendSeries {
-                outcomes: Outcome::LABELS.map(|outcome| self.requests.with_label_values(&[pool, backend, class, outcome])),
+                outcomes: Outcome::LABELS
+                    .map(|outcome| self.requests.with_label_values(&[pool, backend, class, outcome])),
                 ttft: self.ttft.with_label_values(&[pool, backend, class]),
                 tpot: self.tpot.with_label_values(&[pool, backend, class]),
             }

@@ -3,12 +3,8 @@
 //! The values are read from `proxy::ClientLimits` at scrape time. The limits are metrics, too, so
 //! that an alert does not depend on the configuration.
 
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::{MetricFamily, MetricType};
-
-use super::exposition::{describe, family_of};
+use super::exposition::Page;
 use super::families::{self, Family};
-use super::gauges::{counter, counter_of, gauge};
 
 /// Connections and bodies of all clients, and their limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,7 +68,7 @@ const GAVE_WAY: [(&str, Count); 4] = [
 ];
 
 type Value = fn(&ClientView) -> f64;
-const GAUGES: [(Family, Value); 7] = [
+const VALUES: [(Family, Value); 8] = [
     (families::CLIENT_CONNECTIONS, |view| view.connections as f64),
     (families::CLIENT_CONNECTIONS_MAX, |view| view.connections_max as f64),
     (families::BODY_BYTES, |view| view.body_bytes as f64),
@@ -80,46 +76,30 @@ const GAUGES: [(Family, Value); 7] = [
     (families::RESPONSE_BYTES, |view| view.response_bytes as f64),
     (families::RESPONSE_BYTES_MAX, |view| view.response_bytes_max as f64),
     (families::HANDSHAKES, |view| view.handshakes as f64),
+    (families::CONNECTIONS_DROPPED, |view| view.dropped as f64),
 ];
 
-pub(super) struct Clients<F> {
-    view: F,
-    descs: Vec<Desc>,
-}
+pub(super) const FAMILIES: [Family; 10] = [
+    families::CLIENT_CONNECTIONS,
+    families::CLIENT_CONNECTIONS_MAX,
+    families::BODY_BYTES,
+    families::BODY_BYTES_MAX,
+    families::RESPONSE_BYTES,
+    families::RESPONSE_BYTES_MAX,
+    families::HANDSHAKES,
+    families::CONNECTIONS_DROPPED,
+    families::SHARES_GAVE_WAY,
+    families::PROXY_HEADERS_REFUSED,
+];
 
-impl<F: Fn() -> ClientView + Send + Sync> Clients<F> {
-    pub(super) fn new(view: F) -> Self {
-        let families = GAUGES.iter().map(|(family, _)| family).chain([
-            &families::CONNECTIONS_DROPPED,
-            &families::SHARES_GAVE_WAY,
-            &families::PROXY_HEADERS_REFUSED,
-        ]);
-        Self { view, descs: families.map(describe).collect() }
+pub(super) fn add(view: &ClientView, page: &mut Page) {
+    for (family, read) in &VALUES {
+        page.add(family, &[], read(view));
     }
-}
-
-impl<F: Fn() -> ClientView + Send + Sync> Collector for Clients<F> {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descs.iter().collect()
+    for (resource, read) in GAVE_WAY {
+        page.add(&families::SHARES_GAVE_WAY, &[resource], read(view) as f64);
     }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let view = (self.view)();
-        let gauges = GAUGES
-            .iter()
-            .map(|(family, read)| family_of(family, MetricType::GAUGE, vec![gauge(family, &[], read(&view))]));
-        let dropped = counter(&families::CONNECTIONS_DROPPED, view.dropped as f64);
-        let dropped = family_of(&families::CONNECTIONS_DROPPED, MetricType::COUNTER, vec![dropped]);
-        let gave_way = GAVE_WAY
-            .iter()
-            .map(|(name, read)| counter_of(&families::SHARES_GAVE_WAY, &[name], read(&view) as f64))
-            .collect();
-        let gave_way = family_of(&families::SHARES_GAVE_WAY, MetricType::COUNTER, gave_way);
-        let refused = FAULTS.iter().zip(view.proxy_headers_refused);
-        let refused = refused
-            .map(|(fault, count)| counter_of(&families::PROXY_HEADERS_REFUSED, &[fault], count as f64))
-            .collect();
-        let refused = family_of(&families::PROXY_HEADERS_REFUSED, MetricType::COUNTER, refused);
-        gauges.chain([dropped, gave_way, refused]).flatten().collect()
+    for (fault, count) in FAULTS.iter().zip(view.proxy_headers_refused) {
+        page.add(&families::PROXY_HEADERS_REFUSED, &[fault], count as f64);
     }
 }

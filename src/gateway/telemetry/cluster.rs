@@ -3,12 +3,8 @@
 //! They are read at scrape time from a view that `serve` passes in. Without a ledger there are
 //! none. The gateway's share of each backend is among the gauges of backends.
 
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::{MetricFamily, MetricType};
-
-use super::exposition::{describe, family_of};
-use super::families;
-use super::gauges::{counter_of, gauge};
+use super::exposition::Page;
+use super::families::{self, Family};
 
 /// This gateway's part.
 #[derive(Clone, Debug)]
@@ -28,54 +24,26 @@ pub struct ClusterMetrics {
     pub leader: Option<(bool, u64)>,
 }
 
-pub(super) struct Cluster<F> {
-    view: F,
-    descs: Vec<Desc>,
-}
+pub(super) const FAMILIES: [Family; 6] = [
+    families::CLUSTER_STANDING,
+    families::CLUSTER_GATEWAYS,
+    families::CLUSTER_RENEWED,
+    families::CLUSTER_WRITES,
+    families::CLUSTER_LEADS,
+    families::CLUSTER_LEADER_CHANGES,
+];
 
-impl<F: Fn() -> ClusterMetrics + Send + Sync> Cluster<F> {
-    pub(super) fn new(view: F) -> Self {
-        let all = [
-            families::CLUSTER_STANDING,
-            families::CLUSTER_GATEWAYS,
-            families::CLUSTER_RENEWED,
-            families::CLUSTER_WRITES,
-            families::CLUSTER_LEADS,
-            families::CLUSTER_LEADER_CHANGES,
-        ];
-        Self { view, descs: all.iter().map(describe).collect() }
+pub(super) fn add(view: &ClusterMetrics, page: &mut Page) {
+    page.add_states(&families::CLUSTER_STANDING, &[], view.standings.iter().copied(), view.standing);
+    page.add(&families::CLUSTER_GATEWAYS, &[], view.gateways as f64);
+    if let Some(seconds) = view.renewed_seconds {
+        page.add(&families::CLUSTER_RENEWED, &[], seconds);
     }
-}
-
-impl<F: Fn() -> ClusterMetrics + Send + Sync> Collector for Cluster<F> {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descs.iter().collect()
+    for (result, count) in &view.writes {
+        page.add(&families::CLUSTER_WRITES, &[result], *count as f64);
     }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let view = (self.view)();
-        let standings = view.standings.iter().map(|standing| {
-            let value = f64::from(u8::from(view.standing == *standing));
-            gauge(&families::CLUSTER_STANDING, &[standing], value)
-        });
-        let renewed = view.renewed_seconds.map(|seconds| gauge(&families::CLUSTER_RENEWED, &[], seconds));
-        let writes =
-            view.writes.iter().map(|(result, count)| counter_of(&families::CLUSTER_WRITES, &[result], *count as f64));
-        let leads = view.leader.map(|(leads, _)| gauge(&families::CLUSTER_LEADS, &[], f64::from(u8::from(leads))));
-        let changes =
-            view.leader.map(|(_, changes)| counter_of(&families::CLUSTER_LEADER_CHANGES, &[], changes as f64));
-        let all = [
-            family_of(&families::CLUSTER_STANDING, MetricType::GAUGE, standings.collect()),
-            family_of(
-                &families::CLUSTER_GATEWAYS,
-                MetricType::GAUGE,
-                vec![gauge(&families::CLUSTER_GATEWAYS, &[], view.gateways as f64)],
-            ),
-            family_of(&families::CLUSTER_RENEWED, MetricType::GAUGE, renewed.into_iter().collect()),
-            family_of(&families::CLUSTER_WRITES, MetricType::COUNTER, writes.collect()),
-            family_of(&families::CLUSTER_LEADS, MetricType::GAUGE, leads.into_iter().collect()),
-            family_of(&families::CLUSTER_LEADER_CHANGES, MetricType::COUNTER, changes.into_iter().collect()),
-        ];
-        all.into_iter().flatten().collect()
+    if let Some((leads, changes)) = view.leader {
+        page.add(&families::CLUSTER_LEADS, &[], f64::from(u8::from(leads)));
+        page.add(&families::CLUSTER_LEADER_CHANGES, &[], changes as f64);
     }
 }

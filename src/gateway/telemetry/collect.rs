@@ -28,31 +28,29 @@ use tokio::time::Instant;
 
 use super::access_log::{AccessLogError, AccessLogWriter};
 use super::by_engine::ByEngine;
-use super::clients::{ClientView, Clients};
-use super::cluster::{Cluster, ClusterMetrics};
-use super::engines::{EngineMetrics, Engines};
-use super::experiments::Experiments;
-use super::exposition::{PoolViews, shown};
-use super::families;
+use super::clients::{self, ClientView};
+use super::cluster::{self, ClusterMetrics};
+use super::engines::{self, EngineMetrics, PoolEngines};
+use super::experiments;
+use super::exposition::{Page, PoolViews, Scraped, shown};
+use super::families::{self, Family};
 use super::finished::{LastRequests, RequestView};
-use super::gauges::{Dropped, Scrape};
+use super::gauges;
 use super::history::Resolution;
 use super::history_report::{self, HistoryReport};
-use super::key_work::KeysWork;
-use super::keys::Keys;
+use super::keys;
 use super::openmetrics;
 #[cfg(feature = "otel")]
-use super::otlp::Exporter;
+use super::otlp::{self, Exporter};
 use super::recent::WindowStats;
 use super::records;
 use super::series::{self, PoolSeries, Series, SeriesTable};
-use super::tuner::{Tuner, TunerView};
-use super::wanted::{PoolEngines, Wanted};
-use crate::config::{Config, Model};
+use super::tuner::{self, TunerView};
 use crate::experiment::ExperimentReport;
 use crate::flow::keys::KeyTokens;
 use crate::flow::owner::KeyWork;
 use crate::flow::{Outcome, Record, Recorder};
+use sluice_config::{Config, Model};
 use sluice_core::base::ModelId;
 use sluice_core::meter::StreamStats;
 
@@ -106,14 +104,15 @@ impl Telemetry {
         let mut telemetry = Self::with(pools, access_log);
         if let Some(config) = &config.records {
             let records = records::open(config)?;
-            series::register(&telemetry.registry, Dropped::new(families::RECORDS_DROPPED, records.clone()));
-            telemetry.records = Some(records);
+            telemetry.records = Some(records.clone());
+            let dropped = families::RECORDS_DROPPED;
+            telemetry.show([dropped], move |page| page.add(&dropped, &[], records.dropped() as f64));
         }
         #[cfg(feature = "otel")]
         if let Some(tracing) = &config.tracing {
             let (registry, exemplars) = (telemetry.registry.clone(), telemetry.table.exemplars.clone());
             let exporter = Exporter::start(tracing, registry, exemplars).map_err(TelemetryError::Traces)?;
-            series::register(&telemetry.registry, exporter.metrics());
+            telemetry.show(otlp::FAMILIES, exporter.metrics());
             telemetry.exporter = Some(exporter);
         }
         telemetry.configured(config);
@@ -125,8 +124,11 @@ impl Telemetry {
         let registry = Registry::new();
         let table = Arc::new(SeriesTable::new(&registry));
         let (with_objectives, lines) = (Arc::clone(&table), access_log.clone());
-        let dropped = move || lines.as_ref().map_or(0, AccessLogWriter::dropped);
-        series::register(&registry, Scrape::new(pools, move || attainments(&with_objectives), dropped));
+        let read = move |page: &mut Page| {
+            let dropped = lines.as_ref().map_or(0, AccessLogWriter::dropped);
+            gauges::add(&pools(), &attainments(&with_objectives), dropped, page);
+        };
+        series::register(&registry, Scraped::new(&gauges::FAMILIES, read));
         let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
         let client_wait = series::histograms(&registry, &families::CLIENT_WAIT_SECONDS);
         let reloads = series::counters(&registry, &families::RELOADS);
@@ -156,60 +158,64 @@ impl Telemetry {
         }
     }
 
-    /// Adds the connections and bodies of clients, which `view` reads, to the metrics page. Called
-    /// once.
+    /// Adds families, whose metrics `read` adds at scrape time, to the metrics page. A second call
+    /// with the same families panics, as every `show_` function does.
+    fn show<const N: usize>(&self, families: [Family; N], read: impl Fn(&mut Page) + Send + Sync + 'static) {
+        series::register(&self.registry, Scraped::new(&families, read));
+    }
+
+    /// Adds the connections and bodies of clients, which `view` reads, to the metrics page.
     pub fn show_clients(&self, view: impl Fn() -> ClientView + Send + Sync + 'static) {
-        series::register(&self.registry, Clients::new(view));
+        self.show(clients::FAMILIES, move |page| clients::add(&view(), page));
     }
 
     /// Adds the engine time and the waiting requests of keys in fair pools, which `view` reads, to
-    /// the metrics page. Called once.
+    /// the metrics page.
     pub fn show_key_work(&self, view: impl Fn() -> Vec<KeyWork> + Send + Sync + 'static) {
-        series::register(&self.registry, KeysWork::new(view));
+        self.show(keys::WORK, move |page| keys::add_work(&view(), page));
     }
 
-    /// Adds the experiments, which `view` reads, to the metrics page. Called once.
+    /// Adds the experiments, which `view` reads, to the metrics page.
     pub fn show_experiments(&self, view: impl Fn() -> Vec<ExperimentReport> + Send + Sync + 'static) {
-        series::register(&self.registry, Experiments::new(view));
+        self.show(experiments::FAMILIES, move |page| experiments::add(&view(), page));
     }
 
     /// Adds the engines that the gateway runs, which `view` reads, to the metrics page. `phases`:
-    /// all phases of an engine. Called once.
+    /// all phases of an engine.
     pub fn show_engines(
         &self,
         phases: Vec<&'static str>,
         view: impl Fn() -> Vec<EngineMetrics> + Send + Sync + 'static,
     ) {
-        series::register(&self.registry, Engines::new(phases, view));
+        self.show(engines::FAMILIES, move |page| engines::add(&view(), &phases, page));
     }
 
     /// Adds this gateway's part in the ledger of several gateways, which `view` reads, to the
-    /// metrics page. Called at most once.
+    /// metrics page.
     pub fn show_cluster(&self, view: impl Fn() -> ClusterMetrics + Send + Sync + 'static) {
-        series::register(&self.registry, Cluster::new(view));
+        self.show(cluster::FAMILIES, move |page| cluster::add(&view(), page));
     }
 
     /// Adds the tokens that API keys have used of their limits, which `view` reads, to the metrics
-    /// page. Called once.
+    /// page.
     pub fn show_keys(&self, view: impl Fn() -> Vec<KeyTokens> + Send + Sync + 'static) {
-        series::register(&self.registry, Keys::new(view));
+        self.show(keys::TOKENS, move |page| keys::add_tokens(&view(), page));
     }
 
     /// Adds the number of engines that pools should have, which `view` reads, to the metrics page.
-    /// Called once.
     pub fn show_pool_engines(&self, view: impl Fn() -> Vec<PoolEngines> + Send + Sync + 'static) {
-        series::register(&self.registry, Wanted::new(view));
+        self.show(engines::WANTED, move |page| engines::add_wanted(&view(), page));
     }
 
     /// Adds the online tuner, which `view` reads, to the metrics page, and gives it every record,
-    /// also records of copies. Called once.
+    /// also records of copies.
     pub fn show_tuner(
         &self,
         view: impl Fn() -> TunerView + Send + Sync + 'static,
         observe: impl Fn(&Record) + Send + Sync + 'static,
     ) {
-        series::register(&self.registry, Tuner::new(view));
-        // A second call would register the same metrics again, which fails above.
+        self.show(tuner::FAMILIES, move |page| tuner::add(&view(), page));
+        // A second call would have panicked above.
         let _ = self.observer.set(Box::new(observe));
     }
 

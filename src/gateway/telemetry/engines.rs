@@ -1,14 +1,12 @@
-//! Metrics of the engines that the gateway runs.
+//! Metrics of the engines that the gateway runs, and of the number of engines that pools should
+//! have.
 //!
-//! They are read at scrape time from a view that `serve` passes in. Engines that another program
-//! runs have none. An engine that is no longer configured is absent from the next page.
+//! They are read at scrape time from views that `serve` passes in. Engines that another program
+//! runs have none. The wanted numbers are for KEDA or an HPA: each gateway of a pool reports by the
+//! load that it sees, and the largest number counts. Pools without an `autoscale` table have none.
 
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::{MetricFamily, MetricType};
-
-use super::exposition::{describe, family_of};
-use super::families;
-use super::gauges::{counter_of, gauge};
+use super::exposition::Page;
+use super::families::{self, Family};
 
 /// One engine that the gateway runs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,43 +25,36 @@ pub struct EngineMetrics {
     pub started: Option<f64>,
 }
 
-pub(super) struct Engines<F> {
-    phases: Vec<&'static str>,
-    view: F,
-    descs: Vec<Desc>,
+/// The engines that one pool should have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PoolEngines {
+    /// The name of the pool.
+    pub pool: String,
+    /// Engines that the pool should have.
+    pub wanted: u32,
+    /// Expected time from the order of an engine to the engine's first request, seconds.
+    pub start_seconds: f64,
 }
 
-impl<F: Fn() -> Vec<EngineMetrics> + Send + Sync> Engines<F> {
-    pub(super) fn new(phases: Vec<&'static str>, view: F) -> Self {
-        let all = [families::ENGINE_RESTARTS, families::ENGINE_CRASHES, families::ENGINE_PHASE, families::ENGINE_START];
-        Self { phases, view, descs: all.iter().map(describe).collect() }
-    }
-}
+pub(super) const FAMILIES: [Family; 4] =
+    [families::ENGINE_RESTARTS, families::ENGINE_CRASHES, families::ENGINE_PHASE, families::ENGINE_START];
+pub(super) const WANTED: [Family; 2] = [families::ENGINES_WANTED, families::ENGINE_START_EXPECTED];
 
-impl<F: Fn() -> Vec<EngineMetrics> + Send + Sync> Collector for Engines<F> {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descs.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let view = (self.view)();
-        let (mut restarts, mut crashes, mut phases, mut starts) = (vec![], vec![], vec![], vec![]);
-        for engine in &view {
-            let labels = [&*engine.pool, &engine.backend];
-            restarts.push(counter_of(&families::ENGINE_RESTARTS, &labels, engine.restarts as f64));
-            crashes.push(counter_of(&families::ENGINE_CRASHES, &labels, engine.crashes as f64));
-            phases.extend(self.phases.iter().map(|phase| {
-                let value = f64::from(u8::from(engine.phase == *phase));
-                gauge(&families::ENGINE_PHASE, &[&engine.pool, &engine.backend, phase], value)
-            }));
-            starts.extend(engine.started.map(|started| gauge(&families::ENGINE_START, &labels, started)));
+pub(super) fn add(engines: &[EngineMetrics], phases: &[&str], page: &mut Page) {
+    for engine in engines {
+        let labels = [&*engine.pool, &engine.backend];
+        page.add(&families::ENGINE_RESTARTS, &labels, engine.restarts as f64);
+        page.add(&families::ENGINE_CRASHES, &labels, engine.crashes as f64);
+        page.add_states(&families::ENGINE_PHASE, &labels, phases.iter().copied(), &engine.phase);
+        if let Some(started) = engine.started {
+            page.add(&families::ENGINE_START, &labels, started);
         }
-        let all = [
-            family_of(&families::ENGINE_RESTARTS, MetricType::COUNTER, restarts),
-            family_of(&families::ENGINE_CRASHES, MetricType::COUNTER, crashes),
-            family_of(&families::ENGINE_PHASE, MetricType::GAUGE, phases),
-            family_of(&families::ENGINE_START, MetricType::GAUGE, starts),
-        ];
-        all.into_iter().flatten().collect()
+    }
+}
+
+pub(super) fn add_wanted(pools: &[PoolEngines], page: &mut Page) {
+    for pool in pools {
+        page.add(&families::ENGINES_WANTED, &[&pool.pool], f64::from(pool.wanted));
+        page.add(&families::ENGINE_START_EXPECTED, &[&pool.pool], pool.start_seconds);
     }
 }

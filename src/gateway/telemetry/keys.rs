@@ -1,43 +1,31 @@
-//! Metrics of the tokens that API keys have used of their limits.
+//! Metrics of API keys: tokens used of their limits, and engine time and waiting requests in fair
+//! pools.
 //!
-//! They are read at scrape time from a view that `serve` passes in. Keys without such a limit have
-//! none. Bounds: [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys, the nearest to a limit.
+//! They are read at scrape time from views that `serve` passes in, so that a request costs nothing.
+//! Keys without such a limit have no tokens. Bounds: the keys of the configuration; for tokens the
+//! [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys nearest to a limit.
 
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::{Metric, MetricFamily, MetricType};
-
-use super::exposition::{describe, family_of};
-use super::families;
-use super::gauges::gauge;
+use super::exposition::Page;
+use super::families::{self, Family};
 use crate::flow::keys::KeyTokens;
+use crate::flow::owner::KeyWork;
 
-pub(super) struct Keys<F> {
-    view: F,
-    descs: Vec<Desc>,
-}
+pub(super) const TOKENS: [Family; 2] = [families::KEY_TOKENS, families::KEY_TOKENS_LIMIT];
+pub(super) const WORK: [Family; 2] = [families::KEY_WORK, families::KEY_WAITING];
 
-impl<F: Fn() -> Vec<KeyTokens> + Send + Sync> Keys<F> {
-    pub(super) fn new(view: F) -> Self {
-        Self { view, descs: [families::KEY_TOKENS, families::KEY_TOKENS_LIMIT].iter().map(describe).collect() }
-    }
-}
-
-impl<F: Fn() -> Vec<KeyTokens> + Send + Sync> Collector for Keys<F> {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descs.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let (mut used, mut limits): (Vec<Metric>, Vec<Metric>) = (Vec::new(), Vec::new());
-        for key in (self.view)() {
-            for (window, counts) in [("minute", key.minute), ("day", key.day)] {
-                let Some((tokens, limit)) = counts else { continue };
-                used.push(gauge(&families::KEY_TOKENS, &[&key.name, window], tokens as f64));
-                limits.push(gauge(&families::KEY_TOKENS_LIMIT, &[&key.name, window], limit as f64));
-            }
+pub(super) fn add_tokens(keys: &[KeyTokens], page: &mut Page) {
+    for key in keys {
+        for (window, counts) in [("minute", key.minute), ("day", key.day)] {
+            let Some((tokens, limit)) = counts else { continue };
+            page.add(&families::KEY_TOKENS, &[&key.name, window], tokens as f64);
+            page.add(&families::KEY_TOKENS_LIMIT, &[&key.name, window], limit as f64);
         }
-        let used = family_of(&families::KEY_TOKENS, MetricType::GAUGE, used);
-        let limits = family_of(&families::KEY_TOKENS_LIMIT, MetricType::GAUGE, limits);
-        used.into_iter().chain(limits).collect()
+    }
+}
+
+pub(super) fn add_work(keys: &[KeyWork], page: &mut Page) {
+    for on in keys {
+        page.add(&families::KEY_WORK, &[&on.pool, &on.key], on.seconds);
+        page.add(&families::KEY_WAITING, &[&on.pool, &on.key], on.waiting as f64);
     }
 }

@@ -19,7 +19,7 @@ use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-use crate::config::{Log, LogFormat, LogLevel};
+use sluice_config::{Log, LogFormat, LogLevel};
 
 /// The variable that overrides the configured level.
 pub const VARIABLE: &str = "RUST_LOG";

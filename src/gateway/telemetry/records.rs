@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use super::access_log::{AccessLogError, AccessLogWriter, Appended, Output};
 use super::line::Shown;
 use super::salt::Salt;
-use crate::config::Records;
+use sluice_config::Records;
 
 const RECORDS: &str = "file of records";
 

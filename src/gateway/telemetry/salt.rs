@@ -10,7 +10,7 @@ use std::io;
 
 use sha2::{Digest, Sha256};
 
-use crate::config::Records;
+use sluice_config::Records;
 use sluice_core::openai::PromptPrefix;
 
 const HASH_BYTES: usize = 8;
@@ -22,7 +22,7 @@ impl Salt {
     pub(super) fn new(config: &Records) -> io::Result<Self> {
         Ok(Self::of(match &config.salt {
             Some(secret) => Sha256::digest(secret.expose()).into(),
-            None => crate::tls::random()?,
+            None => sluice_config::tls::random()?,
         }))
     }
 

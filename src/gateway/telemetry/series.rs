@@ -25,6 +25,7 @@ use super::families::{self, Family, MetricKind};
 use super::history_report::PairHistory;
 use super::recent::Recent;
 use crate::flow::record::RetryReason;
+use crate::flow::routing_table::OTHER;
 use crate::flow::{Outcome, Record};
 use sluice_core::openai::{Route, ShedReason};
 
@@ -36,8 +37,6 @@ const MAX_POOLS_SEEN: usize = 256;
 /// The most pairs of class and pool with a history of an hour, of usually 200 KiB and at most 1.1
 /// MiB each.
 const MAX_HISTORIES: usize = 64;
-/// The label beyond the bounds.
-const OTHER: &str = "other";
 /// The label of the route for a path that is not served.
 const NO_ROUTE: &str = "unknown";
 const OUTCOMES: usize = Outcome::LABELS.len();
@@ -201,7 +200,14 @@ impl SeriesTable {
         let index = position * OUTCOMES + outcome_index(record.outcome);
         series.requests[index].get_or_init(|| {
             let labels = &series.labels;
-            let values = [route, text(&labels.pool), text(&labels.model), text(&labels.arm), record.outcome.label(), text(&labels.class)];
+            let values = [
+                route,
+                text(&labels.pool),
+                text(&labels.model),
+                text(&labels.arm),
+                record.outcome.label(),
+                text(&labels.class),
+            ];
             self.requests.with_label_values(&values)
         })
     }

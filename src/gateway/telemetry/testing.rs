@@ -12,12 +12,10 @@ use http::StatusCode;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::config::{Endpoint, Policy};
 use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::flow::{Outcome, Record};
-use crate::pool::{
-    Address, Admission, BackendLimits, BackendSpec, HealthRules, LongPrefix, PoolRules, PoolSpec, QueueOrder,
-};
+use crate::pool::{Admission, BackendLimits, BackendSpec, HealthRules, LongPrefix, PoolRules, PoolSpec, QueueOrder};
+use sluice_config::{Address, Endpoint, Policy};
 use sluice_core::meter::{ItlHistogram, StreamStats};
 use sluice_core::openai::Route;
 use sluice_core::openai::response::TokenUsage;

@@ -16,7 +16,6 @@ use super::families::{self, MetricKind};
 use super::line::{Shown, line};
 use super::testing::{admission, completed, record, spec};
 use super::*;
-use crate::config::{Config, Machine, Surroundings};
 use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::experiment::{CopyOutcome, Ending, ExperimentReport, Experiments, Observation, Quantity};
 use crate::flow::keys::KeyTokens;
@@ -25,6 +24,7 @@ use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::flow::{Outcome, Record};
 use crate::origin::Origin;
 use crate::pool::{BackendLimits, HealthRules, Share};
+use sluice_config::{Config, Machine, Surroundings};
 use sluice_core::openai::{Answer, FinishReason, Route, ShedReason, TokenUsage};
 
 fn telemetry() -> Telemetry {

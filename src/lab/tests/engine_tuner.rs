@@ -14,12 +14,16 @@ use crate::forecast::{forecast, forecast_limits};
 use crate::tuning::{LabDeployment, LabTuner};
 use crate::upstream::LabUpstream;
 use crate::{Lab, LabFile, LabRun, Scenario, run};
-use sluice_gateway::config::DailyWindow;
+use sluice_config::DailyWindow;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Irreplaceable, Need};
+use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Bound, Irreplaceable, Need};
+use sluice_online::engines::flags::EngineFlag;
+use sluice_online::engines::forecast::{Answer, Candidate, Forecast, LimitsQuestion, Question};
+use sluice_online::engines::look::Restarted;
+use sluice_online::event::EventKind;
+use sluice_online::limits::Limits;
 use sluice_online::limits::PoolLimits;
-use sluice_online::recent::RecentRequest;
-use sluice_online::{Answer, Candidate, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question, Restarted};
+use sluice_online::observe::recent::RecentRequest;
 use tokio::time::Instant;
 
 /// `load`: chats and documents per second. `bound`: objective for TTFT, and again for each 1,000
@@ -45,7 +49,7 @@ async fn an_engine_restarts_only_if_the_other_engines_can_carry_its_own_load_too
     let layout = admission.apply(&specs::pools(&lab.config), rules, start);
     let backends: Vec<_> = layout.backends.iter().flatten().copied().zip(0..).collect();
     for (backend, _) in &backends {
-        admission.set_ceiling(*backend, Some(4));
+        admission.set_bounds([(*backend, Bound::Ceiling(Some(4)))]);
         admission.record_probe(*backend, true, start);
     }
     let cluster = Cluster::new(Vec::new(), lab.addresses().unwrap(), Vec::new());

@@ -5,7 +5,7 @@
 use super::{MODEL, engines};
 use crate::{EngineSetup, Lab, LabRun, run};
 use sluice_bench::{Arrival, Class, Extent, Length, RunPlan, Workload};
-use sluice_gateway::config::{Config, Machine, Surroundings};
+use sluice_config::{Config, Machine, Surroundings};
 use sluice_gateway::experiment::report::Range;
 use sluice_gateway::experiment::{Cause, Conclusion, Quantity};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::{config, engines, mixed};
 use crate::{EngineChange, Lab, run};
 use sluice_bench::{Outcome, Record};
+use sluice_config::{Config, Machine, Surroundings};
 use sluice_core::base::Rng;
-use sluice_gateway::config::{Config, Machine, Surroundings};
 
 /// Seconds during which requests arrive. Faults begin in the first third.
 const SECONDS: u64 = 36;

@@ -3,7 +3,8 @@
 //! Limits that are set wrongly are found and mended, and the problem of the engines is named.
 
 use crate::{LabFile, LabRun, Scenario, run};
-use sluice_online::{Event, EventKind, Reading};
+use sluice_online::event::{Event, EventKind};
+use sluice_online::observe::diagnosis::Reading;
 
 /// Two engines behind one pool, with a tuner that acts.
 const GATEWAY: &str = r#"

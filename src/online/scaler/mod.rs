@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A request counts at arrival: ended requests plus the rise of requests in flight. Work is
-//! measured in tokens ([`tally`]). Nothing depends on hardware, model or flags: the capacity is
+//! measured in tokens ([`Tally`]). Nothing depends on hardware, model or flags: the capacity is
 //! learned from requests that met or missed their objectives ([`capacity`]), or starts with a
 //! stated rate.
 //!
@@ -30,7 +30,6 @@
 
 pub mod capacity;
 pub mod demand;
-pub mod tally;
 #[cfg(test)]
 mod tests;
 
@@ -38,7 +37,7 @@ use std::time::Duration;
 
 use self::capacity::Capacity;
 use self::demand::Demand;
-pub use self::tally::Tally;
+use crate::observe::tally::Tally;
 
 /// The period of decisions.
 const MINUTE: Duration = Duration::from_secs(60);

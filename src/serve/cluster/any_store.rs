@@ -11,7 +11,7 @@ use super::lease::LeaseObject;
 #[cfg(feature = "kubernetes")]
 use super::object::Object;
 use super::store::{Found, Store, Written};
-use crate::config::Cluster;
+use sluice_config::Cluster;
 
 #[derive(Debug)]
 pub(super) enum AnyStore {

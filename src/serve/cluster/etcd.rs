@@ -16,9 +16,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::store::{Found, Store, Written};
-use crate::config::Cluster;
 use crate::fleet::{FetchError, post};
-use crate::pool::Address;
+use sluice_config::{Address, Cluster};
 
 /// Most bytes that are read of an answer: the largest ledger in base64, and some more.
 const ANSWER_BYTES: usize = 2 << 20;
@@ -58,7 +57,7 @@ struct Txn {
 
 impl Etcd {
     pub(super) fn new(cluster: &Cluster, key: &str, limit: Duration) -> Self {
-        let address = |(endpoint, tls): (&crate::config::Endpoint, _)| Address::new(endpoint.clone(), tls, None);
+        let address = |(endpoint, tls): (&sluice_config::Endpoint, _)| Address::new(endpoint.clone(), tls, None);
         let members = cluster.endpoints().map(address).collect();
         Self { members, key: STANDARD.encode(key), limit, first: AtomicUsize::new(0) }
     }

@@ -12,8 +12,8 @@ use sluice_cluster::notice::name;
 use tokio::time::Instant;
 
 use crate::admin::status::LeaderStatus;
-use crate::config::{self, ClusterLeader, ClusterMode};
 use crate::fleet::Lead;
+use sluice_config::{ClusterLeader, ClusterMode};
 
 #[derive(Debug)]
 struct Shown {
@@ -41,7 +41,7 @@ pub(crate) struct LeaderView {
 }
 
 impl LeaderView {
-    pub(super) fn new(id: &str, config: &config::Cluster, lead: Arc<Lead>) -> Self {
+    pub(super) fn new(id: &str, config: &sluice_config::Cluster, lead: Arc<Lead>) -> Self {
         let shown = Shown {
             holder: None,
             since: Instant::now(),

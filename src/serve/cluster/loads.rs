@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use sluice_cluster::ledger::is_gateway;
 use sluice_cluster::{Ledger, PoolLoad};
 
-use crate::online::Tally;
+use crate::online::observe::tally::Tally;
 
 #[derive(Debug)]
 struct Seen {

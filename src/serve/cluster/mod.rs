@@ -42,16 +42,16 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::Rng;
-use crate::config::{self, ClusterLeader, ClusterMode};
 use crate::fleet::{Lead, OtherGateways};
 use crate::flow::keys::KeyUsage;
-use crate::pool::{Address, Admission};
+use crate::pool::Admission;
 use any_store::AnyStore;
 use campaign::Campaign;
 pub(crate) use leader_view::LeaderView;
 pub(crate) use loads::{OtherLoad, OtherLoads};
 use pulse::Pulse;
 use renewal::{Renewal, Running, Timing};
+use sluice_config::{Address, ClusterLeader, ClusterMode};
 use store::Store;
 pub(crate) use view::View;
 
@@ -89,14 +89,14 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Joins. From now on, the pool uses only this gateway's share. `takes_over`: whether another
     /// process, perhaps with the same name, is replaced.
-    pub(super) fn join(config: &config::Cluster, divided: Divided<'_>, seed: u64, takes_over: bool) -> Self {
+    pub(super) fn join(config: &sluice_config::Cluster, divided: Divided<'_>, seed: u64, takes_over: bool) -> Self {
         let timing = Timing::of(config.lease);
         Self::join_with(AnyStore::of(config, timing.call), config, divided, (seed, takes_over), renewal::running)
     }
 
     fn join_with<S: Store>(
         store: S,
-        config: &config::Cluster,
+        config: &sluice_config::Cluster,
         Divided { admission, keys, lead, others }: Divided<'_>,
         (seed, takes_over): (u64, bool),
         running: fn(Arc<Address>) -> Running,
@@ -175,7 +175,7 @@ impl Drop for Cluster {
 
 /// The view of the leader; `None` if no leader is elected. From now on, `lead` is not held until
 /// this gateway leads. `seed`: the seed of [`Cluster::join`].
-pub(super) fn leader(config: &config::Cluster, lead: Arc<Lead>, seed: u64) -> Option<Arc<LeaderView>> {
+pub(super) fn leader(config: &sluice_config::Cluster, lead: Arc<Lead>, seed: u64) -> Option<Arc<LeaderView>> {
     if config.leader == ClusterLeader::None {
         return None;
     }
@@ -186,7 +186,7 @@ pub(super) fn leader(config: &config::Cluster, lead: Arc<Lead>, seed: u64) -> Op
 
 /// Stands for election until this gateway has resigned.
 pub(super) fn campaign(
-    config: &config::Cluster,
+    config: &sluice_config::Cluster,
     view: &Arc<LeaderView>,
     lead: Arc<Lead>,
     resigning: watch::Receiver<bool>,
@@ -203,7 +203,7 @@ pub(super) fn campaign(
     tokio::spawn(campaign.keep(resigning))
 }
 
-fn name(config: &config::Cluster) -> String {
+fn name(config: &sluice_config::Cluster) -> String {
     config.name.clone().unwrap_or_else(host_name)
 }
 

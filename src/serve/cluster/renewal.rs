@@ -34,7 +34,8 @@ use crate::base::Rng;
 use crate::fleet::{Lead, OtherGateways, scrape};
 use crate::flow::key_share::KeyUse;
 use crate::flow::keys::KeyUsage;
-use crate::pool::{Address, Admission, BackendUse, ShareEnd};
+use crate::pool::{Admission, BackendUse, ShareEnd};
+use sluice_config::Address;
 
 /// Below 2 s: with longer pauses between plans, a member forgets how long an engine has been
 /// silent.

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::fleet::{UPGRADE_SOCKET, check_state, create_state};
-use crate::owner::Untrusted;
+use sluice_config::owner::Untrusted;
 
 /// Temporary name of a new socket.
 const DRAFT: &str = "upgrade.sock.tmp";

@@ -37,7 +37,7 @@ mod successor;
 
 use std::path::PathBuf;
 
-use crate::config::{ClusterLeader, Config};
+use sluice_config::{ClusterLeader, Config};
 
 pub use door::{Door, DoorError};
 pub use error::UpgradeError;

@@ -20,9 +20,9 @@ use super::wire::{
     receive_descriptors, receive_if_open, send,
 };
 use crate::base::BackendId;
-use crate::config::Config;
 use crate::pool::{Admission, BackendView, Cordon, PoolView, Share};
 use crate::serve::sockets::Sockets;
+use sluice_config::Config;
 
 /// Time limit of the running gateway's answer. It first ends the deciders and saves their state.
 const ANSWER_MAX: Duration = Duration::from_secs(30);

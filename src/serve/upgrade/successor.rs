@@ -19,7 +19,7 @@ use super::wire::{
     Accepted, Answer, ClaimedBackend, Claims, Conceded, Hello, OpenSocket, PROTOCOL, Port, Ready, Said, receive, send,
     send_descriptors,
 };
-use crate::pool::{Admission, Claim, Cordon, Share};
+use crate::pool::{Admission, Bound, Claim, Cordon};
 use crate::serve::running::Running;
 
 /// Time limit of a visitor's first message.
@@ -269,8 +269,7 @@ async fn report(
 /// Puts the concessions in force. Returns whether they cover all claims.
 fn apply(admission: &Admission, claims: &[Claim], conceded: &Conceded) -> bool {
     let places = || claims.iter().zip(&conceded.backends);
-    let shares: Vec<_> = places().map(|(claim, to)| (claim.backend, to.map(|to| to.share))).collect();
-    admission.set_shares(&shares);
+    admission.set_bounds(places().map(|(claim, to)| (claim.backend, Bound::Share(to.map(|to| to.share)))));
     for (claim, to) in places() {
         if let Some(to) = to {
             admission.set_cordon(claim.backend, to.cordon);
@@ -288,8 +287,7 @@ fn open_all(admission: &Admission) {
 
 fn own_all(admission: &Admission) {
     let all = admission.view().into_iter().flat_map(|pool| pool.backends);
-    let shares: Vec<(_, Option<Share>)> = all.map(|backend| (backend.id, None)).collect();
-    admission.set_shares(&shares);
+    admission.set_bounds(all.map(|backend| (backend.id, Bound::Share(None))));
 }
 
 fn message(claims: &[Claim], draining: u32, admission: &Admission) -> Said {

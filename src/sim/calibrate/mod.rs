@@ -20,12 +20,6 @@ pub mod rows;
 pub mod search;
 
 #[cfg(test)]
-mod arrangements;
-#[cfg(test)]
-mod grid;
-#[cfg(test)]
-mod mixed;
-#[cfg(test)]
 mod tests;
 
 pub use play::play;

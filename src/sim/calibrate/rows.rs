@@ -154,33 +154,20 @@ impl Row {
 }
 
 /// Why a file of rows cannot be read.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RowError {
-    /// No header or no row.
     #[error("the data has no {0}")]
     Nothing(&'static str),
-    /// An unknown column.
     #[error("unknown column '{0}'; known: {known}", known = COLUMNS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "))]
     UnknownColumn(String),
-    /// A field is wrong.
     #[error("line {line}: {column}: {problem}")]
-    Field {
-        /// Line of the file, from 1.
-        line: usize,
-        /// The column.
-        column: &'static str,
-        /// What is wrong.
-        problem: String,
-    },
-    /// Too many rows.
+    Field { line: usize, column: &'static str, problem: String },
     #[error("more than {MAX_ROWS} rows; fit to a part of them")]
     TooMany,
 }
 
 /// Reads a file of rows.
-///
-/// # Errors
-/// Unknown columns; missing or wrong fields, with their line; no rows, or more than [`MAX_ROWS`].
 pub fn parse(text: &str) -> Result<Vec<Row>, RowError> {
     let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
     let mut filled = lines.by_ref().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));

@@ -75,22 +75,16 @@ pub const HOST: &[FittedConstant] = &[
 ];
 
 /// Why constants cannot be fitted.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum FitError {
-    /// GPU, model and constants do not fit together.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// A measured cell has no simulated value. The distance would be infinite with any constants.
     #[error(
         "row '{row}' cannot be simulated: {column} has no value; a request that does not fit into the KV cache of this model \
          on this GPU is refused, and in a short run none may arrive"
     )]
-    Row {
-        /// The row's name.
-        row: String,
-        /// The measured column.
-        column: &'static str,
-    },
+    Row { row: String, column: &'static str },
 }
 
 /// The settings of a fit.
@@ -119,9 +113,6 @@ impl Setting {
     }
 
     /// Simulates each row with these constants.
-    ///
-    /// # Errors
-    /// GPU, model and constants do not fit together, or a row cannot be simulated.
     pub fn play_all(&self, constants: &Constants, rows: &[Row]) -> Result<Vec<[f64; 4]>, FitError> {
         let profile = Profile::new(self.gpu.clone(), self.model.clone(), self.layout, constants)?;
         let workers_wanted = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len().max(1));
@@ -158,9 +149,6 @@ impl Setting {
 
     /// Three-fold cross-validation: predicts each third of the rows with constants fitted to the
     /// other two thirds. Returns the rows, third by third, and their simulated cells.
-    ///
-    /// # Errors
-    /// As [`Setting::play_all`].
     pub fn leave_thirds_out(&self, start: &Constants, rows: &[Row]) -> Result<(Vec<Row>, Vec<[f64; 4]>), FitError> {
         let (mut left, mut cells) = (Vec::new(), Vec::new());
         for third in 0..3 {
@@ -173,9 +161,6 @@ impl Setting {
     }
 
     /// The constants nearest to the rows, searched from `start`.
-    ///
-    /// # Errors
-    /// As [`Setting::play_all`].
     pub fn fit(&self, start: &Constants, rows: &[Row]) -> Result<Constants, FitError> {
         let mut best = (self.distance(start, rows)?, start.clone());
         for share in self.shares {

@@ -4,6 +4,10 @@
 //! `second.csv` are from two machines. For the same load they differ by 3 % in TPOT and by up to 27
 //! % in the median TTFT of a burst.
 
+mod arrangements;
+mod grid;
+mod mixed;
+
 use super::play::{Arrival, Life, mean, quantile, replay};
 use super::rows::{Load, Server};
 use super::*;

@@ -155,23 +155,11 @@ impl Request {
 }
 
 /// Why a request cannot enter the engine.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// It can never fit the KV cache.
     #[error("the sequence needs {needed} KV blocks and the engine has {usable}; lower max_tokens or --max-model-len")]
-    NeverFits {
-        /// Blocks for prompt and output.
-        needed: u32,
-        /// Usable blocks.
-        usable: u32,
-    },
-    /// Chunked prefill is off, and prompt and output together exceed the token budget of a step.
-    /// (After a preemption both must be computed in one step.)
+    NeverFits { needed: u32, usable: u32 },
     #[error("the prompt has {prompt} tokens and a step takes {budget} without chunked prefill; raise the budget")]
-    PromptOverBudget {
-        /// Prompt tokens.
-        prompt: u32,
-        /// Budget of a step.
-        budget: u32,
-    },
+    PromptOverBudget { prompt: u32, budget: u32 },
 }

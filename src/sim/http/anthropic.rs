@@ -15,9 +15,6 @@ use crate::validate::{CalledTool, RequestBody};
 use crate::validate::{json as body_json, schema};
 
 /// Converts a body to a chat.
-///
-/// # Errors
-/// vLLM's error, for a body whose fields are wrong.
 pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<RequestBody, ErrorBody> {
     let fields = body_json::object(bytes)?;
     let mut problems = ValidationErrors::default();

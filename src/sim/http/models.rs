@@ -8,11 +8,10 @@
 
 use std::path::Path;
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::validate::pydantic::{self, Field, FieldReader, ValidationErrors};
-use crate::validate::{json, schema};
+use crate::validate::{json as body_json, schema};
 
 use crate::http::error_body::ErrorBody;
 use crate::process::config::MAX_ADAPTERS;
@@ -22,77 +21,29 @@ use crate::real_time::state::ServerState;
 use crate::unix_time::unix_time;
 use sluice_core::base::Rng;
 
-/// A model in `/v1/models`, in vLLM's key order.
-#[derive(Serialize)]
-struct Card<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    owned_by: &'static str,
-    root: &'a str,
-    parent: Option<&'a str>,
-    max_model_len: Option<u32>,
-    permission: [Permission; 1],
-}
-
-#[derive(Serialize)]
-struct Permission {
-    id: String,
-    object: &'static str,
-    created: u64,
-    allow_create_engine: bool,
-    allow_sampling: bool,
-    allow_logprobs: bool,
-    allow_search_indices: bool,
-    allow_view: bool,
-    allow_fine_tuning: bool,
-    organization: &'static str,
-    group: Option<String>,
-    is_blocking: bool,
-}
-
-#[derive(Serialize)]
-struct List<'a> {
-    object: &'static str,
-    data: Vec<Card<'a>>,
-}
-
+/// The body of `/v1/models`, in vLLM's key order.
 pub(crate) fn list(shared: &ServerState) -> String {
     let config = &shared.config;
-    let created = unix_time();
-    let base = config.names.first().map_or("", String::as_str);
-    let card = |id, root, parent, max_model_len| Card {
-        id,
-        object: "model",
-        created,
-        owned_by: "vllm",
-        root,
-        parent,
-        max_model_len,
-        permission: [permission(config.seed, created)],
+    let (created, permission) = (unix_time(), Rng::new(config.seed).next_u64());
+    let base = config.names.first();
+    let card = |id: &str, root: &str, parent: Option<&String>, longest: Option<u32>| {
+        format!(
+            "{{\"id\":{},\"object\":\"model\",\"created\":{created},\"owned_by\":\"vllm\",\"root\":{},\"parent\":{},\
+             \"max_model_len\":{},\"permission\":[{{\"id\":\"modelperm-{permission:016x}\",\"object\":\"model_permission\",\
+             \"created\":{created},\"allow_create_engine\":false,\"allow_sampling\":true,\"allow_logprobs\":true,\
+             \"allow_search_indices\":false,\"allow_view\":true,\"allow_fine_tuning\":false,\"organization\":\"*\",\
+             \"group\":null,\"is_blocking\":false}}]}}",
+            json!(id),
+            json!(root),
+            json!(parent),
+            json!(longest)
+        )
     };
     let adapters = shared.adapters.lock();
-    let names = config.names.iter().map(|name| card(name, config.root.as_str(), None, Some(config.max_model_len)));
-    let loaded = adapters.iter().flatten().map(|(name, path)| card(name, path.as_str(), Some(base), None));
-    let list = List { object: "list", data: names.chain(loaded).collect() };
-    serde_json::to_string(&list).expect("a list of plain fields is always JSON")
-}
-
-fn permission(seed: u64, created: u64) -> Permission {
-    Permission {
-        id: format!("modelperm-{:016x}", Rng::new(seed).next_u64()),
-        object: "model_permission",
-        created,
-        allow_create_engine: false,
-        allow_sampling: true,
-        allow_logprobs: true,
-        allow_search_indices: false,
-        allow_view: true,
-        allow_fine_tuning: false,
-        organization: "*",
-        group: None,
-        is_blocking: false,
-    }
+    let names = config.names.iter().map(|name| card(name, &config.root, None, Some(config.max_model_len)));
+    let loaded = adapters.iter().flatten().map(|(name, path)| card(name, path, base, None));
+    let cards: Vec<String> = names.chain(loaded).collect();
+    format!("{{\"object\":\"list\",\"data\":[{}]}}", cards.join(","))
 }
 
 fn invalid(message: String) -> ErrorBody {
@@ -100,7 +51,7 @@ fn invalid(message: String) -> ErrorBody {
 }
 
 fn checked(bytes: &[u8], schema: &[Field]) -> Result<Map<String, Value>, ErrorBody> {
-    let fields = json::object(bytes)?;
+    let fields = body_json::object(bytes)?;
     let mut problems = ValidationErrors::default();
     pydantic::check(schema, &fields, &mut problems);
     if problems.is_empty() { Ok(fields) } else { Err(problems.refusal()) }
@@ -175,9 +126,6 @@ pub(crate) fn unload(shared: &ServerState, bytes: &[u8]) -> Result<String, Error
 }
 
 /// Removes an adapter.
-///
-/// # Errors
-/// When no adapter has this name.
 pub(crate) fn remove(shared: &ServerState, name: &str) -> Result<(), ErrorBody> {
     let mut adapters = shared.adapters.lock();
     let slot = adapters.iter_mut().find(|slot| slot.as_ref().is_some_and(|(known, _)| known == name));

@@ -42,9 +42,6 @@ pub(super) fn text_reply(text: String) -> Reply {
 }
 
 /// Reads the whole body.
-///
-/// # Errors
-/// The body is too large, or the client disconnected.
 pub(super) async fn read(request: Request<Incoming>) -> Result<Bytes, ErrorBody> {
     match Limited::new(request.into_body(), MAX_BODY).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),

@@ -116,9 +116,6 @@ impl ResponseBody {
     }
 
     /// Waits for the complete response.
-    ///
-    /// # Errors
-    /// When the engine is dead or refuses the request.
     pub(crate) async fn complete(mut self) -> Result<String, Broken> {
         while !self.is_complete() {
             std::future::poll_fn(|cx| self.collector.poll_take(cx, &mut self.news)).await?;

@@ -31,9 +31,6 @@ pub(crate) struct EchoedFields {
 }
 
 /// Converts a body to a chat.
-///
-/// # Errors
-/// vLLM's error, for a body whose fields are wrong or that needs a store.
 pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBody> {
     let mut fields = body_json::object(bytes)?;
     // vLLM adds a field before it validates; the field counts in error messages.

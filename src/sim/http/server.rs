@@ -66,9 +66,6 @@ pub struct Handle {
 }
 
 /// Starts a server on a bound listener.
-///
-/// # Errors
-/// When the listener has no address.
 pub fn spawn(config: SimConfig, listener: TcpListener) -> std::io::Result<Handle> {
     let addr = listener.local_addr()?;
     let fault = config.fault;

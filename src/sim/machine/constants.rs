@@ -185,16 +185,6 @@ pub struct FrontEndRates {
     pub out_us: f64,
 }
 
-/// Constants that the file of a GPU overrides, by table.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Overrides<'a> {
-    pub(super) efficiency: &'a toml::Table,
-    pub(super) kernel: &'a toml::Table,
-    pub(super) step: &'a toml::Table,
-    pub(super) host: &'a toml::Table,
-    pub(super) front_end: &'a toml::Table,
-}
-
 impl Constants {
     /// The built-in constants, with the default host.
     ///
@@ -211,9 +201,6 @@ impl Constants {
 
     /// The built-in constants with the tables of a host: the name of a built-in host, or the path
     /// of a file that `sluice sim fit` wrote.
-    ///
-    /// # Errors
-    /// An unknown name, an unreadable file, missing or invalid numbers.
     pub fn on_host(host: &str) -> Result<Self, ProfileError> {
         let read = |name: &str, text: &str| parse::<toml::Table>("host", name, text, &[]);
         let mut table = read("(built in)", FITTED)?;
@@ -222,9 +209,6 @@ impl Constants {
     }
 
     /// Parses constants that `sluice sim fit` wrote.
-    ///
-    /// # Errors
-    /// Missing or invalid numbers, with their keys.
     pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
         let constants: Self = parse("constants", name, text, &["efficiency", "kernel", "step", "host", "front_end"])?;
         let Efficiency { bandwidth, kv_cache, mixed_kv_cache, linear, fp8_linear, attention } = constants.efficiency;
@@ -249,14 +233,8 @@ impl Constants {
         toml::Table::try_from(self).expect("numbers in tables")
     }
 
-    /// Replaces some constants. `name` is the file of the overrides, for error messages.
-    ///
-    /// # Errors
-    /// An override has an unknown key or a value out of range.
-    pub(super) fn with_overrides(&self, overrides: Overrides<'_>, name: &str) -> Result<Self, ProfileError> {
-        let Overrides { efficiency, kernel, step, host, front_end } = overrides;
-        let parts =
-            [("efficiency", efficiency), ("kernel", kernel), ("step", step), ("host", host), ("front_end", front_end)];
+    /// Replaces some constants, by table. `name` is the file of the overrides, for error messages.
+    pub(super) fn with_overrides(&self, parts: [(&str, &toml::Table); 5], name: &str) -> Result<Self, ProfileError> {
         if parts.iter().all(|(_, replaced)| replaced.is_empty()) {
             return Ok(self.clone());
         }

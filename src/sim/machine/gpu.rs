@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 
-use super::constants::{Constants, Overrides};
+use super::constants::Constants;
 use super::preset::{ProfileError, find, parse};
 
 const GPUS: &[(&str, &str)] = &[
@@ -73,10 +73,6 @@ impl Gpu {
 
     /// The built-in GPU with this name (an unambiguous prefix is enough; case and punctuation are
     /// ignored), or the GPU in the file at this path.
-    ///
-    /// # Errors
-    /// An unknown name (with the known names), an unreadable file, missing or invalid numbers (with
-    /// their keys).
     pub fn load(name: &str) -> Result<Self, ProfileError> {
         let text = find("GPU", name, GPUS)?;
         let gpu: Self = parse(
@@ -96,13 +92,8 @@ impl Gpu {
     }
 
     /// The constants that this GPU overrides.
-    pub(super) fn overrides(&self) -> Overrides<'_> {
-        Overrides {
-            efficiency: &self.efficiency,
-            kernel: &self.kernel,
-            step: &self.step,
-            host: &self.host,
-            front_end: &self.front_end,
-        }
+    pub(super) fn overrides(&self) -> [(&'static str, &toml::Table); 5] {
+        let Self { efficiency, kernel, step, host, front_end, .. } = self;
+        [("efficiency", efficiency), ("kernel", kernel), ("step", step), ("host", host), ("front_end", front_end)]
     }
 }

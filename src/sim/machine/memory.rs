@@ -117,38 +117,17 @@ impl KvBudget {
 }
 
 /// Why an engine does not start. Sizes are in bytes.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum MemoryError {
-    /// Less memory is free than the utilisation requests.
     #[error("{free:.2} of {total:.2} GiB are free, but {wanted:.2} GiB are requested; lower the utilisation", free = free / GIB, total = total / GIB, wanted = wanted / GIB)]
-    Occupied {
-        /// Free memory.
-        free: f64,
-        /// All memory.
-        total: f64,
-        /// Utilisation x memory.
-        wanted: f64,
-    },
-    /// The weights do not fit. vLLM fails with PyTorch's out-of-memory error while it loads them.
+    Occupied { free: f64, total: f64, wanted: f64 },
     #[error("the weights need {weights:.2} GiB, but only {free:.2} GiB are free; use more GPUs or --quantization fp8", weights = weights / GIB, free = free / GIB)]
-    Weights {
-        /// Needed bytes.
-        weights: f64,
-        /// Free bytes.
-        free: f64,
-    },
-    /// The warm-up of the sampler with `max_num_seqs` requests does not fit the free memory.
+    Weights { weights: f64, free: f64 },
     #[error("the sampler's warm-up with {seqs} requests does not fit; lower max_num_seqs or the utilisation")]
-    Sampler {
-        /// `--max-num-seqs`.
-        seqs: u32,
-    },
-    /// Nothing is left for the cache.
+    Sampler { seqs: u32 },
     #[error("no memory is left for the KV cache ({available:.2} GiB); raise the utilisation", available = available / GIB)]
-    NoCache {
-        /// The result of the arithmetic, less than one block.
-        available: f64,
-    },
+    NoCache { available: f64 },
 }
 
 /// The memory of `model` on `gpu` with these settings.

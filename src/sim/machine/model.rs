@@ -45,23 +45,10 @@ impl Model {
     }
 
     /// The built-in model with this name, or the model in the file at this path.
-    ///
-    /// # Errors
-    /// As [`Gpu::load`].
     pub fn load(name: &str) -> Result<Self, ProfileError> {
         let text = find("model", name, MODELS)?;
-        let needed = [
-            "layers",
-            "hidden",
-            "intermediate",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "vocabulary",
-            "tied_embeddings",
-            "max_model_len",
-        ];
-        let model: Self = parse("model", name, &text, &needed)?;
+        let needed = "layers hidden intermediate heads kv_heads head_dim vocabulary tied_embeddings max_model_len";
+        let model: Self = parse("model", name, &text, &needed.split(' ').collect::<Vec<_>>())?;
         let wrong = |error: &str| ProfileError::Wrong { what: "model", name: name.to_owned(), error: error.to_owned() };
         let sizes = [model.layers, model.hidden, model.intermediate, model.heads, model.kv_heads, model.head_dim];
         if sizes.contains(&0) || model.vocabulary == 0 || model.max_model_len == 0 {

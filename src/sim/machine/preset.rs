@@ -7,48 +7,17 @@
 use serde::de::DeserializeOwned;
 
 /// Why a profile cannot be used. Each message says how to mend it.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// No built-in preset has this name.
     #[error("unknown {what} '{name}'; built in: {known}; or give the path of a TOML file")]
-    Unknown {
-        /// `GPU`, `model` or `host`.
-        what: &'static str,
-        /// The name that was given.
-        name: String,
-        /// The built-in names.
-        known: String,
-    },
-    /// The file cannot be read.
+    Unknown { what: &'static str, name: String, known: String },
     #[error("cannot read the {what} profile {path}: {error}")]
-    Unreadable {
-        /// `GPU`, `model` or `host`.
-        what: &'static str,
-        /// Path of the file.
-        path: String,
-        /// The error of the operating system.
-        error: String,
-    },
-    /// Keys are missing.
+    Unreadable { what: &'static str, path: String, error: String },
     #[error("the {what} profile {name} lacks {keys}; give each as a number")]
-    Missing {
-        /// `GPU`, `model` or `constants`.
-        what: &'static str,
-        /// Name of the profile.
-        name: String,
-        /// The keys.
-        keys: String,
-    },
-    /// A value is out of range or of the wrong type.
+    Missing { what: &'static str, name: String, keys: String },
     #[error("the {what} profile {name}: {error}")]
-    Wrong {
-        /// `GPU`, `model`, `host` or `constants`.
-        what: &'static str,
-        /// Name of the profile.
-        name: String,
-        /// Key and reason.
-        error: String,
-    },
+    Wrong { what: &'static str, name: String, error: String },
 }
 
 /// The text of a built-in preset, or of the file at this path.

@@ -12,9 +12,6 @@ use crate::machine::Model;
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 /// Checks that the path leads to an adapter of at most this rank.
-///
-/// # Errors
-/// vLLM's message.
 pub(crate) fn check_adapter(name: &str, path: &str, max_rank: i64) -> Result<(), String> {
     let folder = Path::new(path);
     let missing = || format!("Loading lora {name} failed: No adapter found for {path}");

@@ -28,73 +28,43 @@ pub enum Stage {
 }
 
 /// A start-up error.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No model was named.
     #[error("no model was named; write `sluice sim MODEL`")]
     NoModel,
-    /// A value that is refused while arguments are read. The process exits with code 2.
     #[error("argument {0}")]
     Argument(String),
-    /// The model is a path that does not exist.
     #[error(
         "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{0}'. \
          Use `repo_type` argument if needed."
     )]
     NoFolder(String),
-    /// The files in the model's folder cannot be used.
     #[error("OSError: {0}")]
     Folder(String),
-    /// A setting is out of range.
     #[error(
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for {class}\n{field}\n  Input should be {bound} \
          [type={kind}, input_value={value}, input_type={value_type}]\n    For further information visit \
          https://errors.pydantic.dev/2.14/v/{kind}"
     )]
     Bound {
-        /// Name of the group of settings.
         class: &'static str,
-        /// The setting.
         field: &'static str,
-        /// The bound, such as `greater than or equal to 1`.
         bound: String,
-        /// pydantic's kind of error, such as `greater_than_equal`.
         kind: &'static str,
-        /// The given value.
         value: String,
-        /// Python's type of the value, such as `int`.
         value_type: &'static str,
     },
-    /// Settings contradict each other.
     #[error(
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for {class}\n  Value error, {text} \
          [type=value_error, input_value=ArgsKwargs((), {{...}}), input_type=ArgsKwargs]\n    For further information visit \
          https://errors.pydantic.dev/2.14/v/value_error"
     )]
-    Together {
-        /// Name of the group of settings.
-        class: &'static str,
-        /// The contradiction.
-        text: String,
-    },
-    /// An error of another type.
+    Together { class: &'static str, text: String },
     #[error("{kind}: {text}")]
-    Other {
-        /// Python's type of the error.
-        kind: &'static str,
-        /// The message.
-        text: String,
-        /// The stage at which it is reported.
-        stage: Stage,
-    },
-    /// The memory does not suffice.
+    Other { kind: &'static str, text: String, stage: Stage },
     #[error("{text}")]
-    Memory {
-        /// vLLM's message.
-        text: String,
-        /// The stage at which it is reported.
-        stage: Stage,
-    },
+    Memory { text: String, stage: Stage },
 }
 
 /// vLLM's reference to advice on memory.

@@ -7,5 +7,5 @@
 pub(crate) mod command;
 pub(crate) mod concurrency_limit;
 pub(crate) mod engine_loop;
-pub(crate) mod output_collector;
+pub mod output_collector;
 pub(crate) mod state;

@@ -1,10 +1,9 @@
-//! Passes tokens from the engine loop to one HTTP response.
+//! Passes tokens from an engine to one response, here and in `sluice lab`.
 //!
 //! There is one slot per choice and not a queue: tokens that the response has not taken yet are
-//! added up, as vLLM's collector does for a slow client. So memory is bounded, the engine loop
-//! never waits, and no token is lost. One reader (the response), one writer (the engine loop). With
-//! a stream interval of n, tokens are delivered n at a time; the first and the last are delivered
-//! at once.
+//! added up, as vLLM's collector does for a slow client. So memory is bounded, the engine never
+//! waits, and no token is lost. One reader (the response), one writer (the engine). With a stream
+//! interval of n, tokens are delivered n at a time; the first and the last are delivered at once.
 
 use std::task::{Context, Poll};
 
@@ -15,17 +14,18 @@ use crate::http::wire::Finish;
 
 /// Progress of a choice since progress was last taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Progress {
-    pub(crate) tokens: u32,
+pub struct Progress {
+    /// New tokens.
+    pub tokens: u32,
     /// Set if the last token is among them.
-    pub(crate) finish: Option<Finish>,
+    pub finish: Option<Finish>,
     /// Prompt tokens found in the prefix cache; set with the first tokens.
-    pub(crate) cached: u32,
+    pub cached: u32,
 }
 
 /// Why a response cannot be completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
+pub enum Broken {
     /// The engine died or was stopped with the server.
     EngineDead,
     /// The engine refused the request.
@@ -50,26 +50,27 @@ struct State {
 
 /// Passes tokens to one response: a slot for each choice.
 #[derive(Debug)]
-pub(crate) struct OutputCollector {
+pub struct OutputCollector {
     state: Mutex<State>,
     reader: AtomicWaker,
 }
 
 impl OutputCollector {
     /// A collector for this many choices, whose tokens are delivered `interval` at a time.
-    pub(crate) fn new(choices: usize, interval: u32) -> Self {
+    pub fn new(choices: usize, interval: u32) -> Self {
         let state = State { choices: vec![Pending::default(); choices], interval, ..State::default() };
         Self { state: Mutex::new(state), reader: AtomicWaker::new() }
     }
 
     /// Records the number of a choice's prompt tokens that were found in the prefix cache.
-    pub(crate) fn admit(&self, choice: usize, cached: u32) {
+    pub fn admit(&self, choice: usize, cached: u32) {
         if let Some(slot) = self.state.lock().choices.get_mut(choice) {
             slot.progress.cached = cached;
         }
     }
 
-    pub(crate) fn push(&self, choice: usize, finish: Option<Finish>) {
+    /// Adds a token; `finish` with the last one. Returns whether the reader has progress to take.
+    pub fn push(&self, choice: usize, finish: Option<Finish>) -> bool {
         let mut state = self.state.lock();
         let interval = state.interval;
         if let Some(slot) = state.choices.get_mut(choice) {
@@ -79,6 +80,7 @@ impl OutputCollector {
             slot.begun = true;
             state.ready |= slot.due;
         }
+        state.ready
     }
 
     pub(crate) fn end(&self, choice: usize, finish: Finish) {
@@ -90,14 +92,15 @@ impl OutputCollector {
         }
     }
 
-    pub(crate) fn fail(&self, broken: Broken) {
+    /// Breaks the response off, after the progress so far.
+    pub fn fail(&self, broken: Broken) {
         self.state.lock().broken.get_or_insert(broken);
         self.wake();
     }
 
     /// Wakes the reader. Separate from [`OutputCollector::push`], so that a step's tokens for all
     /// choices leave together.
-    pub(crate) fn wake(&self) {
+    pub fn wake(&self) {
         self.reader.wake();
     }
 
@@ -106,7 +109,7 @@ impl OutputCollector {
     ///
     /// # Errors
     /// Why the response failed, after all progress was taken.
-    pub(crate) fn poll_take(&self, cx: &mut Context<'_>, into: &mut Vec<Progress>) -> Poll<Result<(), Broken>> {
+    pub fn poll_take(&self, cx: &mut Context<'_>, into: &mut Vec<Progress>) -> Poll<Result<(), Broken>> {
         self.reader.register(cx.waker());
         let mut state = self.state.lock();
         if state.ready {

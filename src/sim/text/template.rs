@@ -20,9 +20,6 @@ const NAME: &str = "chat";
 impl Template {
     /// Compiles the source of a template. `special`: the special tokens, as in
     /// `tokenizer_config.json`.
-    ///
-    /// # Errors
-    /// The error of the template engine.
     pub fn new(source: String, special: &Value) -> Result<Self, String> {
         let mut env = Environment::new();
         let blocks = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -57,9 +54,6 @@ impl Template {
     }
 
     /// The text of a conversation.
-    ///
-    /// # Errors
-    /// The message of the template's `raise_exception`, or of the template engine.
     pub fn render(&self, messages: &Value, tools: &Value, generation: bool) -> Result<String, String> {
         let template = self.0.get_template(NAME).map_err(|error| error.to_string())?;
         let messages = Jinja::from(Serde(messages));

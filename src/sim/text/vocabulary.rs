@@ -43,9 +43,6 @@ impl Vocabulary {
     }
 
     /// The tokenizer of a model's folder; `None` if the folder has no tokenizer.
-    ///
-    /// # Errors
-    /// When there is a file but it is not a tokenizer.
     pub fn of_folder(folder: &Path, eos: Option<u32>) -> Result<Option<Self>, TokenizerError> {
         let file = folder.join("tokenizer.json");
         if !file.is_file() {

@@ -166,9 +166,6 @@ fn check_route(kind: RequestKind, fields: &Map<String, Value>, auto_tools: bool)
 }
 
 /// The requested limit on output tokens, if any.
-///
-/// # Errors
-/// When the limit is larger than the context.
 fn requested_tokens(kind: RequestKind, fields: &Map<String, Value>, length: u32) -> Result<Option<i64>, ErrorBody> {
     let (name, requested) = match (kind, fields.int("max_completion_tokens")) {
         (RequestKind::Chat, Some(tokens)) => ("max_completion_tokens", Some(tokens)),

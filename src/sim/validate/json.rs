@@ -9,9 +9,6 @@ use super::pydantic::{ValidationErrors, repr, shown};
 use crate::http::error_body::ErrorBody;
 
 /// Parses a body as an object.
-///
-/// # Errors
-/// vLLM's error, for a body that is empty, not UTF-8, not JSON or not an object.
 pub(crate) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBody> {
     let text = std::str::from_utf8(bytes).map_err(|_| ErrorBody::detail(400, "There was an error parsing the body"))?;
     let mut problems = ValidationErrors::default();

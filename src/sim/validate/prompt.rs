@@ -62,9 +62,6 @@ impl TextModel {
     }
 
     /// Tokenizer and template in a model's folder; synthetic tokens if it has no tokenizer.
-    ///
-    /// # Errors
-    /// When the tokenizer cannot be used.
     pub fn of_folder(folder: &std::path::Path) -> Result<Self, crate::text::vocabulary::TokenizerError> {
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
         let config: Value = read("config.json").and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
@@ -94,10 +91,6 @@ impl TextModel {
     }
 
     /// The prompt of a conversation.
-    ///
-    /// # Errors
-    /// An empty conversation; media for a text-only model; an error of the template; a text that
-    /// cannot fit.
     pub(crate) fn of_chat(&self, fields: &Map<String, Value>, name: &str, length: u32) -> Result<Prompt, ErrorBody> {
         let messages = fields.get("messages").cloned().unwrap_or_default();
         let list = messages.as_array().map_or(&[][..], Vec::as_slice);
@@ -159,9 +152,6 @@ impl TextModel {
     }
 
     /// The prompts of a completion.
-    ///
-    /// # Errors
-    /// No prompt; an empty prompt; ids outside the vocabulary; a text that cannot fit.
     pub(super) fn of_completion(
         &self,
         fields: &Map<String, Value>,

@@ -37,9 +37,6 @@ fn truthy(value: Option<&Value>) -> bool {
 }
 
 /// Checks all rules of a route. `ids`: the prompt of a completion, if it is one list of token ids.
-///
-/// # Errors
-/// The first rule that is broken.
 pub(super) fn check(kind: RequestKind, fields: &Map<String, Value>, ids: Option<&[u32]>) -> Result<(), ErrorBody> {
     match kind {
         RequestKind::Chat => {
@@ -202,10 +199,6 @@ fn cache_salt(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
 }
 
 /// Checks the rules on chats that vLLM's renderer applies after the model was found.
-///
-/// # Errors
-/// A chat template in the request; automatic tool choice without a parser; a continued message
-/// together with a new one.
 pub(super) fn check_rendering(fields: &Map<String, Value>, auto_tools: bool) -> Result<(), ErrorBody> {
     let auto = match fields.get("tool_choice") {
         None | Some(Value::Null) => truthy(fields.get("tools")),

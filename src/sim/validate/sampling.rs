@@ -26,83 +26,61 @@ fn python(value: f64) -> String {
     }
 }
 
-fn plain(message: String) -> Result<(), ErrorBody> {
-    Err(ErrorBody::bad_request(None, message))
-}
-
 fn named(param: &str, value: impl std::fmt::Display, message: String) -> Result<(), ErrorBody> {
     Err(ErrorBody::bad_request(Some(param), format!("{message} (parameter={param}, value={value})")))
 }
 
+/// Refuses a value that breaks a rule.
+fn check_that(holds: bool, message: impl FnOnce() -> String) -> Result<(), ErrorBody> {
+    if holds { Ok(()) } else { Err(ErrorBody::bad_request(None, message())) }
+}
+
+/// As [`check_that`], with a message that names the parameter and repeats the value.
+fn check_named(param: &str, value: &str, holds: bool, rule: &str) -> Result<(), ErrorBody> {
+    if holds { Ok(()) } else { named(param, value, format!("{param} must be {rule}, got {value}.")) }
+}
+
 /// Checks the sampling parameters. `limit`: the output limit after it was lowered to the context.
-///
-/// # Errors
-/// The first limit that is broken.
+/// The first limit that is broken is reported.
 pub(super) fn check(fields: &Map<String, Value>, limit: i64) -> Result<(), ErrorBody> {
     let n = fields.int("n").unwrap_or(1);
-    if n < 1 {
-        plain(format!("n must be at least 1, got {n}."))?;
-    }
-    if n > MAX_CHOICES {
-        plain(format!(
+    check_that(n >= 1, || format!("n must be at least 1, got {n}."))?;
+    check_that(n <= MAX_CHOICES, || {
+        format!(
             "n must be at most {MAX_CHOICES}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES environment \
              variable."
-        ))?;
-    }
+        )
+    })?;
     for name in ["presence_penalty", "frequency_penalty"] {
         let penalty = fields.float(name).unwrap_or(0.0);
-        if !(-2.0..=2.0).contains(&penalty) {
-            plain(format!("{name} must be in [-2, 2], got {}.", python(penalty)))?;
-        }
+        let message = || format!("{name} must be in [-2, 2], got {}.", python(penalty));
+        check_that((-2.0..=2.0).contains(&penalty), message)?;
     }
     let repetition = fields.float("repetition_penalty").unwrap_or(1.0);
-    if !repetition.is_finite() {
-        plain(format!("repetition_penalty must be a finite number, got {}.", python(repetition)))?;
-    }
-    if repetition <= 0.0 {
-        plain(format!("repetition_penalty must be greater than zero, got {}.", python(repetition)))?;
-    }
+    let wrong = |rule: &str| format!("repetition_penalty must be {rule}, got {}.", python(repetition));
+    check_that(repetition.is_finite(), || wrong("a finite number"))?;
+    check_that(repetition > 0.0, || wrong("greater than zero"))?;
     let temperature = fields.float("temperature").unwrap_or(1.0);
     let shown = python(temperature);
-    if !temperature.is_finite() {
-        named("temperature", &shown, format!("temperature must be a finite number, got {shown}."))?;
-    }
-    if temperature < 0.0 {
-        named("temperature", &shown, format!("temperature must be non-negative, got {shown}."))?;
-    }
-    if temperature > 2.0 {
-        named("temperature", &shown, format!("temperature must be in [0, 2], got {shown}."))?;
-    }
+    check_named("temperature", &shown, temperature.is_finite(), "a finite number")?;
+    check_named("temperature", &shown, temperature >= 0.0, "non-negative")?;
+    check_named("temperature", &shown, temperature <= 2.0, "in [0, 2]")?;
     let top_p = fields.float("top_p").unwrap_or(1.0);
-    if !(top_p > 0.0 && top_p <= 1.0) {
-        let shown = python(top_p);
-        named("top_p", &shown, format!("top_p must be in (0, 1], got {shown}."))?;
-    }
+    check_named("top_p", &python(top_p), top_p > 0.0 && top_p <= 1.0, "in (0, 1]")?;
     let top_k = fields.int("top_k").unwrap_or(0);
-    if top_k < -1 {
-        plain(format!("top_k must be 0 (disable), or at least 1, got {top_k}."))?;
-    }
+    check_that(top_k >= -1, || format!("top_k must be 0 (disable), or at least 1, got {top_k}."))?;
     let min_p = fields.float("min_p").unwrap_or(0.0);
-    if !(0.0..=1.0).contains(&min_p) {
-        plain(format!("min_p must be in [0, 1], got {}.", python(min_p)))?;
-    }
-    if limit < 1 {
-        named("max_tokens", limit, format!("max_tokens must be at least 1, got {limit}."))?;
-    }
+    check_that((0.0..=1.0).contains(&min_p), || format!("min_p must be in [0, 1], got {}.", python(min_p)))?;
+    check_named("max_tokens", &limit.to_string(), limit >= 1, "at least 1")?;
     let least = fields.int("min_tokens").unwrap_or(0);
-    if least < 0 {
-        plain(format!("min_tokens must be greater than or equal to 0, got {least}."))?;
-    }
-    if least > limit {
-        plain(format!("min_tokens must be less than or equal to max_tokens={limit}, got {least}."))?;
-    }
-    if stops(fields).iter().any(String::is_empty) {
-        plain("stop cannot contain an empty string.".to_owned())?;
-    }
-    if n > 1 && temperature < GREEDY && !fields.truth("use_beam_search") {
-        plain(format!("n must be 1 when using greedy sampling, got {n}."))?;
-    }
-    Ok(())
+    check_that(least >= 0, || format!("min_tokens must be greater than or equal to 0, got {least}."))?;
+    check_that(least <= limit, || {
+        format!("min_tokens must be less than or equal to max_tokens={limit}, got {least}.")
+    })?;
+    let is_whole = stops(fields).iter().all(|stop| !stop.is_empty());
+    check_that(is_whole, || "stop cannot contain an empty string.".to_owned())?;
+    let is_greedy = temperature < GREEDY && !fields.truth("use_beam_search");
+    check_that(n == 1 || !is_greedy, || format!("n must be 1 when using greedy sampling, got {n}."))
 }
 
 /// A list of ids as Python prints it, if there are any.
@@ -118,9 +96,6 @@ fn biases(fields: &Map<String, Value>) -> impl Iterator<Item = (i64, &Value)> {
 }
 
 /// Checks the limits of the engine: numbers of log probabilities, and ids against the vocabulary.
-///
-/// # Errors
-/// The first limit that is broken.
 pub(super) fn check_engine(
     fields: &Map<String, Value>,
     sample_logprobs: Option<i64>,
@@ -157,9 +132,6 @@ pub(super) fn check_engine(
 }
 
 /// Checks that the keys of `logit_bias` are ids.
-///
-/// # Errors
-/// The keys that are not ids.
 pub(super) fn check_bias(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     let keys = fields.get("logit_bias").and_then(Value::as_object);
     let wrong: Vec<String> = keys

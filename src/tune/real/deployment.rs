@@ -12,10 +12,9 @@ use crate::error::TuneError;
 use crate::setting::{RestartCost, Setting, variant};
 use crate::space::Space;
 use sluice_bench::RunPlan;
+use sluice_config::{Address, Auth, Config, ModelScope, Pool, Target};
 use sluice_fleet::driver::EngineSettings;
 use sluice_fleet::{TrialSpec, ports};
-use sluice_gateway::config::{Auth, Config, ModelScope, Pool, Target};
-use sluice_gateway::flow::specs;
 use sluice_lab::Scenario;
 
 #[derive(Debug)]
@@ -30,9 +29,6 @@ pub(super) struct Deployment {
 
 impl Deployment {
     /// The deployment of a scenario with a setting.
-    ///
-    /// # Errors
-    /// A key cannot have its value, or the configuration or traffic is invalid.
     pub(super) fn new(scenario: &Scenario, setting: &Setting) -> Result<Self, TuneError> {
         let variant = variant(setting)?;
         let (config, mut traffic) = scenario.deployment(&variant)?;
@@ -62,9 +58,6 @@ impl Deployment {
     }
 
     /// The engines, each with a port. `folder` remembers the ports that are not configured.
-    ///
-    /// # Errors
-    /// No engine can be started, or no port is left.
     pub(super) fn engines(&self, folder: &Path) -> Result<Vec<TrialSpec>, TuneError> {
         let mut engines = Vec::new();
         for pool in &self.config.pools {
@@ -76,7 +69,7 @@ impl Deployment {
                     )));
                 }
                 let Some((Target::Launch(launch), _)) = backend.target.without_settings() else { continue };
-                let address = Arc::new(specs::address(backend));
+                let address = Arc::new(Address::of(backend));
                 let (models, fleet) = (self.served(pool), &self.config.fleet);
                 let (grace, start_timeout_scale) = (fleet.grace, fleet.start_timeout_scale);
                 engines.push(TrialSpec { name, address, launch, models, grace, start_timeout_scale });

@@ -16,9 +16,9 @@ use crate::backend::{Backend, Started, search_goal};
 use crate::error::TuneError;
 use crate::setting::{RestartCost, Setting, variant};
 use crate::space::Space;
-use sluice_bench::search::{Groups, SearchGoal};
+use sluice_bench::search::SearchGoal;
 use sluice_bench::{LoadClient, RunPlan};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 use sluice_lab::{Measure, Scenario, Variant};
 
 /// Values of vLLM flags.
@@ -88,15 +88,7 @@ impl<E: BenchEngine> InPlace<E> {
         let limit =
             self.scenario.file.client_timeout.map_or(REQUEST_LIMIT, |period: sluice_core::base::Period| period.0);
         let client = LoadClient::new(&[self.engine.url().to_owned()], self.traffic.workload.api, limit)?;
-        Ok(RealSystem {
-            watch: self.engine.clone(),
-            client: Arc::new(client),
-            groups: Arc::new(Groups::of(&self.traffic.workload)),
-            plan: self.traffic.clone(),
-            measures: self.measures.clone(),
-            last: None,
-            runs: self.runs.clone(),
-        })
+        Ok(RealSystem::new(self.engine.clone(), self.traffic.clone(), client, &self.measures, &self.runs))
     }
 }
 

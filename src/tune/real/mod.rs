@@ -29,10 +29,10 @@ use crate::space::Space;
 use deployment::Deployment;
 pub use in_place::{BenchEngine, Flags, InPlace};
 use sluice_bench::LoadClient;
-use sluice_bench::search::{Groups, SearchGoal};
+use sluice_bench::search::SearchGoal;
+use sluice_config::Config;
 use sluice_core::vllm::failure::FailureClass;
 use sluice_fleet::{TrialEngines, TrialFailure, TrialSpec};
-use sluice_gateway::config::Config;
 use sluice_lab::{Measure, Scenario};
 use system::OwnEngines;
 pub use system::{RealSystem, Watch};
@@ -46,9 +46,6 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(600);
 pub trait OwnGateway {
     /// Starts with a configuration, or changes to it. Returns the address, `http://host:port`, once
     /// every backend is ready.
-    ///
-    /// # Errors
-    /// The reason.
     fn serve(&mut self, config: Config) -> impl Future<Output = Result<String, String>>;
 
     /// Stops the gateway if it runs.
@@ -71,9 +68,6 @@ pub struct RealEngines<G> {
 impl<G: OwnGateway> RealEngines<G> {
     /// The engines of a scenario's configuration, with logs and journal in `folder`. Starts
     /// nothing.
-    ///
-    /// # Errors
-    /// No engine can be started, or the folder cannot be used.
     pub fn open(
         scenario: Scenario,
         space: &Space,
@@ -102,17 +96,11 @@ impl<G: OwnGateway> RealEngines<G> {
     }
 
     /// Uses or stops engines of a killed tuner. Returns a line about each.
-    ///
-    /// # Errors
-    /// An engine does not stop.
     pub async fn adopt_leftovers(&mut self) -> Result<Vec<String>, TuneError> {
         self.engines.lock().await.adopt_leftovers().await.map_err(|failure| TuneError::Engine(failure.to_string()))
     }
 
     /// Stops the gateway and every engine.
-    ///
-    /// # Errors
-    /// An engine does not stop.
     pub async fn stop(&mut self) -> Result<(), TuneError> {
         if let Some(gateway) = &mut self.gateway {
             gateway.stop().await;
@@ -141,22 +129,14 @@ impl<G: OwnGateway> RealEngines<G> {
     }
 
     async fn system(&mut self, deployment: &Deployment) -> Result<RealSystem, TuneError> {
-        let client = Arc::new(self.client(deployment).await?);
+        let client = self.client(deployment).await?;
         let mut plan = deployment.traffic[0].clone();
         plan.scrape = self.specs.iter().map(|spec| format!("http://{}", spec.address.authority)).collect();
         let served = self.engines.lock().await.models();
         if !deployment.has_models() && !served.contains(&plan.workload.model) {
             plan.workload.model = served.into_iter().next().unwrap_or_default();
         }
-        Ok(RealSystem {
-            watch: OwnEngines(self.engines.clone()),
-            client,
-            groups: Arc::new(Groups::of(&plan.workload)),
-            plan,
-            measures: self.measures.clone(),
-            last: None,
-            runs: self.runs.clone(),
-        })
+        Ok(RealSystem::new(OwnEngines(self.engines.clone()), plan, client, &self.measures, &self.runs))
     }
 }
 

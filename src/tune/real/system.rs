@@ -57,17 +57,28 @@ impl Watch for OwnEngines {
 /// A running deployment with a setting.
 #[derive(Debug)]
 pub struct RealSystem<W = OwnEngines> {
-    pub(super) watch: W,
-    pub(super) plan: RunPlan,
-    pub(super) client: Arc<LoadClient>,
-    pub(super) groups: Arc<Groups>,
-    pub(super) measures: Vec<Measure>,
-    pub(super) last: Option<RunResult>,
+    watch: W,
+    plan: RunPlan,
+    client: Arc<LoadClient>,
+    groups: Arc<Groups>,
+    measures: Vec<Measure>,
+    last: Option<RunResult>,
     /// Number of runs, over all settings.
-    pub(super) runs: Arc<AtomicU32>,
+    runs: Arc<AtomicU32>,
 }
 
 impl<W: Watch> RealSystem<W> {
+    pub(super) fn new(
+        watch: W,
+        plan: RunPlan,
+        client: LoadClient,
+        measures: &[Measure],
+        runs: &Arc<AtomicU32>,
+    ) -> Self {
+        let (groups, runs) = (Arc::new(Groups::of(&plan.workload)), Arc::clone(runs));
+        Self { watch, plan, client: Arc::new(client), groups, measures: measures.to_vec(), last: None, runs }
+    }
+
     /// The traffic with new prompts.
     fn fresh(&self) -> RunPlan {
         let mut plan = self.plan.clone();

@@ -8,9 +8,9 @@
 use crate::goal::{Goal, Objective};
 use crate::report::front;
 use crate::setting::{Setting, name};
-use crate::trial::{Effort, Outcome, Range, Trial};
+use crate::trial::{Effort, Outcome, Trial};
 use crate::tuner::{Comparison, Report};
-use sluice_core::stats::Verdict;
+use sluice_core::stats::{Estimate, Verdict};
 use sluice_lab::table::number;
 
 /// The sentences, one a line.
@@ -123,13 +123,9 @@ fn value(trial: &Trial, goal: &Goal) -> String {
 }
 
 /// A value with its interval.
-fn interval(range: &Range, percent: u32) -> String {
-    match (range.low, range.high) {
-        (Some(low), Some(high)) => {
-            format!("{} (between {} and {} with {percent} %)", number(range.value), number(low), number(high))
-        }
-        _ => number(range.value),
-    }
+fn interval(estimate: &Estimate, percent: u32) -> String {
+    let [value, low, high] = [estimate.value, estimate.low, estimate.high].map(number);
+    if estimate.is_bounded() { format!("{value} (between {low} and {high} with {percent} %)") } else { value }
 }
 
 /// The change from the defaults to the winner.

@@ -4,7 +4,7 @@
 //! for the file.
 
 use crate::setting::{Setting, flags};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 use sluice_lab::sweep::flag_of;
 
 /// Lines that say how to use a setting; none for the defaults.

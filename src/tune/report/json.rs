@@ -9,6 +9,7 @@ use crate::goal::Goal;
 use crate::report::{answer, flags, table};
 use crate::trial::Trial;
 use crate::tuner::Report;
+use sluice_core::stats::Estimate;
 
 /// The result as JSON.
 pub fn json(report: &Report, goal: &Goal) -> Value {
@@ -16,13 +17,8 @@ pub fn json(report: &Report, goal: &Goal) -> Value {
         trial.as_ref().map(|trial| json!({ "setting": trial.setting, "outcome": trial.outcome, "notes": trial.notes }))
     };
     let change = report.comparison.as_ref().map(|comparison| {
-        let change = &comparison.change;
-        let finite = |value: f64| value.is_finite().then_some(value);
-        json!({
-            "value": finite(change.value),
-            "interval": [finite(change.low), finite(change.high)],
-            "verdict": format!("{:?}", comparison.verdict),
-        })
+        let Estimate { value, low, high } = comparison.change;
+        json!({ "value": value, "interval": [low, high], "verdict": format!("{:?}", comparison.verdict) })
     });
     let advised = answer::advised(report, goal);
     json!({

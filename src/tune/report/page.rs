@@ -9,7 +9,7 @@ use crate::setting::Setting;
 use crate::trial::{Effort, Outcome, Trial};
 use crate::tuner::Report;
 use sluice_bench::report::sections::{Dots, Section, page as page_of};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 /// The HTML page.
 pub fn page(title: &str, report: &Report, goal: &Goal) -> String {
@@ -81,13 +81,13 @@ fn point(trial: &Trial, key: &str) -> Option<(f64, f64)> {
 mod tests {
     use super::*;
     use crate::setting::value;
-    use crate::trial::Range;
+    use sluice_core::stats::Estimate;
 
     #[test]
     fn only_measured_settings_are_drawn() {
         let setting: Setting = [("vllm.max-num-seqs".to_owned(), value("64"))].into();
         let measured = Outcome::Measured {
-            value: Range { value: 18.4, low: None, high: None },
+            value: Estimate { value: 18.4, low: f64::NEG_INFINITY, high: f64::INFINITY },
             runs: Vec::new(),
             certified: None,
         };

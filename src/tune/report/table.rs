@@ -10,8 +10,9 @@ use crate::report::names::{Names, wrapped};
 use crate::report::{answer, flags, predicted};
 use crate::search::score;
 use crate::setting::Setting;
-use crate::trial::{Effort, Outcome, Range, Trial};
+use crate::trial::{Effort, Outcome, Trial};
 use crate::tuner::Report;
+use sluice_core::stats::Estimate;
 use sluice_lab::table::{aligned, number};
 
 /// A tuning as rows and columns.
@@ -175,9 +176,9 @@ fn mean(values: &[f64]) -> String {
     if values.is_empty() { dash() } else { number(values.iter().sum::<f64>() / values.len() as f64) }
 }
 
-fn with_interval(value: &Range) -> String {
-    let range = value.low.zip(value.high).map(|(low, high)| format!(" ({} to {})", number(low), number(high)));
-    number(value.value) + &range.unwrap_or_default()
+fn with_interval(estimate: &Estimate) -> String {
+    let [value, low, high] = [estimate.value, estimate.low, estimate.high].map(number);
+    if estimate.is_bounded() { format!("{value} ({low} to {high})") } else { value }
 }
 
 fn has_predictions(report: &Report) -> bool {

@@ -9,14 +9,14 @@ use super::{answer, flags, json, page, result_txt, table};
 use crate::file::TuneTable;
 use crate::goal::Goal;
 use crate::setting::{Setting, value};
-use crate::trial::{Certified, Effort, Outcome, Range, Trial};
+use crate::trial::{Certified, Effort, Outcome, Trial};
 use crate::tuner::{Comparison, Report};
 
-fn range(value: f64, low: f64, high: f64) -> Range {
-    Range { value, low: Some(low), high: Some(high) }
+fn range(value: f64, low: f64, high: f64) -> Estimate {
+    Estimate { value, low, high }
 }
 
-fn measured(setting: &Setting, effort: Effort, value: Range) -> Trial {
+fn measured(setting: &Setting, effort: Effort, value: Estimate) -> Trial {
     let certified =
         Certified { rate: value.value * 0.97, attainment: range(0.992, 0.99, 0.994), proofs: 3, requests: 4500 };
     let certified = (effort == Effort::Confirm).then_some(certified);
@@ -29,7 +29,7 @@ fn goal() -> Goal {
 
 /// The grid of auto_tune.sh. The search found 18.5 for the defaults and the winner, the
 /// confirmations found these outcomes.
-fn report(default: Range, winner: Range) -> Report {
+fn report(default: Estimate, winner: Estimate) -> Report {
     let (untuned, best) = (Setting::new(), setting(256, 2048));
     let search = Effort::Race(None);
     let lost = Trial { outcome: Outcome::Worse { guess: 18.5 }, ..Trial::new(&setting(128, 2048), search, 1) };
@@ -37,7 +37,7 @@ fn report(default: Range, winner: Range) -> Report {
         [&best, &untuned].map(|own| measured(own, Effort::Confirm, if own.is_empty() { default } else { winner }));
     let rough = range(18.5, 18.3, 18.8);
     let trials = [measured(&untuned, search, rough), lost, measured(&best, search, rough)];
-    let change = Change::ratio(&Estimate::from(default), &Estimate::from(winner));
+    let change = Change::ratio(&default, &winner);
     let verdict = change.verdict(Sense::HigherIsBetter, goal().margin);
     Report {
         trials: trials.into_iter().chain(confirmed.clone()).collect(),

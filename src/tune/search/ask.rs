@@ -69,21 +69,11 @@ impl<'a> Known<'a> {
     pub(crate) fn prediction(&self, setting: &Setting) -> Option<f64> {
         score(self.predicted.iter().find(|trial| trial.setting == *setting)?, self.goal)
     }
-
-    /// The trials of a setting.
-    pub(crate) fn of(&self, setting: &Setting) -> impl Iterator<Item = &'a Trial> {
-        let setting = setting.clone();
-        self.trials.iter().filter(move |trial| trial.setting == setting)
-    }
 }
 
 /// The best trial that was measured in full; the first of equals.
 pub fn best<'a>(trials: &'a [Trial], goal: &Goal) -> Option<&'a Trial> {
-    let full = |trial: &&Trial| match trial.effort {
-        Effort::Race(_) | Effort::Script => true,
-        Effort::Rung(share) => share >= 1.0,
-        Effort::Confirm | Effort::Start | Effort::Predict | Effort::Stress => false,
-    };
+    let full = |trial: &&Trial| matches!(trial.effort, Effort::Race(_) | Effort::Script);
     let scored = trials.iter().filter(full).filter_map(|trial| Some((goal.score(trial.value()?), trial)));
     scored.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, trial)| trial)
 }

@@ -5,7 +5,7 @@
 use std::str::FromStr;
 
 use super::ask::{Known, Search};
-use super::{halving, model, race, script};
+use super::{model, race, script};
 use crate::error::TuneError;
 use crate::goal::Goal;
 
@@ -17,8 +17,6 @@ const GRID: usize = 60;
 pub enum Method {
     /// The whole grid, by races.
     Race,
-    /// Successive halving.
-    Halving,
     /// Settings in random order.
     Random,
     /// A Gaussian process.
@@ -29,13 +27,8 @@ pub enum Method {
 
 impl Method {
     /// All methods with their names.
-    pub const NAMES: [(&'static str, Self); 5] = [
-        ("race", Self::Race),
-        ("halving", Self::Halving),
-        ("random", Self::Random),
-        ("model", Self::Model),
-        ("auto-tune", Self::AutoTune),
-    ];
+    pub const NAMES: [(&'static str, Self); 4] =
+        [("race", Self::Race), ("random", Self::Random), ("model", Self::Model), ("auto-tune", Self::AutoTune)];
 
     /// The name.
     pub fn name(self) -> &'static str {
@@ -48,12 +41,9 @@ impl Method {
     }
 
     /// Whether the method can search for a goal.
-    ///
-    /// # Errors
-    /// It compares one number, and the goal has two measures.
     pub(crate) fn check(self, goal: &Goal) -> Result<(), TuneError> {
         match self {
-            Self::Halving | Self::AutoTune if goal.against.is_some() => {
+            Self::AutoTune if goal.against.is_some() => {
                 let text = "compares settings by one measure; with tune.against use race, random or model";
                 Err(TuneError::Goal(format!("the method {} {text}", self.name())))
             }
@@ -65,7 +55,6 @@ impl Method {
     pub(crate) fn search(self, known: &Known<'_>) -> Box<dyn Search> {
         match self {
             Self::Race => Box::new(race::Race::new(known)),
-            Self::Halving => Box::new(halving::Halving::new(known)),
             Self::Random => Box::new(race::Chance::new(known)),
             Self::Model => Box::new(model::Model::new(known)),
             Self::AutoTune => Box::new(script::Script::new(known)),

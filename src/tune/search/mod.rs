@@ -6,7 +6,6 @@
 //! | method | asks for |
 //! |---|---|
 //! | `race` | every setting of the grid against the best so far, unless earlier trials exclude it |
-//! | `halving` | every setting with few requests, the best third with three times as many, ... |
 //! | `random` | settings at random against the best so far, for comparison |
 //! | `model` | where a Gaussian process expects the largest gain, and the engine to start |
 //! | `auto-tune` | the grid of vLLM's `auto_tune.sh`, for comparison |
@@ -15,7 +14,6 @@ mod pruned;
 mod ask;
 mod prune;
 mod race;
-mod halving;
 mod gaussian;
 mod model;
 mod script;

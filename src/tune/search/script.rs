@@ -7,7 +7,7 @@
 use super::ask::{Ask, Known, Search};
 use crate::setting::Setting;
 use crate::trial::{Effort, Outcome};
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
 const MEMORY: &str = "vllm.gpu-memory-utilization";
 /// Per cent.

@@ -4,7 +4,6 @@
 //! The first gateway also runs an engine, as only one replica can. Everything listens on loopback
 //! and ends with the test.
 
-use std::ffi::OsString;
 use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -14,6 +13,7 @@ use tempfile::TempDir;
 
 use super::http::http;
 use crate::ports::free_port;
+use crate::program::binary;
 
 /// Time limit for a condition.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -49,10 +49,6 @@ impl Drop for Process {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn binary() -> OsString {
-    std::env::var_os("SLUICE_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_sluice").into())
 }
 
 fn sluice(args: &[&str]) -> Process {

@@ -3,23 +3,22 @@
 //! All share one configuration, one folder and one access log. At most [`DRAINING_MAX`] of them
 //! drain when an upgrade begins.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::Stdio;
 
 use anyhow::{Context as _, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use sluice::admin::{AdminClient, Status};
 use tempfile::TempDir;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::engine::CountingEngine;
 use crate::ports::free_port;
-use crate::rig::{LOOK, TIMEOUT, binary};
+use crate::rig::{LOOK, TIMEOUT};
+use crate::serve::{self, serve};
 
 /// Gateways that may drain before the next upgrade begins.
 const DRAINING_MAX: usize = 5;
@@ -50,7 +49,7 @@ impl Gateways {
             text += &format!("[[pool.backend]]\nname = \"e{number}\"\nurl = \"http://{}\"\n", engine.address());
         }
         fs::write(folder.path().join("sluice.toml"), text)?;
-        let running = spawn(&folder, &["serve", "--config"])?;
+        let running = serve(folder.path(), &[])?;
         let admin = AdminClient::new(&format!("127.0.0.1:{admin}"), None)?;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let gateways = Self { folder, address, admin, running, draining: Vec::new(), most: 1 };
@@ -88,7 +87,7 @@ impl Gateways {
             sleep(LOOK).await;
         }
         let handed_over = self.handed_over();
-        let next = spawn(&self.folder, &["serve", "--upgrade", "--config"])?;
+        let next = serve(self.folder.path(), &["--upgrade"])?;
         self.draining.push(std::mem::replace(&mut self.running, next));
         while self.handed_over() == handed_over {
             ensure!(self.running.try_wait()?.is_none(), "the next one has ended:\n{}", self.log());
@@ -101,7 +100,7 @@ impl Gateways {
     }
 
     fn handed_over(&self) -> usize {
-        self.whole_log().matches("handed over in").count()
+        serve::log(self.folder.path(), usize::MAX).matches("handed over in").count()
     }
 
     /// Removes the gateways that have ended; an exit status other than 0 is an error.
@@ -141,7 +140,7 @@ impl Gateways {
                 left.push(format!("{}: {used:?}", backend.name));
             }
         }
-        kill(Pid::from_raw(i32::try_from(self.running.id().context("it has ended")?)?), Signal::SIGTERM)?;
+        serve::signal(&self.running, Signal::SIGTERM)?;
         let status = timeout(TIMEOUT, self.running.wait()).await.context("it does not stop")??;
         ensure!(status.success(), "the last one ended with {status}:\n{}", self.log());
         Ok(left)
@@ -162,21 +161,8 @@ impl Gateways {
         self.folder.path().join(name)
     }
 
-    fn whole_log(&self) -> String {
-        fs::read_to_string(self.path("log")).unwrap_or_default()
-    }
-
     /// The last 60 lines that the gateways logged.
     pub(super) fn log(&self) -> String {
-        let text = self.whole_log();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(60)..].join("\n")
+        serve::log(self.folder.path(), 60)
     }
-}
-
-fn spawn(folder: &TempDir, args: &[&str]) -> anyhow::Result<Child> {
-    let log = File::options().create(true).append(true).open(folder.path().join("log"))?;
-    let mut command = Command::new(binary());
-    command.args(args).arg(folder.path().join("sluice.toml")).stdin(Stdio::null());
-    Ok(command.stdout(log.try_clone()?).stderr(log).kill_on_drop(true).spawn()?)
 }

@@ -3,7 +3,7 @@
 //! The server is `mock`, on a loopback port.
 
 use super::*;
-use crate::client::mock::{MockEngine, MockResponse, completion_stream, request};
+use crate::testing::{MockEngine, MockResponse, completion_stream, request};
 
 const LIMIT: Duration = Duration::from_secs(20);
 

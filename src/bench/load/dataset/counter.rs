@@ -27,9 +27,6 @@ pub enum TokenCounter {
 
 impl TokenCounter {
     /// A counter with the tokenizer at `path`: a `tokenizer.json`, or the folder that holds one.
-    ///
-    /// # Errors
-    /// The file is missing or is not a tokenizer.
     pub fn exact(path: &Path) -> Result<Self, DatasetError> {
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let bad = |error: tokenizers::Error| DatasetError::Tokenizer(file.display().to_string(), error.to_string());

@@ -7,45 +7,19 @@
 pub const MAX_FILE: u64 = 4 << 30;
 
 /// Why a file gives no requests.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetError {
-    /// An I/O error.
     #[error("cannot read the dataset {0}: {1}")]
     Io(String, std::io::Error),
-    /// Longer than [`MAX_FILE`].
     #[error("the dataset {0} is larger than {MAX_FILE} bytes; give a part of it")]
     TooLarge(String),
-    /// A column or key is missing.
     #[error("the dataset {file} has no column '{missing}' (it has {found}); {hint}")]
-    Column {
-        /// The file.
-        file: String,
-        /// The missing column or key.
-        missing: String,
-        /// The columns or keys that the file has.
-        found: String,
-        /// How to fix it.
-        hint: String,
-    },
-    /// A row that cannot be read.
+    Column { file: String, missing: String, found: String, hint: String },
     #[error("the dataset {file}, line {line}: {why}")]
-    Row {
-        /// The file.
-        file: String,
-        /// The line number, from 1.
-        line: usize,
-        /// The fault of the row.
-        why: String,
-    },
-    /// The file has no request.
+    Row { file: String, line: usize, why: String },
     #[error("the dataset {file} holds no request to send{why}")]
-    Empty {
-        /// The file.
-        file: String,
-        /// Rows that were left out, if any.
-        why: String,
-    },
-    /// A tokenizer that cannot be used.
+    Empty { file: String, why: String },
     #[error("cannot load the tokenizer {0}: {1}; give a tokenizer.json, or the folder that holds one")]
     Tokenizer(String, String),
 }

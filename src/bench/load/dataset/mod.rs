@@ -35,9 +35,6 @@ pub use item::{Item, ItemPrompt, Items, MAX_ITEMS};
 pub use options::{DatasetFormat, ReadOptions, TraceKeys};
 
 /// Reads the file at `path`.
-///
-/// # Errors
-/// See [`DatasetError`].
 pub fn load(path: &Path, format: &DatasetFormat, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
     let file = path.display().to_string();
     let io = |error| DatasetError::Io(file.clone(), error);
@@ -52,9 +49,6 @@ pub fn load(path: &Path, format: &DatasetFormat, options: &ReadOptions<'_>) -> R
 }
 
 /// Reads `text`, the content of a file called `file`.
-///
-/// # Errors
-/// See [`DatasetError`].
 pub fn parse(text: &str, file: &str, format: &DatasetFormat, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut items = match format {

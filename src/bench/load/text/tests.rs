@@ -1,14 +1,12 @@
 //! Text of an exact number of tokens, with different tokenizers.
 //!
-//! Two have whole words, one has none.
-
-use std::path::Path;
+//! One has whole words, the other has none.
 
 use super::*;
 
-fn tokenizer(path: &str) -> Arc<Tokenizer> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
-    Arc::new(Tokenizer::from_file(root.join(path)).unwrap())
+fn words() -> Arc<Tokenizer> {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny/tokenizer.json");
+    Arc::new(Tokenizer::from_file(file).unwrap())
 }
 
 /// One token for each byte: no word is one token.
@@ -38,7 +36,7 @@ fn prompt(text: &ExactText, counts: &[u32]) -> String {
 
 #[test]
 fn text_has_the_tokens_asked_for_with_any_tokenizer() {
-    for tokenizer in [tokenizer("tokenizer.json"), tokenizer("tiny/tokenizer.json"), bytes()] {
+    for tokenizer in [words(), bytes()] {
         let text = ExactText::new(&tokenizer);
         for count in [1, 2, 3, 17, 200, 1_000] {
             let prompt = prompt(&text, &[count]);
@@ -50,13 +48,13 @@ fn text_has_the_tokens_asked_for_with_any_tokenizer() {
 
 #[test]
 fn words_of_one_token_are_found_where_there_are_any() {
-    assert!(ExactText::new(&tokenizer("tiny/tokenizer.json")).vocabulary.additive);
+    assert!(ExactText::new(&words()).vocabulary.additive);
     assert!(!ExactText::new(&bytes()).vocabulary.additive, "else nothing tests the cut");
 }
 
 #[test]
 fn a_shared_prefix_is_the_same_text_and_has_its_own_tokens() {
-    for tokenizer in [tokenizer("tiny/tokenizer.json"), bytes()] {
+    for tokenizer in [words(), bytes()] {
         let text = ExactText::new(&tokenizer);
         let with = |own: u64| {
             let mut parts = [PromptPart { rng: Rng::new(7), count: 64 }, PromptPart { rng: Rng::new(own), count: 36 }];
@@ -73,7 +71,7 @@ fn a_shared_prefix_is_the_same_text_and_has_its_own_tokens() {
 
 #[test]
 fn what_the_server_adds_is_taken_off_the_end_and_a_word_stays() {
-    let text = ExactText::new(&tokenizer("tiny/tokenizer.json")).adding(12);
+    let text = ExactText::new(&words()).adding(12);
     assert_eq!(text.count(&prompt(&text, &[100])), 88);
     assert_eq!(text.count(&prompt(&text, &[64, 36])), 88);
     assert_eq!(text.count(&prompt(&text, &[64, 5])), 57);

@@ -3,9 +3,9 @@
 //! They run in real time, so bounds allow for a loaded machine.
 
 use super::*;
-use crate::client::mock::{MockEngine, MockResponse, completion_stream, small_workload};
 use crate::result::record::Outcome;
 use crate::run::sender::TIMER_GRAIN;
+use crate::testing::{MockEngine, MockResponse, completion_stream, small_workload};
 
 fn plan(arrival: Arrival, extent: Extent) -> RunPlan {
     RunPlan::new(small_workload(), arrival, extent)

@@ -126,8 +126,6 @@ pub(in crate::cli) fn ending(end: SearchEnd) -> &'static str {
 }
 
 fn as_json(found: &SearchResult, goal: &SearchGoal, halted: bool) -> Value {
-    let end = |value: f64| if value.is_finite() { json!(value) } else { Value::Null };
-    let estimate = |of: &Estimate| json!({"value": end(of.value), "low": end(of.low), "high": end(of.high)});
     let ending = if halted { "stopped" } else { ending(found.ending) };
     let report = |report: &TrialReport| {
         let rate = if let TrialLoad::Rate(rate) = report.load { json!(rate) } else { Value::Null };
@@ -137,16 +135,16 @@ fn as_json(found: &SearchResult, goal: &SearchGoal, halted: bool) -> Value {
             "kind": kind(report),
             "holds": matches!(report.load, TrialLoad::Rate(_)).then_some(report.verdict == TrialVerdict::Holds),
             "requests": report.requests,
-            "attainment": estimate(&report.attainment),
-            "request_throughput": estimate(&report.stats.throughput),
-            "delivered": end(report.stats.delivered),
+            "attainment": report.attainment,
+            "request_throughput": report.stats.throughput,
+            "delivered": report.stats.delivered,
             "duration": report.stats.seconds,
         })
     };
     json!({
         "request_rate": found.best.map(|best| best.rate),
-        "attainment": found.best.map(|best| estimate(&best.attainment)),
-        "boundary": found.boundary.as_ref().map(estimate),
+        "attainment": found.best.map(|best| best.attainment),
+        "boundary": found.boundary,
         "target": goal.attainment,
         "ending": ending,
         "runs": found.trials.iter().map(report).collect::<Vec<_>>(),

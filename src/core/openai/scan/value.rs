@@ -57,34 +57,21 @@ impl Span {
     }
 }
 
-/// The kind of the next value, judged by its first byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JsonKind {
-    /// `{`
-    Object,
-    /// `[`
-    Array,
-    /// `"`
-    String,
-    /// A digit or `-` (and `N`, `I`: Python's notation for numbers that JSON does not have)
-    Number,
-    /// `true` or `false`
-    Bool,
-    /// `null`
-    Null,
-}
-
-impl JsonKind {
-    /// The name for a message.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Object => "an object",
-            Self::Array => "a list",
-            Self::String => "a string",
-            Self::Number => "a number",
-            Self::Bool => "a boolean",
-            Self::Null => "null",
-        }
+labels! {
+    /// The kind of the next value, judged by its first byte.
+    pub enum JsonKind {
+        /// `{`
+        Object = "an object",
+        /// `[`
+        Array = "a list",
+        /// `"`
+        String = "a string",
+        /// A digit or `-` (and `N`, `I`: Python's notation for numbers that JSON does not have)
+        Number = "a number",
+        /// `true` or `false`
+        Bool = "a boolean",
+        /// `null`
+        Null = "null",
     }
 }
 

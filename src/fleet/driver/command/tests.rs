@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use super::*;
-use sluice_gateway::config::ArgValue;
+use sluice_config::ArgValue;
 
-fn words(words: &[&str]) -> sluice_gateway::config::Words {
+fn words(words: &[&str]) -> sluice_config::Words {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 

@@ -20,19 +20,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use self::set::{Set, args_of};
 use crate::discovery::client::CallError;
 use crate::discovery::{Gate, failure, read};
 use crate::driver::{
-    AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
-    StartProgress, StopRules, Stopped,
+    Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner, StopRules,
+    Stopped,
 };
 use crate::launch::check_values;
+use sluice_config::PodEngine;
 use sluice_core::vllm::failure::{Exit, FailureClass};
-use sluice_gateway::config::PodEngine;
 
 /// Pause between two looks at a pod whose end is awaited.
 const LOOK: Duration = Duration::from_secs(2);
@@ -193,10 +192,6 @@ impl Driver for PodDriver {
         Ok(Vec::new())
     }
 
-    fn adapter_rank(&self, _settings: &EngineSettings) -> AdapterRank {
-        AdapterRank::Unknown
-    }
-
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
         let wanted = settings.words();
         let stopped = self.state.lock().stopped.clone();
@@ -292,14 +287,6 @@ impl Driver for PodDriver {
     /// address.
     async fn port_owner(&self) -> PortOwner {
         if self.state.lock().ready { PortOwner::Unknown } else { PortOwner::Free }
-    }
-
-    fn tail(&self, _lines: usize) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn progress(&self) -> Option<watch::Receiver<StartProgress>> {
-        None
     }
 
     fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {

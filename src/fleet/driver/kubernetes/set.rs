@@ -15,7 +15,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::discovery::client::{CallError, MANAGER, api, call};
-use sluice_gateway::config::PodEngine;
+use sluice_config::PodEngine;
 
 /// An engine's StatefulSet, and the number of the pod.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
-use sluice_gateway::config::Launch;
+use sluice_config::Launch;
 
 /// MiB that a CUDA context or a monitoring tool may take meanwhile.
 const SLACK_MIB: u64 = 256;

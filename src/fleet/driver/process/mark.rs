@@ -15,7 +15,7 @@ use std::time::SystemTime;
 
 use super::table::{self, Membership, ProcessEntry, ProcessId};
 use crate::state_folder;
-use sluice_gateway::owner::own_user;
+use sluice_config::owner::own_user;
 
 /// The user that may act for all others.
 const ROOT: u32 = 0;

@@ -36,8 +36,8 @@ use device::{Devices, MemoryInUse};
 use engine_log::EngineLog;
 use mark::{Marks, ProcessIdentity};
 use monitor::Monitor;
+use sluice_config::Launch;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
-use sluice_gateway::config::Launch;
 use table::ProcessEntry;
 
 /// Whether a process runs that a gateway with this state `folder` started for the backend `name`.

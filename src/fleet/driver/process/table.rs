@@ -19,7 +19,7 @@ use std::io::{BufRead, BufReader};
 use procfs::process::{FDTarget, Process, Stat, all_processes};
 
 use crate::driver::PortOwner;
-use sluice_gateway::owner::own_user;
+use sluice_config::owner::own_user;
 
 /// The environment variable that all processes of an engine inherit.
 pub(crate) const MARK: &str = "SLUICE_ENGINE";

@@ -20,8 +20,8 @@ mod ports;
 use super::*;
 use crate::test_programs::write_program;
 use ports::free_port;
+use sluice_config::ArgValue;
 use sluice_core::vllm::failure::Retryable;
-use sluice_gateway::config::ArgValue;
 
 /// Enough for a loaded machine; only a failing test waits that long.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -363,7 +363,7 @@ async fn an_engine_of_an_earlier_version_is_taken_over_by_the_journal_that_descr
 
 #[tokio::test]
 async fn a_process_of_another_user_is_not_adopted_whatever_it_carries() {
-    if sluice_gateway::owner::own_user() != 0 {
+    if sluice_config::owner::own_user() != 0 {
         return;
     }
     let rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));

@@ -4,14 +4,13 @@
 //! backend takes it over. Bounds: one attempt, repeated only after a stale connection, with the
 //! deadlines of any other attempt.
 
-use std::sync::Arc;
+use smallvec::SmallVec;
 
 use super::{Attempts, note_lease};
 use crate::experiment::CopyOutcome;
 use crate::flow::attempt::AttemptResult;
 use crate::flow::exchange::{Downstream, Upstream};
 use crate::flow::record::{Outcome, RecordGuard, Recorder};
-use crate::pool::AdmissionRequest;
 use sluice_core::openai::ShedReason;
 
 impl<U: Upstream> Attempts<'_, U> {
@@ -21,17 +20,9 @@ impl<U: Upstream> Attempts<'_, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> CopyOutcome {
-        let others = self.prepared.arm.iter().flat_map(|arm| &arm.others);
-        let (layout, home) = (self.placed.table.layout, self.placed.home().id);
-        let lease = self.backends.admission.enter_copy(&AdmissionRequest {
-            priority: self.prepared.priority.number,
-            prefix: Arc::clone(&self.prepared.prefix),
-            adapter: self.prepared.adapter,
-            asks: self.prepared.asks,
-            avoid: others.copied().collect(),
-            pinned: true,
-            ..AdmissionRequest::new(layout, home, self.prepared.need, self.incoming.arrived)
-        });
+        let request = &mut self.prepared.placed.request;
+        (request.pinned, request.spill) = (true, SmallVec::new());
+        let lease = self.backends.admission.enter_copy(request);
         let Some(mut lease) = lease else {
             record.outcome = Outcome::Shed(ShedReason::NoBackend);
             return CopyOutcome::NoRoom;

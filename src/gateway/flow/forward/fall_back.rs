@@ -6,7 +6,7 @@
 //! attempt for the one that the arm took.
 
 use super::Attempts;
-use crate::flow::admit::{AdmitError, PlacedRequest};
+use crate::flow::admit::AdmitError;
 use crate::flow::classify;
 use crate::flow::exchange::{Downstream, Upstream};
 use crate::flow::record::{RecordGuard, Recorder};
@@ -16,12 +16,12 @@ use sluice_core::openai::ShedReason;
 impl<U: Upstream> Attempts<'_, U> {
     /// Waits for a lease on a backend of the request's arm; if the arm cannot serve the request, on
     /// any backend.
-    pub(super) async fn admit_to_any<D: Downstream, R: Recorder>(
+    pub(super) async fn lease<D: Downstream, R: Recorder>(
         &mut self,
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<Lease, AdmitError> {
-        match self.admit(down, record).await {
+        match self.lease_as_placed(down, record).await {
             Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home }) => {
                 Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home })
             }
@@ -31,7 +31,7 @@ impl<U: Upstream> Attempts<'_, U> {
                 if let (AdmitError::Shed { reason, .. }, Some(assigned)) = (error, &mut record.assigned) {
                     assigned.lacked_room = reason.is_for_room();
                 }
-                self.admit(down, record).await
+                self.lease_as_placed(down, record).await
             }
             other => other,
         }
@@ -41,22 +41,23 @@ impl<U: Upstream> Attempts<'_, U> {
     /// without one.
     pub(super) fn fall_back<R: Recorder>(&mut self, record: &mut RecordGuard<'_, R>) -> bool {
         let table = self.backends.router.current();
-        let tokens = self.prepared.need.prompt_tokens;
+        let tokens = self.prepared.placed.request.need.prompt_tokens;
         let model = record.model.as_deref().and_then(|name| table.model(name));
         let Some(placement) = model.and_then(|model| classify::place(&table, model.route, tokens)) else {
             return false;
         };
         let adapter = model.and_then(|model| model.route.adapter);
-        if self.prepared.arm.take().is_none() {
-            return false;
-        }
-        self.prepared.adapter = adapter;
-        self.prepared.asks.model = Some(self.prepared.own_model);
-        self.placed = PlacedRequest { table, placement };
+        let Some(arm) = self.prepared.arm.take() else { return false };
+        let placed = &mut self.prepared.placed;
+        placed.request.adapter = adapter;
+        placed.request.asks.model = Some(self.prepared.own_model);
+        placed.request.avoid.retain(|backend| !arm.others.contains(backend));
+        placed.request.pinned = false;
+        placed.move_to(table, placement);
         if let Some(body) = self.request.body_without_arm.take() {
             self.request.body = body;
         }
-        record.set_home(self.placed.home());
+        record.set_home(placed.home());
         record.arm = None;
         if let Some(assigned) = &mut record.assigned {
             assigned.fell_back = true;

@@ -21,7 +21,6 @@ use crate::flow::record::{RecordGuard, Recorder};
 use crate::flow::refused_here::{self, Refused};
 use crate::flow::respond;
 use crate::pool::{Lack, Lease};
-use sluice_core::base::PoolId;
 use sluice_core::openai::Refusal;
 
 /// How often a request moves on because an engine does not serve the model, route or length.
@@ -39,7 +38,7 @@ impl<U: Upstream> Attempts<'_, U> {
         down: &mut D,
         lease: &Lease,
     ) -> Result<bool, WaitError> {
-        if self.prepared.only.is_some() || !refused_here::may_be(&response.head) {
+        if self.prepared.placed.request.only.is_some() || !refused_here::may_be(&response.head) {
             return Ok(false);
         }
         let limits = (refused_here::PEEK_BYTES, refused_here::PEEK_TIME);
@@ -58,7 +57,7 @@ impl<U: Upstream> Attempts<'_, U> {
     /// Notes the model, route or length that the engine does not serve. Returns whether another
     /// engine may be asked.
     pub(super) fn moves_on(&mut self, refused: Refused, lease: &Lease) -> bool {
-        let asks = &mut self.prepared.asks;
+        let asks = &mut self.prepared.placed.request.asks;
         let lack = match refused {
             Refused::Model => asks.model.map(Lack::Model),
             Refused::Route => asks.route.map(Lack::Route),
@@ -78,10 +77,6 @@ impl<U: Upstream> Attempts<'_, U> {
         may
     }
 
-    fn pools(&self) -> impl Iterator<Item = PoolId> + '_ {
-        std::iter::once(self.placed.home().id).chain(self.placed.placement.spill.iter().copied())
-    }
-
     /// The refusal of a request that one engine does not serve and no other takes now, if another
     /// engine may serve it later: that engine is ejected, is starting, or has no room. The first
     /// engine's answer would look final to the client.
@@ -94,8 +89,8 @@ impl<U: Upstream> Attempts<'_, U> {
         let AdmitError::Shed { reason, home } = error else { return None };
         // Without a limit, the gateway does not know which engines take a longer prompt.
         refused.filter(|refused| *refused != Refused::Length(None))?;
-        let (admission, prepared) = (self.backends.admission, &self.prepared);
-        if !admission.may_serve_later(self.pools(), &prepared.need, &prepared.asks, &self.avoid) {
+        let admission = self.backends.admission;
+        if !admission.may_serve_later(&self.prepared.placed.request) {
             return None;
         }
         let room_in = admission.retry_after(home, Instant::now());

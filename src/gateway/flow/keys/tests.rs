@@ -4,12 +4,12 @@
 //! argument. One test floods a key with requests without `max_tokens`, and bounds the tokens used.
 
 use super::*;
-use crate::config::{self, KeyDigest, ModelScope};
 use crate::pool::Need;
+use sluice_config::{KeyDigest, ModelScope};
 use sluice_core::base::Tokens;
 use sluice_core::openai::{LimitUnit, TooLarge};
 
-fn auth(limit: config::KeyLimit) -> Auth {
+fn auth(limit: sluice_config::KeyLimit) -> Auth {
     let key = Key {
         name: "team-a".to_owned(),
         sha256: KeyDigest::new(Sha256::digest(b"secret").into(), None),
@@ -29,7 +29,7 @@ fn known(ring: &Keyring) -> ApiKey {
 
 #[test]
 fn only_the_right_key_is_recognised_and_only_for_its_models() {
-    let ring = Keyring::new(&auth(config::KeyLimit::default()), &KeyUsage::default());
+    let ring = Keyring::new(&auth(sluice_config::KeyLimit::default()), &KeyUsage::default());
     assert_eq!(ring.authenticate(None).unwrap_err(), KeyError::Missing);
     assert_eq!(ring.authenticate(Some("Secret")).unwrap_err(), KeyError::Unknown);
     assert!(ring.authenticate(["foreign", "secret"]).is_ok(), "a foreign token does not hide a key");
@@ -42,7 +42,7 @@ fn only_the_right_key_is_recognised_and_only_for_its_models() {
 #[test]
 fn requests_in_flight_are_counted_until_dropped_and_across_a_reload() {
     let usage = KeyUsage::default();
-    let limit = config::KeyLimit { in_flight: Some(1), ..config::KeyLimit::default() };
+    let limit = sluice_config::KeyLimit { in_flight: Some(1), ..sluice_config::KeyLimit::default() };
     let now = Instant::now();
     let first = known(&Keyring::new(&auth(limit.clone()), &usage)).start_request(now).unwrap();
     let reloaded = Keyring::new(&auth(limit), &usage);
@@ -54,7 +54,7 @@ fn requests_in_flight_are_counted_until_dropped_and_across_a_reload() {
 
 #[test]
 fn a_rate_allows_a_burst_and_then_its_pace() {
-    let limit = config::KeyLimit { requests_per_minute: Some(60), ..config::KeyLimit::default() };
+    let limit = sluice_config::KeyLimit { requests_per_minute: Some(60), ..sluice_config::KeyLimit::default() };
     let ring = Keyring::new(&auth(limit), &KeyUsage::default());
     let key = known(&ring);
     let start = Instant::now();
@@ -68,10 +68,10 @@ fn a_rate_allows_a_burst_and_then_its_pace() {
 
 #[test]
 fn after_a_reload_a_key_owes_as_many_requests_and_tokens_at_the_new_rate() {
-    let limit = |requests, tokens| config::KeyLimit {
+    let limit = |requests, tokens| sluice_config::KeyLimit {
         requests_per_minute: Some(requests),
         tokens_per_minute: Some(Tokens(tokens)),
-        ..config::KeyLimit::default()
+        ..sluice_config::KeyLimit::default()
     };
     let (usage, now) = (KeyUsage::default(), Instant::now());
     let key = known(&Keyring::new(&auth(limit(6, 6_000)), &usage));
@@ -90,7 +90,7 @@ fn after_a_reload_a_key_owes_as_many_requests_and_tokens_at_the_new_rate() {
 fn a_small_rate_may_be_used_at_once_and_a_large_one_for_ten_seconds() {
     let now = Instant::now();
     for (rate, at_once) in [(1, 1), (2, 2), (7, 7), (10, 10), (30, 10), (60, 10), (600, 100)] {
-        let limit = config::KeyLimit { requests_per_minute: Some(rate), ..config::KeyLimit::default() };
+        let limit = sluice_config::KeyLimit { requests_per_minute: Some(rate), ..sluice_config::KeyLimit::default() };
         let key = known(&Keyring::new(&auth(limit), &KeyUsage::default()));
         let found = (0..200).take_while(|_| key.start_request(now).is_ok()).count();
         assert_eq!(found, at_once, "{rate} per minute");
@@ -113,7 +113,11 @@ fn exceeded(result: Result<(), KeyNeedError>) -> Duration {
 
 #[test]
 fn sequences_and_tokens_are_counted_until_the_request_ends() {
-    let limit = config::KeyLimit { sequences: Some(8), tokens: Some(Tokens(1_000)), ..config::KeyLimit::default() };
+    let limit = sluice_config::KeyLimit {
+        sequences: Some(8),
+        tokens: Some(Tokens(1_000)),
+        ..sluice_config::KeyLimit::default()
+    };
     let key = known(&Keyring::new(&auth(limit), &KeyUsage::default()));
     let now = Instant::now();
     let mut wide = key.start_request(now).unwrap();
@@ -129,11 +133,11 @@ fn sequences_and_tokens_are_counted_until_the_request_ends() {
 
 #[test]
 fn a_request_above_a_limit_by_itself_is_refused_with_the_limit() {
-    let limits = config::KeyLimit {
+    let limits = sluice_config::KeyLimit {
         sequences: Some(8),
         tokens: Some(Tokens(1_000)),
         tokens_per_minute: Some(Tokens(900)),
-        ..config::KeyLimit::default()
+        ..sluice_config::KeyLimit::default()
     };
     let key = known(&Keyring::new(&auth(limits), &KeyUsage::default()));
     assert_eq!(key.tokens_limit(), Some(900));
@@ -152,7 +156,8 @@ fn a_request_above_a_limit_by_itself_is_refused_with_the_limit() {
 
 #[test]
 fn a_rate_of_tokens_allows_a_minute_s_worth_at_once_and_then_its_pace() {
-    let limit = config::KeyLimit { tokens_per_minute: Some(Tokens(6_000)), ..config::KeyLimit::default() };
+    let limit =
+        sluice_config::KeyLimit { tokens_per_minute: Some(Tokens(6_000)), ..sluice_config::KeyLimit::default() };
     let key = known(&Keyring::new(&auth(limit), &KeyUsage::default()));
     let start = Instant::now();
     let take = |tokens, after: u64| {
@@ -171,7 +176,8 @@ fn counted(prompt: u64, output: u64) -> UsedTokens {
 }
 
 fn per_minute(tokens: u64) -> ApiKey {
-    let limit = config::KeyLimit { tokens_per_minute: Some(Tokens(tokens)), ..config::KeyLimit::default() };
+    let limit =
+        sluice_config::KeyLimit { tokens_per_minute: Some(Tokens(tokens)), ..sluice_config::KeyLimit::default() };
     known(&Keyring::new(&auth(limit), &KeyUsage::default()))
 }
 
@@ -248,10 +254,10 @@ fn an_overestimate_is_given_back_and_an_excess_is_owed() {
 
 #[test]
 fn a_running_stream_is_charged_in_steps_and_holds_the_tokens_that_came() {
-    let limit = config::KeyLimit {
+    let limit = sluice_config::KeyLimit {
         tokens: Some(Tokens(5_000)),
         tokens_per_day: Some(Tokens(100_000)),
-        ..config::KeyLimit::default()
+        ..sluice_config::KeyLimit::default()
     };
     let (usage, now) = (KeyUsage::default(), Instant::now());
     let key = known(&Keyring::new(&auth(limit), &usage));
@@ -276,7 +282,8 @@ fn a_running_stream_is_charged_in_steps_and_holds_the_tokens_that_came() {
 
 #[test]
 fn a_limit_for_a_day_is_named_and_survives_a_reload() {
-    let limit = |tokens| config::KeyLimit { tokens_per_day: Some(Tokens(tokens)), ..config::KeyLimit::default() };
+    let limit =
+        |tokens| sluice_config::KeyLimit { tokens_per_day: Some(Tokens(tokens)), ..sluice_config::KeyLimit::default() };
     let (usage, now) = (KeyUsage::default(), Instant::now());
     let key = known(&Keyring::new(&auth(limit(1_000)), &usage));
     assert_eq!(key.tokens_limit(), Some(1_000));

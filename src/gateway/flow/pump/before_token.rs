@@ -20,7 +20,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
     /// Whether a chunk of pings may precede the response. Not for `/v1/responses`, where the head
     /// decides who owns the response.
     pub(super) fn may_send_comments(&self, forward: &Forward) -> bool {
-        self.context.route != Route::Responses && forward.first().is_some_and(|piece| piece.starts_with(b":"))
+        self.context.incoming.route != Route::Responses && forward.first().is_some_and(|piece| piece.starts_with(b":"))
     }
 
     /// A delivery of comments, which are passed on while the preamble is held.

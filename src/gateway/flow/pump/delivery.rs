@@ -45,7 +45,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
                         break Err(ClientGone);
                     }
                 }
-            } else if self.backlog.has_room(self.context.room) {
+            } else if self.backlog.has_room(self.context.room()) {
                 tokio::select! {
                     biased;
                     sent = delivery.as_mut() => break sent,
@@ -66,7 +66,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
                 }
             };
             match self.take(event, engine, Instant::now()) {
-                Ok(more) => self.backlog.push(&more, self.context.room),
+                Ok(more) => self.backlog.push(&more, self.context.room()),
                 Err(other) => {
                     // The backend does no more work for this request, however slow its client is.
                     self.lease.release();

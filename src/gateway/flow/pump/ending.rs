@@ -175,7 +175,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
             Interruption::Stopping => StreamFailure::ShuttingDown,
         };
         let mut forward = self.meter.finish(now);
-        let event = sse_error_event(failure, self.context.route.error_format());
+        let event = sse_error_event(failure, self.context.incoming.route.error_format());
         forward.push(Bytes::from(event));
         forward
     }
@@ -239,7 +239,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
     /// backend's speed.
     fn record_measurements(&mut self) {
         let mut stats = self.meter.stats();
-        let sequences = self.context.feedback.sequences;
+        let sequences = self.context.prepared.feedback.sequences;
         stats.tpot = stats.tpot_of_one(sequences);
         let completed = self.record.outcome == Outcome::Completed;
         let now = Instant::now();
@@ -251,13 +251,14 @@ impl<R: Recorder> Pump<'_, '_, R> {
             self.lease.observe_cached(prompt_tokens, stats.usage.cached);
         }
         self.lease.settle(stats.usage.prompt, stats.usage.cached, stats.generated());
-        self.context.feedback.learn(stats.usage, completed, now);
+        self.context.prepared.feedback.learn(stats.usage, completed, now);
         // If the engine was not read for a while, its own time is not known.
-        let is_judged = completed && !self.is_held_up && self.context.route.generates();
+        let is_judged = completed && !self.is_held_up && self.context.incoming.route.generates();
+        let placed = &self.context.prepared.placed;
         if let Some(prompt_tokens) = stats.usage.prompt {
-            self.record.correct_class(self.context.classes, prompt_tokens);
+            self.record.correct_class(&placed.table.classes, prompt_tokens);
         }
-        let objectives = self.record.objectives(self.context.objectives);
+        let objectives = self.record.objectives(&placed.home().objectives);
         if is_judged && !objectives.is_empty() {
             let estimate = self.record.estimate.map_or(0, |estimate| estimate.tokens);
             let prompt_tokens = stats.usage.prompt.unwrap_or(estimate);

@@ -84,9 +84,9 @@ pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery) -> 
 
 /// The memory in which the response to a request may wait.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::flow) struct WaitingRoom<'a> {
-    pub(in crate::flow) memory: &'a Arc<Shares>,
-    pub(in crate::flow) incoming: &'a IncomingRequest,
+pub(super) struct WaitingRoom<'a> {
+    pub(super) memory: &'a Arc<Shares>,
+    pub(super) incoming: &'a IncomingRequest,
 }
 
 impl WaitingRoom<'_> {

@@ -79,7 +79,16 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             has_objectives: false,
             slo_met: None,
         };
-        Self { recorder, record, arrived, in_flight: None, trial: None, kind: Kind::default(), class: 0, is_lost: false }
+        Self {
+            recorder,
+            record,
+            arrived,
+            in_flight: None,
+            trial: None,
+            kind: Kind::default(),
+            class: 0,
+            is_lost: false,
+        }
     }
 
     /// Notes that the last attempt is repeated.

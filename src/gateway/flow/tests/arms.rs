@@ -4,9 +4,9 @@
 //! the arm cannot serve is served as if there were no experiment, and recorded as fallen back.
 
 use super::*;
-use crate::config::Config;
 use crate::experiment::Phase;
-use crate::pool::{Cordon, TrialBound};
+use crate::pool::{Bound, Cordon, TrialBound};
+use sluice_config::Config;
 
 const TWO_BACKENDS: &str = "[[model]]\nname = \"m\"\n[[model]]\nname = \"lora\"\n[[pool]]\nname = \"p\"\n\
      [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
@@ -72,7 +72,7 @@ async fn an_arm_whose_backend_fails_or_is_gone_is_served_by_the_others_and_recor
 async fn a_request_that_waits_for_an_arm_whose_engine_begins_to_drain_is_served_by_the_others_at_once() {
     let (test, _) = promoted("pool = \"p\"\nbackends = [\"b\"]", vec![good()], vec![]);
     let backend = test.flow.routing_table().pools[0].backends[1];
-    test.flow.admission.set_trials(&[(backend, Some(TrialBound { slots: 0, tokens: 0 }))]);
+    test.flow.admission.set_bounds([(backend, Bound::Trial(Some(TrialBound { slots: 0, tokens: 0 })))]);
     let mut client = TestClient::default();
     let drain = async {
         sleep(Duration::from_millis(20)).await;

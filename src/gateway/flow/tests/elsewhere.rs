@@ -69,7 +69,7 @@ async fn a_429_never_ejects_and_a_failed_event_counts_once() {
 fn with_own_keys(first: Vec<Script>, second: Vec<Script>) -> TestFlow {
     let mut config = Config::clone(&config_of("p", ""));
     for backend in &mut config.pools[0].backends {
-        backend.api_key = Some(crate::config::Secret::new("k".to_owned(), None));
+        backend.api_key = Some(sluice_config::Secret::new("k".to_owned(), None));
     }
     TestFlow::of(Arc::new(config), &LearnedState::default(), first, second)
 }

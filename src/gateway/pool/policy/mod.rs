@@ -12,7 +12,7 @@ mod fewest_requests;
 mod two_choices;
 
 use super::capacity::Need;
-use crate::config::Policy;
+use sluice_config::Policy;
 use sluice_core::base::{BackendId, Rng};
 
 pub(super) use candidate::COMPARED;
@@ -24,18 +24,18 @@ pub use pace::{Pace, SeenPace};
 pub(super) fn compared(policy: Policy) -> usize {
     match policy {
         Policy::RoundRobin => 64,
-        Policy::LeastWork | Policy::FewestRequests | Policy::TwoChoices | Policy::PrefixAffinity => COMPARED,
+        Policy::LeastWork | Policy::FewestRequests | Policy::TwoChoices => COMPARED,
     }
 }
 
 /// Whether a policy predicts how much of a prompt is in an engine's prefix cache.
 pub(super) fn predicts(policy: Policy) -> bool {
-    matches!(policy, Policy::LeastWork | Policy::PrefixAffinity)
+    policy == Policy::LeastWork
 }
 
 /// Picks one of `offers` (none if empty) at `now`, in seconds since admission began. Also returns
 /// the runner-up, if it should be compared at the next choice. Round robin is decided in
-/// `choice.rs`. `prefix_affinity` is an old name of `least_work`; the configuration warns about it.
+/// `choice.rs`.
 pub fn pick(
     policy: Policy,
     offers: &[Offer<'_>],
@@ -46,6 +46,6 @@ pub fn pick(
     match policy {
         Policy::TwoChoices => (two_choices::pick(offers, rng), None),
         Policy::FewestRequests => (fewest_requests::pick(offers), None),
-        Policy::LeastWork | Policy::RoundRobin | Policy::PrefixAffinity => least_work::pick(offers, need, now),
+        Policy::LeastWork | Policy::RoundRobin => least_work::pick(offers, need, now),
     }
 }

@@ -214,8 +214,8 @@ proptest! {
                     fixture.admission.claim();
                 }
                 Move::Upgrade(false) => {
-                    let all: Vec<_> = (0..4).map(|id| (BackendId::new(id), None)).collect();
-                    fixture.admission.set_shares(&all);
+                    let all = (0..4).map(|id| (BackendId::new(id), Bound::Share(None)));
+                    fixture.admission.set_bounds(all);
                 }
                 Move::Drain { backend, on } => {
                     let id = BackendId::new(backend);
@@ -230,11 +230,11 @@ proptest! {
                     }
                 }
                 Move::Ceiling { backend, slots } => {
-                    fixture.admission.set_ceiling(BackendId::new(backend), slots);
+                    fixture.admission.set_bounds([(BackendId::new(backend), Bound::Ceiling(slots))]);
                 }
                 Move::Trial { backend, bound } => {
                     let bound = bound.map(|(slots, tokens)| TrialBound { slots, tokens });
-                    fixture.admission.set_trials(&[(BackendId::new(backend), bound)]);
+                    fixture.admission.set_bounds([(BackendId::new(backend), Bound::Trial(bound))]);
                 }
                 Move::Cordon { backend, cordon } => {
                     fixture.admission.set_cordon(BackendId::new(backend), cordon);

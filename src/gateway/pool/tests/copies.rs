@@ -111,8 +111,8 @@ fn the_copies_of_a_pool_that_a_waiting_request_may_spill_to_are_cut() {
 #[test]
 fn the_copies_of_a_backend_that_leaves_the_rotation_are_cut() {
     let leave: [fn(&Fixture, BackendId); 5] = [
-        |fixture, backend| assert!(fixture.admission.set_draining(backend, true)),
-        |fixture, backend| assert!(fixture.admission.set_cordon(backend, Cordon::Draining)),
+        |fixture, backend| fixture.admission.set_draining(backend, true),
+        |fixture, backend| fixture.admission.set_cordon(backend, Cordon::Draining),
         |fixture, backend| fixture.admission.mark_hung(backend, fixture.now),
         |fixture, _| fixture.admission.abort_all(),
         |fixture, _| drop(fixture.admission.apply(&[], RULES, fixture.now)),

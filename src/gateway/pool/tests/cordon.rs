@@ -18,7 +18,8 @@ fn a_backend_that_drains_or_comes_is_given_nothing_and_waited_for_and_one_that_i
     for (cordon, waits, state) in
         [(Cordon::Draining, true, "draining"), (Cordon::Starting, true, "starting"), (Cordon::Down, false, "down")]
     {
-        assert!(fixture.admission.set_cordon(first, cordon) && fixture.admission.set_cordon(second, Cordon::Down));
+        fixture.admission.set_cordon(first, cordon);
+        fixture.admission.set_cordon(second, Cordon::Down);
         match fixture.admission.enter(fixture.request(0, 10)) {
             AdmissionDecision::Queued(mut ticket, _) => {
                 assert!(waits && poll(&mut ticket).is_none(), "{cordon:?}");
@@ -56,16 +57,16 @@ fn a_ceiling_bounds_the_configured_slots_and_survives_a_reload() {
     let (fixture, [first, second]) = pair(4);
     fixture.admission.set_cordon(second, Cordon::Down);
     let slots = |fixture: &Fixture| fixture.admission.view()[0].backends[0].limits.slots;
-    fixture.admission.set_ceiling(first, Some(2));
+    fixture.admission.set_bounds([(first, Bound::Ceiling(Some(2)))]);
     let held = [fixture.granted(0, 10), fixture.granted(0, 10)];
     let mut third = fixture.queued(0, 10);
     assert_eq!(slots(&fixture), 2);
     let layout = fixture.admission.apply(&[spec("one", 2, limits(3, 1), vec![])], RULES, fixture.now);
     assert_eq!((slots(&fixture), layout.backends[0][0]), (2, first));
-    fixture.admission.set_ceiling(first, Some(64));
+    fixture.admission.set_bounds([(first, Bound::Ceiling(Some(64)))]);
     assert_eq!(slots(&fixture), 3, "never above what was configured");
     drop(lease_of(&mut third));
-    fixture.admission.set_ceiling(first, None);
+    fixture.admission.set_bounds([(first, Bound::Ceiling(None))]);
     assert_eq!(slots(&fixture), 3);
     drop(held);
     assert_eq!(fixture.admission.load(), (0, 0));
@@ -80,7 +81,7 @@ fn a_fresh_engine_does_not_pay_for_the_faults_of_the_one_before_it() {
     assert_eq!(speed(), Some(0.05));
     fixture.admission.mark_hung(first, fixture.now);
     assert!(matches!(fixture.admission.view()[0].backends[0].phase, Phase::Ejected { .. }));
-    assert!(fixture.admission.engine_replaced(first, fixture.now));
+    fixture.admission.engine_replaced(first, fixture.now);
     let view = &fixture.admission.view()[0].backends[0];
     assert_eq!((view.phase, view.hangs), (Phase::Ready, 1));
     assert_eq!(speed(), None);

@@ -46,7 +46,7 @@ fn a_share_of_no_slots_admits_nothing_and_a_larger_one_what_waits() {
 fn a_ceiling_and_a_share_are_both_bounds() {
     let fixture = divided();
     let admits = |ceiling, slots| {
-        fixture.admission.set_ceiling(fixture.layout.backends[0][0], ceiling);
+        fixture.admission.set_bounds([(fixture.layout.backends[0][0], Bound::Ceiling(ceiling))]);
         give(&fixture, share(slots, 4_000, 2_500, 2));
         let mut leases = Vec::new();
         while let AdmissionDecision::Granted(lease) = fixture.admission.enter(fixture.request(0, 10)) {

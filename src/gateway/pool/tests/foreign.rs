@@ -91,7 +91,7 @@ impl Pair {
     /// Performs the next step: claim, answer, or arrival of the answer.
     fn step(&mut self) {
         if let Some(conceded) = self.conceded.take() {
-            self.old.fixture.admission.set_shares(&[(self.old.backend(), Some(conceded))]);
+            self.old.fixture.admission.set_bounds([(self.old.backend(), Bound::Share(Some(conceded)))]);
             self.old.take();
         } else if let Some(claimed) = self.claimed.take() {
             self.conceded = self.new.fixture.admission.concede(self.new.backend(), claimed);

@@ -23,7 +23,7 @@ impl Fixture {
         AdmissionRequest { asks, ..self.request(0, 10) }
     }
 
-    fn enter(&self, model: &str) -> AdmissionDecision {
+    fn enter(&self, model: &str) -> AdmissionDecision<Lease, Ticket> {
         self.admission.enter(self.for_model(model))
     }
 
@@ -319,8 +319,8 @@ fn an_engine_that_is_away_would_serve_what_it_has_said_and_nothing_that_it_has_n
     let [first, second] = fixture.layout.backends[0][..] else { panic!("two engines") };
     fixture.admission.set_served(second, Served::list(["x", "y"]), Some(8_192), fixture.now);
     fixture.admission.mark_hung(second, fixture.now);
-    let need = fixture.request(0, 10).need;
-    let later = |asks: Asks| fixture.admission.may_serve_later([fixture.layout.pools[0]], &need, &asks, &[first]);
+    let request = AdmissionRequest { avoid: smallvec![first], ..fixture.request(0, 10) };
+    let later = |asks: Asks| fixture.admission.may_serve_later(&AdmissionRequest { asks, ..request.clone() });
     let of = |model: &str| Asks { longer_than: Some(4_096), ..fixture.for_model(model).asks };
     assert!(later(of("x")) && later(of("y")) && !later(of("made up")));
     assert!(!later(Asks { longer_than: Some(8_192), ..of("x") }) && !later(Asks { prompt_tokens: 9_000, ..of("x") }));
@@ -328,8 +328,4 @@ fn an_engine_that_is_away_would_serve_what_it_has_said_and_nothing_that_it_has_n
     assert!(later(route(Some(Route::Embeddings))) && !later(route(None)), "of another spelling nothing is known");
     fixture.admission.set_cordon(second, Cordon::Down);
     assert!(!later(of("x")), "it is not about to start");
-    let nowhere = |model| fixture.admission.is_listed_nowhere([fixture.layout.pools[0]], ModelKey::of(model));
-    assert!(nowhere("made up") && !nowhere("y"));
-    fixture.admission.set_served(first, Served::unreadable(), None, fixture.now);
-    assert!(!nowhere("made up"));
 }

@@ -10,7 +10,7 @@ const CLOSED: Option<TrialBound> = Some(TrialBound { slots: 0, tokens: 0 });
 fn pair(trial: Option<TrialBound>) -> (Fixture, BackendId) {
     let fixture = Fixture::new(&[spec("one", 2, limits(4, 4), vec![])]);
     let canary = fixture.layout.backends[0][0];
-    fixture.admission.set_trials(&[(canary, trial)]);
+    fixture.admission.set_bounds([(canary, Bound::Trial(trial))]);
     (fixture, canary)
 }
 
@@ -38,14 +38,14 @@ fn requests_that_wait_when_an_engine_on_trial_starts_are_served_by_others_and_co
 fn requests_load_an_engine_on_trial_at_most_as_its_copies_did() {
     let (fixture, canary) = pair(CLOSED);
     let copy = fixture.admission.enter_copy(&fixture.request(0, 10)).unwrap();
-    fixture.admission.set_trials(&[(canary, Some(TrialBound { slots: 2, tokens: 100 }))]);
+    fixture.admission.set_bounds([(canary, Bound::Trial(Some(TrialBound { slots: 2, tokens: 100 })))]);
     assert!(copy.abort_token().is_cancelled(), "the engine was not tried with both");
     let held = Vec::from([(); 6].map(|()| fixture.granted(0, 10)));
     assert_eq!(on(&held, canary), 2);
     let mut waiting = fixture.queued(0, 10);
     assert!(fixture.admission.enter_copy(&fixture.request(0, 10)).is_none());
     fixture.admission.check_invariants().unwrap();
-    fixture.admission.set_trials(&[(canary, None)]);
+    fixture.admission.set_bounds([(canary, Bound::Trial(None))]);
     assert_eq!(lease_of(&mut waiting).backend(), canary, "the trial has ended");
 }
 
@@ -67,7 +67,7 @@ fn a_request_larger_than_all_copies_together_is_served_by_another_engine() {
 fn copies_begin_once_the_requests_on_an_engine_that_is_tried_again_have_ended() {
     let (fixture, canary) = pair(Some(TrialBound { slots: 4, tokens: 1_000 }));
     let mut held = Vec::from([(); 8].map(|()| fixture.granted(0, 10)));
-    fixture.admission.set_trials(&[(canary, CLOSED)]);
+    fixture.admission.set_bounds([(canary, Bound::Trial(CLOSED))]);
     held.retain(|lease| lease.backend() == canary);
     while held.pop().is_some() {
         let copy = fixture.admission.enter_copy(&fixture.request(0, 10));

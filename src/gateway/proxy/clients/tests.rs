@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::*;
-use crate::config::{Config, Machine, Surroundings};
+use sluice_config::{Config, Machine, Surroundings};
 
 /// The `[server]` table with these settings.
 pub(in crate::proxy) fn server(sets: &[&str]) -> Server {

@@ -27,7 +27,7 @@ use super::outgoing::Outgoing;
 use super::wire::{Framing, WireError, take_head};
 use crate::connect::EngineStream;
 use crate::flow::{Exchange, ExchangeError, ResponseHead, UpstreamRequest};
-use crate::pool::Address;
+use sluice_config::Address;
 
 /// Smallest size of a read, in bytes; larger than any event of one token.
 const READ_MIN: usize = 1 << 10;

@@ -10,7 +10,7 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -21,10 +21,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::config::limits;
 use crate::connect::EngineStream;
-use crate::pool::Address;
-use crate::tls::ClientTls;
+use sluice_config::Address;
+use sluice_config::limits;
+use sluice_config::tls::ClientTls;
 
 /// The most idle connections in all. The oldest is closed first.
 const IDLE_MAX: usize = 4_096;
@@ -72,7 +72,7 @@ impl IdleConnections {
 
     /// Keeps a connection that has no response outstanding.
     pub(super) fn keep(&self, mut connection: EngineConnection) {
-        let meta = ConnectionMeta::new(connection.key, connection.stream.as_raw_fd());
+        let meta = ConnectionMeta::new(connection.key, descriptor(&connection.stream));
         let (hand_over, taken) = oneshot::channel();
         let (evicted, wanted) = self.0.put(&meta, taken);
         let pool = Arc::clone(&self.0);
@@ -91,6 +91,13 @@ impl IdleConnections {
                 _ = timeout(limits::UPSTREAM_IDLE, connection.stream.read(&mut byte)) => pool.pop_closed(&meta),
             }
         });
+    }
+}
+
+fn descriptor(stream: &EngineStream) -> RawFd {
+    match stream {
+        EngineStream::Left(plain) => plain.as_raw_fd(),
+        EngineStream::Right(secure) => secure.get_ref().0.as_raw_fd(),
     }
 }
 
@@ -113,7 +120,7 @@ mod tests {
     /// A connection, and the engine's end of it.
     async fn connected(listener: &TcpListener) -> (EngineConnection, TcpStream) {
         let socket = listener.local_addr().unwrap();
-        let stream = EngineStream::Plain(TcpStream::connect(socket).await.unwrap());
+        let stream = EngineStream::Left(TcpStream::connect(socket).await.unwrap());
         let connection = EngineConnection { stream, socket, key: KEY, reused: false };
         (connection, listener.accept().await.unwrap().0)
     }
@@ -126,12 +133,12 @@ mod tests {
     async fn a_connection_that_is_kept_is_there_for_the_next_request() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (mut connection, mut engine) = connected(&listener).await;
-        let (idle, id) = (IdleConnections::new(), connection.stream.as_raw_fd());
+        let (idle, id) = (IdleConnections::new(), descriptor(&connection.stream));
         for round in 0..5_000 {
             idle.keep(connection);
             connection = take(&idle).await.unwrap_or_else(|| panic!("lost in round {round}"));
         }
-        assert_eq!(connection.stream.as_raw_fd(), id);
+        assert_eq!(descriptor(&connection.stream), id);
         connection.stream.write_all(b"x").await.unwrap();
         connection.stream.flush().await.unwrap();
         assert_eq!(engine.read_u8().await.unwrap(), b'x');

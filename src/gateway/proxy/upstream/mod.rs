@@ -21,10 +21,9 @@ use tokio::time::Instant;
 use exchange::EngineExchange;
 use idle::{EngineConnection, IdleConnections};
 
-use crate::config::Timeouts;
 use crate::connect::{ConnectError, Connector, Resolve, SystemResolver};
 use crate::flow::{Connection, ExchangeError, Upstream, UpstreamRequest};
-use crate::pool::Address;
+use sluice_config::{Address, Timeouts};
 
 /// Connections to all engines.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use tokio::io::AsyncWrite;
 use super::super::headers::CREDENTIALS;
 use crate::connect::EngineStream;
 use crate::flow::UpstreamRequest;
-use crate::pool::Address;
+use sluice_config::Address;
 
 /// Pieces of a body up to this many bytes are copied behind the head.
 const INLINE_BODY: usize = 64 << 10;

@@ -15,8 +15,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::config::{Config, Endpoint, Machine, Surroundings};
 use crate::flow::Exchange;
+use sluice_config::{Config, Endpoint, Machine, Surroundings};
 
 #[derive(Clone, Debug, Default)]
 struct TestResolver(Arc<Mutex<Vec<SocketAddr>>>);

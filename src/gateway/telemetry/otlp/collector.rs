@@ -18,8 +18,8 @@ use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use crate::config::{Endpoint, Tracing};
-use crate::tls::{ClientTls, TlsError};
+use sluice_config::tls::{ClientTls, TlsError};
+use sluice_config::{Endpoint, Tracing};
 
 /// Pause between two warnings about a collector.
 pub(super) const WARN_EVERY: Duration = Duration::from_secs(60);

@@ -25,18 +25,15 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::exemplars::Exemplars;
-use super::exposition::{describe, family_of};
-use super::families;
-use super::gauges::{counter, counter_of};
-use crate::config::{METRICS_PATH, TRACES_PATH, Tracing};
+use super::exposition::Page;
+use super::families::{self, Family};
 use crate::flow::Record;
 use collector::{Collector, CollectorError, Flush, WARN_EVERY};
 use metrics::{ExportCounts, MetricsSender};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prometheus::Registry;
-use prometheus::core::{Collector as PrometheusCollector, Desc};
-use prometheus::proto::{MetricFamily, MetricType};
+use sluice_config::{METRICS_PATH, TRACES_PATH, Tracing};
 
 /// The most traces in a request to the collector: about 1 MiB.
 const BATCH: usize = 512;
@@ -138,38 +135,25 @@ impl Exporter {
         }
     }
 
-    /// The exporter's metrics for the metrics page.
-    pub(super) fn metrics(&self) -> impl PrometheusCollector + use<> {
+    /// Returns a function that adds the exporter's metrics to the metrics page.
+    pub(super) fn metrics(&self) -> impl Fn(&mut Page) + Send + Sync + use<> {
         let exports = self.metrics.as_ref().map(|(_, counts)| Arc::clone(counts));
-        TraceMetrics { counts: Arc::clone(&self.counts), exports, descs: FAMILIES.iter().map(describe).collect() }
-    }
-}
-
-const FAMILIES: [families::Family; 3] = [families::TRACES, families::TRACE_SPANS_REJECTED, families::METRICS_EXPORTS];
-
-struct TraceMetrics {
-    counts: Arc<Counts>,
-    exports: Option<Arc<ExportCounts>>,
-    descs: Vec<Desc>,
-}
-
-impl PrometheusCollector for TraceMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descs.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let Counts { sent, failed, queue_full, rejected_spans } = &*self.counts;
+        let counts = Arc::clone(&self.counts);
         let value = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64;
-        let by_result = [("sent", sent), ("failed", failed), ("queue_full", queue_full)];
-        let traces = by_result.map(|(result, count)| counter_of(&FAMILIES[0], &[result], value(count)));
-        let rejected = counter(&FAMILIES[1], value(rejected_spans));
-        let exports = self.exports.iter().flat_map(|counts| [("sent", &counts.sent), ("failed", &counts.failed)]);
-        let exports = exports.map(|(result, count)| counter_of(&FAMILIES[2], &[result], value(count))).collect();
-        let pages = FAMILIES.iter().zip([traces.into(), vec![rejected], exports]);
-        pages.filter_map(|(family, metrics)| family_of(family, MetricType::COUNTER, metrics)).collect()
+        move |page: &mut Page| {
+            let Counts { sent, failed, queue_full, rejected_spans } = &*counts;
+            for (result, count) in [("sent", sent), ("failed", failed), ("queue_full", queue_full)] {
+                page.add(&families::TRACES, &[result], value(count));
+            }
+            page.add(&families::TRACE_SPANS_REJECTED, &[], value(rejected_spans));
+            for (result, count) in exports.iter().flat_map(|all| [("sent", &all.sent), ("failed", &all.failed)]) {
+                page.add(&families::METRICS_EXPORTS, &[result], value(count));
+            }
+        }
     }
 }
+
+pub(super) const FAMILIES: [Family; 3] = [families::TRACES, families::TRACE_SPANS_REJECTED, families::METRICS_EXPORTS];
 
 struct Sender {
     collector: Collector,

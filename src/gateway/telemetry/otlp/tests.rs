@@ -16,11 +16,12 @@ use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point;
 use prost::Message;
 
+use super::super::exposition::Scraped;
 use super::*;
-use crate::config::{Config, Machine, Surroundings};
 use crate::flow::trace::{RequestTrace, TRACEPARENT};
 use crate::telemetry::Telemetry;
 use crate::telemetry::testing::completed;
+use sluice_config::{Config, Machine, Surroundings};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -229,7 +230,7 @@ fn the_metrics_page_has_what_became_of_traces() {
     exporter.take(&sampled());
     exporter.flush();
     let registry = prometheus::Registry::new();
-    registry.register(Box::new(exporter.metrics())).unwrap();
+    registry.register(Box::new(Scraped::new(&FAMILIES, exporter.metrics()))).unwrap();
     let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
     for line in [
         "sluice_traces_total{result=\"failed\"} 1",

@@ -6,9 +6,9 @@ use sha2::{Digest, Sha256};
 
 use super::{Gateway, LEASE, Memory, pass};
 use crate::base::Tokens;
-use crate::config::{Auth, ClusterMode, Key, KeyDigest, KeyLimit, ModelScope};
 use crate::flow::keys::{ApiKey, InFlight, Keyring, UsedTokens};
 use crate::pool::Need;
+use sluice_config::{Auth, ClusterMode, Key, KeyDigest, KeyLimit, ModelScope};
 use tokio::time::Instant;
 
 const IN_FLIGHT: u32 = 10;

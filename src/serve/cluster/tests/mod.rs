@@ -14,15 +14,15 @@ use tokio::time::{Instant, advance, sleep};
 
 use super::renewal::Running;
 use super::store::{Found, Store, Written};
-use super::{Cluster, Divided, config};
+use super::{Cluster, Divided};
 use crate::base::BackendId;
-use crate::config::{ClusterMode, Endpoint, Policy};
 use crate::fleet::{Lead, OtherGateways};
 use crate::flow::keys::KeyUsage;
 use crate::pool::{
-    Address, Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease,
-    LongPrefix, Need, PoolLayout, PoolRules, PoolSpec, QueueOrder, Ticket, WaitResult,
+    Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease, LongPrefix, Need,
+    PoolLayout, PoolRules, PoolSpec, QueueOrder, Ticket, WaitResult,
 };
+use sluice_config::{Address, ClusterMode, Endpoint, Policy};
 
 mod keys;
 mod others;
@@ -149,7 +149,7 @@ impl Gateway {
         };
         let layout = admission.apply(&[pool], rules, Instant::now());
         admission.record_probe(layout.backends[0][0], true, Instant::now());
-        let table = config::Cluster {
+        let table = sluice_config::Cluster {
             name: Some(format!("g{number}")),
             etcd: vec![],
             tls: None,
@@ -157,7 +157,7 @@ impl Gateway {
             key: "k".to_owned(),
             lease: LEASE,
             mode,
-            leader: config::ClusterLeader::None,
+            leader: sluice_config::ClusterLeader::None,
         };
         let keys = Arc::new(KeyUsage::default());
         let (lead, others) = (Arc::<Lead>::default(), Arc::<OtherGateways>::default());

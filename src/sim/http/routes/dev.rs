@@ -63,9 +63,6 @@ fn empty() -> Reply {
 }
 
 /// Handles one of these routes.
-///
-/// # Errors
-/// Wrong parameters; a dead engine.
 pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,

@@ -25,9 +25,6 @@ use crate::validate::pydantic::ValidationErrors;
 use crate::validate::{GenerateRequest, RequestBody, RequestKind, ServerLimits, json as body_json};
 
 /// Handles a request for one of these routes.
-///
-/// # Errors
-/// vLLM's errors.
 pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,

@@ -23,9 +23,6 @@ use sluice_core::base::Rng;
 const EMBEDDING: usize = 64;
 
 /// Handles one of these routes.
-///
-/// # Errors
-/// Missing or wrong fields; an unknown model.
 pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,

@@ -115,9 +115,6 @@ impl CompilationConfig {
 }
 
 /// `--optimization-level`, 0 to 3.
-///
-/// # Errors
-/// Any other value.
 pub(super) fn optimization_level(args: &ServeArgs) -> Result<usize, Refusal> {
     let Some(text) = args.text("optimization-level") else { return Ok(2) };
     number(&Value::from(text)).filter(|level| *level <= 3).ok_or_else(|| Refusal::Bound {

@@ -9,70 +9,23 @@ use sluice_core::vllm::args::ServeArgs;
 
 /// Flags of vLLM that have an effect in the simulator, in alphabetical order. Other flags are
 /// accepted without effect.
-const SIMULATED: &[&str] = &[
-    "api-key",
-    "api-server-count",
-    "async-scheduling",
-    "compilation-config",
-    "convert",
-    "cudagraph-capture-sizes",
-    "disable-log-stats",
-    "disable-uvicorn-access-log",
-    "enable-auto-tool-choice",
-    "enable-chunked-prefill",
-    "enable-force-include-usage",
-    "enable-log-requests",
-    "enable-lora",
-    "enable-prefix-caching",
-    "enable-prompt-tokens-details",
-    "enable-request-id-headers",
-    "enable-scale-out",
-    "enable-server-load-tracking",
-    "enable-sleep-mode",
-    "enforce-eager",
-    "gpu-memory-utilization",
-    "host",
-    "kv-cache-dtype",
-    "kv-cache-memory-bytes",
-    "long-prefill-token-threshold",
-    "long-prefill-token-threshold-adaptive",
-    "lora-modules",
-    "max-cpu-loras",
-    "max-cudagraph-capture-size",
-    "max-logprobs",
-    "max-lora-rank",
-    "max-loras",
-    "max-model-len",
-    "max-num-active-seqs",
-    "max-num-batched-tokens",
-    "max-num-queued-reqs",
-    "max-num-queued-tokens",
-    "max-num-seqs",
-    "model",
-    "num-gpu-blocks-override",
-    "optimization-level",
-    "performance-mode",
-    "port",
-    "profiler-config",
-    "quantization",
-    "runner",
-    "scheduler-reserve-full-isl",
-    "scheduling-policy",
-    "served-model-name",
-    "show-hidden-metrics-for-version",
-    "shutdown-timeout",
-    "sse-keep-alive-interval",
-    "stream-interval",
-    "tensor-parallel-size",
-    "tool-call-parser",
-    "uvicorn-log-level",
-    "watermark",
-];
+const SIMULATED: &str = "api-key api-server-count async-scheduling compilation-config convert cudagraph-capture-sizes \
+    disable-log-stats disable-uvicorn-access-log enable-auto-tool-choice enable-chunked-prefill \
+    enable-force-include-usage enable-log-requests enable-lora enable-prefix-caching \
+    enable-prompt-tokens-details enable-request-id-headers enable-scale-out enable-server-load-tracking \
+    enable-sleep-mode enforce-eager gpu-memory-utilization host kv-cache-dtype kv-cache-memory-bytes \
+    long-prefill-token-threshold long-prefill-token-threshold-adaptive lora-modules max-cpu-loras \
+    max-cudagraph-capture-size max-logprobs max-lora-rank max-loras max-model-len max-num-active-seqs \
+    max-num-batched-tokens max-num-queued-reqs max-num-queued-tokens max-num-seqs model \
+    num-gpu-blocks-override optimization-level performance-mode port profiler-config quantization runner \
+    scheduler-reserve-full-isl scheduling-policy served-model-name show-hidden-metrics-for-version \
+    shutdown-timeout sse-keep-alive-interval stream-interval tensor-parallel-size tool-call-parser \
+    uvicorn-log-level watermark";
 
 /// The given flags, and keys of the compilation config, on which the simulator does not act; for a
 /// warning.
 pub fn without_effect(args: &ServeArgs) -> Vec<String> {
-    let flags = args.flags().filter(|flag| !SIMULATED.contains(flag)).map(str::to_owned);
+    let flags = args.flags().filter(|flag| !SIMULATED.split(' ').any(|known| known == *flag)).map(str::to_owned);
     flags.chain(compilation::without_effect(args)).collect()
 }
 
@@ -83,9 +36,6 @@ pub(super) fn allowed(name: &str) -> bool {
 
 /// The value of a flag that is a whole number with a lower bound. The flag has the name of the
 /// field, with dashes.
-///
-/// # Errors
-/// A value below `least`.
 pub(super) fn at_least(
     args: &ServeArgs,
     class: &'static str,

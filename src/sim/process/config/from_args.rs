@@ -20,17 +20,11 @@ use sluice_core::vllm::args::ServeArgs;
 impl SimConfig {
     /// The settings for these flags on the GPU of `profile`. If the model is a folder, its sizes
     /// are read from the folder; otherwise they come from `profile`.
-    ///
-    /// # Errors
-    /// Settings that vLLM refuses at start-up.
     pub fn from_args(args: &ServeArgs, profile: Profile) -> Result<Self, Refusal> {
         Self::with_occupied(args, profile, 0.0)
     }
 
     /// As [`SimConfig::from_args`], on a GPU on which other processes occupy `occupied` bytes.
-    ///
-    /// # Errors
-    /// Settings that vLLM refuses at start-up.
     pub fn with_occupied(args: &ServeArgs, profile: Profile, occupied: f64) -> Result<Self, Refusal> {
         let compilation = CompilationConfig::read(args)?;
         let name = args.model().ok_or(Refusal::NoModel)?;

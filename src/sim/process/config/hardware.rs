@@ -27,10 +27,6 @@ pub(super) fn model_of(name: &str) -> Result<(TextModel, Option<Model>), Refusal
 }
 
 /// The profile's GPU with the model and the layout of the flags.
-///
-/// # Errors
-/// A tensor parallel size below 1 or that does not divide the number of attention heads; an invalid
-/// profile.
 pub(super) fn laid_out(args: &ServeArgs, profile: Profile, model: Option<Model>) -> Result<Profile, Refusal> {
     let fp8 = |flag| args.text(flag).is_some_and(|text: &str| text.starts_with("fp8"));
     let group = at_least(args, "ParallelConfig", "tensor_parallel_size", 1, profile.layout.tensor_parallel)?;

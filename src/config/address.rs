@@ -1,0 +1,40 @@
+//! The address of a backend in the form in which requests and probes use it.
+//!
+//! The authority and the IP address are computed once, when a configuration is read, so that a
+//! request neither formats nor parses them. The endpoint is part of a backend's identity.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::backend::Backend;
+use super::secret::Secret;
+use super::value::Endpoint;
+use crate::tls::ClientTls;
+
+/// The address of a backend, in the form that the path of a request needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Address {
+    /// Host, port and path prefix.
+    pub endpoint: Endpoint,
+    /// `host:port`, as sent in a `Host` header.
+    pub authority: Arc<str>,
+    /// The host, if it is an IP address: there is nothing to resolve.
+    pub ip: Option<IpAddr>,
+    /// How to connect with TLS; `None`: without TLS.
+    pub tls: Option<ClientTls>,
+    /// Sent to the engine as a bearer token, instead of the client's.
+    pub api_key: Option<Secret>,
+}
+
+impl Address {
+    /// The address of the engine at `endpoint`.
+    pub fn new(endpoint: Endpoint, tls: Option<ClientTls>, api_key: Option<Secret>) -> Self {
+        let (authority, ip) = (endpoint.authority().into(), endpoint.host.parse().ok());
+        Self { endpoint, authority, ip, tls, api_key }
+    }
+
+    /// The address of a configured backend and the means of connecting to it.
+    pub fn of(backend: &Backend) -> Self {
+        Self::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone())
+    }
+}

@@ -1,0 +1,348 @@
+//! `[[pool.backend]]`: one vLLM server, and who runs the engine.
+//!
+//! The keys distinguish three kinds: `url` alone is an engine that runs without the gateway;
+//! `launch` is an engine that the gateway runs on this machine; `url` with `control` is an engine
+//! that commands start and stop elsewhere. The file has all three keys ([`BackendTable`]); the rest
+//! of the gateway sees a [`Target`]. Backends of a pool with a `kubernetes` table are not written:
+//! see `pods`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::certificates::UpstreamTls;
+use super::file::{Entry, Value};
+use super::key::{KeySpec, Shape};
+use super::problem::Situation;
+use super::report::{Names, Place, Report};
+use super::secret::{Secret, Words, is_reference};
+use super::setting::{FreeValue, Setting, Shown, list, quote};
+use super::table::table;
+use super::value::{Endpoint, check_name};
+use crate::tls::ClientTls;
+use sluice_core::vllm::flags::value::FlagValue;
+use sluice_core::vllm::secrets::{is_secret_flag, is_secret_key};
+
+table! {
+    /// A backend as it is written.
+    pub(super) struct BackendTable {
+        /// Name of the backend: a label of metrics and a response header. Unique in the pool.
+        pub(super) name: String = required("name the backend, such as \"gpu0\"").check(check_name).example("gpu0");
+        /// Address of the engine. A path in it is put before the path of every request. Write
+        /// either `url` or `launch`.
+        pub(super) url: Option<Endpoint> = optional("see launch").example("http://127.0.0.1:8000").in_force();
+        /// Share of new work relative to the other backends of the pool. Lower it for a smaller
+        /// GPU.
+        pub(super) weight: f64 = default("1.0").within("0.001", "1000");
+        /// Bearer token that the gateway sends to the engine, if the engine was started with
+        /// --api-key: "env:NAME" or "file:PATH".
+        pub(super) api_key: Option<Secret> = optional("none").example("env:GPU0_API_KEY");
+        /// TLS to this engine, in place of the table of the pool.
+        pub(super) tls: Option<UpstreamTls> = optional("as the pool");
+        /// How the gateway runs the engine on this machine, in place of `url`.
+        pub(super) launch: Option<Launch> = optional("the gateway does not run the engine").restarts_engine();
+        /// Commands with which the gateway starts and stops the engine at `url`, wherever the
+        /// engine runs: programs with arguments, without a shell. Each command must return.
+        pub(super) control: Option<Control> =
+            optional("the gateway does not start or stop the engine at url").restarts_engine();
+    }
+}
+
+table! {
+    /// How an engine that the gateway runs is started.
+    pub struct Launch {
+        /// The program that runs the engine, with the first arguments.
+        pub command: Words = required("write the program and its arguments, such as [\"vllm\", \"serve\", \"MODEL\"]")
+            .example("[\"vllm\", \"serve\", \"meta-llama/Llama-3.1-8B-Instruct\"]");
+        /// Port on loopback on which the engine listens. 0: a free port of `fleet.ports`, which the
+        /// engine keeps.
+        pub port: u16 = default("0").example("8001");
+        /// Indexes of the GPUs that the engine may see. Empty: as CUDA_VISIBLE_DEVICES says in
+        /// `env` or in the gateway's environment.
+        pub gpu: Vec<u16> = default("[]").example("[1]");
+        /// Variables added to the environment of the engine. "env:NAME" and "file:PATH" stand for
+        /// the value of a variable of the gateway and for the content of a file. Values are never
+        /// shown.
+        pub env: BTreeMap<String, Secret> = table().example("VLLM_CACHE_ROOT = \"cache/vllm\"");
+        /// Flags of vLLM, without leading dashes. "env:NAME" and "file:PATH" are read as in `env`.
+        /// Values read in this way and values of secret flags such as api-key are never shown.
+        pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
+    }
+}
+
+table! {
+    /// Commands that start and stop an engine: programs with arguments, without a shell.
+    pub struct Control {
+        /// Command that starts the engine and returns. The flags of the engine replace {args}, and
+        /// are in SLUICE_ARGS and SLUICE_ARGS_JSON.
+        pub start: Words = required("write the command that starts it, such as [\"systemctl\", \"start\", \"vllm\"]")
+            .example("[\"ssh\", \"10.0.0.7\", \"vllm-up {args}\"]");
+        /// Command that stops the engine and returns.
+        pub stop: Words = required("write the command that stops it, such as [\"systemctl\", \"stop\", \"vllm\"]")
+            .example("[\"ssh\", \"10.0.0.7\", \"vllm-down\"]");
+        /// Command that ends with status 0 while the engine runs. Empty: unknown, and probes alone
+        /// decide.
+        pub status: Words = default("[]").example("[\"ssh\", \"10.0.0.7\", \"vllm-runs\"]");
+        /// Longest time that one of the commands may take. An image may have to be fetched.
+        pub timeout: Duration = duration("2m");
+        /// Flags of vLLM, without leading dashes; see `launch.args`.
+        pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
+    }
+}
+
+/// One vLLM server. Pool name, backend name and address identify it over reloads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Backend {
+    /// Unique within the pool; a label of metrics and a response header.
+    pub name: String,
+    /// The address, and who runs the engine.
+    pub target: Target,
+    /// Share of new work relative to the other backends of the pool, above 0.
+    pub weight: f64,
+    /// Sent upstream as `Authorization: Bearer`; `None`: no such header.
+    pub api_key: Option<Secret>,
+    /// The `tls` table of this backend, if it has one.
+    pub tls: Option<UpstreamTls>,
+    /// The TLS settings that result from all tables; `None`: no TLS.
+    pub connection: Option<ClientTls>,
+    /// Whether the backend gets no new requests, because the pod is being deleted or is not ready.
+    pub cordoned: bool,
+}
+
+/// The address of a backend, and who runs the engine.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Target {
+    /// An engine that runs without the gateway.
+    Url(Endpoint),
+    /// An engine that the gateway runs, on loopback.
+    Launch(Launch),
+    /// An engine that commands start and stop, wherever it runs.
+    Control(Endpoint, Control),
+    /// An engine in a pod, which the gateway restarts with other arguments.
+    Pod(Endpoint, PodEngine),
+}
+
+/// The data for starting a pod's engine with other arguments.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodEngine {
+    /// The pod.
+    pub pod: String,
+    /// The pod's namespace; `None`: the gateway's.
+    pub namespace: Option<String>,
+    /// The StatefulSet to which the pod belongs.
+    pub statefulset: String,
+    /// The container of the engine.
+    pub container: String,
+    /// Flags of vLLM that the gateway sets.
+    pub args: BTreeMap<String, ArgValue>,
+}
+
+impl PodEngine {
+    /// All data that distinguishes the engine from another one, secrets in clear: for a digest.
+    /// Without the address, which each start changes.
+    fn compared(&self) -> Vec<u8> {
+        let args: Vec<_> = self.args.iter().map(|(name, value)| (name, value.expose())).collect();
+        let place = (&self.pod, &self.namespace, &self.statefulset, &self.container);
+        // Cannot fail: all keys are strings.
+        serde_json::to_vec(&(place, args)).unwrap_or_default()
+    }
+}
+
+impl Target {
+    /// All data that distinguishes the target from another one, secrets in clear: for a digest, not
+    /// to store or show.
+    pub fn compared(&self) -> Vec<u8> {
+        let names = Names::default();
+        let mut bytes = Vec::new();
+        match self {
+            Self::Url(_) => {}
+            Self::Launch(launch) => launch.show(&names).write_compared(&mut bytes),
+            Self::Control(_, control) => control.show(&names).write_compared(&mut bytes),
+            Self::Pod(_, engine) => bytes = engine.compared(),
+        }
+        if matches!(self, Self::Url(_) | Self::Control(..)) {
+            Shown::Value(self.endpoint().to_string()).write_compared(&mut bytes);
+        }
+        bytes
+    }
+
+    /// The configured flags of the engine; `None` for an external backend.
+    pub fn args(&self) -> Option<&BTreeMap<String, ArgValue>> {
+        match self {
+            Self::Url(_) => None,
+            Self::Launch(launch) => Some(&launch.args),
+            Self::Control(_, control) => Some(&control.args),
+            Self::Pod(_, engine) => Some(&engine.args),
+        }
+    }
+
+    /// The target without the flags that are settings, and these flags; `None` for an external
+    /// backend. Secret flags stay with the target, as the environment does.
+    pub fn without_settings(&self) -> Option<(Self, BTreeMap<String, ArgValue>)> {
+        let mut target = self.clone();
+        let args = match &mut target {
+            Self::Url(_) => return None,
+            Self::Launch(launch) => &mut launch.args,
+            Self::Control(_, control) => &mut control.args,
+            Self::Pod(_, engine) => &mut engine.args,
+        };
+        let (secret, settings) = std::mem::take(args).into_iter().partition(|(name, value)| is_secret_arg(name, value));
+        *args = secret;
+        Some((target, settings))
+    }
+
+    /// The address to which requests go.
+    pub fn endpoint(&self) -> Endpoint {
+        match self {
+            Self::Url(endpoint) | Self::Control(endpoint, _) | Self::Pod(endpoint, _) => endpoint.clone(),
+            Self::Launch(launch) => Endpoint {
+                https: ["ssl-certfile", "ssl_certfile"].iter().any(|flag| launch.args.contains_key(*flag)),
+                host: "127.0.0.1".to_owned(),
+                port: launch.port,
+                prefix: String::new(),
+            },
+        }
+    }
+}
+
+impl Setting for Backend {
+    const SHAPE: Shape = BackendTable::SHAPE;
+
+    fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
+        let BackendTable { name, url, weight, api_key, tls, launch, control } =
+            BackendTable::read(written, place, key, report)?;
+        let is_written = |key: &str| report.is_written(&format!("{}.{key}", place.path));
+        let problem = match (is_written("url"), is_written("launch")) {
+            (true, true) => Some((place.path.clone(), Situation::UrlAndLaunch)),
+            (false, false) => Some((place.path.clone(), Situation::NeitherUrlNorLaunch)),
+            (false, true) if control.is_some() => {
+                Some((format!("{}.control", place.path), Situation::ControlWithoutUrl))
+            }
+            _ => None,
+        };
+        if let Some((path, situation)) = problem {
+            report.add_at(&path, situation);
+        }
+        // Without a usable address, a problem was reported; port 0 keeps the target out of
+        // comparisons.
+        let nowhere = || Endpoint { https: false, host: String::new(), port: 0, prefix: String::new() };
+        let target = match (launch, control, url.unwrap_or_else(nowhere)) {
+            (Some(launch), _, _) => Target::Launch(launch),
+            (None, Some(control), url) => Target::Control(url, control),
+            (None, None, url) => Target::Url(url),
+        };
+        Some(Self { name, target, weight, api_key, tls, connection: None, cordoned: false })
+    }
+
+    fn show(&self, names: &Names) -> Shown {
+        let Self { name, target, weight, api_key, tls, connection: _, cordoned: _ } = self.clone();
+        let identity = format!("{name} {}", target.endpoint());
+        let (url, launch, control) = match target {
+            Target::Url(url) | Target::Pod(url, _) => (Some(url), None, None),
+            Target::Launch(launch) => (None, Some(launch), None),
+            Target::Control(url, control) => (Some(url), None, Some(control)),
+        };
+        let mut shown = BackendTable { name, url, weight, api_key, tls, launch, control }.show(names);
+        if let Shown::Table(table) = &mut shown {
+            table.identity = identity;
+        }
+        shown
+    }
+}
+
+/// The value of a flag of an engine.
+pub type ArgValue = FlagValue<Secret>;
+
+/// Whether the value, as the value of the flag `name`, is secret.
+pub fn is_secret_arg(name: &str, value: &ArgValue) -> bool {
+    let holds = |text: &String| is_reference(text) || has_secret_key(text);
+    match value {
+        ArgValue::Secret(_) => true,
+        ArgValue::Flag(_) => false,
+        ArgValue::Text(text) => is_secret_flag(name) || holds(text),
+        ArgValue::List(texts) => is_secret_flag(name) || texts.iter().any(holds),
+        ArgValue::Int(_) | ArgValue::Float(_) => is_secret_flag(name),
+    }
+}
+
+/// Whether a text is JSON that has a key for a secret.
+fn has_secret_key(text: &str) -> bool {
+    fn within(value: &serde_json::Value) -> bool {
+        match value {
+            serde_json::Value::Object(entries) => entries.iter().any(|(key, value)| {
+                within(value) || (is_secret_key(key) && matches!(value, serde_json::Value::String(_)))
+            }),
+            serde_json::Value::Array(values) => values.iter().any(within),
+            _ => false,
+        }
+    }
+    text.starts_with('{') && serde_json::from_str(text).is_ok_and(|value| within(&value))
+}
+
+impl FreeValue for ArgValue {
+    fn read_free(name: &str, written: &Entry, place: &Place, report: &mut Report<'_>) -> Result<Self, Situation> {
+        if name.starts_with('-') {
+            return Err(Situation::FlagName { found: name.to_owned() });
+        }
+        let value = parse(written)?;
+        if !is_secret_arg(name, &value) {
+            return Ok(value);
+        }
+        let texts = match value {
+            Self::Text(text) => vec![text],
+            Self::List(texts) => texts,
+            Self::Int(number) => vec![number.to_string()],
+            Self::Float(number) => vec![number.to_string()],
+            other => return Ok(other),
+        };
+        let mut secrets = Vec::new();
+        for text in texts {
+            let secret =
+                if is_reference(&text) { Secret::resolve(&text, report.surroundings)? } else { Secret::from(text) };
+            if secret.expose().is_empty() {
+                return Err(Situation::SecretEmpty);
+            }
+            secrets.push(secret);
+        }
+        if secrets.iter().any(|secret| !secret.is_reference()) && is_secret_flag(name) {
+            report.add(place, Situation::PlainSecret);
+        }
+        Ok(Self::Secret(secrets))
+    }
+
+    fn show_free(&self) -> Shown {
+        match self {
+            Self::Secret(secrets) => {
+                let shown: Vec<String> = secrets.iter().map(|secret| quote(&secret.to_string())).collect();
+                let compared: Vec<String> = secrets.iter().map(|secret| quote(secret.expose())).collect();
+                let shown = if let [one] = shown.as_slice() { one.clone() } else { list(&shown) };
+                Shown::Secret { shown, compared: list(&compared).into_bytes() }
+            }
+            Self::Flag(flag) => Shown::Value(flag.to_string()),
+            Self::Int(number) => Shown::Value(number.to_string()),
+            Self::Float(number) => Shown::Value(format!("{number:?}")),
+            Self::Text(text) => Shown::Value(quote(text)),
+            Self::List(texts) => Shown::Value(list(&texts.iter().map(|text| quote(text)).collect::<Vec<_>>())),
+        }
+    }
+}
+
+fn parse(written: &Entry) -> Result<ArgValue, Situation> {
+    let wrong = |found: String| {
+        Err(Situation::WrongType { wanted: "a text, number, true, false or a list of texts".to_owned(), found })
+    };
+    match &written.value {
+        Value::Bool(flag) => Ok(ArgValue::Flag(*flag)),
+        Value::Int(number) => Ok(ArgValue::Int(*number)),
+        Value::Float(number) if number.is_finite() => Ok(ArgValue::Float(*number)),
+        Value::Text(text) => Ok(ArgValue::Text(text.clone())),
+        Value::List(elements) => {
+            let text = |element: &Entry| match &element.value {
+                Value::Text(text) => Ok(text.clone()),
+                other => Err(Situation::WrongType { wanted: "a text".to_owned(), found: other.kind() }),
+            };
+            elements.iter().map(text).collect::<Result<_, _>>().map(ArgValue::List)
+        }
+        Value::Table(_) => wrong("a table (write JSON arguments as a text)".to_owned()),
+        Value::Float(_) => wrong("a number that is not finite".to_owned()),
+    }
+}

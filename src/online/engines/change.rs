@@ -1,0 +1,241 @@
+//! A change of one flag on all engines of a pool, and the experiments that test it.
+//!
+//! ```text
+//!   canary restarts -> copies -> recovery -> compared with control -> other engines restart
+//!         |               |          |                |                        |
+//!         `---------------+----------+----------------+------------------------'
+//!                                    `--> all changed engines restart with the old value
+//! ```
+//!
+//! The *canary* changes first; it is compared with the *control*. The canary serves no client until
+//! it has served copies of requests, so an engine that crashes, hangs or fails under the load costs
+//! none. After that, requests load each changed engine at most as much as the copies did
+//! ([`EngineChange::proved`]), until the change ends. Before the comparison, all engines serve
+//! their backlog for at most five minutes: a backlog on one side would favour the other. In the
+//! comparison, the gateway draws an arm for each request.
+
+use serde::{Deserialize, Serialize};
+
+use crate::engines::flags::EngineFlag;
+use crate::engines::proof::Load;
+use crate::limits::PoolLimits;
+use sluice_config::{Arm, Config, Experiment, Guardrail, ModelScope, Shadow, Sticky, Traffic};
+use sluice_core::base::PoolId;
+
+/// The name of the tuner's experiments.
+pub const EXPERIMENT: &str = "sluice-tuner";
+const CONTROL: &str = "control";
+const CANARY: &str = "canary";
+/// The canary stops at once if the share of failed requests exceeds the control's by this.
+const GUARD_ERRORS: f64 = 0.01;
+/// Copies on the canary, as a multiple of an engine's share of all requests: a load that is too
+/// much must show before the canary serves clients.
+const COPIES_LOAD: f64 = 2.0;
+/// The most copies in flight; the pool's limits are the real bound.
+const COPIES_IN_FLIGHT: u32 = 1_024;
+/// The most copies begun in a second.
+const COPIES_PER_SECOND: f64 = 10_000.0;
+
+/// The stage of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// The canary restarts with the new value.
+    Canary,
+    /// The canary gets copies of requests.
+    Copies,
+    /// All engines serve the backlog of the restart.
+    Recovery,
+    /// The canary is compared with the control.
+    Compared,
+    /// The other engines restart with the new value.
+    Promotion,
+    /// Changed engines restart with the old value.
+    Return,
+}
+
+/// A change of one flag on all engines of a pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EngineChange {
+    /// Different for each change.
+    pub number: u64,
+    /// The pool.
+    pub pool: String,
+    /// All backends of the pool: the canary, the control, the others.
+    pub backends: Vec<String>,
+    /// The flag.
+    pub flag: EngineFlag,
+    /// The old value.
+    pub from: f64,
+    /// The new value.
+    pub to: f64,
+    /// Limits of the pool that go with the new value, in force from when the canary serves requests
+    /// until the change is taken back.
+    #[serde(default)]
+    pub limits: Option<PoolLimits>,
+    /// Whether `limits` are in force during the whole change, because they also suit the engines
+    /// that serve while one restarts.
+    #[serde(default)]
+    pub limits_first: bool,
+    /// Mean loss of a request of the pool before the change.
+    #[serde(default)]
+    pub loss_before: f64,
+    /// By how much the mean loss is lower on engines with the new value, by simulation; `None`: not
+    /// simulated.
+    pub forecast: Option<f64>,
+    /// Whether the gain pays even if requests wait while an engine restarts, because the others
+    /// have no room.
+    #[serde(default)]
+    pub crowded: bool,
+    /// Backends whose engines were restarted with the new value, or are about to be.
+    pub changed: Vec<String>,
+    /// The stage.
+    pub stage: Stage,
+    /// The load of copies that the canary has sustained.
+    #[serde(default)]
+    pub proved: Load,
+}
+
+impl EngineChange {
+    /// The key in events.
+    pub fn key(&self) -> String {
+        format!("pool.{}.engine.{}", self.pool, self.flag.name())
+    }
+
+    /// The engine that is changed first.
+    pub fn canary(&self) -> &str {
+        &self.backends[0]
+    }
+
+    /// The engine that the canary is compared with.
+    pub fn control(&self) -> &str {
+        &self.backends[1]
+    }
+
+    /// The next engine to restart: with the new value, or with the old one if the change is taken
+    /// back.
+    pub fn next(&self) -> Option<&String> {
+        match self.stage {
+            Stage::Return => self.changed.last(),
+            _ => self.backends.iter().find(|backend| !self.changed.contains(backend)),
+        }
+    }
+
+    /// How much requests may load an engine; `None`: the tuner sets no bound.
+    pub fn bound(&self, backend: &str) -> Option<Load> {
+        let is_changed = self.changed.iter().any(|changed| changed == backend);
+        match self.stage {
+            Stage::Canary | Stage::Copies => (is_changed && backend == self.canary()).then(Load::default),
+            _ => is_changed.then_some(self.proved),
+        }
+    }
+
+    /// Whether this mean loss on the canary is below the loss before the change. Always, if the
+    /// change has no limits: the comparison with the control then decides alone.
+    pub fn improves(&self, loss: f64) -> bool {
+        self.limits.is_none() || loss < self.loss_before
+    }
+
+    /// The limits that must be in force now, if the change brings any.
+    pub fn limits_in_force(&self) -> Option<PoolLimits> {
+        let serves = matches!(self.stage, Stage::Recovery | Stage::Compared | Stage::Promotion);
+        self.limits.filter(|_| serves || self.limits_first)
+    }
+
+    /// The labels of the arms of [`experiment`](Self::experiment): control and canary.
+    pub fn labels() -> [String; 2] {
+        [CONTROL, CANARY].map(|arm| format!("{EXPERIMENT}/{arm}"))
+    }
+
+    /// The experiment that must run now, if any.
+    pub fn experiment(&self, config: &Config) -> Option<Experiment> {
+        let pool = config.pools.iter().position(|pool| pool.name == self.pool)?;
+        let arm = |name: &str, weight: f64, backends: &[String]| Arm {
+            name: name.to_owned(),
+            weight,
+            shadow: None,
+            model: None,
+            pool: Some(self.pool.clone()),
+            backends: backends.to_vec(),
+        };
+        let share = 1.0 / self.backends.len() as f64;
+        let copied = (COPIES_LOAD * share).min(1.0);
+        let (canary, others) = self.backends.split_at(1);
+        let arms = match self.stage {
+            Stage::Copies => {
+                let shadow = Shadow { share: copied, in_flight: COPIES_IN_FLIGHT, per_second: COPIES_PER_SECOND };
+                vec![arm(CONTROL, 100.0, others), Arm { shadow: Some(shadow), ..arm(CANARY, 0.0, canary) }]
+            }
+            Stage::Compared => {
+                let each = 100.0 * share;
+                let mut arms = vec![arm(CONTROL, each, &others[..1]), arm(CANARY, each, canary)];
+                if others.len() > 1 {
+                    arms.push(arm("others", 100.0 - 2.0 * each, &others[1..]));
+                }
+                arms
+            }
+            Stage::Canary | Stage::Recovery | Stage::Promotion | Stage::Return => return None,
+        };
+        Some(Experiment {
+            name: EXPERIMENT.to_owned(),
+            models: ModelScope::All,
+            keys: Vec::new(),
+            classes: vec![PoolId::new(pool)],
+            sticky: Sticky::Request,
+            header: "x-user-id".to_owned(),
+            salt: Some(format!("{} {:?}", self.number, self.stage)),
+            layer: EXPERIMENT.to_owned(),
+            traffic: Traffic { from: 0.0, to: 1.0 },
+            begins: None,
+            ramp: Vec::new(),
+            running: true,
+            min_effect: 0.05,
+            confidence: 0.95,
+            guardrail: Guardrail { errors: GUARD_ERRORS, slo_misses: 1.0 },
+            promote: false,
+            arms,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_config::{Machine, Surroundings};
+
+    use super::*;
+
+    #[test]
+    fn the_canary_serves_no_client_while_it_gets_copies_at_twice_its_share_of_the_load() {
+        let text = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:1\"\n";
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+        let config = Config::parse(text, "test", &[], &around).unwrap().config;
+        for (engines, share) in [(2, 1.0), (4, 0.5), (8, 0.25)] {
+            let change = EngineChange {
+                number: 1,
+                pool: "p".to_owned(),
+                backends: (0..engines).map(|engine| format!("e{engine}")).collect(),
+                flag: EngineFlag::MaxNumSeqs,
+                from: 8.0,
+                to: 16.0,
+                limits: None,
+                limits_first: false,
+                loss_before: 0.0,
+                forecast: None,
+                crowded: false,
+                changed: Vec::new(),
+                stage: Stage::Copies,
+                proved: Load::default(),
+            };
+            let [control, canary] = change.experiment(&config).unwrap().arms.try_into().unwrap();
+            assert_eq!((control.weight, canary.weight), (100.0, 0.0));
+            assert_eq!(
+                (control.backends, canary.backends),
+                (change.backends[1..].to_vec(), change.backends[..1].to_vec())
+            );
+            assert_eq!(canary.shadow.unwrap().share, share, "{engines}");
+            let compared = EngineChange { stage: Stage::Compared, ..change }.experiment(&config).unwrap();
+            assert!(compared.arms.iter().all(|arm| arm.shadow.is_none()));
+            assert_eq!(compared.arms.iter().map(|arm| arm.weight).sum::<f64>(), 100.0);
+        }
+    }
+}

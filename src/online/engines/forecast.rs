@@ -1,0 +1,201 @@
+//! Forecasts of changes by simulation, and how far they can be trusted.
+//!
+//! The caller replays the requests of the last minutes through the gateway's request path to
+//! simulated engines: once with the settings in force, once with each candidate. The share of each
+//! forecast gain that was realised corrects later forecasts. The realised share is taken to be
+//! normal around an unknown mean, which starts at 1 and counts as one measurement. The variance
+//! starts at the square of [`SPREAD`] and counts as [`SPREAD_COUNTS`] measurements (conjugate
+//! normal model, with a normal in place of the t distribution).
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engines::flags::{EngineFlag, Flags};
+use crate::limits::{Limits, PoolLimits};
+use crate::observe::recent::RecentRequest;
+
+/// Standard deviation of realised over forecast gains. The simulator's latencies are off by up to
+/// 15 % on machines to which it was not fitted (`.github/docs/measurements/simulator.md`).
+const SPREAD: f64 = 0.2;
+/// Measurements as which [`SPREAD`] counts.
+const SPREAD_COUNTS: f64 = 4.0;
+/// Standard errors between a gain and the lower bound.
+pub(crate) const BOUND: f64 = 2.0;
+/// The share of the measured loss that a simulation of the settings in force must show. It shows
+/// less where clients wait for one response before they send the next request: faster engines would
+/// get more requests.
+const SHOWN: f64 = 1.0 / 3.0;
+/// The most measured changes that are kept.
+const REMEMBERED: usize = 100;
+
+/// A change that may help.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// The flag that changes.
+    pub flag: EngineFlag,
+    /// The new value.
+    pub to: f64,
+    /// Limits of the pool that change with it; `None`: limits stay.
+    pub limits: Option<PoolLimits>,
+}
+
+/// A question to the simulation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    /// The pool whose engines would change.
+    pub pool: String,
+    /// The engines' present flags.
+    pub flags: Flags,
+    /// Pools of the group and their limits, without a change on trial.
+    pub limits: Vec<(String, PoolLimits)>,
+    /// The changes.
+    pub candidates: Vec<Candidate>,
+    /// How long an engine would be absent.
+    pub absent: Duration,
+    /// The requests to replay.
+    pub requests: Vec<RecentRequest>,
+}
+
+/// A question about limits of pools that serve the same traffic. The answer needs only
+/// [`Answer::now`] and [`Answer::candidates`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct LimitsQuestion {
+    /// The pools.
+    pub pools: Vec<String>,
+    /// The present limits.
+    pub now: Limits,
+    /// The limits after each change.
+    pub candidates: Vec<Limits>,
+    /// The requests to replay.
+    pub requests: Vec<RecentRequest>,
+    /// How many of the first requests already wait when the simulation begins. They do not count,
+    /// because their earlier wait is not simulated.
+    pub waiting: usize,
+}
+
+/// How requests would fare.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Forecast {
+    /// Mean loss of a request.
+    pub loss: f64,
+    /// Standard error of the loss.
+    pub error: f64,
+    /// Share of the requests that meet their objectives.
+    pub attainment: f64,
+}
+
+/// The result of a simulation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// With the settings in force; `None`: this deployment cannot be simulated.
+    pub now: Option<Forecast>,
+    /// Rise of the mean loss during [`Question::absent`] with one engine less.
+    pub absence: Option<f64>,
+    /// Position of the last candidate with the smallest loss, and `absence` if the other engines
+    /// have it.
+    pub absence_with: Option<(usize, f64)>,
+    /// Position of that candidate, and `absence` with its limits and the flags in force; `None`: it
+    /// has no limits.
+    pub absence_under: Option<(usize, f64)>,
+    /// With each candidate; `None`: vLLM would refuse it.
+    pub candidates: Vec<Option<Forecast>>,
+    /// With the flags in force and each candidate's limits; `None`: the candidate has no limits.
+    pub unchanged: Vec<Option<Forecast>>,
+    /// Time between the first and the last arrival.
+    pub span: Duration,
+}
+
+impl Answer {
+    /// In words, if the simulation does not reproduce the measured loss.
+    pub(crate) fn unexplained(&self, measured: f64) -> Option<String> {
+        let shown = self.now?.loss;
+        let is_shown = shown >= SHOWN * measured;
+        (!is_shown).then(|| format!("a simulation does not show the loss that is measured ({shown:.3}, {measured:.3})"))
+    }
+}
+
+/// A measured change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Realised {
+    /// The pool.
+    pub pool: String,
+    /// The flag.
+    pub flag: EngineFlag,
+    /// The values before and after.
+    pub values: (f64, f64),
+    /// Forecast fall of the mean loss; absent if not simulated.
+    pub forecast: Option<f64>,
+    /// Measured fall of the mean loss.
+    pub realised: f64,
+    /// Range in which `realised` certainly lies.
+    pub range: (f64, f64),
+    /// `promoted` or `rolled_back`.
+    pub verdict: String,
+}
+
+/// The realised shares of forecast gains.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trust(Vec<Realised>);
+
+impl Trust {
+    /// Adds a change that was measured.
+    pub fn add(&mut self, realised: Realised) {
+        self.0.push(realised);
+        if self.0.len() > REMEMBERED {
+            self.0.remove(0);
+        }
+    }
+
+    /// All measured changes, the oldest first.
+    pub fn all(&self) -> &[Realised] {
+        &self.0
+    }
+
+    /// The part of a forecast gain that is certain enough to act on. `error`: standard error.
+    pub fn certain(&self, gain: f64, error: f64) -> f64 {
+        // A tiny forecast gives no useful ratio.
+        let shares = self.0.iter().filter_map(|one| {
+            one.forecast.filter(|gain| *gain > 0.01).map(|gain| (one.realised / gain).clamp(-1.0, 2.0))
+        });
+        let shares: Vec<f64> = std::iter::once(1.0).chain(shares).collect();
+        let count = shares.len() as f64;
+        let mean = shares.iter().sum::<f64>() / count;
+        let squares = shares.iter().map(|share| (share - mean).powi(2)).sum::<f64>();
+        let variance = (SPREAD_COUNTS * SPREAD * SPREAD + squares) / (SPREAD_COUNTS + count - 1.0);
+        let spread = (variance * (1.0 + 1.0 / count)).sqrt();
+        gain * mean - BOUND * (gain * spread).hypot(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn realised(forecast: f64, realised: f64) -> Realised {
+        Realised {
+            pool: "all".into(),
+            flag: EngineFlag::MaxNumSeqs,
+            values: (16.0, 32.0),
+            forecast: Some(forecast),
+            realised,
+            range: (0.0, 1.0),
+            verdict: "promoted".into(),
+        }
+    }
+
+    #[test]
+    fn a_forecast_is_trusted_as_far_as_earlier_ones_came_true() {
+        let mut trust = Trust::default();
+        let first = trust.certain(0.4, 0.0);
+        assert!((0.15..0.2).contains(&first), "{first}");
+        (0..8).for_each(|_| trust.add(realised(0.4, 0.4)));
+        assert!(trust.certain(0.4, 0.0) > first);
+        (0..8).for_each(|_| trust.add(realised(0.4, 0.0)));
+        assert!(trust.certain(0.4, 0.0) < 0.0);
+        assert!(trust.certain(0.4, 0.1) < trust.certain(0.4, 0.0));
+        (0..200).for_each(|_| trust.add(realised(0.0, 1.0)));
+        assert_eq!(trust.all().len(), REMEMBERED);
+        assert_eq!(trust.certain(0.4, 0.0), Trust::default().certain(0.4, 0.0), "no forecast gain, no ratio");
+    }
+}

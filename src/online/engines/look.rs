@@ -1,0 +1,159 @@
+//! Input and orders of the slow layer: plain data between [`EngineTuner`](crate::engines::EngineTuner) and
+//! its caller.
+//!
+//! The caller looks about once a second and carries out every [`Order`]. It reports an answer for
+//! each [`Order::Simulate`] and [`Order::SimulateLimits`], and a [`Restarted`] for each
+//! [`Order::Restart`].
+
+use std::time::Duration;
+
+use crate::engines::flags::{EngineFlag, Flags};
+use crate::engines::forecast::{LimitsQuestion, Question};
+use crate::engines::proof::Load;
+use crate::event::Acting;
+use crate::limits::{Limits, PoolLimits};
+use crate::observe::arms::Arms;
+use crate::observe::window::Score;
+use sluice_gateway::pool::{BackendView, PoolView};
+
+/// The tuner's bounds, from the configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineRules {
+    /// Flags that may change.
+    pub flags: Vec<EngineFlag>,
+    /// How long objectives must be missed before a change.
+    pub missed_for: Duration,
+    /// Engines that may be restarted in an hour.
+    pub restarts_per_hour: u32,
+    /// Rest after a change that did not help.
+    pub cool_down: Duration,
+    /// Share of the misses allowed in 30 days that changes may cause.
+    pub error_budget: f64,
+}
+
+/// The state of one engine.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineState {
+    /// The pool.
+    pub pool: String,
+    /// The backend.
+    pub backend: String,
+    /// Known values of flags, defaults included; `None`: the gateway cannot change them.
+    pub flags: Option<Flags>,
+    /// Whether it is in rotation.
+    pub serves: bool,
+    /// Requests in the queue of the pool.
+    pub waiting: usize,
+    /// Load by requests.
+    pub used: Load,
+    /// Load by copies of requests, in addition.
+    pub copies: Load,
+    /// Duration of the last start, if known.
+    pub started_in: Option<Duration>,
+}
+
+impl EngineState {
+    /// The state of a backend whose engine is unknown.
+    pub fn of(pool: &PoolView, backend: &BackendView) -> Self {
+        Self {
+            pool: pool.name.to_string(),
+            backend: backend.name.to_string(),
+            flags: None,
+            serves: backend.in_rotation(),
+            waiting: pool.queue_length,
+            used: Load::new(backend.used.slots, backend.used.tokens),
+            copies: Load::new(backend.copies.0, backend.copies.1),
+            started_in: None,
+        }
+    }
+}
+
+/// How the pools of one controller fare.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Need {
+    /// The pools, the largest loss first.
+    pub pools: Vec<String>,
+    /// Since when objectives are missed and no change of limits helps.
+    pub since: Option<Duration>,
+    /// Since when the load has not changed.
+    pub load_since: Duration,
+    /// Limits of all pools, without a change on trial.
+    pub limits: Limits,
+    /// Limits of each of `pools`, without a change on trial.
+    pub in_force: Vec<PoolLimits>,
+    /// Judged requests so far, and the number that missed an objective.
+    pub totals: (f64, f64),
+    /// Mean loss of a request of each of `pools`.
+    pub losses: Vec<f64>,
+    /// For each of `pools`, other limits under which a change of flags may help.
+    pub beside: Vec<Vec<PoolLimits>>,
+    /// The most sequences that ran at once on one engine; 0: unknown.
+    pub running_peak: f64,
+    /// The score of the last window under these limits.
+    pub score: Score,
+    /// Share of requests that should meet their objectives.
+    pub target: f64,
+    /// The flag, whether to raise it, and why, by the diagnosis.
+    pub advice: Option<(EngineFlag, bool, String)>,
+}
+
+/// Everything that a decision depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    /// Now.
+    pub now: Duration,
+    /// All engines.
+    pub engines: &'a [EngineState],
+    /// Groups of pools.
+    pub needs: &'a [Need],
+    /// Whether changes may be made.
+    pub acting: Acting,
+    /// Why a change under way must be dropped and none may begin.
+    pub stands_back: Option<&'a str>,
+    /// Why no engine may be restarted now.
+    pub waits: Option<&'a str>,
+    /// The arms of the running experiment.
+    pub arms: &'a Arms,
+    /// How long after arrival a request counts.
+    pub horizon: Duration,
+}
+
+/// An order to the caller.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// Simulate, with the requests of the last minutes filled in.
+    Simulate(Question),
+    /// Simulate other limits.
+    SimulateLimits(LimitsQuestion),
+    /// Restart an engine with another value of a flag.
+    Restart {
+        /// `pool/backend`.
+        engine: String,
+        /// The flag.
+        flag: EngineFlag,
+        /// The value.
+        value: f64,
+        /// Whether to restart even if the other engines have no room, so that requests wait.
+        crowded: bool,
+    },
+    /// Put the experiment and the limits of [`EngineTuner::change`] in force, or end them.
+    Configure,
+}
+
+/// The result of a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Restarted {
+    /// The engine serves.
+    Done,
+    /// The engine runs as before, or not at all.
+    Failed(String),
+    /// The restart may not begin now.
+    Blocked(String),
+}
+
+impl Look<'_> {
+    /// The group of a pool, if it has objectives.
+    pub(crate) fn need_of(&self, pool: &String) -> Option<&Need> {
+        self.needs.iter().find(|need| need.pools.contains(pool))
+    }
+}

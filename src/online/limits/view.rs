@@ -1,0 +1,161 @@
+//! Read access to a [`Controller`]: pools, limits, beliefs, and the trial.
+//!
+//! The tuner of all pools uses it for reports and for changes of engines. Nothing here affects the
+//! next decision.
+
+use std::time::Duration;
+
+use crate::event::Event;
+use crate::limits::blocks::Closed;
+use crate::limits::controller::{Controller, State};
+use crate::limits::moves::{Direction, Move, beside};
+use crate::limits::{Limits, PoolLimits};
+use crate::observe::diagnosis::Experience;
+use crate::observe::window::Score;
+
+impl Controller {
+    /// The names of the pools.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    pub(crate) fn place_of(&self, pool: &str) -> Option<usize> {
+        self.names.iter().position(|name| name == pool)
+    }
+
+    /// The names of the pools, the largest loss in the last judged window first.
+    pub fn names_by_loss(&self) -> Vec<String> {
+        let mut by_loss: Vec<_> = self.names.iter().zip(&self.losses).collect();
+        by_loss.sort_by(|one, other| other.1.total_cmp(one.1));
+        by_loss.into_iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// How long after arrival a request counts.
+    pub fn horizon(&self) -> Duration {
+        self.horizon
+    }
+
+    /// The share of requests that should meet their objectives.
+    pub fn target(&self) -> f64 {
+        self.target
+    }
+
+    /// The limits that should be in force.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Mean loss of a request of this pool in the last judged window.
+    pub(crate) fn loss_of(&self, pool: usize) -> f64 {
+        self.lost_by_request[pool]
+    }
+
+    /// Other limits of this pool, which may be better once its engines have other flags.
+    pub fn limits_beside(&self, pool: usize, configured: &PoolLimits) -> Vec<PoolLimits> {
+        beside(&self.kept_limits().0[pool], configured, &self.lengths[pool], &self.bounds)
+    }
+
+    /// The score of the last judged window, and the conclusion.
+    pub fn belief(&self) -> (&Score, &str) {
+        (&self.belief.0, &self.belief.1)
+    }
+
+    /// The score of the last window under the limits in force. It may be younger than
+    /// [`belief`](Self::belief): no engine is restarted for a loss that is over.
+    pub fn latest_score(&self) -> &Score {
+        &self.latest_score
+    }
+
+    /// How requests fared in the last judged window.
+    pub fn experience(&self) -> &Experience {
+        &self.experience
+    }
+
+    /// The present activity.
+    pub fn doing(&self) -> String {
+        match &self.state {
+            State::Watching => "watching".to_owned(),
+            State::Settling(_, _, None) => "waiting until what changed last has no effect any more".to_owned(),
+            State::Settling(_, _, Some(trial)) => {
+                format!("tries {}: waiting for its effect", self.show(&trial.step, &trial.before))
+            }
+            State::Measuring(trial) => format!("tries {}: measuring", self.show(&trial.step, &trial.before)),
+            State::Asking(_) => "simulates what may help".to_owned(),
+        }
+    }
+
+    /// The closed changes: limit, whether it would be raised, reason, and seconds left.
+    pub fn blocked(&self) -> Vec<(String, bool, String, f64)> {
+        let shown = |(direction, why, left): (Direction, Closed, Duration)| {
+            let opposite = if direction.up { "lowering" } else { "raising" };
+            let why = match why {
+                Closed::Failed => "it did not help".to_owned(),
+                Closed::OppositeHelped => format!("{opposite} it helped"),
+                Closed::Simulated => "a simulation promises no gain".to_owned(),
+            };
+            (self.key(direction), direction.up, why, left.as_secs_f64())
+        };
+        self.blocks.closed(self.latest).map(shown).collect()
+    }
+
+    /// Whether an operator has approved this proposal, and it has not begun.
+    pub(crate) fn has_approval(&self, id: u64) -> bool {
+        self.approved == Some(id)
+    }
+
+    pub(crate) fn key(&self, Direction { pool, knob, .. }: Direction) -> String {
+        format!("pool.{}.{}", self.names[pool], knob.key())
+    }
+
+    pub(crate) fn show(&self, step: &Move, before: &Limits) -> String {
+        let Direction { pool, knob, .. } = step.direction;
+        format!("{} = {} (was {})", self.key(step.direction), step.to.0[pool].show(knob), before.0[pool].show(knob))
+    }
+
+    /// Since when objectives are missed although changes of limits were tried, or none is left.
+    pub fn stuck_since(&self) -> Option<Duration> {
+        self.stuck_since
+    }
+
+    /// Since when the load has not changed.
+    pub fn load_since(&self) -> Duration {
+        self.load_since
+    }
+
+    /// The events since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Whether a change is on trial or simulated.
+    pub fn is_trying(&self) -> bool {
+        matches!(&self.state, State::Measuring(_) | State::Settling(_, _, Some(_)) | State::Asking(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Acting;
+    use crate::observe::loss::{Cause, Judged};
+    use crate::observe::window::{PoolWindow, Window};
+
+    #[test]
+    fn a_loss_that_is_over_is_no_longer_the_latest() {
+        let seconds = Duration::from_secs;
+        let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
+        let mut controller = Controller::new(vec!["all".to_owned()], limits, 0.99, seconds(1), Acting::Proposes);
+        let mut watch = |from: u64, lasted: u64, loss: f64| {
+            let mut pool = PoolWindow::new(seconds(from));
+            let cause = (loss > 0.0).then_some(Cause::Queue);
+            let at = |number: u64| seconds(from) + Duration::from_millis(100 * number);
+            (0..10 * lasted).for_each(|number| pool.add(at(number), 200, Judged { loss, cause, service: Some(1.0) }));
+            controller.step(seconds(from + lasted), &Window { from: seconds(from), pools: vec![pool] });
+            (controller.belief().0.loss, controller.latest_score().loss)
+        };
+        assert_eq!(watch(0, 60, 1.5), (1.5, 1.5));
+        assert_eq!(watch(60, 20, 0.0), (1.5, 1.5), "too soon");
+        assert_eq!(watch(60, 60, 0.0), (1.5, 0.0), "too soon for a change of limits");
+        assert_eq!(watch(60, 130, 0.0), (0.0, 0.0));
+    }
+}

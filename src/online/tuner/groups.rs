@@ -1,0 +1,79 @@
+//! Pools that serve the same models and are tuned together.
+//!
+//! A group has one [`Controller`]. Pools of different groups share no request, so a change in one
+//! does not concern the other.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::event::Acting;
+use crate::limits::Limits;
+use crate::limits::controller::Controller;
+use crate::observe::engines::EngineWatch;
+use sluice_config::{Config, ModelScope, Pool, TunerMode};
+
+/// How long after arrival a request counts, without an objective for E2EL.
+pub(crate) const HORIZON: Duration = Duration::from_secs(5);
+/// The longest time after arrival until a request counts.
+const HORIZON_MAX: Duration = Duration::from_secs(20);
+/// Multiple of the E2EL objective after which a request counts: by then it has missed.
+const HORIZON_OF_BOUND: f64 = 1.5;
+
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) pools: Vec<usize>,
+    pub(crate) controller: Controller,
+    pub(crate) has_objectives: bool,
+    /// By `pool/backend`.
+    pub(crate) engines: BTreeMap<String, EngineWatch>,
+}
+
+pub(crate) fn acting(mode: TunerMode) -> Acting {
+    match mode {
+        TunerMode::Off | TunerMode::Advise => Acting::Proposes,
+        TunerMode::Approve => Acting::WaitsForApproval,
+        TunerMode::Apply => Acting::Acts,
+    }
+}
+
+impl Group {
+    pub(crate) fn new(pools: Vec<usize>, config: &Config, configured: &Limits, now: Duration) -> Self {
+        let own = || pools.iter().map(|at| &config.pools[*at]);
+        let names = own().map(|pool| pool.name.clone()).collect();
+        let limits = Limits(pools.iter().map(|at| configured.0[*at]).collect());
+        let target = own().map(|pool| pool.slo.attainment).fold(0.0, f64::max);
+        let longest = own().filter_map(|pool| pool.slo.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
+        let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
+        let mut controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
+        // There may have been other engines earlier.
+        controller.engines_since = now;
+        controller.set_simulates(simulates(config));
+        let has_objectives = own().any(|pool| !pool.slo.objectives().is_empty());
+        Self { pools: pools.clone(), controller, has_objectives, engines: BTreeMap::new() }
+    }
+}
+
+/// Whether the configuration describes engines that can be simulated.
+pub(crate) fn simulates(config: &Config) -> bool {
+    config.tuner.simulation.gpu.is_some() && config.tuner.simulation.model.is_some()
+}
+
+/// Groups of pools that serve a common model, directly or through other pools, in the order of the
+/// configuration. Pools for arms alone are left out: an experiment judges them.
+pub(crate) fn groups(pools: &[Pool]) -> Vec<Vec<usize>> {
+    let share = |one: &Pool, other: &Pool| match (&one.models, &other.models) {
+        (ModelScope::Only(own), ModelScope::Only(theirs)) => own.iter().any(|model| theirs.contains(model)),
+        _ => true,
+    };
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (at, pool) in pools.iter().enumerate().filter(|(_, pool)| !pool.arms_only) {
+        let (with, without): (Vec<_>, Vec<_>) =
+            groups.into_iter().partition(|group| group.iter().any(|other| share(pool, &pools[*other])));
+        groups = without;
+        let mut joined: Vec<usize> = with.into_iter().flatten().chain([at]).collect();
+        joined.sort_unstable();
+        groups.push(joined);
+    }
+    groups.sort();
+    groups
+}

@@ -1,0 +1,92 @@
+//! Read access to a [`Tuner`]: reports for operators, and events about ended windows for the
+//! journal.
+//!
+//! Nothing here affects the next decision.
+
+use std::time::Duration;
+
+use crate::event::{Event, EventKind, Proposal};
+use crate::limits::Knob;
+use crate::observe::diagnosis::diagnose;
+use crate::tuner::Tuner;
+use crate::tuner::groups::Group;
+use crate::tuner::report::{BlockedReport, GroupReport, LimitReport, ProposalReport, TunerReport};
+
+impl Tuner {
+    /// The result of a window that has ended.
+    pub(crate) fn observed(&self, group: &Group, now: Duration) -> Event {
+        let (score, belief) = group.controller.belief();
+        let mut why = format!("{belief}; loss {:.3}, {:.2} requests/s", score.loss, score.rate);
+        for found in diagnose(group.controller.experience(), &self.facts(group)) {
+            why += &format!("; {}", found.evidence);
+        }
+        let key = format!("pool.{}", group.controller.names().join(","));
+        Event { at: now.as_secs_f64(), kind: EventKind::Observed, key, values: Default::default(), why }
+    }
+
+    /// The report for operators; the caller adds events.
+    pub fn report(&self) -> TunerReport {
+        let several = self.groups.len() > 1;
+        TunerReport {
+            mode: self.mode.word().to_owned(),
+            engines: self.engines.report(),
+            frozen: self.frozen.clone().or_else(|| self.hindrance.map(str::to_owned)),
+            groups: (1..).zip(&self.groups).map(|(number, group)| self.report_of(number, several, group)).collect(),
+            events: Vec::new(),
+        }
+    }
+
+    /// One event for each limit that a reset puts back.
+    pub(crate) fn resets(&self, now: Duration) -> Vec<Event> {
+        let limits = self.report().groups.into_iter().flat_map(|group| group.limits);
+        let event = |LimitReport { key, configured, in_force }| Event {
+            at: now.as_secs_f64(),
+            kind: EventKind::Reset,
+            key,
+            values: (in_force, configured),
+            why: "by an operator: as it is configured".to_owned(),
+        };
+        limits.map(event).collect()
+    }
+
+    fn report_of(&self, number: usize, several: bool, group: &Group) -> GroupReport {
+        let Group { pools, controller, .. } = group;
+        let (score, why) = controller.belief();
+        let why = if group.has_objectives {
+            why
+        } else {
+            "there are no objectives to tune by: set ttft, tpot or e2el in [slo]"
+        };
+        let mut limits = Vec::new();
+        let all = self.limits();
+        for (place, at) in pools.iter().enumerate() {
+            let in_force = &all.0[*at];
+            for knob in Knob::ALL {
+                let (configured, now) = (self.configured.0[*at].show(knob), in_force.show(knob));
+                if configured != now {
+                    let key = format!("pool.{}.{}", controller.names()[place], knob.key());
+                    limits.push(LimitReport { key, configured, in_force: now });
+                }
+            }
+        }
+        let id = |proposal: &Proposal| {
+            if several { format!("{number}.{}", proposal.id) } else { proposal.id.to_string() }
+        };
+        let proposal = controller
+            .proposal()
+            .map(|proposal| ProposalReport::new(id(proposal), proposal, controller.has_approval(proposal.id)));
+        let blocked = controller.blocked().into_iter();
+        let blocked = blocked.map(|(key, up, why, left)| BlockedReport { key, up, why, left }).collect();
+        GroupReport {
+            pools: controller.names().to_vec(),
+            doing: controller.doing(),
+            why: why.to_owned(),
+            attainment: (score.requests > 0.0).then_some(score.attainment),
+            target: controller.target(),
+            limits,
+            proposal,
+            blocked,
+            diagnoses: diagnose(controller.experience(), &self.facts(group)),
+        }
+    }
+}
