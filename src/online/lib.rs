@@ -12,6 +12,7 @@
 //! | [`limits`] | fast layer: tries one change of limits at a time |
 //! | [`engines`] | slow layer: changes flags by restarts, where limits no longer help |
 //! | [`tuner`] | both layers for a whole configuration; [`drive`] runs it |
+//! | [`findings`] | names the causes of slow requests |
 //! | [`scaler`] | computes how many engines a pool needs |
 //!
 //! Pure: no clock, socket or file. [`drive`] runs the tuner on live traffic for `sluice serve`, on
@@ -19,6 +20,7 @@
 
 pub mod event;
 pub mod observe;
+pub mod findings;
 pub mod scaler;
 pub mod limits;
 pub mod engines;

@@ -45,6 +45,7 @@ use super::otlp::{self, Exporter};
 use super::recent::WindowStats;
 use super::records;
 use super::series::{self, PoolSeries, Series, SeriesTable};
+use super::totals::{TotalsTable, TotalsView};
 use super::tuner::{self, TunerView};
 use crate::experiment::ExperimentReport;
 use crate::flow::keys::KeyTokens;
@@ -59,6 +60,7 @@ pub struct Telemetry {
     registry: Registry,
     table: Arc<SeriesTable>,
     by_engine: ByEngine,
+    totals: TotalsTable,
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
     client_wait: Histogram,
@@ -142,6 +144,7 @@ impl Telemetry {
             overhead_connect: overhead.with_label_values(&["connect"]),
             client_wait: client_wait.with_label_values::<&str>(&[]),
             by_engine: ByEngine::new(&registry),
+            totals: TotalsTable::new(),
             registry,
             table,
             reloads,
@@ -277,6 +280,11 @@ impl Telemetry {
         self.table.pool(Some(&pool.into())).recent.minute(Instant::now())
     }
 
+    /// Sums over the requests of each pool, backend and key.
+    pub fn totals(&self) -> TotalsView {
+        self.totals.view()
+    }
+
     /// The last five minutes or the last hour, by class and pool.
     pub fn history(&self, resolution: Resolution) -> HistoryReport {
         history_report::report(&self.table.histories(), resolution, self.started.elapsed())
@@ -401,6 +409,7 @@ impl Telemetry {
             self.table.judged(&series, met).inc();
         }
         self.by_engine.count(record);
+        self.totals.count(record);
         let now = Instant::now();
         series.home.recent.add(record, now);
         series.history.history.lock().add(record, now.saturating_duration_since(self.started));

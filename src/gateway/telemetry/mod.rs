@@ -40,6 +40,7 @@ mod records;
 mod process;
 mod series;
 mod by_engine;
+pub mod totals;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

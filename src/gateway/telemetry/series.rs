@@ -322,6 +322,10 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
         Arc::clone(&entry.or_insert(value))
     }
 
+    pub(super) fn entries(&self) -> Vec<(K, Arc<V>)> {
+        self.map.iter().map(|entry| (entry.key().clone(), Arc::clone(entry.value()))).collect()
+    }
+
     fn all(&self) -> Vec<Arc<V>> {
         self.map.iter().map(|entry| Arc::clone(entry.value())).collect()
     }

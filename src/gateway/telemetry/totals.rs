@@ -1,0 +1,218 @@
+//! Sums over the requests of each backend, key and pool since the start, from which findings and
+//! `sluice diagnose` take differences.
+//!
+//! Bounds: [`NAMES_MAX`] names of each kind, names of earlier configurations included; further
+//! requests count as "other". A request costs three look-ups and an uncontended lock each.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::series::Bounded;
+use crate::flow::{Outcome, Record};
+
+/// The most backends, keys and pools.
+const NAMES_MAX: usize = 1_024;
+/// The name beyond the bound.
+const OTHER: &str = "other";
+
+type Name = Option<Arc<str>>;
+
+/// Sums by pool, by pool and backend, and by key.
+pub(super) struct TotalsTable {
+    pools: Bounded<Name, Mutex<Totals>>,
+    backends: Bounded<[Name; 2], Mutex<Totals>>,
+    keys: Bounded<Name, Mutex<Totals>>,
+}
+
+/// The sums of everything that has been seen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TotalsView {
+    /// By home pool.
+    pub pools: Vec<(Arc<str>, Totals)>,
+    /// By the pool and the backend of the last attempt.
+    pub backends: Vec<([Arc<str>; 2], Totals)>,
+    /// By API key.
+    pub keys: Vec<(Arc<str>, Totals)>,
+}
+
+impl TotalsTable {
+    pub(super) fn new() -> Self {
+        Self { pools: Bounded::new(NAMES_MAX), backends: Bounded::new(NAMES_MAX), keys: Bounded::new(NAMES_MAX) }
+    }
+
+    pub(super) fn count(&self, record: &Record) {
+        let other = || Some(OTHER.into());
+        if record.home.is_none() {
+            return;
+        }
+        self.pools.get(record.home.clone(), other, |_| Mutex::default()).lock().add(record);
+        if record.backend.is_some() {
+            let name = [record.pool.clone(), record.backend.clone()];
+            self.backends.get(name, || [other(), other()], |_| Mutex::default()).lock().add(record);
+        }
+        if record.key.is_some() {
+            self.keys.get(record.key.clone(), other, |_| Mutex::default()).lock().add(record);
+        }
+    }
+
+    pub(super) fn view(&self) -> TotalsView {
+        let name = |name: Name| name.unwrap_or_default();
+        let by_name = |table: &Bounded<Name, Mutex<Totals>>| {
+            table.entries().into_iter().map(|(key, totals)| (name(key), *totals.lock())).collect()
+        };
+        let backends = self.backends.entries().into_iter();
+        TotalsView {
+            pools: by_name(&self.pools),
+            backends: backends.map(|(key, totals)| (key.map(name), *totals.lock())).collect(),
+            keys: by_name(&self.keys),
+        }
+    }
+}
+
+/// Number, sum and sum of squares of a logarithm, for a mean with an uncertainty.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Moments {
+    count: f64,
+    sum: f64,
+    squares: f64,
+}
+
+impl Moments {
+    /// Adds the logarithm of a positive value; other values are left out.
+    pub fn add(&mut self, value: f64) {
+        let ln = value.ln();
+        if ln.is_finite() {
+            *self = Self { count: self.count + 1.0, sum: self.sum + ln, squares: self.squares + ln * ln };
+        }
+    }
+
+    /// Number of values.
+    pub fn count(&self) -> f64 {
+        self.count
+    }
+
+    /// The geometric mean.
+    pub fn mean(&self) -> f64 {
+        if self.count > 0.0 { (self.sum / self.count).exp() } else { f64::NAN }
+    }
+
+    /// Variance of the mean of the logarithms. Infinite below two values.
+    fn variance_of_mean(&self) -> f64 {
+        if self.count < 2.0 {
+            return f64::INFINITY;
+        }
+        let spread = (self.squares - self.sum * self.sum / self.count).max(0.0) / (self.count - 1.0);
+            // Equal values of a few requests prove little.
+        (spread + 0.01) / self.count
+    }
+
+    /// The factor between the geometric means of `self` and `other` that is exceeded with
+    /// certainty: four standard errors below the measured factor.
+    pub fn surely_above(&self, other: &Self) -> f64 {
+        let error = (self.variance_of_mean() + other.variance_of_mean()).sqrt();
+        let ratio = self.sum / self.count - other.sum / other.count;
+        let sure = (ratio - 4.0 * error).exp();
+        if sure.is_finite() { sure } else { 0.0 }
+    }
+
+    /// The values of `self` that are not in the earlier sums `before`.
+    fn since(self, before: Self) -> Self {
+        Self { count: self.count - before.count, sum: self.sum - before.sum, squares: self.squares - before.squares }
+    }
+}
+
+/// Sums over the requests of a backend, a key or a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// Requests that ended.
+    pub ended: f64,
+    /// Requests that were shed.
+    pub shed: f64,
+    /// Requests that a backend or a timeout ended.
+    pub failed: f64,
+    /// Seconds in the queue of the gateway.
+    pub queue_wait: f64,
+    /// Seconds to get a connection.
+    pub connect: f64,
+    /// Requests that reached a backend.
+    pub sent: f64,
+    /// Prompt and output tokens.
+    pub tokens: f64,
+    /// Lengths of prompts, tokens.
+    pub prompts: Moments,
+    /// Times per output token, seconds.
+    pub tpot: Moments,
+    /// Sum of the times from sending to the first token, seconds, and their number.
+    pub engine_ttft: (f64, f64),
+    /// Estimated lengths of prompts divided by the engine's count.
+    pub estimates: Moments,
+}
+
+impl Totals {
+    fn add(&mut self, record: &Record) {
+        self.ended += 1.0;
+        match record.outcome {
+            Outcome::Shed(_) => self.shed += 1.0,
+            Outcome::UpstreamError(_) | Outcome::Timeout(_) => self.failed += 1.0,
+            _ => {}
+        }
+        self.queue_wait += record.queue_wait.as_secs_f64();
+        if record.backend.is_some() {
+            self.sent += 1.0;
+            self.connect += record.connect_time.as_secs_f64();
+        }
+        let prompt = record.prompt_tokens();
+        self.tokens += (prompt + record.generated_tokens()) as f64;
+        if !record.generates() {
+            return;
+        }
+        self.prompts.add(record.estimate.map_or(0, |estimate| estimate.tokens) as f64);
+        let counted = record.stats.as_ref().and_then(|stats| stats.usage.prompt);
+        if let Some((estimate, counted)) = record.estimate.zip(counted) {
+            self.estimates.add(estimate.tokens as f64 / counted as f64);
+        }
+        // While the engine was not read, the client held it up.
+        if record.held_up {
+            return;
+        }
+        if let Some(ttft) = record.backend_ttft {
+            self.engine_ttft = (self.engine_ttft.0 + ttft.as_secs_f64(), self.engine_ttft.1 + 1.0);
+        }
+        if let Some(tpot) = record.stats.as_ref().and_then(|stats| stats.tpot) {
+            self.tpot.add(tpot.as_secs_f64());
+        }
+    }
+
+    /// The requests that are not in the earlier sums `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            ended: self.ended - before.ended,
+            shed: self.shed - before.shed,
+            failed: self.failed - before.failed,
+            queue_wait: self.queue_wait - before.queue_wait,
+            connect: self.connect - before.connect,
+            sent: self.sent - before.sent,
+            tokens: self.tokens - before.tokens,
+            prompts: self.prompts.since(before.prompts),
+            tpot: self.tpot.since(before.tpot),
+            engine_ttft: (self.engine_ttft.0 - before.engine_ttft.0, self.engine_ttft.1 - before.engine_ttft.1),
+            estimates: self.estimates.since(before.estimates),
+        }
+    }
+
+    /// Both together.
+    pub fn and(&self, other: &Self) -> Self {
+        self.since(&Self::default().since(other))
+    }
+
+    /// Mean seconds in the queue.
+    pub fn mean_wait(&self) -> f64 {
+        self.queue_wait / self.ended.max(1.0)
+    }
+
+    /// Mean seconds from sending to the first token.
+    pub fn mean_engine_ttft(&self) -> f64 {
+        if self.engine_ttft.1 > 0.0 { self.engine_ttft.0 / self.engine_ttft.1 } else { f64::NAN }
+    }
+}

@@ -1,0 +1,238 @@
+//! Findings: causes of slow requests, each with a sentence, evidence, and what to do.
+//!
+//! Every [`LOOK`] the gateway passes its [`Facts`]. The last [`RECENT`] are compared with the hour
+//! before ([`causes`] has the rules). A cause that is seen in [`RAISE`] looks in a row becomes a
+//! finding, and goes when [`CLEAR`] looks in a row do not see it, so a finding appears within two
+//! minutes of the beginning of its cause.
+//!
+//! Bounds: [`SAMPLES_MAX`] facts, every look for the last five minutes and one a minute before; at
+//! most [`FINDINGS_MAX`] findings, the most severe first. Pure: time is a parameter.
+
+mod causes;
+pub mod facts;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use facts::Facts;
+
+/// Time between two looks.
+pub const LOOK: Duration = Duration::from_secs(10);
+/// Requests of this time are compared with earlier ones.
+const RECENT: Duration = Duration::from_secs(60);
+/// The earliest requests with which recent ones are compared.
+const OLDEST: Duration = Duration::from_secs(3_600);
+/// Time for which every look is kept.
+const FINE: Duration = Duration::from_secs(300);
+/// Looks in a row after which a cause is a finding.
+const RAISE: u32 = 2;
+/// Looks in a row without the cause after which a finding goes.
+const CLEAR: u32 = 6;
+/// The most facts that are kept.
+pub const SAMPLES_MAX: usize = 100;
+/// The most findings.
+pub const FINDINGS_MAX: usize = 16;
+
+/// The kind of a finding; the order is the order of severity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// An engine has requests and sends nothing.
+    SilentEngine,
+    /// An engine is out of rotation although no one took it out.
+    EngineDown,
+    /// An engine is slower than the other engines of its pool.
+    SlowEngine,
+    /// The way to one engine is slow.
+    SlowNetwork,
+    /// An engine preempts requests, because its KV cache is full.
+    KvCacheFull,
+    /// More adapters have requests than fit in a step.
+    AdaptersWait,
+    /// The engines of a pool have different settings.
+    FlagsDiffer,
+    /// One key has most of a pool's work while requests wait.
+    BusyKey,
+    /// Prompts have become longer.
+    LongerPrompts,
+    /// More requests come than before.
+    Burst,
+    /// Requests wait for slots while the engines have room.
+    SlotsTooSmall,
+    /// Requests wait, and the engines are full.
+    NearLimit,
+    /// Estimated lengths of prompts are wrong.
+    EstimatesOff,
+}
+
+impl Cause {
+    /// Every cause.
+    pub const ALL: [Self; 13] = [
+        Self::SilentEngine,
+        Self::EngineDown,
+        Self::SlowEngine,
+        Self::SlowNetwork,
+        Self::KvCacheFull,
+        Self::AdaptersWait,
+        Self::FlagsDiffer,
+        Self::BusyKey,
+        Self::LongerPrompts,
+        Self::Burst,
+        Self::SlotsTooSmall,
+        Self::NearLimit,
+        Self::EstimatesOff,
+    ];
+
+    /// The name in metrics and JSON.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::SilentEngine => "silent_engine",
+            Self::EngineDown => "engine_down",
+            Self::SlowEngine => "slow_engine",
+            Self::SlowNetwork => "slow_network",
+            Self::KvCacheFull => "kv_cache_full",
+            Self::AdaptersWait => "adapters_wait",
+            Self::FlagsDiffer => "flags_differ",
+            Self::BusyKey => "busy_key",
+            Self::LongerPrompts => "longer_prompts",
+            Self::Burst => "burst",
+            Self::SlotsTooSmall => "slots_too_small",
+            Self::NearLimit => "near_limit",
+            Self::EstimatesOff => "estimates_off",
+        }
+    }
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The kind.
+    pub cause: Cause,
+    /// The pool.
+    pub pool: String,
+    /// The backend or key; empty if the finding is about the whole pool.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub subject: String,
+    /// One sentence: what is wrong, and where.
+    pub sentence: String,
+    /// The measurements.
+    pub evidence: String,
+    /// The next step for an operator.
+    pub advice: String,
+    /// Seconds since the cause was first seen.
+    #[serde(default)]
+    pub since_seconds: f64,
+}
+
+#[derive(Debug)]
+struct Seen {
+    finding: Finding,
+    from: Duration,
+    seen: u32,
+    absent: u32,
+    is_raised: bool,
+}
+
+/// The findings of a gateway.
+#[derive(Debug, Default)]
+pub struct Findings {
+    samples: VecDeque<(Duration, Facts)>,
+    known: BTreeMap<(Cause, String, String), Seen>,
+}
+
+/// Findings that appeared and went at one look.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Change {
+    /// New findings.
+    pub appeared: Vec<Finding>,
+    /// Findings whose cause is gone.
+    pub gone: Vec<Finding>,
+}
+
+impl Findings {
+    /// Compares the facts at `now`, time since the start, with the earlier ones.
+    pub fn look(&mut self, facts: Facts, now: Duration) -> Change {
+        let recent = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= now);
+        let oldest = self.samples.front().filter(|(at, _)| recent.is_some_and(|(from, _)| *at + RECENT <= *from));
+        let found = match recent {
+            Some((from, before)) => {
+                let looks: Vec<&Facts> = self.samples.iter().filter(|(at, _)| at >= from).map(|(_, facts)| facts).collect();
+                let earlier = oldest.map(|(begun, first)| (first, from.saturating_sub(*begun).as_secs_f64()));
+                let span = now.saturating_sub(*from).as_secs_f64();
+                causes::of(&causes::Compared { now: &facts, before, span, looks: &looks, earlier })
+            }
+            None => Vec::new(),
+        };
+        self.keep(facts, now);
+        self.note(found, now)
+    }
+
+    fn keep(&mut self, facts: Facts, now: Duration) {
+        self.samples.push_back((now, facts));
+        // Beyond five minutes one look of six is enough.
+        let mut last_kept = None;
+        self.samples.retain(|(at, _)| {
+            let is_recent = *at + FINE >= now;
+            let is_due = last_kept.is_none_or(|kept| *at >= kept + RECENT);
+            let stays = *at + OLDEST >= now && (is_recent || is_due);
+            if stays {
+                last_kept = Some(*at);
+            }
+            stays
+        });
+        while self.samples.len() > SAMPLES_MAX {
+            self.samples.pop_front();
+        }
+    }
+
+    fn note(&mut self, found: Vec<Finding>, now: Duration) -> Change {
+        let mut change = Change::default();
+        for seen in self.known.values_mut() {
+            seen.absent += 1;
+        }
+        for finding in found {
+            let key = (finding.cause, finding.pool.clone(), finding.subject.clone());
+            let known = self.known.len();
+            let seen = match self.known.entry(key) {
+                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+                std::collections::btree_map::Entry::Vacant(_) if known >= 4 * FINDINGS_MAX => continue,
+                std::collections::btree_map::Entry::Vacant(entry) => entry.insert(Seen {
+                    finding: finding.clone(),
+                    from: now,
+                    seen: 0,
+                    absent: 0,
+                    is_raised: false,
+                }),
+            };
+            (seen.finding, seen.absent) = (finding, 0);
+            seen.seen += 1;
+            if seen.seen >= RAISE && !std::mem::replace(&mut seen.is_raised, true) {
+                change.appeared.push(seen.finding.clone());
+            }
+        }
+        self.known.retain(|_, seen| {
+            // A cause that is not a finding yet must be seen in each look.
+            let stays = seen.absent == 0 || (seen.is_raised && seen.absent < CLEAR);
+            if !stays && seen.is_raised {
+                change.gone.push(seen.finding.clone());
+            }
+            stays
+        });
+        change
+    }
+
+    /// The findings as of `now`, the most severe first.
+    pub fn all(&self, now: Duration) -> Vec<Finding> {
+        let raised = self.known.values().filter(|seen| seen.is_raised);
+        let shown = raised.map(|seen| Finding {
+            since_seconds: now.saturating_sub(seen.from).as_secs_f64(),
+            ..seen.finding.clone()
+        });
+        shown.take(FINDINGS_MAX).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

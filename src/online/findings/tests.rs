@@ -1,0 +1,212 @@
+//! Planted causes in made-up traffic of one pool, and good traffic without a finding.
+
+use std::time::Duration;
+
+use super::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
+use super::{Cause, Finding, Findings, LOOK};
+use sluice_core::base::Rng;
+use sluice_gateway::telemetry::totals::Totals;
+
+/// Looks before a cause is planted: ten minutes.
+const BEFORE: u32 = 60;
+/// Looks after which the cause must be found: two minutes.
+const WITHIN: u32 = 12;
+
+/// One engine of the traffic.
+#[derive(Clone, Copy)]
+struct Engine {
+    tpot: f64,
+    /// Seconds to the first token at the engine, and on the way.
+    ttft: (f64, f64),
+    facts: EngineFacts,
+    silent: f64,
+    serves: bool,
+}
+
+struct Traffic {
+    rng: Rng,
+    engines: Vec<Engine>,
+    slots: f64,
+    /// Requests a second of the pool, prompt tokens, and waiting requests.
+    rate: f64,
+    prompt: f64,
+    queue: f64,
+    wait: f64,
+    estimate: f64,
+    /// Share of the first of two keys in the requests.
+    first_key: f64,
+    facts: Facts,
+}
+
+impl Traffic {
+    fn new(engines: usize) -> Self {
+        let facts = EngineFacts { running: 8.0, kv_usage: 0.3, cache_tokens: Some(500_000), ..EngineFacts::default() };
+        let engine = Engine { tpot: 0.006, ttft: (0.03, 0.002), facts, silent: 0.0, serves: true };
+        let names = (0..engines).map(|index| BackendFacts { name: format!("gpu{index}").into(), ..BackendFacts::default() });
+        let pool = PoolFacts { name: "all".into(), backends: names.collect(), ..PoolFacts::default() };
+        Self {
+            rng: Rng::new(7),
+            engines: vec![engine; engines],
+            slots: 64.0,
+            rate: 12.0,
+            prompt: 500.0,
+            queue: 0.0,
+            wait: 0.0,
+            estimate: 1.0,
+            first_key: 0.5,
+            facts: Facts { pools: vec![pool], keys: ["a", "b"].map(|key| (key.into(), Totals::default())).to_vec() },
+        }
+    }
+
+    fn jitter(&mut self) -> f64 {
+        0.6 + 0.8 * self.rng.unit()
+    }
+
+    /// Ten seconds of traffic.
+    fn pass(&mut self) {
+        let requests = (self.rate * LOOK.as_secs_f64() * self.jitter().sqrt()) as usize;
+        let serving: Vec<usize> = (0..self.engines.len()).filter(|index| self.engines[*index].serves).collect();
+        for number in 0..requests {
+            let at = serving[number % serving.len()];
+            let engine = self.engines[at];
+            let (prompt, tpot, ttft) = (self.prompt * self.jitter() * self.jitter(), self.jitter(), self.jitter());
+            let add = |totals: &mut Totals| {
+                totals.ended += 1.0;
+                totals.sent += 1.0;
+                totals.queue_wait += self.wait;
+                totals.connect += 0.0003;
+                totals.tokens += prompt + 100.0;
+                totals.prompts.add(prompt);
+                totals.tpot.add(engine.tpot * tpot);
+                totals.engine_ttft.0 += engine.ttft.0 * ttft + engine.ttft.1;
+                totals.engine_ttft.1 += 1.0;
+                totals.estimates.add(self.estimate);
+            };
+            let key = usize::from((number as f64 + 0.5) / requests as f64 > self.first_key);
+            let Facts { pools, keys } = &mut self.facts;
+            add(&mut pools[0].totals);
+            add(&mut pools[0].backends[at].totals);
+            add(&mut keys[key].1);
+            let facts = &mut self.engines[at].facts.ttft;
+            *facts = (facts.0 + engine.ttft.0 * ttft, facts.1 + 1.0);
+        }
+        self.facts.pools[0].queue = self.queue;
+        for (engine, backend) in self.engines.iter().zip(&mut self.facts.pools[0].backends) {
+            backend.serves = engine.serves;
+            backend.state = if engine.serves { "ready" } else { "ejected" };
+            backend.slots = self.slots;
+            backend.in_flight = if self.queue > 0.0 { self.slots } else { 8.0 };
+            backend.silent = (engine.silent > 0.0).then(|| Duration::from_secs_f64(engine.silent));
+            backend.engine = Some(engine.facts);
+        }
+    }
+}
+
+/// The causes that are found, after ten minutes of good traffic, within two minutes of `plant`
+/// (called before each look). Good traffic has none, and the findings go with the cause.
+fn found(engines: usize, mut plant: impl FnMut(&mut Traffic)) -> Vec<(Cause, String)> {
+    let (mut traffic, mut findings) = (Traffic::new(engines), Findings::default());
+    let mut look = |traffic: &mut Traffic, number: u32| {
+        traffic.pass();
+        findings.look(traffic.facts.clone(), LOOK * number);
+        findings.all(LOOK * number)
+    };
+    for number in 1..=BEFORE {
+        let before = look(&mut traffic, number);
+        assert_eq!(before, [], "good traffic, look {number}");
+    }
+    let mut all: Vec<Finding> = Vec::new();
+    for number in BEFORE + 1..=BEFORE + WITHIN {
+        plant(&mut traffic);
+        all = look(&mut traffic, number);
+    }
+    for finding in &all {
+        assert!(!finding.sentence.is_empty() && !finding.evidence.is_empty() && !finding.advice.is_empty());
+        assert!(finding.since_seconds > 0.0, "{finding:?}");
+    }
+    all.into_iter().map(|finding| (finding.cause, finding.subject)).collect()
+}
+
+#[test]
+fn each_planted_cause_is_found_within_two_minutes_and_nothing_else() {
+    let one = |cause, subject: &str| vec![(cause, subject.to_owned())];
+    let slow = found(3, |traffic| (traffic.engines[1].tpot, traffic.engines[1].ttft.0) = (0.06, 0.3));
+    assert_eq!(slow, one(Cause::SlowEngine, "gpu1"));
+    let hung = found(2, |traffic| traffic.engines[0].silent += 10.0);
+    assert_eq!(hung, one(Cause::SilentEngine, "gpu0"));
+    let down = found(2, |traffic| traffic.engines[0].serves = false);
+    assert_eq!(down, one(Cause::EngineDown, "gpu0"));
+    let busy = found(2, |traffic| (traffic.first_key, traffic.queue, traffic.wait) = (0.9, 9.0, 0.8));
+    assert_eq!(busy, one(Cause::BusyKey, "a"));
+    let burst = found(2, |traffic| (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0));
+    assert_eq!(burst, one(Cause::Burst, ""));
+    let longer = found(2, |traffic| {
+        (traffic.prompt, traffic.queue, traffic.wait) = (1_000.0, 5.0, 0.5);
+        traffic.engines.iter_mut().for_each(|engine| engine.ttft.0 = 0.06);
+    });
+    assert_eq!(longer, one(Cause::LongerPrompts, ""));
+    let slots = found(2, |traffic| (traffic.slots, traffic.queue, traffic.wait) = (4.0, 5.0, 0.5));
+    assert_eq!(slots, one(Cause::SlotsTooSmall, ""));
+    let memory = found(2, |traffic| {
+        traffic.engines[1].facts.preemptions += 3.0;
+        traffic.engines[1].facts.kv_usage = 0.99;
+        traffic.engines[1].tpot = 0.02;
+    });
+    assert_eq!(memory, one(Cause::KvCacheFull, "gpu1"));
+    let adapters = found(2, |traffic| {
+        let facts = &mut traffic.engines[0].facts;
+        (facts.adapters, facts.waiting, facts.deferred) = (Some((4, 2)), 3.0, 3.0);
+    });
+    assert_eq!(adapters, one(Cause::AdaptersWait, "gpu0"));
+    let network = found(2, |traffic| traffic.engines[1].ttft.1 = 0.08);
+    assert_eq!(network, one(Cause::SlowNetwork, "gpu1"));
+    let flag = found(2, |traffic| {
+        (traffic.engines[0].facts.running, traffic.engines[0].facts.waiting) = (4.0, 6.0);
+        traffic.engines[1].facts.running = 20.0;
+    });
+    assert_eq!(flag, one(Cause::FlagsDiffer, ""));
+    let estimates = found(2, |traffic| traffic.estimate = 1.6);
+    assert_eq!(estimates, one(Cause::EstimatesOff, ""));
+    let limit = found(2, |traffic| {
+        (traffic.queue, traffic.wait) = (20.0, 1.0);
+        traffic.engines.iter_mut().for_each(|engine| (engine.facts.waiting, engine.facts.kv_usage) = (5.0, 0.95));
+    });
+    assert_eq!(limit, one(Cause::NearLimit, ""));
+}
+
+#[test]
+fn a_finding_goes_with_the_cause_and_is_reported_once() {
+    let (mut traffic, mut findings) = (Traffic::new(2), Findings::default());
+    let (mut appeared, mut gone) = (0, 0);
+    for number in 1..=120 {
+        traffic.engines[0].silent = if (60..90).contains(&number) { traffic.engines[0].silent + 10.0 } else { 0.0 };
+        traffic.pass();
+        let change = findings.look(traffic.facts.clone(), LOOK * number);
+        appeared += change.appeared.len();
+        gone += change.gone.len();
+    }
+    assert_eq!((appeared, gone, findings.all(LOOK * 120).len()), (1, 1, 0));
+}
+
+#[test]
+fn a_day_of_traffic_that_rises_and_falls_has_no_finding_and_bounded_memory() {
+    let (mut traffic, mut findings) = (Traffic::new(3), Findings::default());
+    for number in 1..=8_640 {
+        let hour = f64::from(number) / 360.0;
+        traffic.rate = 12.0 - 9.0 * (hour / 24.0 * std::f64::consts::TAU).cos();
+        traffic.prompt = 500.0 * (1.0 + 0.5 * (hour / 12.0 * std::f64::consts::TAU).sin());
+        traffic.pass();
+        let change = findings.look(traffic.facts.clone(), LOOK * number);
+        assert_eq!(change.appeared, [], "hour {hour:.2}");
+    }
+    assert!(findings.samples.len() <= super::SAMPLES_MAX);
+}
+
+#[test]
+fn names_of_causes_are_distinct_and_a_finding_reads_back() {
+    let names: std::collections::BTreeSet<&str> = Cause::ALL.iter().map(|cause| cause.label()).collect();
+    assert_eq!(names.len(), Cause::ALL.len());
+    for cause in Cause::ALL {
+        assert_eq!(serde_json::to_value(cause).expect("JSON"), cause.label());
+    }
+}
