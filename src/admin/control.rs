@@ -28,6 +28,9 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
     /// Counts and records of finished requests.
     fn telemetry(&self) -> &Telemetry;
 
+    /// The findings, and the last minute by key and engine.
+    fn diagnosis(&self) -> Diagnosis;
+
     /// The models that clients may ask for, and the backends that serve them.
     fn models(&self) -> Vec<ModelStatus>;
 

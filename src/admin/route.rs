@@ -21,6 +21,7 @@ pub(super) enum Route {
     Status,
     Events,
     History,
+    Findings,
     /// One request by id, or the lists.
     Requests(Option<String>),
     Reload,
@@ -49,6 +50,7 @@ impl Route {
             "/" => Self::Page,
             "/admin/events" => Self::Events,
             "/admin/history" => Self::History,
+            "/admin/findings" => Self::Findings,
             "/admin/requests" => Self::Requests(None),
             _ if path.starts_with("/ui/") => Self::File(ui::file(&path["/ui/".len()..])?),
             _ if path.starts_with("/admin/requests/") => {
@@ -83,7 +85,9 @@ impl Route {
     pub(super) fn methods(&self) -> &'static [Method] {
         match self {
             Self::Page | Self::File(_) | Self::Metrics | Self::Health => &[Method::GET, Method::HEAD],
-            Self::Status | Self::History | Self::Requests(_) | Self::EngineLog { .. } => &[Method::GET, Method::HEAD],
+            Self::Status | Self::History | Self::Findings | Self::Requests(_) | Self::EngineLog { .. } => {
+                &[Method::GET, Method::HEAD]
+            }
             Self::Events => &[Method::GET],
             Self::Experiments(route) => route.methods(),
             Self::Tuner(route) => route.methods(),
@@ -117,7 +121,9 @@ impl Route {
             Self::Health => Protection::None,
             Self::Page | Self::File(_) | Self::Metrics => Protection::Host,
             Self::Events => Protection::Stream,
-            Self::Status | Self::History | Self::Requests(_) | Self::EngineLog { .. } => Protection::Token,
+            Self::Status | Self::History | Self::Findings | Self::Requests(_) | Self::EngineLog { .. } => {
+                Protection::Token
+            }
             Self::Tuner(TunerRoute::Show) => Protection::Token,
             Self::Experiments(route) if !route.is_change() => Protection::Token,
             Self::Reload

@@ -149,6 +149,7 @@ impl Admin {
                     [Resolution::Fine, Resolution::Coarse].map(|each| self.control.telemetry().history(each));
                 json(StatusCode::OK, &json!({ "recent": recent, "hour": hour }))
             }
+            Route::Findings => json(StatusCode::OK, &self.control.diagnosis()),
             Route::Requests(None) => json(StatusCode::OK, &RequestLists::of(&*self.control)),
             Route::Requests(Some(id)) => self.requests(&id),
             Route::Metrics if open_metrics => {

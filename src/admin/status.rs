@@ -15,6 +15,7 @@ use crate::base::BackendId;
 use crate::fleet::EngineView;
 use crate::fleet::discovery::PodsView;
 use crate::flow::keys::KeyTokens;
+use crate::online::findings::{Finding, LastMinute};
 use crate::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
 use crate::telemetry::{Telemetry, WindowStats};
 
@@ -24,6 +25,9 @@ pub struct Status {
     /// The process.
     #[serde(flatten)]
     pub about: About,
+    /// Causes of slow requests, the most severe first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
     /// Pools in the order of the configuration.
     pub pools: Vec<PoolStatus>,
     /// The pods of pools with a `kubernetes` table.
@@ -36,6 +40,18 @@ pub struct Status {
     /// keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyStatus>,
+}
+
+/// The response to `/admin/findings`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Diagnosis {
+    /// Causes of slow requests, the most severe first.
+    pub findings: Vec<Finding>,
+    /// The last minute of each API key, most tokens first.
+    pub keys: Vec<LastMinute>,
+    /// The last minute of each backend.
+    pub engines: Vec<LastMinute>,
 }
 
 /// Tokens that one API key has used of token limits.
@@ -286,7 +302,7 @@ impl Status {
                 })
                 .collect(),
         };
-        Self { about, pools: pools.iter().map(pool).collect(), kubernetes: Vec::new(), cluster: None, keys: Vec::new() }
+        Self { about, pools: pools.iter().map(pool).collect(), ..Self::default() }
     }
 }
 

@@ -12,6 +12,7 @@ pub mod backend;
 pub mod bench;
 pub mod check;
 pub mod demo;
+pub mod diagnose;
 pub mod experiment;
 pub mod explain;
 pub mod generate;
@@ -60,6 +61,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
     Status(status::StatusArgs),
+    /// Find out what is slow, for whom, and why
+    Diagnose(diagnose::DiagnoseArgs),
     /// Show a live view of a running gateway
     Top(top::TopArgs),
     /// Show, start, stop and promote experiments of a running gateway
@@ -110,6 +113,7 @@ pub fn run() -> ExitCode {
         Command::Report(args) => report::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Diagnose(args) => diagnose::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::Tuner(args) => tuner::run(&args),

@@ -125,6 +125,12 @@ fn render(status: &Status, style: Style) -> String {
     if let Some(cluster) = &status.cluster {
         text += &fit(cluster_line(cluster) + &leader_line(cluster));
     }
+    for finding in &status.findings {
+        text += &fit(format!("! {}\n", finding.sentence));
+    }
+    if !status.findings.is_empty() {
+        text += "  sluice diagnose has the evidence, and what to do\n";
+    }
     text.push('\n');
     for pool in &status.pools {
         text += &fit(format!("{}\n", headline(pool)));

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::cluster;
+use super::findings::Watch;
 use super::pods::Pods;
 use super::reloads::Reloads;
 use super::saved_experiments::Added;
@@ -112,6 +113,7 @@ pub struct App {
     /// The scalers of pools.
     pub(crate) scaling: Scaling,
     pub(crate) pods: Pods,
+    pub(crate) watch: Watch,
     /// This gateway's part in the ledger of several gateways.
     pub(crate) cluster: Option<Arc<cluster::View>>,
     /// The view of the leader; `None` if none is elected.

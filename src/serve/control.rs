@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::app::{App, Source};
 use super::reload::{ReloadError, problem_lines};
-use crate::admin::status::{ClusterStatus, KeyStatus, ModelStatus, find};
+use crate::admin::status::{ClusterStatus, Diagnosis, KeyStatus, ModelStatus, find};
 use crate::admin::{self, About, Access, BackendLogError, BackendRestartError, Control, NoSuchBackend, Status};
 use crate::base::ModelId;
 use crate::fleet::{ChangeStarted, LogLines, RestartRequest};
@@ -54,11 +54,16 @@ impl Control for App {
         let leader = self.leader.as_ref().map(|view| view.status());
         let cluster = self.cluster.as_ref().map(|view| ClusterStatus { leader, ..view.status() });
         let keys = self.learned.key_usage.tokens(now).into_iter().map(KeyStatus::from).collect();
-        Status { kubernetes: self.pods.views(), cluster, keys, ..status }
+        Status { findings: self.findings(), kubernetes: self.pods.views(), cluster, keys, ..status }
     }
 
     fn another_leads(&self) -> Option<String> {
         self.leader.as_ref().and_then(|leader| leader.refusal())
+    }
+
+    fn diagnosis(&self) -> Diagnosis {
+        let (keys, engines) = self.last_minute();
+        Diagnosis { findings: self.findings(), keys, engines }
     }
 
     fn telemetry(&self) -> &Telemetry {

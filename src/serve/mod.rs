@@ -30,6 +30,7 @@ mod engine_tuning;
 mod tuner;
 #[cfg(feature = "kubernetes")]
 mod replicas;
+mod findings;
 mod scaler;
 mod sockets;
 pub mod upgrade;

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::cluster::{self, Cluster, Divided};
+use super::findings::Watch;
 use super::leading::Deciders;
 use super::local::ModelList;
 use super::pods::Pods;
@@ -102,6 +103,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         tuning,
         scaling: Scaling::default(),
         pods: Pods::default(),
+        watch: Watch::default(),
         cluster: cluster.as_ref().map(Cluster::view),
         leader,
         acts: parking_lot::Mutex::default(),
@@ -181,6 +183,7 @@ fn serve(
     let tasks = vec![
         tokio::spawn(Arc::clone(&app).keep_probing(prober, stop_tasks.clone())),
         tokio::spawn(Arc::clone(&app).keep_watching_silent_streams(stop_tasks.clone())),
+        tokio::spawn(Arc::clone(&app).keep_finding(stop_tasks.clone())),
         tokio::spawn(Arc::clone(&app).keep_serving_copies(stop_tasks.clone())),
         #[cfg(feature = "kubernetes")]
         tokio::spawn(Arc::clone(&app).keep_finding_pods(stop_tasks.clone())),
@@ -280,6 +283,11 @@ fn show_on_metrics_page(app: &Arc<App>) {
     app.telemetry.show_tuner(view, app.tuning.observe());
     let keys = Arc::clone(&app.learned.key_usage);
     app.telemetry.show_keys(move || keys.tokens(Instant::now()));
+    let shown = Arc::downgrade(app);
+    let view = move || shown.upgrade().map_or_else(Vec::new, |app| app.findings());
+    app.telemetry.show_findings(move || {
+        view().into_iter().map(|finding| [finding.cause.label().to_owned(), finding.pool, finding.subject]).collect()
+    });
     let shown = Arc::downgrade(app);
     app.telemetry.show_pool_engines(move || shown.upgrade().map_or_else(Vec::new, |app| app.scaling.view()));
     let shown = Arc::downgrade(app);

@@ -205,6 +205,15 @@ impl Telemetry {
         self.show(keys::TOKENS, move |page| keys::add_tokens(&view(), page));
     }
 
+    /// Adds the present findings, of which `view` reads cause, pool and subject, to the metrics page.
+    pub fn show_findings(&self, view: impl Fn() -> Vec<[String; 3]> + Send + Sync + 'static) {
+        self.show([families::FINDING], move |page| {
+            for [cause, pool, subject] in view() {
+                page.add(&families::FINDING, &[&cause, &pool, &subject], 1.0);
+            }
+        });
+    }
+
     /// Adds the number of engines that pools should have, which `view` reads, to the metrics page.
     pub fn show_pool_engines(&self, view: impl Fn() -> Vec<PoolEngines> + Send + Sync + 'static) {
         self.show(engines::WANTED, move |page| engines::add_wanted(&view(), page));

@@ -165,6 +165,8 @@ families! {
         "Time that requests of an API key waited for a backend";
     KEY_TTFT: "sluice_key_time_to_first_token_seconds" MetricKind::Histogram(FEW_TIMES), &["key", "class"],
         "Time to first token by API key, including time in the queue";
+    FINDING: "sluice_finding" MetricKind::Gauge, &["cause", "pool", "subject"],
+        "1 for each present finding: a cause of slow requests, by pool and by the backend or key; sluice status has the sentences";
     BACKEND_STATE: "sluice_backend_state" MetricKind::Gauge, &["pool", "backend", "state"],
         "1 for the current state of a backend, 0 for every other state";
     ENGINE_RESTARTS: "sluice_engine_restarts_total" MetricKind::Counter, BACKEND,

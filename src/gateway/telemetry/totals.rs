@@ -103,7 +103,7 @@ impl Moments {
             return f64::INFINITY;
         }
         let spread = (self.squares - self.sum * self.sum / self.count).max(0.0) / (self.count - 1.0);
-            // Equal values of a few requests prove little.
+        // Equal values of a few requests prove little.
         (spread + 0.01) / self.count
     }
 

@@ -96,9 +96,10 @@ pub(super) fn of(compared: &Compared<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for pool in &compared.now.pools {
         let Some(before) = compared.before.pool(&pool.name) else { continue };
-        let past = compared.earlier.filter(|(_, seconds)| *seconds >= PAST_MIN_S).and_then(|(first, seconds)| {
-            Some((before.totals.since(&first.pool(&pool.name)?.totals), seconds))
-        });
+        let past = compared
+            .earlier
+            .filter(|(_, seconds)| *seconds >= PAST_MIN_S)
+            .and_then(|(first, seconds)| Some((before.totals.since(&first.pool(&pool.name)?.totals), seconds)));
         let queues = || compared.looks.iter().filter_map(|facts| facts.pool(&pool.name)).map(|pool| pool.queue);
         let waiting = queues().chain([pool.queue]).filter(|queue| *queue > 0.0).count() as f64;
         let minute = Minute {
@@ -130,7 +131,8 @@ fn engines(minute: &Minute<'_>, found: &mut Vec<Finding>) {
 fn of_engine(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let (pool, name) = (&minute.pool.name, &*backend.name);
     if let Some(silent) = backend.silent.map(|silent| silent.as_secs_f64()).filter(|silent| *silent >= SILENT_S) {
-        let sentence = format!("Engine {name} of pool {pool} has sent nothing for {silent:.0} s, with requests in flight.");
+        let sentence =
+            format!("Engine {name} of pool {pool} has sent nothing for {silent:.0} s, with requests in flight.");
         let evidence = format!("{} requests in flight", backend.in_flight);
         let advice = "Look at the engine's log (sluice backend logs); restart it if it hangs.";
         return Some(minute.finding(Cause::SilentEngine, name, sentence, evidence, advice));
@@ -145,7 +147,10 @@ fn of_engine(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
         let advice = "sluice status has the reason; look at the engine's log.";
         return Some(minute.finding(Cause::EngineDown, name, sentence, evidence, advice));
     }
-    memory(minute, backend).or_else(|| adapters(minute, backend)).or_else(|| pace(minute, backend)).or_else(|| way(minute, backend))
+    memory(minute, backend)
+        .or_else(|| adapters(minute, backend))
+        .or_else(|| pace(minute, backend))
+        .or_else(|| way(minute, backend))
 }
 
 fn engine_pair<'a>(minute: &Minute<'a>, backend: &BackendFacts) -> Option<(EngineFacts, EngineFacts)> {
@@ -165,7 +170,8 @@ fn memory(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
         "Engine {name} of pool {} interrupts requests, because its KV cache is full, and computes them again later.",
         minute.pool.name
     );
-    let evidence = format!("{preemptions:.0} preemptions in a minute, {:.0} % of the KV cache in use", now.kv_usage * 100.0);
+    let evidence =
+        format!("{preemptions:.0} preemptions in a minute, {:.0} % of the KV cache in use", now.kv_usage * 100.0);
     let advice = "Set tokens of the pool to the size of the KV cache, or lower slots.";
     Some(minute.finding(Cause::KvCacheFull, name, sentence, evidence, advice))
 }
@@ -177,8 +183,10 @@ fn adapters(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
         return None;
     }
     let name = &*backend.name;
-    let sentence =
-        format!("Requests of engine {name} in pool {} wait for an adapter slot: {used} adapters share {slots} slots.", minute.pool.name);
+    let sentence = format!(
+        "Requests of engine {name} in pool {} wait for an adapter slot: {used} adapters share {slots} slots.",
+        minute.pool.name
+    );
     let evidence = format!("{:.0} requests run, {:.0} wait", now.running, now.waiting.max(now.deferred));
     let advice = "Raise --max-loras, or spread the adapters over pools.";
     Some(minute.finding(Cause::AdaptersWait, name, sentence, evidence, advice))
@@ -196,7 +204,10 @@ fn pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let factor = own.mean() / others.mean();
     let sentence = format!("Engine {name} of pool {} is {factor:.1} times as slow as the others.", minute.pool.name);
     let (own_ms, others_ms) = (own.mean() * 1e3, others.mean() * 1e3);
-    let evidence = format!("{own_ms:.1} ms per output token, {others_ms:.1} ms at the others; {:.0} requests in a minute", own.count());
+    let evidence = format!(
+        "{own_ms:.1} ms per output token, {others_ms:.1} ms at the others; {:.0} requests in a minute",
+        own.count()
+    );
     let advice = "Compare clock, temperature and neighbours of its GPU (nvidia-smi); drain it (sluice backend drain) until it is mended.";
     Some(minute.finding(Cause::SlowEngine, name, sentence, evidence, advice))
 }
@@ -215,21 +226,28 @@ fn way(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
         return None;
     }
     let name = &*backend.name;
-    let sentence = format!("First tokens of engine {name} in pool {} are delayed on the way to the gateway.", minute.pool.name);
+    let sentence =
+        format!("First tokens of engine {name} in pool {} are delayed on the way to the gateway.", minute.pool.name);
     let evidence = format!(
         "first token after {:.0} ms at the gateway, {:.0} ms at the engine; {:.1} ms to connect",
         seen * 1e3,
         engine * 1e3,
         connect * 1e3
     );
-    let advice = "Check the network between gateway and engine, proxies in between, and the CPU of the engine's API server.";
+    let advice =
+        "Check the network between gateway and engine, proxies in between, and the CPU of the engine's API server.";
     Some(minute.finding(Cause::SlowNetwork, name, sentence, evidence, advice))
 }
 
 /// Settings that differ within a pool: as reported, as started, or as the engines behave.
 fn flags(minute: &Minute<'_>, compared: &Compared<'_>, found: &mut Vec<Finding>) {
     let pool = minute.pool;
-    let difference = pool.differences.clone().or_else(|| started(pool)).or_else(|| caches(pool)).or_else(|| sequences(pool, compared));
+    let difference = pool
+        .differences
+        .clone()
+        .or_else(|| started(pool))
+        .or_else(|| caches(pool))
+        .or_else(|| sequences(pool, compared));
     if let Some(difference) = difference {
         let sentence = format!("The engines of pool {} have different settings.", pool.name);
         let advice = "Start them with the same flags, or give them to different pools.";
@@ -258,18 +276,28 @@ fn caches(pool: &PoolFacts) -> Option<String> {
 
 /// An engine that lets requests wait in every look while it runs far fewer than another one.
 fn sequences(pool: &PoolFacts, compared: &Compared<'_>) -> Option<String> {
-    let looks: Vec<&PoolFacts> = compared.looks.iter().filter_map(|facts| facts.pool(&pool.name)).chain([pool]).collect();
+    let looks: Vec<&PoolFacts> =
+        compared.looks.iter().filter_map(|facts| facts.pool(&pool.name)).chain([pool]).collect();
     let most_of = |name: &str| {
         let engines = looks.iter().filter_map(|look| look.backend(name)?.engine);
         engines.fold(0.0, |most: f64, engine| most.max(engine.running))
     };
-    let (widest, most) = pool.backends.iter().map(|backend| (&backend.name, most_of(&backend.name))).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let (widest, most) = pool
+        .backends
+        .iter()
+        .map(|backend| (&backend.name, most_of(&backend.name)))
+        .max_by(|a, b| a.1.total_cmp(&b.1))?;
     pool.backends.iter().find_map(|backend| {
         let engines: Vec<EngineFacts> = looks.iter().filter_map(|look| look.backend(&backend.name)?.engine).collect();
         let queues = engines.len() > 3 && engines.iter().all(|engine| engine.waiting > 0.0 && engine.kv_usage < ROOM);
         let own = most_of(&backend.name);
         let differs = queues && own < 0.6 * most;
-        differs.then(|| format!("{} runs at most {own} requests at once while others wait in it; {widest} runs {most}", backend.name))
+        differs.then(|| {
+            format!(
+                "{} runs at most {own} requests at once while others wait in it; {widest} runs {most}",
+                backend.name
+            )
+        })
     })
 }
 
@@ -279,13 +307,21 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>, found: &mut Vec<Findin
         return false;
     }
     let pool = minute.pool;
-    let by_work: Vec<(&str, f64)> = pool.keys.iter().map(|(key, seconds, _)| {
-        let before = minute.before.keys.iter().find(|(other, ..)| other == key).map_or(0.0, |(_, seconds, _)| *seconds);
-        // A key that was idle for a while begins at zero.
-        (&**key, if *seconds >= before { seconds - before } else { *seconds })
-    }).collect();
-    let by_tokens = || compared.now.keys.iter().map(|(key, totals)| (&**key, totals.since(&compared.before.key(key)).tokens)).collect();
-    let (work, unit): (Vec<(&str, f64)>, _) = if by_work.is_empty() { (by_tokens(), "tokens") } else { (by_work, "engine time") };
+    let by_work: Vec<(&str, f64)> = pool
+        .keys
+        .iter()
+        .map(|(key, seconds, _)| {
+            let before =
+                minute.before.keys.iter().find(|(other, ..)| other == key).map_or(0.0, |(_, seconds, _)| *seconds);
+            // A key that was idle for a while begins at zero.
+            (&**key, if *seconds >= before { seconds - before } else { *seconds })
+        })
+        .collect();
+    let by_tokens = || {
+        compared.now.keys.iter().map(|(key, totals)| (&**key, totals.since(&compared.before.key(key)).tokens)).collect()
+    };
+    let (work, unit): (Vec<(&str, f64)>, _) =
+        if by_work.is_empty() { (by_tokens(), "tokens") } else { (by_work, "engine time") };
     let all: f64 = work.iter().map(|(_, work)| work).sum();
     let active = work.iter().filter(|(_, work)| *work > 0.0).count();
     let Some((key, most)) = work.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)) else { return false };
@@ -295,8 +331,12 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>, found: &mut Vec<Findin
     let share = most / all * 100.0;
     let sentence = format!("Key {key} has {share:.0} % of the work of pool {} while requests wait.", pool.name);
     let recent = compared.now.key(key).since(&compared.before.key(key));
-    let evidence = format!("{share:.0} % of the {unit} of the last minute, {:.0} requests of {active} keys' {:.0}", recent.ended, minute.recent.ended);
-    let advice = "Ask its owner, limit it (auth.keys: in_flight, tokens_per_minute), or let keys take turns (queue.fair).";
+    let evidence = format!(
+        "{share:.0} % of the {unit} of the last minute, {:.0} requests of {active} keys' {:.0}",
+        recent.ended, minute.recent.ended
+    );
+    let advice =
+        "Ask its owner, limit it (auth.keys: in_flight, tokens_per_minute), or let keys take turns (queue.fair).";
     found.push(minute.finding(Cause::BusyKey, key, sentence, evidence, advice));
     true
 }
@@ -325,7 +365,8 @@ fn load(minute: &Minute<'_>, is_busy: bool, found: &mut Vec<Finding>) {
     if rate >= RISEN * past_rate {
         let sentence = format!("Pool {} gets {:.1} times as many requests as before.", pool.name, rate / past_rate);
         let evidence = format!("{rate:.1} requests a second, before {past_rate:.1}; {symptom}");
-        let advice = "If it stays, add engines (pool.autoscale computes how many); shed early with a shorter queue.timeout.";
+        let advice =
+            "If it stays, add engines (pool.autoscale computes how many); shed early with a shorter queue.timeout.";
         found.push(minute.finding(Cause::Burst, "", sentence, evidence, advice));
         return;
     }
@@ -358,7 +399,8 @@ fn estimates(minute: &Minute<'_>, found: &mut Vec<Finding>) {
     if estimates.count() < REQUESTS_MIN || !(factor >= OFF || factor <= 1.0 / OFF) {
         return;
     }
-    let sentence = format!("Estimated lengths of prompts in pool {} are {factor:.2} times the engine's counts.", minute.pool.name);
+    let sentence =
+        format!("Estimated lengths of prompts in pool {} are {factor:.2} times the engine's counts.", minute.pool.name);
     let evidence = format!("{:.0} requests in a minute", estimates.count());
     let advice = "Set tokenizer of the model, so that prompts near a limit are counted exactly.";
     found.push(minute.finding(Cause::EstimatesOff, "", sentence, evidence, advice));

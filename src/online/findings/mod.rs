@@ -12,11 +12,13 @@ mod causes;
 pub mod facts;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use facts::Facts;
+use sluice_gateway::telemetry::totals::Totals;
 
 /// Time between two looks.
 pub const LOOK: Duration = Duration::from_secs(10);
@@ -142,6 +144,47 @@ pub struct Findings {
     known: BTreeMap<(Cause, String, String), Seen>,
 }
 
+/// The requests of the last minute of one key or engine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LastMinute {
+    /// The pool of an engine; empty for a key.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pool: String,
+    /// The name.
+    pub name: String,
+    /// Requests that ended.
+    pub requests: u64,
+    /// Requests that were shed, or failed at a backend.
+    pub lost: u64,
+    /// Prompt and output tokens.
+    pub tokens: u64,
+    /// Mean seconds in the queue of the gateway.
+    pub queue_wait_s: f64,
+    /// Mean seconds from sending to the first token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine_ttft_s: Option<f64>,
+    /// Typical seconds per output token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tpot_s: Option<f64>,
+}
+
+impl LastMinute {
+    fn new(pool: &str, name: &str, totals: &Totals) -> Self {
+        let known = |value: f64| Some(value).filter(|value| value.is_finite());
+        Self {
+            pool: pool.to_owned(),
+            name: name.to_owned(),
+            requests: totals.ended as u64,
+            lost: (totals.shed + totals.failed) as u64,
+            tokens: totals.tokens as u64,
+            queue_wait_s: totals.mean_wait(),
+            engine_ttft_s: known(totals.mean_engine_ttft()),
+            tpot_s: known(totals.tpot.mean()),
+        }
+    }
+}
+
 /// Findings that appeared and went at one look.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change {
@@ -158,7 +201,8 @@ impl Findings {
         let oldest = self.samples.front().filter(|(at, _)| recent.is_some_and(|(from, _)| *at + RECENT <= *from));
         let found = match recent {
             Some((from, before)) => {
-                let looks: Vec<&Facts> = self.samples.iter().filter(|(at, _)| at >= from).map(|(_, facts)| facts).collect();
+                let looks: Vec<&Facts> =
+                    self.samples.iter().filter(|(at, _)| at >= from).map(|(_, facts)| facts).collect();
                 let earlier = oldest.map(|(begun, first)| (first, from.saturating_sub(*begun).as_secs_f64()));
                 let span = now.saturating_sub(*from).as_secs_f64();
                 causes::of(&causes::Compared { now: &facts, before, span, looks: &looks, earlier })
@@ -198,13 +242,9 @@ impl Findings {
             let seen = match self.known.entry(key) {
                 std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
                 std::collections::btree_map::Entry::Vacant(_) if known >= 4 * FINDINGS_MAX => continue,
-                std::collections::btree_map::Entry::Vacant(entry) => entry.insert(Seen {
-                    finding: finding.clone(),
-                    from: now,
-                    seen: 0,
-                    absent: 0,
-                    is_raised: false,
-                }),
+                std::collections::btree_map::Entry::Vacant(entry) => {
+                    entry.insert(Seen { finding: finding.clone(), from: now, seen: 0, absent: 0, is_raised: false })
+                }
             };
             (seen.finding, seen.absent) = (finding, 0);
             seen.seen += 1;
@@ -223,13 +263,30 @@ impl Findings {
         change
     }
 
+    /// The last minute of every key, most tokens first, and of every engine. Empty in the first
+    /// minute.
+    pub fn last_minute(&self) -> (Vec<LastMinute>, Vec<LastMinute>) {
+        let Some((last, facts)) = self.samples.back() else { return Default::default() };
+        let earlier = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= *last);
+        let Some((_, before)) = earlier else { return Default::default() };
+        let of_key = |(key, totals): &(Arc<str>, Totals)| LastMinute::new("", key, &totals.since(&before.key(key)));
+        let mut keys: Vec<LastMinute> = facts.keys.iter().map(of_key).filter(|key| key.requests > 0).collect();
+        keys.sort_by_key(|key| std::cmp::Reverse(key.tokens));
+        let engines = facts.pools.iter().flat_map(|pool| {
+            pool.backends.iter().map(|backend| {
+                let before = before.pool(&pool.name).and_then(|pool| pool.backend(&backend.name));
+                let before = before.map(|before| before.totals).unwrap_or_default();
+                LastMinute::new(&pool.name, &backend.name, &backend.totals.since(&before))
+            })
+        });
+        (keys, engines.collect())
+    }
+
     /// The findings as of `now`, the most severe first.
     pub fn all(&self, now: Duration) -> Vec<Finding> {
         let raised = self.known.values().filter(|seen| seen.is_raised);
-        let shown = raised.map(|seen| Finding {
-            since_seconds: now.saturating_sub(seen.from).as_secs_f64(),
-            ..seen.finding.clone()
-        });
+        let shown = raised
+            .map(|seen| Finding { since_seconds: now.saturating_sub(seen.from).as_secs_f64(), ..seen.finding.clone() });
         shown.take(FINDINGS_MAX).collect()
     }
 }

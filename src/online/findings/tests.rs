@@ -42,7 +42,8 @@ impl Traffic {
     fn new(engines: usize) -> Self {
         let facts = EngineFacts { running: 8.0, kv_usage: 0.3, cache_tokens: Some(500_000), ..EngineFacts::default() };
         let engine = Engine { tpot: 0.006, ttft: (0.03, 0.002), facts, silent: 0.0, serves: true };
-        let names = (0..engines).map(|index| BackendFacts { name: format!("gpu{index}").into(), ..BackendFacts::default() });
+        let names =
+            (0..engines).map(|index| BackendFacts { name: format!("gpu{index}").into(), ..BackendFacts::default() });
         let pool = PoolFacts { name: "all".into(), backends: names.collect(), ..PoolFacts::default() };
         Self {
             rng: Rng::new(7),
