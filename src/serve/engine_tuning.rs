@@ -21,9 +21,10 @@ use crate::lab::scenario::argv;
 use crate::lab::{EngineSetup, Lab};
 use crate::online::drive::{self, Deployment, Parts};
 use crate::online::engines::flags::{EngineFlag, Flags};
-use crate::online::engines::forecast::{Answer, LimitsQuestion, Question};
+use crate::online::engines::forecast::{EngineAnswer, EngineQuestion};
 use crate::online::engines::look::{EngineState, Restarted};
 use crate::online::event::Event;
+use crate::online::limits::forecast::{LimitsAnswer, LimitsQuestion};
 use crate::online::tuner::Tuner;
 use crate::pool::PoolView;
 use crate::vllm::flags::table::setting;
@@ -110,11 +111,11 @@ impl Deployment for Live {
         });
     }
 
-    fn simulate(&mut self, question: Question) {
+    fn simulate(&mut self, question: EngineQuestion) {
         let mut live = self.clone();
         tokio::task::spawn_blocking(move || {
             let seed = question.requests.len() as u64;
-            let answer = live.0.lab().map_or_else(Answer::default, |lab| forecast(&lab, &question, seed));
+            let answer = live.0.lab().map_or_else(EngineAnswer::default, |lab| forecast(&lab, &question, seed));
             drive::answered(&mut live, &answer);
         });
     }
@@ -123,7 +124,7 @@ impl Deployment for Live {
         let mut live = self.clone();
         tokio::task::spawn_blocking(move || {
             let seed = question.requests.len() as u64;
-            let answer = live.0.lab().map_or_else(Answer::default, |lab| forecast_limits(&lab, &question, seed));
+            let answer = live.0.lab().map_or_else(LimitsAnswer::default, |lab| forecast_limits(&lab, &question, seed));
             drive::limits_answered(&mut live, &question, &answer);
         });
     }
