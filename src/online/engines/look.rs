@@ -15,7 +15,7 @@ use crate::limits::forecast::LimitsQuestion;
 use crate::limits::{Limits, PoolLimits};
 use crate::observe::arms::Arms;
 use crate::observe::window::Score;
-use sluice_gateway::config::Config;
+use sluice_config::Config;
 use sluice_gateway::pool::{BackendView, PoolView};
 
 /// The tuner's bounds, from the configuration.

@@ -37,7 +37,7 @@ use self::saved::{SavedChange, SavedClosing, SavedEngines};
 use crate::event::{Acting, Event, EventKind};
 use crate::gate::{Closing, Closings, Proposals};
 use crate::limits::PoolLimits;
-use sluice_gateway::config::{Config, Experiment};
+use sluice_config::{Config, Experiment};
 
 /// A simulation without an answer after this time has failed, and no later answer is taken.
 const SIMULATED: Duration = Duration::from_secs(3_600);
