@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use sluice::pool::{
+use sluice_config::{Address, Endpoint, Policy};
+use sluice_gateway::pool::{
     Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease, Need, PoolLayout,
     PoolRules, PoolSpec, QueueOrder, Ticket, WaitResult,
 };
-use sluice_config::{Address, Endpoint, Policy};
 use tokio::time::Instant;
 
 /// Numbers of backends of the pool.

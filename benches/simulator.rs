@@ -13,9 +13,9 @@
 
 use std::time::Duration;
 
-use sluice::base::Rng;
-use sluice::sim::Profile;
-use sluice::sim::{Content, Request, SimConfig};
+use sluice_core::base::Rng;
+use sluice_sim::Profile;
+use sluice_sim::{Content, Request, SimConfig};
 
 /// Requests per second, prompt tokens, output tokens, tokens of the prefix that all prompts share.
 type Kind = (f64, u32, u32, u32);

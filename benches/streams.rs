@@ -16,8 +16,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sluice::sim::Profile;
-use sluice::sim::{Request, SimConfig};
+use sluice_sim::Profile;
+use sluice_sim::{Request, SimConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const PROMPT: u32 = 64;

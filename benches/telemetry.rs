@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use http::StatusCode;
-use sluice::flow::{Outcome, Record};
-use sluice::meter::{ItlHistogram, StreamStats};
-use sluice::openai::Route;
-use sluice::openai::response::TokenUsage;
-use sluice::telemetry::{AccessLogWriter, Telemetry, testing};
 use sluice_config::{AccessLog, LogTarget};
+use sluice_core::meter::{ItlHistogram, StreamStats};
+use sluice_core::openai::Route;
+use sluice_core::openai::response::TokenUsage;
+use sluice_gateway::flow::{Outcome, Record};
+use sluice_gateway::telemetry::{AccessLogWriter, Telemetry, testing};
 
 /// A completed stream of 64 tokens.
 fn record() -> Record {
@@ -40,6 +40,7 @@ fn record() -> Record {
         refused_model: None,
         model: Some("llama-3.1-8b".into()),
         home: Some("short".into()),
+        class: Some(\"short\".into()),
         pool: Some("short".into()),
         backend: Some("gpu0".into()),
         arm: None,
@@ -52,6 +53,7 @@ fn record() -> Record {
         refused: None,
         client: None,
         retries: Default::default(),
+        retried_on: Default::default(),
         estimate_time: Duration::from_micros(20),
         queue_wait: Duration::from_micros(2),
         connect_time: Duration::from_micros(10),

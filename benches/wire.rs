@@ -7,8 +7,8 @@ use std::hint::black_box;
 
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_main};
-use sluice::meter::{StreamMeter, Strip};
-use sluice::openai::{Dialect, EditedBody, Edits, Route, UsageEdit, request};
+use sluice_core::meter::{StreamMeter, Strip};
+use sluice_core::openai::{Dialect, EditedBody, Edits, Route, UsageEdit, request};
 use tokio::time::Instant;
 
 fn chat(bytes: usize, unit: &str) -> Bytes {

@@ -1,28 +1,22 @@
 //! sluice: a gateway in front of vLLM that keeps tail latency low.
 //!
 //! ```text
-//!                          src/cli    the subcommands
-//!                             |
-//!                  +----------+-----------------+--------------------+
-//!                  |                            |                    |
-//!    src/serve  composition, reload, shutdown   |                    |
-//!    src/admin  metrics, status, admin API   src/tune  search for    |
-//!                  |                            |      settings      |
-//!                  |                      src/lab  gateway, load and engines
-//!        +---------+----------+           on virtual time            |
-//!        |                    |          /      |             \      |
-//!    src/fleet           src/online         src/bench            src/sim
-//!    engine processes    online tuner       load generator       simulated vLLM
-//!        |   \                |                 |                    |
-//!        |    `---------> src/gateway           |                    |
-//!        |                request path     src/cluster              |
-//!        |                    |            shares of several         |
-//!        |                    |            gateways                  |
-//!        +--------------------+--------+--------+--------------------+
-//!                                      |
-//!                                 src/config  the configuration
-//!                                      |
-//!                                  src/core   units, statistics, OpenAI and vLLM formats, meter
+//!   crate        contents                                          uses, apart from core
+//!   -----------  ------------------------------------------------  ----------------------------
+//!   src/cli      the subcommands, in this crate                    all but cluster
+//!   src/serve    a running gateway: services, reload, upgrade      admin lab online fleet gateway
+//!                                                                  config cluster
+//!   src/admin    the admin port: routes, client, live page         online fleet gateway config
+//!   src/tune     search for settings                               lab sim bench fleet config
+//!   src/lab      gateway, load and engines on virtual time         online sim bench gateway config
+//!   src/online   the online tuner, the scaler                      gateway config
+//!   src/sim      a process that behaves like vLLM
+//!   src/bench    the load generator
+//!   src/fleet    engine processes                                  gateway config
+//!   src/gateway  the request path                                  config
+//!   src/config   the configuration, TLS settings
+//!   src/cluster  shares of several gateways
+//!   src/core     units, statistics, OpenAI and vLLM formats, meter
 //!
 //!   the request path, in src/gateway:
 //!
@@ -33,13 +27,14 @@
 //!     admit: pool/          forward: proxy -> vLLM
 //! ```
 //!
-//! A crate uses only crates below it, so the compiler enforces the layers, and a change rebuilds
-//! only the crates above. `bench` and `sim` check the gateway from outside, so they use only
-//! `core`. `lab` runs the request path, the load generator and simulated engines in one process on
-//! virtual time; `tune` searches for settings with `lab`, or with real engines of `fleet`. `online`
-//! moves the gateway's limits by the results of finished requests; `serve` and `lab` run it. Within
-//! a crate (except `fleet` and `sim`) modules are declared lowest layer first, and a file uses only
-//! modules that are declared above the file's module. `tests/tidy` checks the rest.
+//! A crate uses only crates below it in this list, so the compiler enforces the layers, and a
+//! change rebuilds only the crates that use the changed crate. `bench` and `sim` check the gateway
+//! from outside, so they use only `core`. `lab` runs the request path, the load generator and
+//! simulated engines in one process on virtual time; `tune` searches for settings with `lab`, or
+//! with real engines of `fleet`. `online` moves the gateway's limits by the results of finished
+//! requests; `serve` and `lab` run it. Within a crate (except `fleet` and `sim`) modules are
+//! declared lowest layer first, and a file uses only modules that are declared above the file's
+//! module. `tests/tidy` checks the rest.
 //!
 //! # Words
 //!
@@ -92,7 +87,7 @@
 //! | trace, span | data of a request across programs; one part of it with a beginning and an end |
 //! | preamble | events of a stream before the first token: comments, roles, lifecycle events |
 //! | first token | the first event of a stream with output or a finish reason |
-//! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per token, in all ([`meter`]) |
+//! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per token, in all |
 //! | goodput, attainment | requests per second, and share of requests, that met all objectives |
 //!
 //! # Invariants
@@ -110,15 +105,4 @@
 //! 6. There is no `dyn`, lock or allocation per chunk of a stream. The request path uses dense ids,
 //!    not strings.
 
-pub use sluice_bench as bench;
-pub use sluice_core::{base, meter, openai, stats, vllm};
-pub use sluice_fleet as fleet;
-pub use sluice_gateway::{estimate, experiment, flow, pool, proxy, telemetry};
-pub use sluice_lab as lab;
-pub use sluice_online as online;
-pub use sluice_sim as sim;
-pub use sluice_tune as tune;
-
-pub mod admin;
-pub mod serve;
 pub mod cli;

@@ -20,9 +20,9 @@ use http::{HeaderMap, Request, StatusCode, Version};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::vllm::flag_effect::FlagEffect;
-use crate::vllm::flags::table::dashed;
 use sluice_config::{Admin, Secret};
+use sluice_core::vllm::flag_effect::FlagEffect;
+use sluice_core::vllm::flags::table::dashed;
 
 /// The header that sluice's own clients send with every change; the value is ignored.
 pub const ADMIN_HEADER: HeaderName = HeaderName::from_static("x-sluice-admin");

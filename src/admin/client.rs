@@ -14,7 +14,9 @@ use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
 use super::access::ADMIN_HEADER;
-use crate::fleet::exchange;
+use super::encoding::encode;
+use super::restart::{RestartBegun, RestartOptions};
+use sluice_fleet::exchange;
 
 /// Time limit of an exchange: most take milliseconds, a reload a second.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -131,6 +133,20 @@ impl AdminClient {
     /// As [`AdminClient::post`], with another time limit.
     pub async fn post_within<T: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<T, AdminClientError> {
         self.parse(&self.request(Method::POST, path, Bytes::new(), limit).await?)
+    }
+
+    /// Restarts the engine of a backend. The gateway may run vLLM to list the flags, which takes
+    /// time.
+    pub async fn restart(
+        &self,
+        pool: &str,
+        backend: &str,
+        options: &RestartOptions,
+    ) -> Result<RestartBegun, AdminClientError> {
+        let path = format!("/admin/backends/{}/{}/restart", encode(pool), encode(backend));
+        // Cannot fail: all keys are strings.
+        let body = serde_json::to_vec(options).unwrap_or_default();
+        self.parse(&self.request(Method::POST, &path, body.into(), RESTART_TIMEOUT).await?)
     }
 
     /// Sends a PUT request with a JSON body and parses the JSON response.

@@ -1,15 +1,15 @@
 //! The [`Control`] trait: the operations of a running gateway that the admin API needs.
 //!
-//! The gateway implements it in [`serve`](crate::serve), and the tests of this folder in a fake.
+//! The gateway implements it in `sluice-serve`, and the tests of this folder in a fake.
 //! Calls may block. They run on threads that may block.
 
 use super::access::Access;
 use super::error::{BackendLogError, BackendRestartError, NoSuchBackend, ReloadError};
 use super::experiments::ExperimentControl;
-use super::status::{ModelStatus, Status};
+use super::status::{Diagnosis, ModelStatus, Status};
 use super::tuner::TunerControl;
-use crate::fleet::{ChangeStarted, LogLines, RestartRequest};
-use crate::telemetry::Telemetry;
+use sluice_fleet::{ChangeStarted, LogLines, RestartRequest};
+use sluice_gateway::telemetry::Telemetry;
 
 /// The operations of the admin API. Called on a thread that may block.
 pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {

@@ -3,7 +3,7 @@
 //! Operators read these messages unchanged. So each names the problem and, where that is not
 //! obvious, the remedy. The types are public, because the gateway returns them from `Control`.
 
-use crate::fleet::{LogError, RestartError};
+use sluice_fleet::{LogError, RestartError};
 
 /// Why a reload failed. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

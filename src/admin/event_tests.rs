@@ -15,10 +15,10 @@ use tokio::time::{Instant, timeout};
 use super::events::STREAMS_MAX;
 use super::snapshot::Frames;
 use super::tests::{DEADLINE, Served, TOKEN, code, no_changes, send, send_bare, served};
-use crate::flow::Outcome;
-use crate::pool::HealthRules;
-use crate::telemetry::testing;
 use sluice_config::Secret;
+use sluice_gateway::flow::Outcome;
+use sluice_gateway::pool::HealthRules;
+use sluice_gateway::telemetry::testing;
 
 /// A client that reads events.
 struct Listener {
@@ -270,7 +270,7 @@ async fn a_turn_with_200_backends_is_small_enough() {
         let pool: Arc<str> = format!("pool-{}", number % 10).into();
         let time = Duration::from_micros(1_000 + number * 977 % 900_000);
         let base = testing::completed(time, time / 50);
-        let record = crate::flow::Record { home: Some(Arc::clone(&pool)), pool: Some(pool), ..base };
+        let record = sluice_gateway::flow::Record { home: Some(Arc::clone(&pool)), pool: Some(pool), ..base };
         served.control.telemetry.record(&record);
         served.control.telemetry.record(&testing::record(Outcome::Refused));
     }

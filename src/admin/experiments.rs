@@ -15,12 +15,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use http::{Method, StatusCode};
+use http::StatusCode;
 use serde_json::{Map, Value};
 
-use super::restart_query::decode;
 use super::unsaved::UnsavedOrder;
-use crate::experiment::{ExperimentReport, RATEABLE};
+use sluice_gateway::experiment::{ExperimentReport, RATEABLE};
 
 /// An operator's order about an experiment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,49 +30,6 @@ pub enum Order {
     Stop,
     /// Put all units into this arm.
     Promote(String),
-}
-
-/// A path below `/admin/experiments`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ExperimentRoute {
-    List,
-    Show(String),
-    Put(String),
-    Remove(String),
-    Order(String, Order),
-}
-
-impl ExperimentRoute {
-    pub(super) fn of(path: &str, method: &Method) -> Option<Self> {
-        let rest = path.strip_prefix("/admin/experiments")?;
-        let Some(rest) = rest.strip_prefix('/') else { return rest.is_empty().then_some(Self::List) };
-        let parts: Vec<String> = rest.split('/').map(decode).collect::<Option<_>>()?;
-        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-        Some(match parts[..] {
-            [name] => match *method {
-                Method::PUT => Self::Put(name.to_owned()),
-                Method::DELETE => Self::Remove(name.to_owned()),
-                _ => Self::Show(name.to_owned()),
-            },
-            [name, "start"] => Self::Order(name.to_owned(), Order::Start),
-            [name, "stop"] => Self::Order(name.to_owned(), Order::Stop),
-            [name, "promote", arm] => Self::Order(name.to_owned(), Order::Promote(arm.to_owned())),
-            _ => return None,
-        })
-    }
-
-    pub(super) fn is_change(&self) -> bool {
-        !matches!(self, Self::List | Self::Show(_))
-    }
-
-    /// The methods of the path.
-    pub(super) fn methods(&self) -> &'static [Method] {
-        match self {
-            Self::List => &[Method::GET, Method::HEAD],
-            Self::Show(_) | Self::Put(_) | Self::Remove(_) => &[Method::GET, Method::HEAD, Method::PUT, Method::DELETE],
-            Self::Order(..) => &[Method::POST],
-        }
-    }
 }
 
 /// Why an order is refused.
@@ -195,28 +151,4 @@ pub trait ExperimentControl {
 
     /// Carries out an order.
     fn order(&self, name: &str, order: Order) -> Result<ExperimentReport, ExperimentError>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_of_experiments_are_distinguished() {
-        let of = |path: &str| ExperimentRoute::of(path, &Method::GET);
-        let put = ExperimentRoute::of("/admin/experiments/a", &Method::PUT);
-        assert_eq!(put, Some(ExperimentRoute::Put("a".to_owned())));
-        let remove = ExperimentRoute::of("/admin/experiments/a", &Method::DELETE);
-        assert_eq!(remove, Some(ExperimentRoute::Remove("a".to_owned())));
-        assert_eq!(of("/admin/experiments"), Some(ExperimentRoute::List));
-        assert_eq!(of("/admin/experiments/a%2Fb"), Some(ExperimentRoute::Show("a/b".to_owned())));
-        assert_eq!(of("/admin/experiments/a/stop"), Some(ExperimentRoute::Order("a".to_owned(), Order::Stop)));
-        let promote = Order::Promote("b".to_owned());
-        assert_eq!(of("/admin/experiments/a/promote/b"), Some(ExperimentRoute::Order("a".to_owned(), promote)));
-        for path in
-            ["/admin/experimentsx", "/admin/experiments/", "/admin/experiments/a/pause", "/admin/experiments/a/promote"]
-        {
-            assert_eq!(of(path), None, "{path}");
-        }
-    }
 }

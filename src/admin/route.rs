@@ -1,137 +1,165 @@
-//! The paths of the admin port, with their methods and protection.
+//! The routes of the admin port: path, methods, requirements and action, one row each.
 //!
-//! Names in paths are percent-decoded; a slash in a name must be encoded. [`routes`](super::routes)
-//! has the actions. Bounds: a fixed list of paths.
+//! **To add a route, add a row here and an action in [`actions`](super::actions).** Names in paths
+//! are percent-decoded; a slash in a name must be encoded. Bounds: a fixed list of paths.
 
-use http::Method;
+use http::{Method, StatusCode};
+use serde_json::{Map, Value};
 
 use super::access::Protection;
-use super::experiments::ExperimentRoute;
-use super::restart_query::decode;
-use super::tuner::TunerRoute;
+use super::actions::Actions;
+use super::answer::{AdminResponse, file, health, json};
+use super::encoding::decode;
+use super::experiments::Order;
+use super::snapshot::RequestLists;
+use super::tuner::TunerOrder;
 use super::ui;
 
-/// A path; for experiments with the method.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Route {
-    Page,
-    File(&'static ui::File),
-    Metrics,
-    Health,
-    Status,
-    Events,
-    History,
-    Findings,
-    /// One request by id, or the lists.
-    Requests(Option<String>),
-    Reload,
-    SetDraining {
-        pool: String,
-        backend: String,
-        draining: bool,
-    },
-    Restart {
-        pool: String,
-        backend: String,
-    },
-    EngineLog {
-        pool: String,
-        backend: String,
-    },
-    Experiments(ExperimentRoute),
-    Feedback(String),
-    Tuner(TunerRoute),
+const READS: &[Method] = &[Method::GET, Method::HEAD];
+
+/// The parts of a request that actions use.
+pub(super) struct Ask {
+    pub(super) query: String,
+    /// The body, empty for routes that take none.
+    pub(super) body: Map<String, Value>,
+    /// Whether the client prefers OpenMetrics to plain text.
+    pub(super) open_metrics: bool,
+}
+
+/// Whether a route takes a body, which is a JSON object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TakesBody {
+    No,
+    IfSent,
+    Yes,
+}
+
+type Blocking = Box<dyn FnOnce(&Actions, Ask) -> AdminResponse + Send>;
+
+pub(super) enum Action {
+    /// On the thread of the connection, so that probes are answered while many handlers run.
+    AtOnce(fn(&Actions) -> AdminResponse),
+    /// On a thread that may block: reloads read files, and the status takes locks that requests
+    /// use.
+    Blocking(Blocking),
+}
+
+/// One row of the table.
+pub(super) struct Route {
+    pub(super) methods: &'static [Method],
+    pub(super) protection: Protection,
+    pub(super) takes_body: TakesBody,
+    /// Whether only the leader may answer, if one of several gateways leads: the change is saved,
+    /// or applied to engines.
+    pub(super) is_for_the_leader: bool,
+    pub(super) action: Action,
+}
+
+fn at_once(methods: &'static [Method], protection: Protection, action: fn(&Actions) -> AdminResponse) -> Route {
+    let (takes_body, is_for_the_leader) = (TakesBody::No, false);
+    Route { methods, protection, takes_body, is_for_the_leader, action: Action::AtOnce(action) }
+}
+
+/// A part of the page, or metrics.
+fn page(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -> Route {
+    let (takes_body, is_for_the_leader) = (TakesBody::No, false);
+    let action = Action::Blocking(Box::new(action));
+    Route { methods: READS, protection: Protection::Host, takes_body, is_for_the_leader, action }
+}
+
+/// A route that only reads.
+fn read(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -> Route {
+    Route { protection: Protection::Token, ..page(action) }
+}
+
+/// A route that changes something.
+fn change(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -> Route {
+    Route { methods: &[Method::POST], protection: Protection::Change, ..page(action) }
+}
+
+/// A change that only the leader may make.
+fn order(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -> Route {
+    Route { is_for_the_leader: true, ..change(action) }
 }
 
 impl Route {
-    /// The route of a path, if there is one.
+    /// The route of a path, if there is one. Only for an experiment, the route depends on the
+    /// method.
     pub(super) fn of(path: &str, method: &Method) -> Option<Self> {
-        Some(match path {
-            "/" => Self::Page,
-            "/admin/events" => Self::Events,
-            "/admin/history" => Self::History,
-            "/admin/findings" => Self::Findings,
-            "/admin/requests" => Self::Requests(None),
-            _ if path.starts_with("/ui/") => Self::File(ui::file(&path["/ui/".len()..])?),
-            _ if path.starts_with("/admin/requests/") => {
-                Self::Requests(Some(decode(&path["/admin/requests/".len()..])?))
+        let parts: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
+        Some(match parts[..] {
+            [""] => page(|_, _| file(&ui::PAGE)),
+            ["ui", name] => {
+                let found = ui::file(name)?;
+                page(move |_, _| file(found))
             }
-            "/metrics" => Self::Metrics,
-            "/health" => Self::Health,
-            "/admin/status" => Self::Status,
-            "/admin/reload" => Self::Reload,
-            _ if path.starts_with("/admin/feedback/") => Self::Feedback(decode(&path["/admin/feedback/".len()..])?),
-            _ if path.starts_with("/admin/tuner") => Self::Tuner(TunerRoute::of(path)?),
-            _ if path.starts_with("/admin/experiments") => Self::Experiments(ExperimentRoute::of(path, method)?),
-            _ => {
-                // A slash in a name is encoded.
-                let mut parts = path.strip_prefix("/admin/backends/")?.split('/');
-                let (pool, backend, action) = (decode(parts.next()?)?, decode(parts.next()?)?, parts.next()?);
-                if parts.next().is_some() {
-                    return None;
-                }
-                match action {
-                    "drain" => Self::SetDraining { pool, backend, draining: true },
-                    "enable" => Self::SetDraining { pool, backend, draining: false },
-                    "restart" => Self::Restart { pool, backend },
-                    "log" => Self::EngineLog { pool, backend },
+            ["metrics"] => page(|actions, ask| actions.metrics(ask.open_metrics)),
+            ["health"] => at_once(READS, Protection::None, |_| health()),
+            ["admin", "events"] => at_once(&[Method::GET], Protection::Stream, Actions::listen),
+            ["admin", "status"] => read(|actions, _| json(StatusCode::OK, &actions.control.status())),
+            ["admin", "findings"] => read(|actions, _| json(StatusCode::OK, &actions.control.diagnosis())),
+            ["admin", "history"] => read(|actions, _| actions.history()),
+            ["admin", "requests"] => read(|actions, _| json(StatusCode::OK, &RequestLists::of(&*actions.control))),
+            ["admin", "requests", ref id @ ..] => {
+                let id = decode(&id.join("/"))?;
+                read(move |actions, _| actions.requests(&id))
+            }
+            ["admin", "reload"] => change(|actions, _| actions.reload()),
+            ["admin", "feedback", ref id @ ..] => {
+                let id = decode(&id.join("/"))?;
+                let rate = change(move |actions, ask| actions.feedback(&id, &ask.body));
+                Self { takes_body: TakesBody::Yes, ..rate }
+            }
+            ["admin", "backends", pool, backend, action] => of_backend(decode(pool)?, decode(backend)?, action)?,
+            ["admin", "experiments"] => read(|actions, _| json(StatusCode::OK, &actions.control.experiments())),
+            ["admin", "experiments", name] => of_experiment(decode(name)?, method),
+            ["admin", "experiments", name, ref action @ ..] => {
+                let name = decode(name)?;
+                let given = match action[..] {
+                    ["start"] => Order::Start,
+                    ["stop"] => Order::Stop,
+                    ["promote", arm] => Order::Promote(decode(arm)?),
                     _ => return None,
-                }
+                };
+                order(move |actions, _| actions.order(&name, given))
             }
+            ["admin", "tuner"] => read(|actions, _| json(StatusCode::OK, &actions.control.tuner())),
+            ["admin", "tuner", ref action @ ..] => {
+                let given = match action[..] {
+                    ["freeze"] => TunerOrder::Freeze,
+                    ["resume"] => TunerOrder::Resume,
+                    ["reset"] => TunerOrder::Reset,
+                    ["approve", ref id @ ..] => TunerOrder::Approve(decode(&id.join("/"))?),
+                    _ => return None,
+                };
+                order(move |actions, _| actions.order_tuner(given))
+            }
+            _ => return None,
         })
     }
+}
 
-    /// The methods of the path.
-    pub(super) fn methods(&self) -> &'static [Method] {
-        match self {
-            Self::Page | Self::File(_) | Self::Metrics | Self::Health => &[Method::GET, Method::HEAD],
-            Self::Status | Self::History | Self::Findings | Self::Requests(_) | Self::EngineLog { .. } => {
-                &[Method::GET, Method::HEAD]
-            }
-            Self::Events => &[Method::GET],
-            Self::Experiments(route) => route.methods(),
-            Self::Tuner(route) => route.methods(),
-            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Feedback(_) => &[Method::POST],
+fn of_backend(pool: String, backend: String, action: &str) -> Option<Route> {
+    Some(match action {
+        "drain" => change(move |actions, _| actions.set_draining(&pool, &backend, true)),
+        "enable" => change(move |actions, _| actions.set_draining(&pool, &backend, false)),
+        "restart" => {
+            let restart = order(move |actions, ask| actions.restart(&pool, &backend, ask.body, &ask.query));
+            Route { takes_body: TakesBody::IfSent, ..restart }
         }
-    }
+        "log" => read(move |actions, ask| actions.engine_log(&pool, &backend, &ask.query)),
+        _ => return None,
+    })
+}
 
-    /// Whether the route changes something.
-    pub(super) fn is_change(&self) -> bool {
-        matches!(self.protection(), Protection::Change)
-    }
-
-    /// Whether only the leader may answer, if one of several gateways leads: the change is saved,
-    /// or applied to engines.
-    pub(super) fn is_for_the_leader(&self) -> bool {
-        let reads = |route: &ExperimentRoute| matches!(route, ExperimentRoute::List | ExperimentRoute::Show(_));
-        match self {
-            Self::Restart { .. } | Self::Tuner(TunerRoute::Order(_)) => true,
-            Self::Experiments(route) => !reads(route),
-            _ => false,
+fn of_experiment(name: String, method: &Method) -> Route {
+    let route = match *method {
+        Method::PUT => {
+            let put = order(move |actions, ask| actions.put_experiment(&name, ask.body));
+            Route { takes_body: TakesBody::Yes, ..put }
         }
-    }
-
-    pub(super) fn takes_body(&self) -> bool {
-        matches!(self, Self::Experiments(ExperimentRoute::Put(_)) | Self::Feedback(_))
-    }
-
-    /// The requirements on a request.
-    pub(super) fn protection(&self) -> Protection {
-        match self {
-            Self::Health => Protection::None,
-            Self::Page | Self::File(_) | Self::Metrics => Protection::Host,
-            Self::Events => Protection::Stream,
-            Self::Status | Self::History | Self::Findings | Self::Requests(_) | Self::EngineLog { .. } => {
-                Protection::Token
-            }
-            Self::Tuner(TunerRoute::Show) => Protection::Token,
-            Self::Experiments(route) if !route.is_change() => Protection::Token,
-            Self::Reload
-            | Self::SetDraining { .. }
-            | Self::Restart { .. }
-            | Self::Experiments(_)
-            | Self::Feedback(_)
-            | Self::Tuner(_) => Protection::Change,
-        }
-    }
+        Method::DELETE => order(move |actions, _| actions.remove_experiment(&name)),
+        _ => read(move |actions, _| actions.experiment(&name)),
+    };
+    Route { methods: &[Method::GET, Method::HEAD, Method::PUT, Method::DELETE], ..route }
 }

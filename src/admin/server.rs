@@ -23,7 +23,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::connections::{Connections, Phase, Progress, WatchedSocket};
 use super::control::Control;
 use super::routes::Admin;
-use crate::proxy::{Ending, Ends, ListenError};
+use sluice_gateway::proxy::{Ending, Ends, ListenError};
 
 /// Longest wait of a shutdown for responses that are under way.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(2);

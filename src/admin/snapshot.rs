@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 
 use super::control::Control;
 use super::status::{ModelStatus, Status};
-use crate::experiment::ExperimentReport;
-use crate::online::tuner::report::TunerReport;
-use crate::telemetry::{HistoryReport, RequestView, Resolution};
+use sluice_gateway::experiment::ExperimentReport;
+use sluice_gateway::telemetry::{HistoryReport, RequestView, Resolution};
+use sluice_online::tuner::report::TunerReport;
 
 /// Seconds between `report` events.
 pub(super) const REPORT_TURNS: u64 = 2;

@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::error::NoSuchBackend;
-use crate::base::BackendId;
-use crate::fleet::EngineView;
-use crate::fleet::discovery::PodsView;
-use crate::flow::keys::KeyTokens;
-use crate::online::findings::{Finding, LastMinute};
-use crate::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
-use crate::telemetry::{Telemetry, WindowStats};
+use sluice_core::base::BackendId;
+use sluice_fleet::EngineView;
+use sluice_fleet::discovery::PodsView;
+use sluice_gateway::flow::keys::KeyTokens;
+use sluice_gateway::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
+use sluice_gateway::telemetry::{Telemetry, WindowStats};
+use sluice_online::findings::{Finding, LastMinute};
 
 /// The response to `/admin/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -15,14 +15,14 @@ use tokio::time::{Instant, timeout};
 
 use super::status::{ModelStatus, find};
 use super::*;
-use crate::experiment::ExperimentReport;
-use crate::fleet::{ChangeStarted, LogError, LogLines, RestartError, RestartRequest};
-use crate::flow::Outcome;
-use crate::online::tuner::report::TunerReport;
-use crate::pool::Admission;
-use crate::proxy::Ending;
-use crate::telemetry::{Telemetry, testing};
 use sluice_config::{Admin, Secret};
+use sluice_fleet::{ChangeStarted, LogError, LogLines, RestartError, RestartRequest};
+use sluice_gateway::experiment::ExperimentReport;
+use sluice_gateway::flow::Outcome;
+use sluice_gateway::pool::Admission;
+use sluice_gateway::proxy::Ending;
+use sluice_gateway::telemetry::{Telemetry, testing};
+use sluice_online::tuner::report::TunerReport;
 
 pub(super) const TOKEN: &str = "open sesame";
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
@@ -52,6 +52,10 @@ impl Control for Fake {
 
     fn telemetry(&self) -> &Telemetry {
         &self.telemetry
+    }
+
+    fn diagnosis(&self) -> crate::status::Diagnosis {
+        crate::status::Diagnosis::default()
     }
 
     fn models(&self) -> Vec<ModelStatus> {
@@ -125,7 +129,10 @@ impl ExperimentControl for Fake {
     fn order(&self, name: &str, order: Order) -> Result<ExperimentReport, ExperimentError> {
         match order {
             Order::Start => Err(ExperimentError::NotReady { name: name.to_owned(), arm: "b".to_owned() }),
-            Order::Stop | Order::Promote(_) => self.experiment(name),
+            Order::Stop => self.experiment(name),
+            Order::Promote(arm) => {
+                Err(ExperimentError::UnknownArm { name: name.to_owned(), arm, known: "a, b".to_owned() })
+            }
         }
     }
 }
@@ -276,20 +283,6 @@ async fn the_metrics_page_is_openmetrics_for_clients_that_take_it() {
 }
 
 #[tokio::test]
-async fn an_unknown_path_is_404_and_a_wrong_method_405_in_json() {
-    let served = served(None, no_changes).await;
-    for missing in ["GET /nothing", "GET /v1/chat/completions", "POST /admin/backends/short/gpu0/explode"] {
-        let (status, _, body) = send(&served, missing, "").await;
-        assert_eq!((status, code(&body).as_str()), (404, "not_found"), "{missing}");
-    }
-    for (wrong, allowed) in [("GET /admin/reload", "allow: post"), ("DELETE /metrics", "allow: get, head")] {
-        let (status, head, body) = send(&served, wrong, "").await;
-        assert_eq!((status, code(&body).as_str()), (405, "method_not_allowed"), "{wrong}");
-        assert!(head.contains(allowed), "{head}");
-    }
-}
-
-#[tokio::test]
 async fn a_reload_returns_the_changes_or_the_problems() {
     let changed = served(None, || Ok(vec!["pool short: slots: 64 -> 32".to_owned()])).await;
     let (status, _, body) = send(&changed, "POST /admin/reload", "").await;
@@ -333,18 +326,28 @@ async fn draining_and_enabling_show_in_the_status() {
 #[tokio::test]
 async fn a_restart_returns_its_number_or_why_it_is_refused() {
     let served = served(None, no_changes).await;
-    let path = |query: &str| format!("POST /admin/backends/short/gpu0/restart{query}");
-    let (status, _, body) = send(&served, &path("?set=max-num-seqs%3D32&hold"), "").await;
+    let path = "POST /admin/backends/short/gpu0/restart";
+    let with_body = |body: &str| format!("Content-Length: {}\r\n\r\n{body}", body.len());
+    let (status, _, body) = send(&served, path, &with_body(r#"{"set": {"max-num-seqs": 32}, "hold": true}"#)).await;
     assert_eq!(
         (status, body.trim()),
         (202, r#"{"backend":"gpu0","change":7,"notices":["x is dropped"],"pool":"short"}"#)
     );
-    let (status, _, body) = send(&served, &path(""), "").await;
+    let client = AdminClient::new(&served.address, None).unwrap();
+    let options = RestartOptions { hold: true, ..RestartOptions::default() };
+    assert_eq!(client.restart("short", "gpu0", &options).await.unwrap().change, 7);
+    let (status, _, body) = send(&served, path, "").await;
     assert_eq!((status, code(&body).as_str()), (409, "not_managed"));
     assert!(body.contains("drain it here, restart it where it runs"), "{body}");
-    let (status, _, body) = send(&served, &path("?force"), "").await;
-    assert_eq!((status, code(&body).as_str()), (400, "bad_request"));
-    let (status, _, body) = send(&served, "POST /admin/backends/short/gpu9/restart?hold", "").await;
+    for (path, headers) in [
+        (path, with_body(r#"{"force": true}"#)),
+        (path, with_body("hold")),
+        ("POST /admin/backends/short/gpu0/restart?hold", String::new()),
+    ] {
+        let (status, _, body) = send(&served, path, &headers).await;
+        assert_eq!((status, code(&body).as_str()), (400, "bad_request"), "{path} {headers}");
+    }
+    let (status, _, body) = send(&served, "POST /admin/backends/short/gpu9/restart", "").await;
     assert_eq!((status, code(&body).as_str()), (404, "no_such_backend"));
     assert_eq!(send(&served, "GET /admin/backends/short/gpu0/restart", "").await.0, 405);
 }
@@ -450,38 +453,4 @@ async fn errors_of_the_client_say_what_to_do_next() {
     let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let error = AdminClient::new(&unused, None).unwrap().get::<Status>("/admin/status").await.unwrap_err().to_string();
     assert!(error.contains("no response from the admin port") && error.contains("is sluice serve running"), "{error}");
-}
-
-#[tokio::test]
-async fn experiments_are_listed_with_the_token_and_changed_with_the_right_methods() {
-    let served = served(Some(TOKEN), no_changes).await;
-    let token = format!("Authorization: Bearer {TOKEN}\r\n");
-    let with_body = |body: &str| format!("{token}Content-Length: {}\r\n\r\n{body}", body.len());
-    for (request, headers, want) in [
-        ("GET /admin/experiments", "", 401),
-        ("GET /admin/experiments", token.as_str(), 200),
-        ("POST /admin/experiments", token.as_str(), 405),
-        ("GET /admin/experiments/y", token.as_str(), 404),
-        ("GET /admin/experiments/y/start", token.as_str(), 405),
-        ("POST /admin/experiments/y/start", "", 401),
-        ("POST /admin/experiments/y/start", token.as_str(), 409),
-        ("POST /admin/experiments/y/stop", token.as_str(), 404),
-        ("POST /admin/experiments/y/pause", token.as_str(), 404),
-        ("POST /admin/experiments/y", token.as_str(), 405),
-        ("PUT /admin/experiments/y", "", 401),
-        ("PUT /admin/experiments/y", with_body("{}").as_str(), 404),
-        ("PUT /admin/experiments/y", with_body("{\"weight\":1}").as_str(), 422),
-        ("PUT /admin/experiments/y", with_body("[]").as_str(), 400),
-        ("DELETE /admin/experiments/y", "", 401),
-        ("DELETE /admin/experiments/y", token.as_str(), 409),
-    ] {
-        let (status, _, body) = send(&served, request, headers).await;
-        assert_eq!(status, want, "{request}: {body}");
-    }
-    let (_, head, _) = send(&served, "POST /admin/experiments/y", &token).await;
-    assert!(head.contains("allow: get, head, put, delete\r\n"), "{head}");
-    let (_, _, body) = send(&served, "PUT /admin/experiments/y", &with_body("{\"weight\":1}")).await;
-    assert!(code(&body) == "invalid_experiment" && body.contains("[\"weight: unknown key\"]"), "{body}");
-    let (_, _, body) = send(&served, "POST /admin/experiments/y/start", &token).await;
-    assert!(body.contains("experiment.y.arm.b: none of its backends is ready"), "{body}");
 }

@@ -9,11 +9,10 @@
 //! | POST `/admin/tuner/reset` | the limits of the configuration file are in force again |
 //! | POST `/admin/tuner/approve/{id}` | the tuner makes the proposed change |
 
-use http::{Method, StatusCode};
+use http::StatusCode;
 
-use super::restart_query::decode;
 use super::unsaved::UnsavedOrder;
-use crate::online::tuner::report::TunerReport;
+use sluice_online::tuner::report::TunerReport;
 
 /// An operator's order to the tuner.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,35 +25,6 @@ pub enum TunerOrder {
     Reset,
     /// Make the change with this number.
     Approve(String),
-}
-
-/// A path below `/admin/tuner`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum TunerRoute {
-    Show,
-    Order(TunerOrder),
-}
-
-impl TunerRoute {
-    pub(super) fn of(path: &str) -> Option<Self> {
-        Some(match path.strip_prefix("/admin/tuner")? {
-            "" => Self::Show,
-            "/freeze" => Self::Order(TunerOrder::Freeze),
-            "/resume" => Self::Order(TunerOrder::Resume),
-            "/reset" => Self::Order(TunerOrder::Reset),
-            other => {
-                let id = decode(other.strip_prefix("/approve/")?)?;
-                Self::Order(TunerOrder::Approve(id))
-            }
-        })
-    }
-
-    pub(super) fn methods(&self) -> &'static [Method] {
-        match self {
-            Self::Show => &[Method::GET, Method::HEAD],
-            Self::Order(_) => &[Method::POST],
-        }
-    }
 }
 
 /// Why an order is refused.
@@ -102,20 +72,4 @@ pub trait TunerControl {
 
     /// Carries out an order.
     fn order_tuner(&self, order: TunerOrder) -> Result<TunerReport, TunerError>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_of_the_tuner_are_distinguished() {
-        assert_eq!(TunerRoute::of("/admin/tuner"), Some(TunerRoute::Show));
-        assert_eq!(TunerRoute::of("/admin/tuner/freeze"), Some(TunerRoute::Order(TunerOrder::Freeze)));
-        let approve = TunerOrder::Approve("2.1".to_owned());
-        assert_eq!(TunerRoute::of("/admin/tuner/approve/2.1"), Some(TunerRoute::Order(approve)));
-        for path in ["/admin/tuners", "/admin/tuner/", "/admin/tuner/approve", "/admin/tuner/thaw"] {
-            assert_eq!(TunerRoute::of(path), None, "{path}");
-        }
-    }
 }

@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
-use crate::admin::AdminClient;
+use sluice_admin::AdminClient;
 
 /// The flags that name the gateway.
 #[derive(Clone, Debug, clap::Args)]

@@ -20,8 +20,8 @@ use super::admin_command::{AdminPort, exit_code, usage, with_client};
 use super::backend_list::{self, activity};
 use super::backend_logs::{self, LogsArgs};
 use super::terminal::stdout_width;
-use crate::admin::status::{BackendStatus, Status};
-use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
+use sluice_admin::status::{BackendStatus, Status};
+use sluice_admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, RestartOptions, encode, flag};
 
 /// Time between two polls with `--wait`.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -153,15 +153,16 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
         }
         Command::Restart { name, set, reset, hold, cut, wait } => {
             let path = path(&status, name)?;
-            let switches = [(*reset, "reset"), (*hold, "hold"), (*cut, "cut")];
-            let switches: Vec<&str> = switches.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+            // `run` has refused what is no flag.
+            let flags: Vec<_> = set.iter().filter_map(|set| flag(set).ok()).collect();
+            let flags = RestartOptions::of_flags(flags.iter().map(|(name, value)| (name, value)));
+            let options = RestartOptions { reset: *reset, hold: *hold, cut: *cut, ..flags };
             if *wait {
                 ramp_ends(client, &path).await?;
             }
-            let started = post(client, &path, &format!("/restart{}", query(set, &switches))).await?;
-            let id = started["change"].as_u64().unwrap_or(0);
-            let notices = started["notices"].as_array().into_iter().flatten().filter_map(Value::as_str);
-            notices.for_each(|notice| eprintln!("{path}: {notice}"));
+            let begun = client.restart(&path.pool, &path.backend, &options).await?;
+            let id = begun.change;
+            begun.notices.iter().for_each(|notice| eprintln!("{path}: {notice}"));
             if !*wait {
                 print_line(&format!("restart #{id} of {path} has started; sluice backend list shows its progress"));
                 return Ok(());
@@ -239,7 +240,6 @@ pub(in crate::cli) fn path(status: &Status, name: &str) -> Result<Path, Failed> 
 
 pub(in crate::cli) async fn post(client: &AdminClient, path: &Path, action: &str) -> Result<Value, AdminClientError> {
     let path = format!("/admin/backends/{}/{}{action}", encode(&path.pool), encode(&path.backend));
-    // A restart may run vLLM to list the flags, which takes time.
     client.post_within(&path, RESTART_TIMEOUT).await
 }
 
@@ -327,8 +327,8 @@ fn print_line(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::status::PoolStatus;
-    use crate::fleet::{EngineView, LastChange};
+    use sluice_admin::status::PoolStatus;
+    use sluice_fleet::{EngineView, LastChange};
 
     fn status() -> Status {
         let backend = |name: &str| BackendStatus { name: name.to_owned(), ..BackendStatus::default() };

@@ -9,8 +9,8 @@ use comfy_table::presets::{NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};
 use serde_json::{Value, json};
 
-use crate::admin::status::{BackendStatus, Status};
-use crate::fleet::{EngineView, LastChange};
+use sluice_admin::status::{BackendStatus, Status};
+use sluice_fleet::{EngineView, LastChange};
 
 /// Columns of the blanks around a cell.
 const PADDING: usize = 2;
@@ -218,7 +218,7 @@ fn age(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::status::{PoolStatus, Used};
+    use sluice_admin::status::{PoolStatus, Used};
 
     const DIED: &str = "engine_died: EngineCore encountered an issue. See stack trace above for the root cause; \
                         the log has the cause: /var/lib/sluice/short.gpu1.log";

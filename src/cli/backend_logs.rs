@@ -8,8 +8,8 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use crate::admin::{AdminClient, AdminClientError, LOG_LINES_MAX, encode};
-use crate::fleet::LogLines;
+use sluice_admin::{AdminClient, AdminClientError, LOG_LINES_MAX, encode};
+use sluice_fleet::LogLines;
 
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

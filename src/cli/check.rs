@@ -16,9 +16,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use super::config_file::{ConfigFile, NoFile};
-use crate::serve::checks::{self, Purpose};
-use crate::telemetry::log;
 use sluice_config::{Config, Loaded, Problems, Resolved};
+use sluice_gateway::telemetry::log;
+use sluice_serve::checks::{self, Purpose};
 
 /// Exit code of a configuration error (`EX_CONFIG` of sysexits.h).
 pub const EXIT_CONFIG: u8 = 78;

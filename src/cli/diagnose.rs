@@ -19,10 +19,10 @@ use serde::Deserialize;
 
 use super::admin_command::{AdminPort, exit_code, with_client};
 use super::terminal::{print_to_stdout, stdout_width, wrapped};
-use crate::admin::status::{Diagnosis, Status};
-use crate::admin::{AdminClient, AdminClientError};
-use crate::online::findings::{Finding, LastMinute};
-use crate::telemetry::{HistoryReport, HistoryRow, RequestView};
+use sluice_admin::status::{Diagnosis, Status};
+use sluice_admin::{AdminClient, AdminClientError};
+use sluice_gateway::telemetry::{HistoryReport, HistoryRow, RequestView};
+use sluice_online::findings::{Finding, LastMinute};
 
 /// The most keys and engines that are shown.
 const ROWS: usize = 12;
@@ -157,7 +157,7 @@ fn classes<'a>(rows: impl Iterator<Item = &'a HistoryRow>) -> String {
     for row in rows {
         let class = row.class.as_deref().filter(|class| !class.is_empty()).unwrap_or("(refused)");
         let slowest = row.ttft_parts.as_ref().map(|parts| parts.slowest);
-        let part = |read: fn(&crate::telemetry::PartsOfGroup) -> f64| whole(slowest.as_ref().map(read));
+        let part = |read: fn(&sluice_gateway::telemetry::PartsOfGroup) -> f64| whole(slowest.as_ref().map(read));
         let ended = row.completed + row.shed + row.failed + row.client_gone + row.refused;
         shown.add_row([
             class.to_owned(),

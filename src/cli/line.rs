@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::terminal::{LiveLines, size};
-use crate::bench::{Distribution, Extent, Progress};
+use sluice_bench::{Distribution, Extent, Progress};
 
 /// Time between two drawings.
 const REFRESH: Duration = Duration::from_millis(200);

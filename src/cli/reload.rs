@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use serde::Deserialize;
 
 use super::admin_command::{AdminPort, with_client};
-use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT};
+use sluice_admin::{AdminClient, AdminClientError, RESTART_TIMEOUT};
 
 /// Make a running gateway read the configuration file again.
 #[derive(Clone, Debug, clap::Args)]

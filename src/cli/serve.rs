@@ -25,12 +25,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::admin_command::{exit_code, usage};
 use super::check::EXIT_CONFIG;
 use super::config_file::{ConfigFile, NoFile};
-use crate::base::Tokens;
-use crate::serve::checks::{self, Purpose};
-use crate::serve::upgrade::{self, Door, take_over};
-use crate::serve::{self, Running, Sockets, Source, StartError, systemd};
-use crate::telemetry::log;
 use sluice_config::{Config, Flags, Loaded, Problems, Surroundings};
+use sluice_core::base::Tokens;
+use sluice_gateway::telemetry::log;
+use sluice_serve::checks::{self, Purpose};
+use sluice_serve::upgrade::{self, Door, take_over};
+use sluice_serve::{Running, Sockets, Source, StartError, systemd};
 use until_stop::{STARTED_BY, Signals};
 
 /// Run the gateway.
@@ -237,7 +237,7 @@ async fn begin(
     };
     // The running gateway itself reports the process that it started to systemd.
     let is_announced = opened.predecessor_pid().is_some_and(was_started_by);
-    let running = serve::start_with(config, source, opened).await?;
+    let running = sluice_serve::start_with(config, source, opened).await?;
     // Opened before the gateway is reported as ready, because upgrades may be requested from then
     // on.
     let door = door.or_else(|| folder.and_then(|folder| open_door(&folder)));

@@ -21,9 +21,9 @@ use keys::short;
 use super::admin_command::{AdminPort, exit_code, with_client};
 use super::backend_list::{activity_and_failure, fitted};
 use super::terminal::{print_to_stdout, stdout_width, wrapped};
-use crate::admin::status::{BackendStatus, ClusterStatus, PoolStatus, Status, Used};
-use crate::admin::{AdminClient, AdminClientError};
-use crate::telemetry::Quantiles;
+use sluice_admin::status::{BackendStatus, ClusterStatus, PoolStatus, Status, Used};
+use sluice_admin::{AdminClient, AdminClientError};
+use sluice_gateway::telemetry::Quantiles;
 
 /// Time between two polls with `--watch`.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -324,10 +324,10 @@ pub(super) fn span(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::About;
-    use crate::admin::status::LeaderStatus;
-    use crate::fleet::EngineView;
-    use crate::telemetry::WindowStats;
+    use sluice_admin::About;
+    use sluice_admin::status::LeaderStatus;
+    use sluice_fleet::EngineView;
+    use sluice_gateway::telemetry::WindowStats;
 
     fn status() -> Status {
         let some = |used, limit| Used { used, limit: Some(limit) };
@@ -372,7 +372,7 @@ mod tests {
             config: Some("sluice.toml".into()),
             ..About::default()
         };
-        Status { about, pools: vec![short], kubernetes: Vec::new(), cluster: None, keys: Vec::new() }
+        Status { about, pools: vec![short], ..Status::default() }
     }
 
     #[test]

@@ -11,9 +11,9 @@ use clap::Subcommand;
 
 use super::admin_command::{AdminPort, exit_code, with_client};
 use super::terminal::print_to_stdout;
-use crate::admin::{AdminClient, AdminClientError, encode};
-use crate::online::engines::forecast::Realised;
-use crate::online::tuner::report::{BlockedReport, GroupReport, ProposalReport, TimedEvent, TunerReport};
+use sluice_admin::{AdminClient, AdminClientError, encode};
+use sluice_online::engines::forecast::Realised;
+use sluice_online::tuner::report::{BlockedReport, GroupReport, ProposalReport, TimedEvent, TunerReport};
 
 /// The online tuner of a running gateway.
 #[derive(Clone, Debug, clap::Args)]
@@ -172,9 +172,9 @@ fn of_event(TimedEvent { time, event }: &TimedEvent) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::online::event::{Event, EventKind};
-    use crate::online::observe::diagnosis::{Diagnosis, Reading};
-    use crate::online::tuner::report::LimitReport;
+    use sluice_online::event::{Event, EventKind};
+    use sluice_online::observe::diagnosis::{Diagnosis, Reading};
+    use sluice_online::tuner::report::LimitReport;
 
     #[test]
     fn a_report_says_what_the_tuner_does_and_would_do() {

@@ -14,7 +14,8 @@ use crate::setup::Lab;
 use sluice_bench::load::dataset::{Item, ItemPrompt, Items};
 use sluice_bench::{Adapters, Api, Arrival, BodyFields, Extent, PromptTokens, RequestSource, RunPlan, Workload};
 use sluice_config::{Config, TunerMode};
-use sluice_online::engines::forecast::{Answer, Candidate, Forecast, LimitsQuestion, Question};
+use sluice_online::engines::forecast::{CandidateForecast, EngineAnswer, EngineCandidate, EngineQuestion};
+use sluice_online::limits::forecast::{Forecast, LimitsAnswer, LimitsQuestion};
 use sluice_online::limits::{Limits, PoolLimits};
 use sluice_online::observe::recent::RecentRequest;
 use sluice_online::observe::window::{BATCH, Batch};
@@ -28,32 +29,33 @@ const LOSS_UNFINISHED: f64 = 3.0;
 
 /// Answers `question` by simulation, with the configuration and the engines of `lab`. The answer is
 /// empty if that cannot be simulated.
-pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
+pub fn forecast(lab: &Lab, question: &EngineQuestion, seed: u64) -> EngineAnswer {
     let lab = &question.limits.iter().fold(lab.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits)));
-    let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
-    let Some(now) = batches(&base, seed) else { return Answer::default() };
-    let with = |candidate: &Candidate, lab: &Lab| {
+    let Some(base) = replay(lab, &question.requests) else { return EngineAnswer::default() };
+    let Some(now) = batches(&base, seed) else { return EngineAnswer::default() };
+    let with = |candidate: &EngineCandidate, lab: &Lab| {
         let mut lab = with_limits(lab, &question.pool, candidate.limits);
         for engine in lab.engines.iter_mut().filter(|engine| is_of(&base.config, &question.pool, &engine.backend)) {
             *engine = engine.with_flag(candidate.flag, candidate.to).ok()?;
         }
         Some(lab)
     };
-    let forecast = |candidate| Some(beside(&now, &batches(&with(candidate, &base)?, seed)?));
-    let candidates: Vec<Option<Forecast>> = question.candidates.iter().map(forecast).collect();
+    let forecast = |candidate: &EngineCandidate| Some(beside(&now, &batches(&with(candidate, &base)?, seed)?));
     let mut known: Vec<(PoolLimits, Option<Forecast>)> = Vec::new();
-    let unchanged = |candidate: &Candidate| {
-        let limits = candidate.limits?;
+    let mut unchanged = |limits: Option<PoolLimits>| {
+        let limits = limits?;
         if !known.iter().any(|(of, _)| *of == limits) {
             let found = batches(&with_limits(&base, &question.pool, Some(limits)), seed);
             known.push((limits, found.map(|found| beside(&now, &found))));
         }
         known.iter().find(|(of, _)| *of == limits)?.1
     };
-    let unchanged = question.candidates.iter().map(unchanged).collect();
-    let known = (0..).zip(&candidates).filter_map(|(at, found)| Some((at, found.as_ref()?.loss)));
-    // Of equal candidates the last one, as the tuner chooses.
-    let best = known.max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
+    let candidate = |one: &EngineCandidate| CandidateForecast {
+        forecast: forecast(one),
+        unchanged: unchanged(one.limits),
+        ..CandidateForecast::default()
+    };
+    let mut candidates: Vec<CandidateForecast> = question.candidates.iter().map(candidate).collect();
     let short = replay(lab, latest(&question.requests, question.absent));
     let before = short.as_ref().and_then(|lab| batches(lab, seed));
     let absence = |change: &dyn Fn(&Lab) -> Option<Lab>| {
@@ -61,33 +63,32 @@ pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
         let less = change(&less)?;
         Some((beside(before, &batches(&less, seed)?).loss - beside(before, before).loss).max(0.0))
     };
-    let best = best.and_then(|at| Some((at, question.candidates.get(at)?)));
-    let under = |limits| absence(&|lab| Some(with_limits(lab, &question.pool, Some(limits))));
-    let span = question.requests.last().map_or(Duration::ZERO, |last| last.at.saturating_sub(question.requests[0].at));
-    Answer {
-        now: Some(beside(&now, &now)),
-        absence: absence(&|lab| Some(lab.clone())),
-        absence_with: best.and_then(|(at, best)| Some((at, absence(&|lab| with(best, lab))?))),
-        absence_under: best.and_then(|(at, best)| Some((at, under(best.limits?)?))),
-        candidates,
-        unchanged,
-        span,
+    let each = question.candidates.iter().zip(&mut candidates);
+    let known = each.filter_map(|(one, found)| Some((found.forecast?.loss, one, found)));
+    // Of equal candidates the last one, as the tuner chooses.
+    if let Some((_, best, found)) = known.max_by(|one, other| other.0.total_cmp(&one.0)) {
+        let under = |limits| absence(&|lab| Some(with_limits(lab, &question.pool, Some(limits))));
+        found.absence_with = absence(&|lab| with(best, lab));
+        found.absence_under = best.limits.and_then(under);
     }
+    let span = question.requests.last().map_or(Duration::ZERO, |last| last.at.saturating_sub(question.requests[0].at));
+    let absence = absence(&|lab| Some(lab.clone()));
+    EngineAnswer { now: Some(beside(&now, &now)), absence, candidates, span }
 }
 
 /// Answers a question about limits by simulation, with the configuration and the engines of `lab`.
 /// The answer is empty if that cannot be simulated.
-pub fn forecast_limits(lab: &Lab, question: &LimitsQuestion, seed: u64) -> Answer {
-    let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
+pub fn forecast_limits(lab: &Lab, question: &LimitsQuestion, seed: u64) -> LimitsAnswer {
+    let Some(base) = replay(lab, &question.requests) else { return LimitsAnswer::default() };
     let with = |limits: &Limits| {
         let pools = question.pools.iter().zip(&limits.0);
         let lab = pools.fold(base.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits)));
         // All requests that already wait arrive in the first batch, which does not count.
         batches(&lab, seed).map(|found| found.into_iter().skip(usize::from(question.waiting > 0)).collect::<Vec<_>>())
     };
-    let Some(now) = with(&question.now) else { return Answer::default() };
+    let Some(now) = with(&question.now) else { return LimitsAnswer::default() };
     let candidates = question.candidates.iter().map(|limits| Some(beside(&now, &with(limits)?))).collect();
-    Answer { now: Some(beside(&now, &now)), candidates, ..Answer::default() }
+    LimitsAnswer { now: Some(beside(&now, &now)), candidates }
 }
 
 /// The same setup with other limits of a pool.

@@ -15,7 +15,8 @@ use sluice_config::{Config, Endpoint};
 use sluice_core::vllm::args::ServeArgs;
 use sluice_core::vllm::flags::write;
 use sluice_online::engines::flags::{EngineFlag, Flags};
-use sluice_online::engines::forecast::{Answer, LimitsQuestion, Question};
+use sluice_online::engines::forecast::{EngineAnswer, EngineQuestion};
+use sluice_online::limits::forecast::{LimitsAnswer, LimitsQuestion};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
 /// Virtual time after the last request was sent at which a run ends, even if requests are
@@ -57,9 +58,9 @@ pub struct Lab {
 #[derive(Clone, Copy, Debug)]
 pub struct Forecaster {
     /// Answers questions about flags of engines.
-    pub flags: fn(&Lab, &Question, u64) -> Answer,
+    pub flags: fn(&Lab, &EngineQuestion, u64) -> EngineAnswer,
     /// Answers questions about limits; `None`: limits are tried without a simulation.
-    pub limits: Option<fn(&Lab, &LimitsQuestion, u64) -> Answer>,
+    pub limits: Option<fn(&Lab, &LimitsQuestion, u64) -> LimitsAnswer>,
 }
 
 /// The simulated engine of one backend.

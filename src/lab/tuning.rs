@@ -21,9 +21,10 @@ use sluice_gateway::flow::{LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{BackendView, Bound, Cordon, Irreplaceable, PoolView, Replacement};
 use sluice_online::drive::{self, Deployment, PAGES_INTERVAL, Parts};
 use sluice_online::engines::flags::EngineFlag;
-use sluice_online::engines::forecast::{Answer, LimitsQuestion, Question};
+use sluice_online::engines::forecast::EngineQuestion;
 use sluice_online::engines::look::{EngineState, Restarted};
 use sluice_online::event::Event;
+use sluice_online::limits::forecast::LimitsQuestion;
 use sluice_online::observe::Observer;
 use sluice_online::tuner::Tuner;
 use sluice_online::tuner::report::TunerReport;
@@ -153,7 +154,7 @@ impl Deployment for LabDeployment<'_> {
         }
     }
 
-    fn simulate(&mut self, question: Question) {
+    fn simulate(&mut self, question: EngineQuestion) {
         let answer = self.forecast(|lab, by, seed| Some((by.flags)(lab, &question, seed)));
         drive::answered(self, &answer);
     }
@@ -182,10 +183,10 @@ impl LabDeployment<'_> {
     }
 
     /// Simulates with the present engines.
-    fn forecast(&mut self, forecast: impl FnOnce(&Lab, Forecaster, u64) -> Option<Answer> + Send) -> Answer {
+    fn forecast<T: Default + Send>(&mut self, forecast: impl FnOnce(&Lab, Forecaster, u64) -> Option<T> + Send) -> T {
         let lab = Lab { engines: self.own.setups.clone(), ..self.lab.clone() };
         self.own.simulations += 1;
-        let (seed, Some(by)) = (self.own.simulations, lab.forecaster) else { return Answer::default() };
+        let (seed, Some(by)) = (self.own.simulations, lab.forecaster) else { return T::default() };
         // A run needs a thread without a runtime.
         let answer = std::thread::scope(|scope| scope.spawn(|| forecast(&lab, by, seed)).join());
         answer.ok().flatten().unwrap_or_default()

@@ -1,5 +1,4 @@
 //! Drives the tuner: looks at a deployment, carries out the tuner's orders and takes the results.
-//!
 //! `sluice serve` and `sluice lab` implement [`Deployment`], so a simulation runs the driver of
 //! production. The deployment calls:
 //!
@@ -18,9 +17,10 @@ use std::time::Duration;
 
 use crate::engines::change::EXPERIMENT;
 use crate::engines::flags::EngineFlag;
-use crate::engines::forecast::{Answer, LimitsQuestion, Question};
-use crate::engines::look::{EngineState, Order, Restarted};
+use crate::engines::forecast::{EngineAnswer, EngineQuestion};
+use crate::engines::look::{EngineState, Restarted, TunerOrder};
 use crate::event::Event;
+use crate::limits::forecast::{LimitsAnswer, LimitsQuestion};
 use crate::observe::Observer;
 use crate::tuner::Tuner;
 use sluice_config::Config;
@@ -69,14 +69,14 @@ pub trait Deployment {
     /// Begins to restart an engine. The deployment reports the result to [`restarted`].
     fn restart(&mut self, engine: String, change: (EngineFlag, f64), crowded: bool);
     /// Begins to simulate flags. The deployment reports the answer to [`answered`].
-    fn simulate(&mut self, question: Question);
+    fn simulate(&mut self, question: EngineQuestion);
     /// Begins to simulate limits. The deployment reports the answer to [`limits_answered`].
     fn simulate_limits(&mut self, question: LimitsQuestion);
 }
 
 /// One look at the pools and engines. Puts changed limits in force. Returns orders to carry out.
 #[must_use]
-pub fn look(deployment: &mut impl Deployment) -> Vec<Order> {
+pub fn look(deployment: &mut impl Deployment) -> Vec<TunerOrder> {
     if !deployment.tuner().has_work() {
         return Vec::new();
     }
@@ -94,25 +94,25 @@ pub fn look(deployment: &mut impl Deployment) -> Vec<Order> {
         orders.extend(tuner.step_engines(&engines, parts.why_engines_wait(), observer, now));
         let ids = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| backend.id));
         parts.admission.set_bounds(ids.zip(tuner.trials(&engines).into_iter().map(Bound::Trial)));
-        (changed || orders.contains(&Order::Configure), orders, tuner.take_events())
+        (changed || orders.contains(&TunerOrder::Configure), orders, tuner.take_events())
     };
     deployment.follow(changed, events);
     // A restart is written down before it begins.
-    if orders.iter().any(|order| matches!(order, Order::Restart { .. })) {
+    if orders.iter().any(|order| matches!(order, TunerOrder::Restart { .. })) {
         deployment.save();
     }
     orders
 }
 
 /// Carries out the orders of a [`look`].
-pub fn carry_out(deployment: &mut impl Deployment, orders: Vec<Order>) {
+pub fn carry_out(deployment: &mut impl Deployment, orders: Vec<TunerOrder>) {
     for order in orders {
         match order {
             // Followed already.
-            Order::Configure => {}
-            Order::Restart { engine, flag, value, crowded } => deployment.restart(engine, (flag, value), crowded),
-            Order::Simulate(question) => deployment.simulate(question),
-            Order::SimulateLimits(question) => deployment.simulate_limits(question),
+            TunerOrder::Configure => {}
+            TunerOrder::Restart { engine, flag, value, crowded } => deployment.restart(engine, (flag, value), crowded),
+            TunerOrder::Simulate(question) => deployment.simulate(question),
+            TunerOrder::SimulateLimits(question) => deployment.simulate_limits(question),
         }
     }
 }
@@ -123,7 +123,7 @@ pub fn restarted(deployment: &mut impl Deployment, outcome: Restarted) {
 }
 
 /// Takes the answer to a question about flags.
-pub fn answered(deployment: &mut impl Deployment, answer: &Answer) {
+pub fn answered(deployment: &mut impl Deployment, answer: &EngineAnswer) {
     let engines = deployment.engines(&deployment.parts().admission.view());
     take(deployment, |tuner, parts, now| {
         (tuner.answered(answer, &engines, parts.why_engines_wait(), parts.observer, now), Vec::new())
@@ -131,17 +131,20 @@ pub fn answered(deployment: &mut impl Deployment, answer: &Answer) {
 }
 
 /// Takes the answer to a question about limits.
-pub fn limits_answered(deployment: &mut impl Deployment, question: &LimitsQuestion, answer: &Answer) {
+pub fn limits_answered(deployment: &mut impl Deployment, question: &LimitsQuestion, answer: &LimitsAnswer) {
     take(deployment, |tuner, parts, now| (tuner.limits_answered(question, answer, parts.observer, now), Vec::new()));
 }
 
 /// Gives the tuner a result, and carries out the consequences. `give` returns whether other limits
 /// must be put in force, and orders.
-fn take(deployment: &mut impl Deployment, give: impl FnOnce(&mut Tuner, &Parts<'_>, Duration) -> (bool, Vec<Order>)) {
+fn take(
+    deployment: &mut impl Deployment,
+    give: impl FnOnce(&mut Tuner, &Parts<'_>, Duration) -> (bool, Vec<TunerOrder>),
+) {
     let (changed, orders, events) = {
         let (parts, mut tuner) = (deployment.parts(), deployment.tuner());
         let (changed, orders) = give(&mut tuner, &parts, deployment.now());
-        (changed || orders.contains(&Order::Configure), orders, tuner.take_events())
+        (changed || orders.contains(&TunerOrder::Configure), orders, tuner.take_events())
     };
     deployment.follow(changed, events);
     deployment.save();

@@ -1,24 +1,18 @@
 //! The online tuner: changes the gateway's limits and the engines' flags by how live requests fare.
 //!
-//! ```text
-//!   finished request --> Observer --> Window --.
-//!   pools, every second ------------> Usage ---+--> Controller --> limits --> Tuner --> config
-//!   engines' metrics pages -------> EngineWatch --> diagnosis in words
-//! ```
-//!
 //! | room | task |
 //! |---|---|
-//! | [`observe`] | gathers requests, the use of limits and metrics pages |
+//! | [`observe`] | gathers finished requests, the use of limits and metrics pages |
 //! | [`limits`] | fast layer: tries one change of limits at a time |
 //! | [`engines`] | slow layer: changes flags by restarts, where limits no longer help |
-//! | [`tuner`] | both layers for a whole configuration; [`drive`] runs it |
-//! | [`findings`] | names the causes of slow requests |
+//! | [`tuner`] | both layers for a whole configuration |
 //! | [`scaler`] | computes how many engines a pool needs |
 //!
 //! Pure: no clock, socket or file. [`drive`] runs the tuner on live traffic for `sluice serve`, on
 //! virtual time for `sluice lab`.
 
 pub mod event;
+mod gate;
 pub mod observe;
 pub mod findings;
 pub mod scaler;

@@ -19,16 +19,16 @@ use std::time::Duration;
 use rustix::fs::Access;
 use tokio::time::{Instant, timeout_at};
 
-use super::app::{StartError, load_counters};
-use super::engines;
-use crate::fleet::driver::{EngineFailure, EngineSettings, Notice, SharedDriver};
-use crate::fleet::{
-    EngineSpec, JournalError, PortsError, check_journal, check_settings, check_state, check_values, is_running,
-};
-use crate::flow::specs;
-use crate::pool::Admission;
+use crate::core::{StartError, load_counters};
+use crate::engines;
 use sluice_config::owner::{Untrusted, check_named_file, own_user};
 use sluice_config::{ClusterLeader, Config, Loaded, LogTarget, Problem, Problems, Situation, Target};
+use sluice_fleet::driver::{EngineFailure, EngineSettings, Notice, SharedDriver};
+use sluice_fleet::{
+    EngineSpec, JournalError, PortsError, check_journal, check_settings, check_state, check_values, is_running,
+};
+use sluice_gateway::flow::specs;
+use sluice_gateway::pool::Admission;
 
 /// Longest time that a start waits for the flag lists of all engines' programs, since no client is
 /// served meanwhile. Flags that are not listed in time are checked when the engine starts.

@@ -1,87 +1,96 @@
-//! The admin port's view of a running gateway: implements [`Control`](crate::admin::Control).
+//! The admin port's view of a running gateway: implements [`Control`](sluice_admin::Control).
 //!
 //! Every call reads the current state: the token and addresses of the configuration in force, and
 //! the state of the pools. Calls may block, because a reload reads files.
 
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::app::{App, Source};
-use super::reload::{ReloadError, problem_lines};
-use crate::admin::status::{ClusterStatus, Diagnosis, KeyStatus, ModelStatus, find};
-use crate::admin::{self, About, Access, BackendLogError, BackendRestartError, Control, NoSuchBackend, Status};
-use crate::base::ModelId;
-use crate::fleet::{ChangeStarted, LogLines, RestartRequest};
-use crate::pool::BackendView;
-use crate::telemetry::Telemetry;
-use sluice_config::{Config, ModelScope};
+use crate::app::App;
+use crate::core::Source;
+use crate::reload::{ReloadError, problem_lines};
+use sluice_admin::status::{ClusterStatus, Diagnosis, KeyStatus, ModelStatus, find};
+use sluice_admin::{
+    About, Access, BackendLogError, BackendRestartError, Control, ExperimentControl, ExperimentError, NoSuchBackend,
+    Order, Status, TunerControl, TunerError, TunerOrder,
+};
+use sluice_config::{AddedExperiment, Config, ModelScope};
+use sluice_core::base::ModelId;
+use sluice_fleet::{ChangeStarted, LogLines, RestartRequest};
+use sluice_gateway::experiment::ExperimentReport;
+use sluice_gateway::pool::BackendView;
+use sluice_gateway::telemetry::Telemetry;
+use sluice_online::tuner::report::TunerReport;
 
 impl Control for App {
     fn access(&self) -> Access {
-        let config = self.config.load();
+        let config = self.core.config.load();
         Access { token: config.auth.admin_token.clone(), admin: config.admin.clone(), listen: config.server.admin }
     }
 
     fn status(&self) -> Status {
         let now = Instant::now();
-        let config = match &self.source {
+        let config = match &self.core.source {
             Source::File { path, .. } => Some(path.display().to_string()),
             Source::Fixed => None,
         };
         let (last_reload, applied) = {
-            let reloads = self.reloads.lock();
+            let reloads = self.reloader.history.lock();
             (reloads.last.clone(), reloads.applied(now))
         };
         let about = About {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_seconds: now.saturating_duration_since(self.started).as_secs_f64(),
-            listen: self.config.load().server.listen.to_string(),
+            uptime_seconds: now.saturating_duration_since(self.core.started).as_secs_f64(),
+            listen: self.core.config.load().server.listen.to_string(),
             config,
-            leaving: self.flow.is_leaving(),
-            shutting_down: self.flow.is_closing(),
+            leaving: self.core.flow.is_leaving(),
+            shutting_down: self.core.flow.is_closing(),
             last_reload,
             applied,
         };
-        let pools = self.admission.view();
-        let mut status = Status::new(about, &pools, &self.fleet.views(), &self.telemetry, now);
+        let pools = self.core.admission.view();
+        let mut status = Status::new(about, &pools, &self.core.fleet.views(), &self.core.telemetry, now);
         for (shown, pool) in status.pools.iter_mut().zip(&pools) {
             let members = pool.backends.iter().filter(|backend| !backend.removed);
-            shown.engines_differ = self.reported.differences(members.map(|backend| (&*backend.name, backend.id)));
+            shown.engines_differ = self.core.reported.differences(members.map(|backend| (&*backend.name, backend.id)));
             for (shown, backend) in shown.backends.iter_mut().zip(&pool.backends) {
-                shown.models_unknown = self.reported.unreadable(backend.id);
+                shown.models_unknown = self.core.reported.unreadable(backend.id);
             }
         }
-        let leader = self.leader.as_ref().map(|view| view.status());
-        let cluster = self.cluster.as_ref().map(|view| ClusterStatus { leader, ..view.status() });
-        let keys = self.learned.key_usage.tokens(now).into_iter().map(KeyStatus::from).collect();
-        Status { findings: self.findings(), kubernetes: self.pods.views(), cluster, keys, ..status }
+        let leader = self.core.leader.as_ref().map(|view| view.status());
+        let cluster = self.core.cluster.as_ref().map(|view| ClusterStatus { leader, ..view.status() });
+        let keys = self.core.learned.key_usage.tokens(now).into_iter().map(KeyStatus::from).collect();
+        Status { findings: self.findings.all(), kubernetes: self.pods.views(), cluster, keys, ..status }
     }
 
     fn another_leads(&self) -> Option<String> {
-        self.leader.as_ref().and_then(|leader| leader.refusal())
+        self.core.leader.as_ref().and_then(|leader| leader.refusal())
     }
 
     fn diagnosis(&self) -> Diagnosis {
-        let (keys, engines) = self.last_minute();
-        Diagnosis { findings: self.findings(), keys, engines }
+        self.findings.diagnosis()
     }
 
     fn telemetry(&self) -> &Telemetry {
-        &self.telemetry
+        &self.core.telemetry
     }
 
     fn models(&self) -> Vec<ModelStatus> {
-        let (config, adapters) = (self.config.load(), self.reported.adapters());
+        let (config, adapters) = (self.core.config.load(), self.core.reported.adapters());
         let ready: Vec<(String, Vec<String>)> = self
+            .core
             .admission
             .view()
             .iter()
             .flat_map(|pool| pool.backends.iter().map(move |backend| (&pool.name, backend)))
             .filter(|(_, backend)| BackendView::in_rotation(backend))
-            .map(|(pool, backend)| (pool.to_string(), self.reported.of(backend.id)))
+            .map(|(pool, backend)| (pool.to_string(), self.core.reported.of(backend.id)))
             .collect();
         let mut names: Vec<String> = config.models.iter().map(|model| model.name.clone()).collect();
-        names.extend(self.reported.names().into_iter().filter(|name| config.model_named(name).is_none()));
+        names.extend(self.core.reported.names().into_iter().filter(|name| config.model_named(name).is_none()));
         let status = |name: String| {
             let id = config.model_named(&name);
             let declared = id.map(|id| &config.models[id.index()]);
@@ -100,20 +109,20 @@ impl Control for App {
         names.into_iter().map(status).collect()
     }
 
-    fn reload(&self) -> Result<Vec<String>, admin::ReloadError> {
-        let changes = Self::reload(self).map_err(|error| match error {
-            ReloadError::NoFile => admin::ReloadError::NoFile,
-            refused => admin::ReloadError::Problems(problem_lines(&refused)),
+    fn reload(&self) -> Result<Vec<String>, sluice_admin::ReloadError> {
+        let changes = self.reloader.run().map_err(|error| match error {
+            ReloadError::NoFile => sluice_admin::ReloadError::NoFile,
+            refused => sluice_admin::ReloadError::Problems(problem_lines(&refused)),
         })?;
         Ok(changes.iter().map(ToString::to_string).collect())
     }
 
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend> {
-        let id = find(&self.admission.view(), pool, backend)?;
-        self.admission.set_draining(id, draining);
+        let id = find(&self.core.admission.view(), pool, backend)?;
+        self.core.admission.set_draining(id, draining);
         if !draining {
             // Starts an engine that is on hold, or that waits for the next attempt.
-            let enabled = Handle::current().block_on(self.fleet.enable(&format!("{pool}/{backend}")));
+            let enabled = Handle::current().block_on(self.core.fleet.enable(&format!("{pool}/{backend}")));
             if let Err(refused) = enabled {
                 tracing::warn!(pool, backend, "enabled, but its engine stays as it is: {refused}");
             }
@@ -128,14 +137,56 @@ impl Control for App {
         after: Option<u64>,
         most: usize,
     ) -> Result<LogLines, BackendLogError> {
-        find(&self.admission.view(), pool, backend)?;
-        Ok(self.fleet.log(&format!("{pool}/{backend}"), after, most)?)
+        find(&self.core.admission.view(), pool, backend)?;
+        Ok(self.core.fleet.log(&format!("{pool}/{backend}"), after, most)?)
     }
 
     fn restart(&self, pool: &str, backend: &str, ask: RestartRequest) -> Result<ChangeStarted, BackendRestartError> {
-        find(&self.admission.view(), pool, backend)?;
+        find(&self.core.admission.view(), pool, backend)?;
         let name = format!("{pool}/{backend}");
-        Ok(Handle::current().block_on(self.fleet.restart(&name, ask))?)
+        Ok(Handle::current().block_on(self.core.fleet.restart(&name, ask))?)
+    }
+}
+
+impl ExperimentControl for App {
+    fn experiments(&self) -> Vec<ExperimentReport> {
+        self.experiments.reports()
+    }
+
+    fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError> {
+        self.experiments.report(name)
+    }
+
+    fn put_experiment(&self, name: &str, mut keys: Map<String, Value>) -> Result<ExperimentReport, ExperimentError> {
+        if let Some(other) = keys.remove("name").filter(|other| *other != *name) {
+            let problem = format!("name: {other} is not the name in the path, \"{name}\"; leave it out");
+            return Err(ExperimentError::Invalid { problems: vec![problem] });
+        }
+        self.reloader.put_added(AddedExperiment { name: name.to_owned(), keys })?;
+        self.experiments.short_report(name)
+    }
+
+    fn rate(&self, request_id: &str, good: bool) -> Result<Arc<str>, ExperimentError> {
+        let rated = self.core.learned.experiments.rate(request_id, good);
+        rated.ok_or_else(|| ExperimentError::UnknownRequest(request_id.to_owned()))
+    }
+
+    fn remove_experiment(&self, name: &str) -> Result<(), ExperimentError> {
+        self.reloader.remove_added(name)
+    }
+
+    fn order(&self, name: &str, order: Order) -> Result<ExperimentReport, ExperimentError> {
+        self.experiments.order(name, order)
+    }
+}
+
+impl TunerControl for App {
+    fn tuner(&self) -> TunerReport {
+        self.tuner.state.report()
+    }
+
+    fn order_tuner(&self, order: TunerOrder) -> Result<TunerReport, TunerError> {
+        self.tuner.order(order)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Translates a configuration into the engines that the gateway runs, for [`fleet`](crate::fleet).
+//! Translates a configuration into the engines that the gateway runs, for [`sluice_fleet`].
 //!
 //! Covers backends with a `launch` or a `control` table, and pods of a StatefulSet. Each engine has
 //! digests of the settings that only a restart changes. By the digests, a reload, or a gateway
@@ -7,16 +7,16 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use crate::base::BackendId;
+use sluice_config::{Address, Backend, Config, Launch, Model, ModelScope, Pool, Target};
+use sluice_core::base::BackendId;
 #[cfg(feature = "kubernetes")]
-use crate::fleet::driver::PodDriver;
-use crate::fleet::driver::{EngineSettings, SharedDriver};
-use crate::fleet::{
+use sluice_fleet::driver::PodDriver;
+use sluice_fleet::driver::{EngineSettings, SharedDriver};
+use sluice_fleet::{
     CommandDriver, EngineSpec, EngineView, ExternalBackend, ExternalDriver, PortsError, ProcessDriver, ports,
 };
-use crate::pool::PoolLayout;
-use crate::telemetry::EngineMetrics;
-use sluice_config::{Address, Backend, Config, Launch, Model, ModelScope, Pool, Target};
+use sluice_gateway::pool::PoolLayout;
+use sluice_gateway::telemetry::EngineMetrics;
 
 /// The engines of a configuration that is in force as `layout`.
 pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8]) -> String) -> Vec<EngineSpec> {

@@ -11,27 +11,32 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::app::App;
-use crate::fleet;
-use crate::online::findings::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
-use crate::online::findings::{Finding, Findings, LOOK, LastMinute};
-use crate::pool::{BackendView, Cordon, PoolView};
-use crate::telemetry::totals::TotalsView;
+use crate::core::Core;
+use sluice_admin::status::Diagnosis;
 use sluice_core::base::BackendId;
 use sluice_core::vllm::metrics::MetricsSnapshot;
+use sluice_gateway::pool::{BackendView, Cordon, PoolView};
+use sluice_gateway::telemetry::totals::TotalsView;
+use sluice_online::findings::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
+use sluice_online::findings::{Finding, Findings, LOOK};
 
 /// The most metrics pages that one look reads.
 const PAGES: usize = 32;
 
 /// The findings of a running gateway.
-#[derive(Debug, Default)]
-pub(crate) struct Watch {
+#[derive(Debug)]
+pub(crate) struct FindingsService {
+    core: Arc<Core>,
     findings: parking_lot::Mutex<Findings>,
     pages: parking_lot::Mutex<HashMap<BackendId, EngineFacts>>,
 }
 
-impl App {
-    pub(super) async fn keep_finding(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+impl FindingsService {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self { core, findings: parking_lot::Mutex::default(), pages: parking_lot::Mutex::default() }
+    }
+
+    pub(crate) async fn run(self: Arc<Self>, mut end: watch::Receiver<bool>) {
         let mut turn = 0;
         loop {
             tokio::select! {
@@ -53,27 +58,27 @@ impl App {
 
     /// Reads the pages of the backends from position `turn` on.
     async fn read_pages(&self, turn: usize) {
-        let limit = self.config.load().health.probe_timeout;
-        let view = self.admission.view();
+        let limit = self.core.config.load().health.probe_timeout;
+        let view = self.core.admission.view();
         let serving: Vec<&BackendView> = backends(&view).filter(|backend| backend.in_rotation()).collect();
-        self.watch.pages.lock().retain(|id, _| serving.iter().any(|backend| backend.id == *id));
+        self.pages.lock().retain(|id, _| serving.iter().any(|backend| backend.id == *id));
         let mut reads = JoinSet::new();
         for backend in serving.iter().cycle().skip(turn % serving.len().max(1)).take(PAGES.min(serving.len())) {
             let (id, address) = (backend.id, Arc::clone(&backend.address));
-            reads.spawn(async move { (id, fleet::scrape(&address, limit).await) });
+            reads.spawn(async move { (id, sluice_fleet::scrape(&address, limit).await) });
         }
         while let Some(read) = reads.join_next().await {
             if let Ok((id, Some(page))) = read
                 && page.lacks().next().is_none()
             {
-                self.watch.pages.lock().insert(id, facts_of(&page));
+                self.pages.lock().insert(id, facts_of(&page));
             }
         }
     }
 
     fn look_for_causes(&self) {
-        let (facts, now) = (self.facts(), self.started.elapsed());
-        let change = self.watch.findings.lock().look(facts, now);
+        let (facts, now) = (self.facts(), self.core.started.elapsed());
+        let change = self.findings.lock().look(facts, now);
         for finding in change.appeared {
             let Finding { cause, pool, subject, sentence, evidence, advice, .. } = finding;
             tracing::warn!(cause = cause.label(), pool, subject, evidence, advice, "finding: {sentence}");
@@ -85,24 +90,26 @@ impl App {
     }
 
     /// The findings now, the most severe first.
-    pub(super) fn findings(&self) -> Vec<Finding> {
-        self.watch.findings.lock().all(self.started.elapsed())
+    pub(crate) fn all(&self) -> Vec<Finding> {
+        self.findings.lock().all(self.core.started.elapsed())
     }
 
-    /// The last minute of keys and of engines.
-    pub(super) fn last_minute(&self) -> (Vec<LastMinute>, Vec<LastMinute>) {
-        self.watch.findings.lock().last_minute()
+    /// The findings, and the last minute of keys and of engines.
+    pub(crate) fn diagnosis(&self) -> Diagnosis {
+        let (keys, engines) = self.findings.lock().last_minute();
+        Diagnosis { findings: self.all(), keys, engines }
     }
 
     fn facts(&self) -> Facts {
-        let (view, totals) = (self.admission.view(), self.telemetry.totals());
+        let (view, totals) = (self.core.admission.view(), self.core.telemetry.totals());
         let settings: HashMap<String, Vec<String>> = self
+            .core
             .fleet
             .views()
             .into_iter()
             .map(|engine| (engine.backend, engine.settings.split_whitespace().map(ToOwned::to_owned).collect()))
             .collect();
-        let work = self.flow.routing_table().keys.work(&view);
+        let work = self.core.flow.routing_table().keys.work(&view);
         let pools = view.iter().map(|pool| PoolFacts {
             name: Arc::clone(&pool.name),
             queue: pool.queue_length as f64,
@@ -115,7 +122,7 @@ impl App {
                 .collect(),
             differences: {
                 let members = pool.backends.iter().filter(|backend| !backend.removed);
-                self.reported.differences(members.map(|backend| (&*backend.name, backend.id)))
+                self.core.reported.differences(members.map(|backend| (&*backend.name, backend.id)))
             },
         });
         Facts { pools: pools.collect(), keys: totals.keys.clone() }
@@ -139,7 +146,7 @@ impl App {
             slots: f64::from(backend.limits.slots),
             silent: backend.silent_since.map(|since| Instant::now().saturating_duration_since(since)),
             totals: own.map(|(_, totals)| *totals).unwrap_or_default(),
-            engine: self.watch.pages.lock().get(&backend.id).copied(),
+            engine: self.pages.lock().get(&backend.id).copied(),
             flags,
         }
     }

@@ -16,14 +16,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::app::{App, Source};
-use super::cluster::{self, LeaderView};
-use super::reload::ReloadError;
-use super::{engines, experiments, saved_experiments};
-use crate::fleet::Lead;
-use crate::online::engines::change::EXPERIMENT;
-use crate::pool::{Bound, PoolLayout};
-use sluice_config::Config;
+use crate::app::App;
+use crate::cluster::{self, LeaderView};
+use crate::core::Core;
+use crate::{engines, experiments, tuner};
+use sluice_fleet::Lead;
+use sluice_gateway::pool::Bound;
+use sluice_online::engines::change::EXPERIMENT;
 
 /// Pause between attempts to open the journal, which the previous leader may still have locked.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(100);
@@ -36,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const RAMPS: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub(super) struct Leading {
+pub(crate) struct Leading {
     resigning: watch::Sender<bool>,
     acting: JoinHandle<()>,
     campaign: JoinHandle<()>,
@@ -45,24 +44,24 @@ pub(super) struct Leading {
 }
 
 impl Leading {
-    pub(super) fn begin(app: &Arc<App>, config: &sluice_config::Cluster, view: Arc<LeaderView>) -> Self {
+    pub(crate) fn begin(app: &Arc<App>, config: &sluice_config::Cluster, view: Arc<LeaderView>) -> Self {
         let (resigning, resigns) = watch::channel(false);
         let (acts, ended) = watch::channel(false);
         let acting = tokio::spawn({
             let app = Arc::clone(app);
             async move {
-                app.act_while_leading(resigns).await;
+                act_while_leading(&app, resigns).await;
                 acts.send_replace(true);
             }
         });
-        let campaign = cluster::campaign(config, &view, app.fleet.lead(), ended);
+        let campaign = cluster::campaign(config, &view, app.core.fleet.lead(), ended);
         Self { resigning, acting, campaign, view, lease: config.lease }
     }
 
     /// Ends the leader's work and gives up the lead. The returned future completes when this
     /// gateway may become unready: when another one leads, after a lease, or at once if readiness
     /// does not depend on the lead.
-    pub(super) fn resign(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn resign(&self) -> impl Future<Output = ()> + Send + use<> {
         self.view.note_resigned();
         self.resigning.send_replace(true);
         let (view, lease) = (Arc::clone(&self.view), self.lease);
@@ -78,7 +77,7 @@ impl Leading {
 
     /// As [`Leading::resign`], and waits until the store shows that this gateway does not lead. If
     /// the store cannot be reached, the others have to wait for the lease.
-    pub(super) async fn end(self) {
+    pub(crate) async fn end(self) {
         drop(self.resign());
         let _ = self.acting.await;
         let released = async {
@@ -96,32 +95,27 @@ impl Leading {
 /// The tasks that decide about engines, limits and experiments. Only one of several gateways runs
 /// them.
 #[derive(Debug)]
-pub(super) struct Deciders {
+pub(crate) struct Deciders {
     end: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Deciders {
-    pub(super) fn begin(app: &Arc<App>) -> Self {
+    pub(crate) fn begin(app: &Arc<App>) -> Self {
         let (end, ending) = watch::channel(false);
-        let state = app.config.load().fleet.state.clone();
-        let tasks = vec![
-            tokio::spawn(Arc::clone(app).keep_experiments(state, ending.clone())),
-            tokio::spawn(Arc::clone(app).keep_looking_at_adapters(ending.clone())),
-            tokio::spawn(Arc::clone(app).keep_tuning(ending.clone())),
-            tokio::spawn(Arc::clone(app).keep_scaling(ending.clone())),
-            tokio::spawn(Arc::clone(app).keep_watching_engines(ending)),
-        ];
+        let mut tasks = Vec::from(app.experiments.start(&ending));
+        tasks.extend(tuner::start(&app.tuner, &ending));
+        tasks.push(app.scaler.start(&ending));
         Self { end, tasks }
     }
 
     /// Aborts the tasks where they are, because another gateway may decide.
-    pub(super) fn abort(self) {
+    pub(crate) fn abort(self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 
     /// Ends the tasks. Afterwards their knowledge is on disk.
-    pub(super) async fn end(self) {
+    pub(crate) async fn end(self) {
         self.end.send_replace(true);
         for task in self.tasks {
             let _ = task.await;
@@ -129,186 +123,137 @@ impl Deciders {
     }
 }
 
-impl App {
-    /// Whether this gateway changes engines now.
-    pub(super) fn acts(&self) -> bool {
-        self.leader.as_ref().is_none_or(|_| *self.acts.lock())
-    }
-
-    /// Does the leader's work whenever this gateway leads, until it resigns.
-    async fn act_while_leading(self: Arc<Self>, mut resigns: watch::Receiver<bool>) {
-        let lead = self.fleet.lead();
-        loop {
-            tokio::select! {
-                () = lead.held() => {}
-                () = self.keep_ramps() => {}
-                _ = resigns.wait_for(|resigns| *resigns) => return,
-            }
-            tracing::info!("cluster: this gateway leads: it changes engines, limits and experiments");
-            let resigned = tokio::select! {
+/// Does the leader's work whenever this gateway leads, until it resigns.
+async fn act_while_leading(app: &Arc<App>, mut resigns: watch::Receiver<bool>) {
+    let lead = app.core.fleet.lead();
+    loop {
+        tokio::select! {
+            () = lead.held() => {}
+            () = keep_ramps(app) => {}
+            _ = resigns.wait_for(|resigns| *resigns) => return,
+        }
+        tracing::info!("cluster: this gateway leads: it changes engines, limits and experiments");
+        let resigned = tokio::select! {
+            biased;
+            () = lead.lost() => false,
+            () = begin_to_act(app) => false,
+            _ = resigns.wait_for(|resigns| *resigns) => true,
+        };
+        let mut ends_in_order = resigned;
+        if !resigned && lead.is_held() {
+            let deciders = Deciders::begin(app);
+            ends_in_order = tokio::select! {
                 biased;
                 () = lead.lost() => false,
-                () = self.begin_to_act() => false,
                 _ = resigns.wait_for(|resigns| *resigns) => true,
             };
-            let mut ends_in_order = resigned;
-            if !resigned && lead.is_held() {
-                let deciders = Deciders::begin(&self);
-                ends_in_order = tokio::select! {
-                    biased;
-                    () = lead.lost() => false,
-                    _ = resigns.wait_for(|resigns| *resigns) => true,
-                };
-                if ends_in_order {
-                    deciders.end().await;
-                    self.tuning.save_or_warn();
-                } else {
-                    deciders.abort();
-                }
-            }
-            self.end_to_act(&lead, ends_in_order).await;
             if ends_in_order {
-                return;
+                deciders.end().await;
+                app.tuner.state.save_or_warn();
+            } else {
+                deciders.abort();
             }
         }
+        end_to_act(app, &lead, ends_in_order).await;
+        if ends_in_order {
+            return;
+        }
     }
+}
 
-    /// Advances the ramps of experiments, so that a user has the same arm at every gateway. Never
-    /// ends.
-    async fn keep_ramps(&self) {
-        loop {
-            sleep(RAMPS).await;
-            self.learned.experiments.advance(Timestamp::now());
-        }
+/// Advances the ramps of experiments, so that a user has the same arm at every gateway. Never
+/// ends.
+async fn keep_ramps(app: &App) {
+    loop {
+        sleep(RAMPS).await;
+        app.core.learned.experiments.advance(Timestamp::now());
     }
+}
 
-    /// Reads the state that the previous leader saved, and takes over the engines once that leader
-    /// has unlocked the journal.
-    async fn begin_to_act(self: &Arc<Self>) {
-        let app = Arc::clone(self);
-        if let Err(error) = tokio::task::spawn_blocking(move || app.read_saved()).await {
-            tracing::error!(%error, "what the gateway before has saved could not be read");
-        }
-        let mut waits = None;
-        while engines::any(&self.config.load())
-            && let Err(error) = self.fleet.open(&self.config.load().fleet.state)
-        {
-            if waits.is_none() {
-                tracing::error!("this gateway leads, and does not manage engines yet: {error}; it goes on trying");
-                waits = Some(error.to_string());
-                self.note_wait(waits.clone());
-            }
-            sleep(JOURNAL_PAUSE).await;
-        }
-        if waits.is_some() {
-            tracing::info!("engines are managed by this gateway now");
-            self.note_wait(None);
-        }
-        let app = Arc::clone(self);
-        let applied = tokio::task::spawn_blocking(move || app.set_acts(true)).await;
-        if let Err(error) = applied {
-            tracing::error!(%error, "engines could not be taken over");
-        }
+/// Reads the state that the previous leader saved, and takes over the engines once that leader
+/// has unlocked the journal.
+async fn begin_to_act(app: &Arc<App>) {
+    let reading = Arc::clone(app);
+    if let Err(error) = tokio::task::spawn_blocking(move || read_saved(&reading)).await {
+        tracing::error!(%error, "what the gateway before has saved could not be read");
     }
+    let mut waits = None;
+    while engines::any(&app.core.config.load())
+        && let Err(error) = app.core.fleet.open(&app.core.config.load().fleet.state)
+    {
+        if waits.is_none() {
+            tracing::error!("this gateway leads, and does not manage engines yet: {error}; it goes on trying");
+            waits = Some(error.to_string());
+            note_wait(app, waits.clone());
+        }
+        sleep(JOURNAL_PAUSE).await;
+    }
+    if waits.is_some() {
+        tracing::info!("engines are managed by this gateway now");
+        note_wait(app, None);
+    }
+    let core = Arc::clone(&app.core);
+    let applied = tokio::task::spawn_blocking(move || core.set_acts(true)).await;
+    if let Err(error) = applied {
+        tracing::error!(%error, "engines could not be taken over");
+    }
+}
 
-    fn note_wait(&self, why: Option<String>) {
-        if let Some(view) = &self.leader {
-            view.note_wait(why);
-        }
+fn note_wait(app: &App, why: Option<String>) {
+    if let Some(view) = &app.core.leader {
+        view.note_wait(why);
     }
+}
 
-    /// Aborts all changes of engines.
-    async fn end_to_act(self: &Arc<Self>, lead: &Lead, in_order: bool) {
-        if !in_order {
-            let why = self.leader.as_ref().and_then(|view| view.trouble()).map(|why| format!(": {why}"));
-            tracing::warn!(
-                "cluster: this gateway no longer leads{}; its requests go on, and it changes nothing any more",
-                why.unwrap_or_default()
-            );
-        }
-        lead.set(None);
-        self.note_wait(None);
-        self.fleet.let_go().await;
-        self.fleet.take_back();
-        self.scaling.clear();
-        let app = Arc::clone(self);
-        let applied = tokio::task::spawn_blocking(move || app.end_trials());
-        if let Err(error) = applied.await {
-            tracing::error!(%error, "engines could not be handed to another gateway");
-        }
+/// Aborts all changes of engines.
+async fn end_to_act(app: &Arc<App>, lead: &Lead, in_order: bool) {
+    if !in_order {
+        let why = app.core.leader.as_ref().and_then(|view| view.trouble()).map(|why| format!(": {why}"));
+        tracing::warn!(
+            "cluster: this gateway no longer leads{}; its requests go on, and it changes nothing any more",
+            why.unwrap_or_default()
+        );
     }
+    lead.set(None);
+    note_wait(app, None);
+    app.core.fleet.let_go().await;
+    app.core.fleet.take_back();
+    app.scaler.clear();
+    let core = Arc::clone(&app.core);
+    let applied = tokio::task::spawn_blocking(move || end_trials(&core));
+    if let Err(error) = applied.await {
+        tracing::error!(%error, "engines could not be handed to another gateway");
+    }
+}
 
-    /// Ends the trials of the tuner, which another gateway takes over. The limits in force stay.
-    fn end_trials(&self) {
-        self.set_acts(false);
-        let view = self.admission.view();
-        let all = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| (backend.id, Bound::Trial(None))));
-        self.admission.set_bounds(all);
-        self.put_limits(|config| config.experiments.retain(|experiment| experiment.name != EXPERIMENT));
-    }
+/// Ends the trials of the tuner, which another gateway takes over. The limits in force stay.
+fn end_trials(core: &Core) {
+    core.set_acts(false);
+    let view = core.admission.view();
+    let all = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| (backend.id, Bound::Trial(None))));
+    core.admission.set_bounds(all);
+    core.put_limits(|config| config.experiments.retain(|experiment| experiment.name != EXPERIMENT));
+}
 
-    /// Sets whether this gateway or another one manages the engines.
-    fn set_acts(&self, acts: bool) {
-        let _guard = self.reloading.lock();
-        // The lead may have been lost during the wait for a reload.
-        let acts = acts && self.fleet.lead().is_held();
-        *self.acts.lock() = acts;
-        if !acts {
-            // A reload that began earlier may have opened the journal.
-            self.fleet.close_journal();
+/// Stands for election, if the configuration elects a leader.
+pub(crate) fn stand_for_election(app: &Arc<App>) -> Option<Leading> {
+    let (config, view) = (app.core.config.load(), app.core.leader.clone()?);
+    config.cluster.as_ref().map(|cluster| Leading::begin(app, cluster, view))
+}
+
+/// Goes on where the previous leader stopped: experiments with their measurements, and the
+/// limits that the tuner found.
+fn read_saved(app: &App) {
+    let folder = app.core.config.load().fleet.state.clone();
+    experiments::restore_over(&app.core.learned.experiments, &folder);
+    if let Err(error) = app.reloader.read_added() {
+        tracing::error!("the experiments of the admin API are not in force: {error}");
+    }
+    let goes_on = app.tuner.state.restore();
+    // Also without limits, because experiments have new measurements.
+    app.core.put_limits(|config| {
+        if goes_on {
+            app.tuner.state.put(config);
         }
-        let (config, loaded) = (self.config.load_full(), self.loaded.lock());
-        self.apply_engines(&config, &loaded.layout);
-    }
-
-    /// Hands the engines of a configuration to the fleet, as managed or as external ones. Returns
-    /// the number of managed engines.
-    pub(super) fn apply_engines(&self, config: &Config, layout: &PoolLayout) -> usize {
-        let acts = self.acts();
-        let external = engines::external_backends(config, layout, !acts);
-        if !acts {
-            self.fleet.stand_by(external);
-            return 0;
-        }
-        let own = engines::engines(config, layout, |bytes| self.fleet.digest(bytes));
-        let count = own.len();
-        self.fleet.apply(own, external);
-        count
-    }
-
-    /// Stands for election, if the configuration elects a leader.
-    pub(super) fn stand_for_election(self: &Arc<Self>) -> Option<Leading> {
-        let (config, view) = (self.config.load(), self.leader.clone()?);
-        config.cluster.as_ref().map(|cluster| Leading::begin(self, cluster, view))
-    }
-
-    /// Goes on where the previous leader stopped: experiments with their measurements, and the
-    /// limits that the tuner found.
-    fn read_saved(&self) {
-        let folder = self.config.load().fleet.state.clone();
-        experiments::restore_over(&self.learned.experiments, &folder);
-        if let Err(error) = self.read_added() {
-            tracing::error!("the experiments of the admin API are not in force: {error}");
-        }
-        let goes_on = self.tuning.restore();
-        // Also without limits, because experiments have new measurements.
-        self.put_limits(|config| {
-            if goes_on {
-                self.tuning.put(config);
-            }
-        });
-    }
-
-    /// Puts the saved experiments of the admin API in force, in place of the known ones.
-    fn read_added(&self) -> Result<(), ReloadError> {
-        let Source::File { path, sets } = &self.source else { return Ok(()) };
-        let _guard = self.reloading.lock();
-        let mut config = Config::load_with(path, sets, &[])?.config;
-        let added = saved_experiments::restore(&mut config, path, sets);
-        if added != *self.added.lock() {
-            self.apply(config)?;
-            *self.added.lock() = added;
-        }
-        Ok(())
-    }
+    });
 }

@@ -13,34 +13,34 @@ use bytes::Bytes;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::app::App;
-use crate::fleet::ModelCard;
-use crate::flow::RoutingTable;
-use crate::flow::keys::ApiKey;
-use crate::pool::BackendView;
-use crate::proxy::LocalRoutes;
+use crate::core::Core;
+use sluice_fleet::ModelCard;
+use sluice_gateway::flow::RoutingTable;
+use sluice_gateway::flow::keys::ApiKey;
+use sluice_gateway::pool::BackendView;
+use sluice_gateway::proxy::LocalRoutes;
 
 /// `/ready` and `/v1/models` of a running gateway.
 #[derive(Debug)]
 pub struct ModelList {
-    app: Arc<App>,
+    core: Arc<Core>,
 }
 
 impl ModelList {
-    pub(super) fn new(app: Arc<App>) -> Self {
-        Self { app }
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self { core }
     }
 }
 
 impl LocalRoutes for ModelList {
     fn ready(&self) -> bool {
-        if self.app.cluster.as_ref().is_some_and(|cluster| !cluster.is_ready()) {
+        if self.core.cluster.as_ref().is_some_and(|cluster| !cluster.is_ready()) {
             return false;
         }
-        if self.app.leader.as_ref().is_some_and(|leader| !leader.is_ready()) {
+        if self.core.leader.as_ref().is_some_and(|leader| !leader.is_ready()) {
             return false;
         }
-        let pools = self.app.admission.view();
+        let pools = self.core.admission.view();
         pools.iter().any(|pool| pool.holds || pool.backends.iter().any(BackendView::in_rotation))
     }
 
@@ -64,7 +64,7 @@ impl ModelList {
     /// The names that this client may use, with their cards.
     fn cards(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Vec<(String, Box<RawValue>)> {
         let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
-        let (reported, mut listed) = (self.app.reported.cards(), HashSet::new());
+        let (reported, mut listed) = (self.core.reported.cards(), HashSet::new());
         let by_name: HashMap<&str, &ModelCard> = reported.iter().map(|card| (&*card.id, card)).collect();
         for entry in routing.models_for(key) {
             let card = by_name.get(&*entry.name);

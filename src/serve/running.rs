@@ -14,14 +14,14 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::app::App;
-use super::cluster::Cluster;
-use super::engines;
-use super::leading::{Deciders, Leading};
-use super::upgrade::Port;
-use crate::fleet::{EngineBusy, JournalError};
-use crate::proxy::Ending;
+use crate::app::App;
+use crate::cluster::Cluster;
+use crate::core::Core;
+use crate::leading::{Deciders, Leading, stand_for_election};
+use crate::upgrade::Port;
 use sluice_config::OnExit;
+use sluice_fleet::EngineBusy;
+use sluice_gateway::proxy::Ending;
 
 /// Longest wait for the journal's lock after a failed hand-over, because the other process may
 /// still be ending. After it, this gateway serves and keeps trying.
@@ -31,30 +31,30 @@ const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
 /// A running gateway.
 #[derive(Debug)]
 pub struct Running {
-    pub(super) app: Arc<App>,
-    pub(super) client: SocketAddr,
-    pub(super) admin: SocketAddr,
-    pub(super) ending: Ending,
-    pub(super) admin_ending: Ending,
-    pub(super) end: watch::Sender<bool>,
-    pub(super) serving: JoinHandle<usize>,
-    pub(super) tasks: Vec<JoinHandle<()>>,
+    pub(crate) app: Arc<App>,
+    pub(crate) client: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) ending: Ending,
+    pub(crate) admin_ending: Ending,
+    pub(crate) end: watch::Sender<bool>,
+    pub(crate) serving: JoinHandle<usize>,
+    pub(crate) tasks: Vec<JoinHandle<()>>,
     /// `None` while another gateway decides, and if a leader is elected.
-    pub(super) deciders: Option<Deciders>,
+    pub(crate) deciders: Option<Deciders>,
     /// This gateway's part in the election, if a leader is elected. The leader then has the
     /// deciders.
-    pub(super) leading: Option<Leading>,
+    pub(crate) leading: Option<Leading>,
     /// Waits until another process unlocks the journal, to manage engines again.
-    pub(super) taking_back: Option<JoinHandle<()>>,
+    pub(crate) taking_back: Option<JoinHandle<()>>,
     /// Duplicates of the listening sockets, with the configured addresses. While they are open, the
     /// kernel completes connections.
-    pub(super) sockets: Vec<(Port, SocketAddr, OwnedFd)>,
+    pub(crate) sockets: Vec<(Port, SocketAddr, OwnedFd)>,
     /// Follows the previous gateway until it has ended.
-    pub(super) predecessor: Option<JoinHandle<()>>,
+    pub(crate) predecessor: Option<JoinHandle<()>>,
     /// This gateway's part in the ledger.
-    pub(super) cluster: Option<Cluster>,
+    pub(crate) cluster: Option<Cluster>,
     /// Gateways that drain and that this one counts, directly or through each other.
-    pub(super) draining: Arc<AtomicU32>,
+    pub(crate) draining: Arc<AtomicU32>,
 }
 
 impl Running {
@@ -78,23 +78,23 @@ impl Running {
     /// always has one.
     pub fn leave(&self) -> Duration {
         match &self.leading {
-            None => self.app.flow.leave(),
+            None => self.app.core.flow.leave(),
             Some(leading) => {
                 let (resigned, app) = (leading.resign(), Arc::clone(&self.app));
                 tokio::spawn(async move {
                     resigned.await;
-                    app.flow.leave();
+                    app.core.flow.leave();
                 });
             }
         }
-        self.app.config.load().server.lame_duck
+        self.app.core.config.load().server.lame_duck
     }
 
-    /// Stops in order. [`Fleet::shut_down_fast`](crate::fleet::Fleet::shut_down_fast) shortens
+    /// Stops in order. [`Fleet::shut_down_fast`](sluice_fleet::Fleet::shut_down_fast) shortens
     /// every wait in it. Returns the number of requests that were cut because they still ran after
     /// `server.drain_timeout`.
     pub async fn stop(mut self) -> usize {
-        self.app.flow.close();
+        self.app.core.flow.close();
         if let Some(cluster) = &self.cluster {
             cluster.leave();
         }
@@ -102,11 +102,11 @@ impl Running {
         self.ending.stop();
         let elected = self.leading.take().map(|leading| tokio::spawn(leading.end()));
         let cut = (&mut self.serving).await.unwrap_or(0);
-        match (elected, self.app.config.load().fleet.on_exit) {
+        match (elected, self.app.core.config.load().fleet.on_exit) {
             // The next leader has the engines.
             (Some(leading), _) => drop(leading.await),
-            (None, OnExit::Stop) => self.app.fleet.stop().await,
-            (None, OnExit::Keep) => self.app.fleet.abandon(),
+            (None, OnExit::Stop) => self.app.core.fleet.stop().await,
+            (None, OnExit::Keep) => self.app.core.fleet.abandon(),
         }
         self.finish().await;
         cut
@@ -120,12 +120,12 @@ impl Running {
     /// After a hand-over, waits at most `server.drain_timeout` until all requests have ended here
     /// and in the gateways that this one counts. Returns the number of requests that were cut here.
     pub async fn drain(mut self) -> usize {
-        let until = Instant::now() + self.app.config.load().server.drain_timeout;
+        let until = Instant::now() + self.app.core.config.load().server.drain_timeout;
         let cut = (&mut self.serving).await.unwrap_or(0);
         if let Some(predecessor) = self.predecessor.take() {
             tokio::select! {
                 _ = timeout(until - Instant::now(), predecessor) => {}
-                () = self.app.fleet.fast_shutdown() => {}
+                () = self.app.core.fleet.fast_shutdown() => {}
             }
         }
         self.finish().await;
@@ -148,7 +148,7 @@ impl Running {
         for task in self.tasks {
             let _ = task.await;
         }
-        self.app.telemetry.flush();
+        self.app.core.telemetry.flush();
     }
 
     /// Ends the deciders. Afterwards their state is on disk, the engines run on, and the journal is
@@ -156,27 +156,27 @@ impl Running {
     ///
     /// # Errors
     /// An engine is being changed or stopped; nothing has changed.
-    pub(super) async fn release(&mut self) -> Result<(), EngineBusy> {
+    pub(crate) async fn release(&mut self) -> Result<(), EngineBusy> {
         self.stop_taking_back().await;
-        self.app.fleet.release().await?;
+        self.app.core.fleet.release().await?;
         if let Some(deciders) = self.deciders.take() {
             deciders.end().await;
         }
         if let Some(leading) = self.leading.take() {
             leading.end().await;
         }
-        self.app.tuning.release(true);
+        self.app.tuner.state.release(true);
         Ok(())
     }
 
     /// Undoes [`Running::release`].
-    pub(super) async fn take_back(&mut self) {
-        self.app.tuning.release(false);
-        self.leading = self.app.stand_for_election();
+    pub(crate) async fn take_back(&mut self) {
+        self.app.tuner.state.release(false);
+        self.leading = stand_for_election(&self.app);
         if self.leading.is_some() {
             return;
         }
-        let mut taking_back = tokio::spawn(Arc::clone(&self.app).keep_taking_engines_back());
+        let mut taking_back = tokio::spawn(keep_taking_engines_back(Arc::clone(&self.app.core)));
         if timeout(TAKE_BACK_MAX, &mut taking_back).await.is_err() {
             tracing::error!(
                 "engines are not managed: another process has locked the journal in fleet.state; end that process; this gateway goes on trying"
@@ -194,26 +194,14 @@ impl Running {
     }
 }
 
-impl App {
-    async fn keep_taking_engines_back(self: Arc<Self>) {
-        let mut is_late = false;
-        while let Err(error) = self.take_engines_back() {
-            tracing::debug!("engines are not managed yet: {error}");
-            is_late = true;
-            sleep(TAKE_BACK_PAUSE).await;
-        }
-        if is_late {
-            tracing::info!("engines are managed by this gateway again");
-        }
+async fn keep_taking_engines_back(core: Arc<Core>) {
+    let mut is_late = false;
+    while let Err(error) = core.take_engines_back() {
+        tracing::debug!("engines are not managed yet: {error}");
+        is_late = true;
+        sleep(TAKE_BACK_PAUSE).await;
     }
-
-    fn take_engines_back(&self) -> Result<(), JournalError> {
-        let config = self.config.load_full();
-        if engines::any(&config) {
-            self.fleet.open(&config.fleet.state)?;
-        }
-        self.fleet.take_back();
-        self.apply_engines(&config, &self.loaded.lock().layout);
-        Ok(())
+    if is_late {
+        tracing::info!("engines are managed by this gateway again");
     }
 }

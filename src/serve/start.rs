@@ -11,28 +11,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::app::{App, Loaded, Source, StartError, load_counters};
-use super::cluster::{self, Cluster, Divided};
-use super::findings::Watch;
-use super::leading::Deciders;
-use super::local::ModelList;
-use super::pods::Pods;
-use super::running::Running;
-use super::saved_experiments::Added;
-use super::scaling::Scaling;
-use super::tuning::Tuning;
-use super::upgrade::{Opened, Port, Predecessor};
-use super::{certificates, engines, experiments, saved_experiments};
-use crate::admin;
-use crate::fleet::{Fleet, Prober, ReportedModels, Step, unattended};
-use crate::flow::{Flow, LearnedState, RoutingTable, specs};
-use crate::pool::Admission;
-use crate::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, ProxyFlow, UpstreamConnector};
-use crate::telemetry::{ClientView, ClusterMetrics, Telemetry};
+use crate::app::App;
+use crate::cluster::{self, Cluster, Divided};
+use crate::core::{Core, Loaded, Source, StartError, load_counters};
+use crate::experiments::{self, Added, restore_added};
+use crate::leading::{Deciders, stand_for_election};
+use crate::local::ModelList;
+#[cfg(feature = "kubernetes")]
+use crate::pods;
+use crate::running::Running;
+use crate::tuner::TunerState;
+use crate::upgrade::{Opened, Port, Predecessor};
+use crate::{certificates, engines};
 use sluice_config::Config;
+use sluice_fleet::{Fleet, Prober, ReportedModels, Step, unattended};
+use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
+use sluice_gateway::pool::Admission;
+use sluice_gateway::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, ProxyFlow, UpstreamConnector};
+use sluice_gateway::telemetry::{ClientView, ClusterMetrics, Telemetry};
 
 /// Time limit of the first round of probes, which the start waits for.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
@@ -52,7 +52,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let Opened { sockets, mut predecessor } = opened;
     let now = Instant::now();
     let added = match &source {
-        Source::File { path, sets } => saved_experiments::restore(&mut config, path, sets),
+        Source::File { path, sets } => restore_added(&mut config, path, sets),
         Source::Fixed => Added::default(),
     };
     let counters = load_counters(&config, None)?;
@@ -72,7 +72,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         open_journal(&mut config, &fleet)?;
     }
     certificates::warn(&config);
-    let tuning = Tuning::new(&mut config, now, fleet.lead());
+    let tuner = TunerState::new(&mut config, now, fleet.lead());
     let config = Arc::new(config);
     let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
     let view = Arc::clone(&admission);
@@ -85,42 +85,37 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
     let clients = ClientLimits::new(&config.server);
     show_clients(&telemetry, &clients, &flow);
-    let app = Arc::new(App {
+    let core = Arc::new(Core {
         flow,
         admission,
-        telemetry,
-        learned,
-        reported,
         fleet,
-        clients,
+        telemetry,
         config: ArcSwap::new(config),
         source,
-        added: parking_lot::Mutex::new(added),
-        loaded: parking_lot::Mutex::new(Loaded { layout: layout.clone(), counters }),
+        learned,
+        reported,
+        clients,
         started: now,
-        reloads: parking_lot::Mutex::default(),
-        loading: parking_lot::Mutex::default(),
-        tuning,
-        scaling: Scaling::default(),
-        pods: Pods::default(),
-        watch: Watch::default(),
         cluster: cluster.as_ref().map(Cluster::view),
         leader,
-        acts: parking_lot::Mutex::default(),
-        reloading: parking_lot::Mutex::default(),
+        acts: Mutex::default(),
+        loaded: Mutex::new(Loaded { layout: layout.clone(), counters }),
+        replacing: Mutex::default(),
+        loading: Mutex::default(),
         probe_now: Notify::new(),
     });
+    let app = App::new(core, tuner, added);
     show_on_metrics_page(&app);
     if predecessor.is_some() {
-        app.fleet.serves_beside_another(app.config.load().fleet.drain);
+        app.core.fleet.serves_beside_another(app.core.config.load().fleet.drain);
     }
-    let engines = app.apply_engines(&app.config.load(), &layout);
+    let engines = app.core.apply_engines(&app.core.config.load(), &layout);
     let prober = first_probe(&app).await;
     if let Some(predecessor) = &mut predecessor
         && let Err(error) = take_place(predecessor, &app, cluster.as_ref(), engines).await
     {
         // The other gateway adopts the engines again.
-        app.fleet.abandon();
+        app.core.fleet.abandon();
         if let Some(cluster) = cluster {
             cluster.end().await;
         }
@@ -141,8 +136,8 @@ fn open_journal(config: &mut Config, fleet: &Fleet) -> Result<(), StartError> {
 
 /// Probes every backend once, within [`FIRST_PROBE`].
 async fn first_probe(app: &Arc<App>) -> Prober {
-    let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
-    let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;
+    let mut prober = Prober::new(Arc::clone(&app.core.admission), Arc::clone(&app.core.reported));
+    let first = tokio::time::timeout(FIRST_PROBE, app.core.probe(&mut prober)).await;
     tracing::debug!(complete = first.is_ok(), "first probe done");
     prober
 }
@@ -162,14 +157,14 @@ async fn take_place(
     {
         return Err(StartError::NoShare { why: cluster.view().status().why.unwrap_or_default() });
     }
-    Ok(predecessor.confirm(&app.admission).await?)
+    Ok(predecessor.confirm(&app.core.admission).await?)
 }
 
 /// Begins to accept connections, and starts all tasks.
 fn serve(
     app: Arc<App>,
     prober: Prober,
-    (listener, admin_socket): (Listener, admin::Socket),
+    (listener, admin_socket): (Listener, sluice_admin::Socket),
     sockets: Vec<(Port, SocketAddr, OwnedFd)>,
     predecessor: Option<Predecessor>,
     cluster: Option<Cluster>,
@@ -177,26 +172,26 @@ fn serve(
     let (client, admin) = (listener.address(), admin_socket.address());
     let (end, stop_tasks) = watch::channel(false);
     let [ending, admin_ending] = [(); 2].map(|()| Ending::default());
-    let models = Box::new(ModelList::new(Arc::clone(&app)));
-    let gateway = Arc::new(Gateway::new(Arc::clone(&app.flow), models, Arc::clone(&app.clients), seed()));
-    let serving = tokio::spawn(listener.serve(gateway, ending.clone(), Box::pin(app.fleet.fast_shutdown())));
+    let models = Box::new(ModelList::new(Arc::clone(&app.core)));
+    let gateway = Arc::new(Gateway::new(Arc::clone(&app.core.flow), models, Arc::clone(&app.core.clients), seed()));
+    let serving = tokio::spawn(listener.serve(gateway, ending.clone(), Box::pin(app.core.fleet.fast_shutdown())));
     let tasks = vec![
-        tokio::spawn(Arc::clone(&app).keep_probing(prober, stop_tasks.clone())),
-        tokio::spawn(Arc::clone(&app).keep_watching_silent_streams(stop_tasks.clone())),
-        tokio::spawn(Arc::clone(&app).keep_finding(stop_tasks.clone())),
-        tokio::spawn(Arc::clone(&app).keep_serving_copies(stop_tasks.clone())),
+        tokio::spawn(Arc::clone(&app.core).keep_probing(prober, stop_tasks.clone())),
+        tokio::spawn(Arc::clone(&app.core).keep_watching_silent_streams(stop_tasks.clone())),
+        tokio::spawn(Arc::clone(&app.findings).run(stop_tasks.clone())),
+        tokio::spawn(app.core.keep_serving_copies(stop_tasks.clone())),
         #[cfg(feature = "kubernetes")]
-        tokio::spawn(Arc::clone(&app).keep_finding_pods(stop_tasks.clone())),
-        tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, admin_ending.clone())),
+        pods::start(Arc::clone(&app.core), Arc::clone(&app.pods), stop_tasks.clone()),
+        tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn sluice_admin::Control>, admin_ending.clone())),
     ];
-    let leading = app.stand_for_election();
+    let leading = stand_for_election(&app);
     let deciders = leading.is_none().then(|| Deciders::begin(&app));
     let draining = predecessor.as_ref().map_or_else(Arc::default, Predecessor::gateways);
     let predecessor = predecessor.map(|one| {
         let app = Arc::clone(&app);
         tokio::spawn(async move {
-            one.follow(Arc::clone(&app.admission)).await;
-            app.fleet.serves_alone();
+            one.follow(Arc::clone(&app.core.admission)).await;
+            app.core.fleet.serves_alone();
         })
     });
     let taking_back = None;
@@ -226,17 +221,17 @@ async fn client_socket(opened: Option<TcpListener>, address: SocketAddr) -> Resu
     }
 }
 
-async fn admin_socket(opened: Option<TcpListener>, address: SocketAddr) -> Result<admin::Socket, ListenError> {
+async fn admin_socket(opened: Option<TcpListener>, address: SocketAddr) -> Result<sluice_admin::Socket, ListenError> {
     match opened {
-        Some(socket) => admin::Socket::inherited(socket).map_err(|source| ListenError { address, source }),
-        None => admin::bind(address).await,
+        Some(socket) => sluice_admin::Socket::inherited(socket).map_err(|source| ListenError { address, source }),
+        None => sluice_admin::bind(address).await,
     }
 }
 
 /// Duplicates of the sockets' descriptors, for a gateway that takes over.
 fn descriptors(
     listener: &Listener,
-    admin: &admin::Socket,
+    admin: &sluice_admin::Socket,
     config: &Config,
 ) -> Result<Vec<(Port, SocketAddr, OwnedFd)>, ListenError> {
     let failed = |address| move |source| ListenError { address, source };
@@ -251,7 +246,7 @@ fn descriptors(
 async fn adoption(app: &App, engines: usize) {
     let steps = [Step::Recover, Step::Adopt, Step::Adapters, Step::Golden, Step::WarmUp].map(Step::label);
     loop {
-        let views = app.fleet.views();
+        let views = app.core.fleet.views();
         if views.len() >= engines && !views.iter().any(|view| steps.contains(&&*view.step)) {
             return;
         }
@@ -274,30 +269,31 @@ fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<P
 /// References to the app are weak, because the app holds the telemetry.
 fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
-    let work = |app: Arc<App>| app.flow.routing_table().keys.work(&app.admission.view());
-    app.telemetry.show_key_work(move || shown.upgrade().map_or_else(Vec::new, work));
+    let work = |app: Arc<App>| app.core.flow.routing_table().keys.work(&app.core.admission.view());
+    app.core.telemetry.show_key_work(move || shown.upgrade().map_or_else(Vec::new, work));
     let shown = Arc::downgrade(app);
-    app.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.active_experiments()));
+    app.core.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.experiments.active()));
     let shown = Arc::downgrade(app);
-    let view = move || shown.upgrade().map_or_else(Default::default, |app| app.tuning.view());
-    app.telemetry.show_tuner(view, app.tuning.observe());
-    let keys = Arc::clone(&app.learned.key_usage);
-    app.telemetry.show_keys(move || keys.tokens(Instant::now()));
+    let view = move || shown.upgrade().map_or_else(Default::default, |app| app.tuner.state.view());
+    app.core.telemetry.show_tuner(view, app.tuner.state.observe());
+    let keys = Arc::clone(&app.core.learned.key_usage);
+    app.core.telemetry.show_keys(move || keys.tokens(Instant::now()));
     let shown = Arc::downgrade(app);
-    let view = move || shown.upgrade().map_or_else(Vec::new, |app| app.findings());
-    app.telemetry.show_findings(move || {
-        view().into_iter().map(|finding| [finding.cause.label().to_owned(), finding.pool, finding.subject]).collect()
+    let names = |app: Arc<App>| app.findings.all();
+    app.core.telemetry.show_findings(move || {
+        let all = shown.upgrade().map_or_else(Vec::new, names);
+        all.into_iter().map(|finding| [finding.cause.label().to_owned(), finding.pool, finding.subject]).collect()
     });
     let shown = Arc::downgrade(app);
-    app.telemetry.show_pool_engines(move || shown.upgrade().map_or_else(Vec::new, |app| app.scaling.view()));
+    app.core.telemetry.show_pool_engines(move || shown.upgrade().map_or_else(Vec::new, |app| app.scaler.view()));
     let shown = Arc::downgrade(app);
-    let view = move || shown.upgrade().map_or_else(Vec::new, |app| engines::metrics(&app.fleet.views()));
-    app.telemetry.show_engines(Step::ALL.map(Step::label).to_vec(), view);
-    if let Some(cluster) = app.cluster.clone() {
+    let view = move || shown.upgrade().map_or_else(Vec::new, |app| engines::metrics(&app.core.fleet.views()));
+    app.core.telemetry.show_engines(Step::ALL.map(Step::label).to_vec(), view);
+    if let Some(cluster) = app.core.cluster.clone() {
         let shown = Arc::downgrade(app);
-        cluster.show_loads(Box::new(move || shown.upgrade().map_or_else(Default::default, |app| app.loads())));
-        let leader = app.leader.clone();
-        app.telemetry.show_cluster(move || ClusterMetrics {
+        cluster.show_loads(Box::new(move || shown.upgrade().map_or_else(Default::default, |app| app.scaler.loads())));
+        let leader = app.core.leader.clone();
+        app.core.telemetry.show_cluster(move || ClusterMetrics {
             leader: leader.as_ref().map(|leader| leader.metrics()),
             ..cluster.metrics()
         });
@@ -353,9 +349,9 @@ mod tests {
     #[tokio::test]
     async fn a_reload_without_a_file_is_refused_and_not_shown_as_a_failed_one() {
         let gateway = gateway("").await;
-        let refused = gateway.app().reload().unwrap_err().to_string();
+        let refused = gateway.app().reloader.run().unwrap_err().to_string();
         assert!(refused.ends_with("start it with sluice serve FILE"), "{refused}");
-        assert!(gateway.app().reloads.lock().last.is_none());
+        assert!(gateway.app().reloader.history.lock().last.is_none());
         gateway.stop().await;
     }
 
@@ -423,10 +419,11 @@ mod tests {
     async fn a_configuration_that_code_applies_is_marked_with_its_title() {
         let gateway = gateway("").await;
         let app = gateway.app();
-        let titles = || app.reloads.lock().applied(Instant::now()).into_iter().map(|one| one.title).collect::<Vec<_>>();
+        let titles =
+            || app.reloader.history.lock().applied(Instant::now()).into_iter().map(|one| one.title).collect::<Vec<_>>();
         assert!(titles().is_empty());
         for number in 0..40 {
-            app.apply_titled(Config::clone(&app.config.load()), &format!("number {number}")).unwrap();
+            app.reloader.apply_titled(Config::clone(&app.core.config.load()), &format!("number {number}")).unwrap();
         }
         let titles = titles();
         assert_eq!((titles.len(), titles[31].as_deref()), (32, Some("number 39")), "the newest are kept, oldest first");
@@ -443,7 +440,7 @@ mod tests {
         let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
         let config = Config::parse(&text, "test", &[], &around).unwrap().config;
         let gateway = start(config, Source::Fixed).await.unwrap();
-        let (app, known) = (Arc::clone(gateway.app()), gateway.app().reported.names());
+        let (app, known) = (Arc::clone(&gateway.app().core), gateway.app().core.reported.names());
         let beats = Arc::new(AtomicU64::new(0));
         let heart = Arc::clone(&beats);
         let heart = tokio::spawn(async move {
@@ -469,7 +466,7 @@ mod tests {
             changed && reaches(&|| beats.load(Ordering::Relaxed) > seen + 20)
         });
         is_locked.await.unwrap();
-        let app = Arc::clone(gateway.app());
+        let app = Arc::clone(&gateway.app().core);
         let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
         app.probe(&mut prober).await;
         assert!(holder.join().unwrap(), "no other task ran while the routing table waited to be rebuilt");

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use sluice::admin::{AdminClient, Status};
+use sluice_admin::{AdminClient, Status};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -140,8 +140,14 @@ impl Gateway {
 
     /// The answer of the admin port to a POST.
     pub(crate) async fn post(&self, path: &str) -> String {
+        self.post_json(path, "").await
+    }
+
+    /// The answer of the admin port to a POST with a body.
+    pub(crate) async fn post_json(&self, path: &str, body: &str) -> String {
+        let length = body.len();
         let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nx-sluice-admin: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nx-sluice-admin: 1\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
         );
         exchange(self.admin_port, &request).await.unwrap_or_default()
     }

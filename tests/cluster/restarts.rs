@@ -92,7 +92,8 @@ async fn until_used(gateways: &[Gateway]) {
 async fn restart(leader: &Gateway, engine: &str) {
     let serves = format!("engine backend=q/{engine} step=\"serve\"");
     leader.until("it serves", async |gateway| gateway.log().contains(&serves)).await;
-    let asked = leader.post(&format!("/admin/backends/q/{engine}/restart?set=max-num-seqs=48")).await;
+    let path = format!("/admin/backends/q/{engine}/restart");
+    let asked = leader.post_json(&path, r#"{"set": {"max-num-seqs": 48}}"#).await;
     assert!(asked.starts_with("HTTP/1.1 20"), "{asked}");
 }
 

@@ -1,7 +1,7 @@
 //! The program under test.
 //!
-//! The same test also measures or checks another build: `SLUICE_BIN` names it, for example a release
-//! build.
+//! The same test also measures or checks another build: `SLUICE_BIN` names it, for example a
+//! release build.
 
 use std::path::PathBuf;
 

@@ -10,8 +10,8 @@ use std::process::Command;
 use clap::CommandFactory as _;
 use clap::error::ErrorKind;
 use sluice::cli::Cli;
-use sluice::vllm::args::ServeArgs;
-use sluice::vllm::version::Version;
+use sluice_core::vllm::args::ServeArgs;
+use sluice_core::vllm::version::Version;
 
 use crate::page::Page;
 use crate::{clean, one_complaint, pages};

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use sluice::cli::explain::sections;
-use sluice::vllm::failure::FailureClass;
 use sluice_config::Topic;
 use sluice_core::openai::error_codes;
+use sluice_core::vllm::failure::FailureClass;
 
 use crate::{clean, one_complaint, read, root};
 

@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-use crate::client::{Response, TIMEOUT, TestClient, change, get};
+use crate::client::{Response, TIMEOUT, TestClient, change, get, post};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
 /// The URL of a backend at which no server listens.
@@ -33,8 +33,10 @@ fn refusal(response: &Response) -> (u16, String) {
 
 /// A request for a restart with changed flags.
 fn restart(sets: &[&str]) -> Vec<u8> {
-    let sets: Vec<String> = sets.iter().map(|set| format!("set={}", set.replace('=', "%3D"))).collect();
-    change(&format!("/admin/backends/only/b0/restart?{}", sets.join("&")))
+    let set = |set: &&str| set.split_once('=').map(|(flag, value)| (flag.to_owned(), value.into()));
+    let set: serde_json::Map<String, serde_json::Value> = sets.iter().filter_map(set).collect();
+    let body = serde_json::json!({ "set": set }).to_string();
+    post("/admin/backends/only/b0/restart", "x-sluice-admin: 1\r\n", body.as_bytes())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -48,7 +50,7 @@ async fn a_page_whose_name_resolves_to_this_machine_can_use_nothing() {
         )
     };
     for line in [
-        "POST /admin/backends/only/b0/restart?set=max-num-seqs%3D1",
+        "POST /admin/backends/only/b0/restart",
         "POST /admin/backends/only/b0/drain",
         "POST /admin/reload",
         "GET /admin/status",

@@ -12,13 +12,11 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use sluice::fleet::driver::{
-    Driver, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, PortOwner, StopRules,
-};
-use sluice::fleet::{ProcessDriver, Ready, ReadyRules, wait_until_ready};
-use sluice::vllm::failure::{Exit, FailureClass, Retryable};
-use sluice::vllm::logs::StartPhase;
 use sluice_config::{Address, ArgValue, Endpoint, Launch, Words};
+use sluice_core::vllm::failure::{Exit, FailureClass, Retryable};
+use sluice_core::vllm::logs::StartPhase;
+use sluice_fleet::driver::{Driver, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, PortOwner, StopRules};
+use sluice_fleet::{ProcessDriver, Ready, ReadyRules, wait_until_ready};
 use tokio::time::timeout;
 
 use crate::ports::free_port;
@@ -89,7 +87,7 @@ impl Rig {
         timeout(TIMEOUT, waiting).await.expect("neither ready nor refused")
     }
 
-    async fn stop(&self) -> sluice::fleet::driver::Stopped {
+    async fn stop(&self) -> sluice_fleet::driver::Stopped {
         let rules = StopRules { grace: TIMEOUT, kill: TIMEOUT, memory: Duration::ZERO, ..StopRules::default() };
         self.driver.stop(rules).await.unwrap_or_else(|failure| panic!("{failure}"))
     }

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use sluice::sim::{self, Fault, Handle, Profile, SimConfig};
+use sluice_sim::{Fault, Handle, Profile, SimConfig};
 
 use crate::client::{CHAT, STREAMED, chat, get};
 use crate::engine::{COMPLETION, Engine, Step, completion, response};
@@ -15,7 +15,7 @@ use crate::test_gateway::{TestGateway, eventually, one_pool};
 pub(crate) async fn sim() -> Handle {
     let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    sim::spawn(config, listener).unwrap()
+    sluice_sim::spawn(config, listener).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use sluice::serve::{self, Running, Source};
 use sluice_config::{Config, Surroundings};
+use sluice_serve::{Running, Source};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
@@ -53,14 +53,14 @@ impl TestGateway {
         let folder = tempfile::tempdir().unwrap();
         let around = Surroundings::of_process(folder.path());
         let loaded = Config::parse(text, "test", &sets, &around).unwrap_or_else(|problems| panic!("{problems}"));
-        Self { running: serve::start(loaded.config, Source::Fixed).await.unwrap(), _folder: Some(folder) }
+        Self { running: sluice_serve::start(loaded.config, Source::Fixed).await.unwrap(), _folder: Some(folder) }
     }
 
     /// A gateway with a configuration file, for reloads.
     pub(crate) async fn from_file(path: &Path) -> Self {
         let loaded = Config::load(path, &[]).unwrap_or_else(|problems| panic!("{problems}"));
         let source = Source::File { path: path.to_owned(), sets: Vec::new() };
-        Self { running: serve::start(loaded.config, source).await.unwrap(), _folder: None }
+        Self { running: sluice_serve::start(loaded.config, source).await.unwrap(), _folder: None }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use serde_json::Value;
-use sluice::telemetry::families;
+use sluice_gateway::telemetry::families;
 
 use crate::boards;
 use crate::metrics::{complaints, named};

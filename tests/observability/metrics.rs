@@ -2,7 +2,7 @@
 //!
 //! They are compared with the table of metric families.
 
-use sluice::telemetry::families::{self, Family, MetricKind};
+use sluice_gateway::telemetry::families::{self, Family, MetricKind};
 
 /// Labels that a scraper adds to every series.
 const SCRAPED: [&str; 2] = ["job", "instance"];

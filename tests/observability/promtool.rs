@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use sluice::telemetry::Telemetry;
+use sluice_gateway::telemetry::Telemetry;
 
 /// Runs promtool on `input`; `None`, with a message, when it is not installed.
 pub(crate) fn promtool(args: &[&str], input: &str) -> Option<(bool, String)> {

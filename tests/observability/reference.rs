@@ -2,7 +2,7 @@
 //!
 //! It is generated from the table of families, between two marks.
 
-use sluice::telemetry::families::{self, Family, MetricKind};
+use sluice_gateway::telemetry::families::{self, Family, MetricKind};
 
 use crate::{golden, read};
 

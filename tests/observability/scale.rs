@@ -8,10 +8,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluice::flow::{Outcome, Record};
-use sluice::openai::ShedReason;
-use sluice::telemetry::Telemetry;
-use sluice::telemetry::testing::{
+use sluice_core::openai::ShedReason;
+use sluice_gateway::flow::{Outcome, Record};
+use sluice_gateway::telemetry::Telemetry;
+use sluice_gateway::telemetry::testing::{
     BACKENDS_OF_A_POOL, MODELS_OF_A_PAIR, PAIRS, completed, large_admission, large_traffic, record,
 };
 use tokio::time::{Instant, advance};

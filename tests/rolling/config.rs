@@ -9,7 +9,7 @@ use anyhow::ensure;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use sluice::fleet::EngineView;
+use sluice_fleet::EngineView;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -351,7 +351,7 @@ async fn loaded_from(rig: &Rig, folder: Option<&str>) -> anyhow::Result<()> {
     let wanted = folder.map(|folder| rig.path(folder).display().to_string());
     rig.until(&format!("the adapter is that of {folder:?}"), async |rig| {
         for port in rig.ports {
-            let client = sluice::admin::AdminClient::new(&format!("127.0.0.1:{port}"), None)?;
+            let client = sluice_admin::AdminClient::new(&format!("127.0.0.1:{port}"), None)?;
             let list: Value = client.get("/v1/models").await?;
             let card = list["data"].as_array().into_iter().flatten().find(|card| card["id"] == "ad");
             if card.and_then(|card| card["root"].as_str()) != wanted.as_deref() {

@@ -35,8 +35,8 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use sluice::base::Rng;
-use sluice::fleet::LastChange;
+use sluice_core::base::Rng;
+use sluice_fleet::LastChange;
 use tokio::time::{Instant, sleep, timeout};
 
 use load::{Load, Loss};

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use sluice::admin::{AdminClient, Status, query};
+use sluice_admin::{AdminClient, RestartOptions, Status, flag};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -124,9 +124,10 @@ impl Rig {
 
     /// Requests a restart; returns the number of the change.
     pub(crate) async fn restart(&self, name: &str, sets: &[String], switches: &[&str]) -> anyhow::Result<u64> {
-        let path = format!("/admin/backends/p/{name}/restart{}", query(sets, switches));
-        let begun: Value = self.admin.post(&path).await?;
-        begun["change"].as_u64().context("a change has a number")
+        let flags: Vec<_> = sets.iter().map(|set| flag(set)).collect::<Result<_, _>>()?;
+        let (hold, cut) = (switches.contains(&"hold"), switches.contains(&"cut"));
+        let flags = RestartOptions::of_flags(flags.iter().map(|(name, value)| (name, value)));
+        Ok(self.admin.restart("p", name, &RestartOptions { hold, cut, ..flags }).await?.change)
     }
 
     /// Takes a backend out of rotation, as an operator does.

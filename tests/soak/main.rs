@@ -59,7 +59,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
-use sluice::base::Rng;
+use sluice_core::base::Rng;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use clients::{LoadClients, Tally};

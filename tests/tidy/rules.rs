@@ -18,6 +18,8 @@ const CRATES: &[&str] = &[
     "sluice-online",
     "sluice-lab",
     "sluice-tune",
+    "sluice-admin",
+    "sluice-serve",
     "sluice",
 ];
 /// Crates that check the gateway from outside and must not share its state code. They may use only

@@ -32,9 +32,9 @@ use sluice_core::meter::slo::Timings;
 use sluice_core::stats::quantile::percentile;
 use sluice_lab::{Forecaster, Lab, LabRun, Plant, PlantedFault, Scenario, Variant, run};
 use sluice_online::engines::flags::EngineFlag;
-use sluice_online::engines::forecast::Realised;
-use sluice_online::engines::forecast::{Answer, Forecast, Question};
+use sluice_online::engines::forecast::{CandidateForecast, EngineAnswer, EngineQuestion, Realised};
 use sluice_online::event::EventKind;
+use sluice_online::limits::forecast::Forecast;
 
 const USAGE: &str = "engines starts|planted|hours|calibration FILE.. [--from SEED] [--seeds N] [--jobs N] [--events] [--only NAME] [--repeat N]";
 
@@ -145,11 +145,12 @@ fn attainment_between(lab: &Lab, run: &LabRun, from: f64, to: f64) -> (f64, usiz
 }
 
 /// Forecasts that every change reduces the loss to a quarter.
-fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
+fn promises(_: &Lab, question: &EngineQuestion, _: u64) -> EngineAnswer {
     let now = Forecast { loss: 0.2, error: 0.0, attainment: 0.8 };
     let half = Forecast { loss: 0.05, error: 0.0, attainment: 0.95 };
-    let candidates = vec![Some(half); question.candidates.len()];
-    Answer { now: Some(now), absence: Some(0.0), candidates, ..Answer::default() }
+    let found = CandidateForecast { forecast: Some(half), ..CandidateForecast::default() };
+    let candidates = vec![found; question.candidates.len()];
+    EngineAnswer { now: Some(now), absence: Some(0.0), candidates, ..EngineAnswer::default() }
 }
 
 /// Counts of the changes of one run, and of its requests.

@@ -12,7 +12,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use super::find_rate::args::FindRateArgs;
 use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
-use crate::bench::Length;
+use sluice_bench::Length;
 
 /// Headings of `--help`, besides the headings of the groups of flags.
 const GENERATED: &str = "Generated prompts";

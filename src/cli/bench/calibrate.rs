@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::plan::Setup;
-use crate::bench::{Class, Length, LoadClient, PromptTokens, RequestSource, Workload};
+use sluice_bench::{Class, Length, LoadClient, PromptTokens, RequestSource, Workload};
 
 /// Tokens of the two texts. The second is long enough to reveal a tokenizer that differs a little.
 const TOKENS: [u32; 2] = [16, 144];
@@ -39,7 +39,7 @@ async fn added(workload: &Workload, client: &LoadClient) -> Result<u32, String> 
         let probe = Workload {
             tokens: PromptTokens::Exact(text.adding(0)),
             source: RequestSource::Classes(vec![class]),
-            adapters: crate::bench::Adapters::default(),
+            adapters: sluice_bench::Adapters::default(),
             leaving: 0.0,
             ..workload.clone()
         };

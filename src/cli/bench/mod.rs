@@ -39,11 +39,11 @@ pub use args::BenchArgs;
 
 use super::line::Line;
 use super::serve::raise_file_limit;
-use crate::bench::run::profile;
-use crate::bench::{self, LoadClient, Progress, RequestFailure, RunPlan, RunResult};
 use error::{CommandError, failed, usage};
 use plan::Setup;
 use signals::StopSignals;
+use sluice_bench::run::profile;
+use sluice_bench::{LoadClient, Progress, RequestFailure, RunPlan, RunResult};
 
 /// Time between two readiness checks.
 const READY_EVERY: Duration = Duration::from_millis(500);
@@ -292,10 +292,10 @@ async fn measure(
     plan: &RunPlan,
     client: &Arc<LoadClient>,
     stop: &mut StopSignals,
-) -> Result<RunResult, bench::BenchError> {
+) -> Result<RunResult, sluice_bench::BenchError> {
     let progress = Arc::new(Progress::default());
     let line = (!args.output.disable_tqdm).then(|| Line::start(title, plan.extent, progress.clone()));
-    let mut running = bench::run(plan, client, &progress);
+    let mut running = sluice_bench::run(plan, client, &progress);
     let result = tokio::select! {
         result = &mut running => result,
         () = stop.received() => {

@@ -14,7 +14,7 @@ use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use super::args::{BenchArgs, RampStrategy};
 use super::requests::{Built, api, dataset_name, sessions, workload};
 use super::values::{Goodput, Rate};
-use crate::bench::{
+use sluice_bench::{
     Arrival, Extent, LoadClient, MAX_SECONDS, PrefixKind, RequestSource, RunPlan, RunResult, Trust, Workload,
 };
 use sluice_config::MASK;

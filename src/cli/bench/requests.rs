@@ -11,8 +11,8 @@ use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
 
 use super::args::{Backend, BenchArgs, DatasetName, LoraAssignment};
-use crate::bench::load::dataset::{self, DatasetFormat, ItemPrompt, Items, ReadOptions, TokenCounter, TraceKeys};
-use crate::bench::{
+use sluice_bench::load::dataset::{self, DatasetFormat, ItemPrompt, Items, ReadOptions, TokenCounter, TraceKeys};
+use sluice_bench::{
     AdapterChoice, Adapters, Api, BodyFields, Class, ExactText, Length, Prefix, PrefixKind, PromptTokens,
     RequestSource, Sessions, Slo, Workload,
 };

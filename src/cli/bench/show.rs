@@ -14,11 +14,11 @@ use serde_json::Value;
 
 use super::args::{BenchArgs, OutputArgs};
 use super::plan::Setup;
-use crate::bench::report::table;
-use crate::bench::result::csv::RequestCsv;
-use crate::bench::result::file;
-use crate::bench::{Extent, Metrics, RunPlan, RunResult};
 use crate::cli::terminal::{fitted, table_width};
+use sluice_bench::report::table;
+use sluice_bench::result::csv::RequestCsv;
+use sluice_bench::result::file;
+use sluice_bench::{Extent, Metrics, RunPlan, RunResult};
 
 /// The places to which results are printed and saved.
 pub(super) struct Output<'a> {
@@ -158,7 +158,7 @@ pub(super) fn dry_run(setup: &Setup, runs: &[(String, RunPlan)]) -> anyhow::Resu
         };
         let sample = count.clamp(1, 1_000);
         let requests: Vec<_> = (0..sample).map(|ordinal| plan.workload.request(ordinal)).collect();
-        let mean = |of: &dyn Fn(&crate::bench::load::workload::LoadRequest) -> u32| {
+        let mean = |of: &dyn Fn(&sluice_bench::load::workload::LoadRequest) -> u32| {
             requests.iter().map(|request| f64::from(of(request))).sum::<f64>() / sample as f64
         };
         let until =
@@ -193,8 +193,8 @@ mod tests {
         }
         let name = |flags: &[&str]| {
             let parsed = <Parsed as clap::Parser>::parse_from([&["bench"], flags].concat());
-            let workload = crate::bench::Workload::of_classes("org/model", vec![], 0);
-            let plan = RunPlan::new(workload, crate::bench::Arrival::AtOnce, Extent::Requests(1));
+            let workload = sluice_bench::Workload::of_classes("org/model", vec![], 0);
+            let plan = RunPlan::new(workload, sluice_bench::Arrival::AtOnce, Extent::Requests(1));
             file_name(&parsed.bench, &plan, "T")
         };
         assert_eq!(name(&["--request-rate", "8", "--max-concurrency", "4"]), "openai-8qps-concurrency4-model-T.json");

@@ -5,8 +5,8 @@
 use clap::Parser as _;
 
 use super::*;
-use crate::bench::result::file;
-use crate::bench::testing::{MockEngine, MockResponse, completion_stream};
+use sluice_bench::result::file;
+use sluice_bench::testing::{MockEngine, MockResponse, completion_stream};
 
 mod lengths;
 
@@ -22,8 +22,8 @@ fn parsed(flags: &[&str]) -> BenchArgs {
 
 #[test]
 fn comparisons_know_every_alias_and_default_of_the_flags() {
-    use crate::bench::report::flags::{ALIASES, defaults as known, is_covered};
     use clap::CommandFactory as _;
+    use sluice_bench::report::flags::{ALIASES, defaults as known, is_covered};
     let command = Parsed::command();
     let (mut aliases, mut defaults) = (Vec::new(), Vec::new());
     for argument in command.get_arguments() {

@@ -11,12 +11,12 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 
-use crate::bench::report::columns::Columns;
-use crate::bench::report::compare::{self, CompareOptions, Comparison, Unit};
-use crate::bench::result::file;
-use crate::bench::{RunResult, report};
 use crate::cli::terminal::{fitted, table_width};
-use crate::stats::Estimate;
+use sluice_bench::report::columns::Columns;
+use sluice_bench::report::compare::{self, CompareOptions, Comparison, Unit};
+use sluice_bench::result::file;
+use sluice_bench::{RunResult, report};
+use sluice_core::stats::Estimate;
 
 /// Commands for saved results
 #[derive(Clone, Debug, Subcommand)]

@@ -5,7 +5,7 @@
 
 use std::str::FromStr;
 
-use crate::bench::{Class, Length, Prefix, PrefixKind, Slo};
+use sluice_bench::{Class, Length, Prefix, PrefixKind, Slo};
 
 /// A number above 0, or `inf`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,7 +7,7 @@
 //! because the gateway sends each backend only requests that it serves.
 //!
 //! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each of the three requests,
-//! [`BYTES`] of each response, and the bounds of [`fleet::read_models`].
+//! [`BYTES`] of each response, and the bounds of [`sluice_fleet::read_models`].
 
 use std::io::Write;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio::task::JoinSet;
 
-use crate::base::ModelId;
-use crate::fleet::{self, ModelCard, Unreadable, fetch};
-use crate::pool::RefusedGateway;
-use crate::vllm::version::Version;
 use sluice_config::{Address, Config, Model, Pool, Target};
+use sluice_core::base::ModelId;
+use sluice_core::vllm::version::Version;
+use sluice_fleet::{ModelCard, Unreadable, fetch};
+use sluice_gateway::pool::RefusedGateway;
 
 /// Backends that are asked at once.
 const AT_ONCE: usize = 32;
@@ -73,7 +73,9 @@ pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut d
     }
     for (index, pool) in config.pools.iter().enumerate().filter(|_| !quiet) {
         let members = answers.iter().filter(|(question, (_, cards))| question.pool == index && !cards.is_empty());
-        if let Some(text) = fleet::differences(members.map(|(question, (_, cards))| (&*question.backend, &**cards))) {
+        if let Some(text) =
+            sluice_fleet::differences(members.map(|(question, (_, cards))| (&*question.backend, &**cards)))
+        {
             let _ = writeln!(out, "note    pool {}: its engines serve different requests: {text}", pool.name);
         }
     }
@@ -146,7 +148,7 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
     };
     get("/health").await?;
     let has_key = question.address.api_key.is_some();
-    *cards = match fleet::read_models(&question.address, limit).await {
+    *cards = match sluice_fleet::read_models(&question.address, limit).await {
         Ok(list) => list.cards,
         Err(Unreadable::Status(status)) => return Err(refusal("/v1/models", status, has_key)),
         Err(why) => return Err(why.to_string()),

@@ -15,10 +15,10 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use super::arrangement::Arrangement;
-use crate::bench::result::slices::{self, SliceBy};
-use crate::bench::result::vllm_keys;
-use crate::bench::{Distribution, Metrics, RunResult};
 use crate::cli::terminal::wrapped;
+use sluice_bench::result::slices::{self, SliceBy};
+use sluice_bench::result::vllm_keys;
+use sluice_bench::{Distribution, Metrics, RunResult};
 
 /// Columns of the names, of each number, and of the count of failures; 78 in all.
 const NAME: usize = 21;
@@ -230,8 +230,8 @@ fn times(ratio: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::result::record::ClassConfig;
-    use crate::bench::{Outcome, Record, RunConfig};
+    use sluice_bench::result::record::ClassConfig;
+    use sluice_bench::{Outcome, Record, RunConfig};
 
     fn row(arrangement: Arrangement, short: (f64, f64), long: (f64, f64), failed: u64) -> Row {
         let record = |class, (ttft, e2el): (f64, f64)| Record {

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use super::arrangement::{ALL, Arrangement};
 use super::compare::{Comparison, LATE_MS, Row};
 use super::load::{DemoArgs, RATES, plan};
-use crate::bench::{self, LoadClient, RunPlan, RunResult};
 use crate::cli::line::Line;
+use sluice_bench::{LoadClient, RunPlan, RunResult};
 
 /// A request that takes longer than this has failed; the slowest measured request took 14 s.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
@@ -103,9 +103,9 @@ async fn measure(plan: &RunPlan, url: &str, title: &str) -> anyhow::Result<RunRe
                 .map_err(|failure| anyhow::anyhow!("the first requests failed ({failure})"))?;
         }
     }
-    let progress = Arc::new(bench::Progress::default());
+    let progress = Arc::new(sluice_bench::Progress::default());
     let shown = Line::start(title, plan.extent, progress.clone());
-    let run = bench::run(plan, &client, &progress).await?;
+    let run = sluice_bench::run(plan, &client, &progress).await?;
     shown.end();
     Ok(run)
 }
@@ -117,7 +117,7 @@ mod tests {
 
     use super::super::load::TYPICAL_SEED;
     use super::*;
-    use crate::bench::testing::{MockEngine, MockResponse, completion_stream};
+    use sluice_bench::testing::{MockEngine, MockResponse, completion_stream};
 
     fn args(once: bool) -> DemoArgs {
         DemoArgs { once, json: true, seconds: Some(1.0), seed: TYPICAL_SEED, listen: None, admin: None }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::arrangement::MODEL;
-use crate::bench::{Arrival, Class, Extent, Length, Prefix, PromptTokens, RunPlan, Slo, Workload};
+use sluice_bench::{Arrival, Class, Extent, Length, Prefix, PromptTokens, RunPlan, Slo, Workload};
 
 /// Short and long requests per second.
 pub(super) const RATES: [f64; 2] = [30.0, 2.0];

@@ -13,9 +13,9 @@ use anyhow::Context as _;
 use super::arrangement::{ALL, Arrangement, MODEL};
 use super::compare::{Comparison, Row};
 use super::stage::engine_config;
-use crate::bench::RunPlan;
-use crate::lab::{EngineSetup, Lab};
+use sluice_bench::RunPlan;
 use sluice_config::{Config, Surroundings};
+use sluice_lab::{EngineSetup, Lab};
 
 /// Traffic for each arrangement, seconds of simulated time: about 1,800 short and 120 long
 /// requests.
@@ -48,7 +48,7 @@ fn row(arrangement: Arrangement, plan: &RunPlan, seed: u64) -> anyhow::Result<Ro
         anyhow::Ok(setup)
     };
     let engines = arrangement.engine_args().iter().enumerate().map(engine).collect::<anyhow::Result<Vec<_>>>()?;
-    let run = crate::lab::run(&Lab::new(config, engines, vec![plan.clone()]), seed)
+    let run = sluice_lab::run(&Lab::new(config, engines, vec![plan.clone()]), seed)
         .with_context(|| format!("cannot simulate '{}'", arrangement.label()))?;
     Ok(Row::of(arrangement, &run.result))
 }

@@ -14,10 +14,10 @@ use anyhow::Context as _;
 use parking_lot::Mutex;
 
 use super::arrangement::{ALL, Arrangement, PROFILE};
-use crate::serve::{self, Running, Source};
-use crate::sim::{self, Handle, Profile, SimConfig};
-use crate::vllm::args::ServeArgs;
 use sluice_config::{Config, Surroundings};
+use sluice_core::vllm::args::ServeArgs;
+use sluice_serve::{Running, Source};
+use sluice_sim::{Handle, Profile, SimConfig};
 
 /// Default client port.
 const USUAL_LISTEN: u16 = 8080;
@@ -55,7 +55,7 @@ impl Stage {
         let (engines, urls) = start_engines(ALL[0]).await?;
         let listen = address(addresses.listen, USUAL_LISTEN)?;
         let admin = address(addresses.admin, USUAL_ADMIN)?;
-        let gateway = serve::start(config(ALL[0], &urls, listen, admin)?, Source::Fixed).await?;
+        let gateway = sluice_serve::start(config(ALL[0], &urls, listen, admin)?, Source::Fixed).await?;
         Ok(Self { gateway, engines: Mutex::new(engines) })
     }
 
@@ -67,8 +67,8 @@ impl Stage {
     pub(super) async fn put(&self, arrangement: Arrangement) -> anyhow::Result<()> {
         let (engines, urls) = start_engines(arrangement).await?;
         let config = config(arrangement, &urls, self.gateway.client_address(), self.gateway.admin_address())?;
-        let app = Arc::clone(self.gateway.app());
-        tokio::task::spawn_blocking(move || app.apply_titled(config, arrangement.label())).await??;
+        let reloader = Arc::clone(&self.gateway.app().reloader);
+        tokio::task::spawn_blocking(move || reloader.apply_titled(config, arrangement.label())).await??;
         let before = std::mem::replace(&mut *self.engines.lock(), engines);
         for engine in before {
             engine.shutdown().await;
@@ -115,8 +115,8 @@ async fn start_engines(arrangement: Arrangement) -> anyhow::Result<(Vec<Handle>,
 /// Starts a simulated engine on a free port, with flags of `vllm serve`.
 async fn start_engine(args: &[String], seed: u64) -> anyhow::Result<Handle> {
     let config = engine_config(args, seed)?;
-    let listener = crate::proxy::listen((Ipv4Addr::LOCALHOST, 0).into())?;
-    Ok(sim::spawn(config, listener)?)
+    let listener = sluice_gateway::proxy::listen((Ipv4Addr::LOCALHOST, 0).into())?;
+    Ok(sluice_sim::spawn(config, listener)?)
 }
 
 /// The simulator's configuration for these flags of `vllm serve`.

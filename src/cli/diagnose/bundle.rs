@@ -13,7 +13,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
-use crate::admin::{AdminClient, AdminClientError};
+use sluice_admin::{AdminClient, AdminClientError};
 
 /// The responses that are read.
 const PATHS: [&str; 4] = ["/admin/status", "/admin/findings", "/admin/history", "/admin/requests"];

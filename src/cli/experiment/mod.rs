@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 
 use super::admin_command::{AdminPort, exit_code, with_client};
 use super::terminal::print_to_stdout;
-use crate::admin::{AdminClient, AdminClientError, encode};
-use crate::experiment::ExperimentReport;
+use sluice_admin::{AdminClient, AdminClientError, encode};
+use sluice_gateway::experiment::ExperimentReport;
 
 /// Experiments of a running gateway.
 #[derive(Clone, Debug, clap::Args)]

@@ -3,8 +3,8 @@
 //! The page has the form of `sluice bench`'s pages, without external resources.
 
 use super::text::{arm_rows, causes, comparison_rows, verdicts};
-use crate::bench::report::sections::{Dots, Section, page as page_of};
-use crate::experiment::{ExperimentReport, Moment, Quantity};
+use sluice_bench::report::sections::{Dots, Section, page as page_of};
+use sluice_gateway::experiment::{ExperimentReport, Moment, Quantity};
 
 pub(super) fn page(report: &ExperimentReport) -> String {
     let head = vec!["Verdict".to_owned()];

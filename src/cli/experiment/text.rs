@@ -7,9 +7,9 @@ use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{ContentArrangement, Table};
 
 use crate::cli::terminal::stdout_width;
-use crate::experiment::report::{ArmReport, ChangeReport, ComparisonReport, Range, RateReport};
-use crate::experiment::verdict::QUALITY;
-use crate::experiment::{ExperimentReport, Quantity};
+use sluice_gateway::experiment::report::{ArmReport, ChangeReport, ComparisonReport, Range, RateReport};
+use sluice_gateway::experiment::verdict::QUALITY;
+use sluice_gateway::experiment::{ExperimentReport, Quantity};
 
 /// All experiments, one row each.
 pub(super) fn list(all: &[ExperimentReport]) -> String {
@@ -116,7 +116,7 @@ pub(super) fn comparison_rows(report: &ExperimentReport, comparison: &Comparison
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows[0][0] = format!("{} beside {}", comparison.arm, control.name);
     for change in &comparison.changes {
-        let both = |pick: fn(&crate::experiment::report::QuantityReport) -> f64| {
+        let both = |pick: fn(&sluice_gateway::experiment::report::QuantityReport) -> f64| {
             let of = |arm: &ArmReport| {
                 let found = arm.quantities.iter().find(|one| one.quantity == change.quantity);
                 found.map_or_else(|| "-".to_owned(), |one| value(change.quantity, pick(one)))

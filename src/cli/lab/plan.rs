@@ -11,14 +11,14 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::bench::search::{SearchResult, TrialReport};
 use crate::cli::bench::find_rate::text;
-use crate::lab::plan::{MORE, PlanResult, plan};
-use crate::lab::prices::Prices;
-use crate::lab::rate::{goal, highest_rate};
-use crate::lab::study::seeds;
-use crate::lab::table::{aligned, number};
-use crate::lab::{LabError, Scenario, sweep};
+use sluice_bench::search::{SearchResult, TrialReport};
+use sluice_lab::plan::{MORE, PlanResult, plan};
+use sluice_lab::prices::Prices;
+use sluice_lab::rate::{goal, highest_rate};
+use sluice_lab::study::seeds;
+use sluice_lab::table::{aligned, number};
+use sluice_lab::{LabError, Scenario, sweep};
 
 /// The flags of `sluice lab plan`.
 #[derive(Clone, Debug, Args)]
@@ -178,7 +178,7 @@ fn rates(args: &RateArgs) -> Result<Vec<(String, SearchResult)>, LabError> {
         return Err(LabError::Sweep(text.to_owned()));
     }
     let attainment = scenario.file.plan.attainment / 100.0;
-    let search = |variant: &crate::lab::Variant| {
+    let search = |variant: &sluice_lab::Variant| {
         let lab = scenario.lab(variant)?;
         eprintln!("{}\n{}", variant.name, text::HEADER);
         let report = |trial: &TrialReport| eprintln!("{}", text::report(trial));
@@ -217,7 +217,7 @@ fn rate_json(name: &str, found: &SearchResult) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::plan::Requirement;
+    use sluice_lab::plan::Requirement;
 
     #[test]
     fn the_highest_rate_has_no_load() {

@@ -12,12 +12,12 @@ use std::time::Instant;
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::base::Period;
-use crate::bench::report;
-use crate::bench::result::file;
 use crate::cli::terminal::table_width;
-use crate::lab::study::VariantRuns;
-use crate::lab::{LabError, Measure, Options, Scenario, Study, expect, sweep, table};
+use sluice_bench::report;
+use sluice_bench::result::file;
+use sluice_core::base::Period;
+use sluice_lab::study::VariantRuns;
+use sluice_lab::{LabError, Measure, Options, Scenario, Study, expect, sweep, table};
 
 /// The flags of `sluice lab run`.
 #[derive(Clone, Debug, Args)]

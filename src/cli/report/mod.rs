@@ -21,8 +21,8 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 
 use super::terminal::wrapped;
-use crate::bench::records::{self, Day, summary, worst};
-use crate::bench::report::sections;
+use sluice_bench::records::{self, Day, summary, worst};
+use sluice_bench::report::sections;
 use what_if::Answer;
 
 /// Columns of the summary.

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::lab::{Scenario, Variant};
 use sluice_config::{ArgValue, Pool};
+use sluice_lab::{Scenario, Variant};
 
 /// Most settings that are tried.
 const VARIANTS: usize = 12;

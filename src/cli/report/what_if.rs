@@ -16,10 +16,10 @@ use clap::Args;
 use tempfile::NamedTempFile;
 
 use super::variants::variants;
-use crate::bench::records::{Entry, clock, read, worst};
-use crate::bench::report::sections::Section;
-use crate::lab::file::TrafficTable;
-use crate::lab::{LabFile, Measure, Options, Scenario, Study, Variant, table};
+use sluice_bench::records::{Entry, clock, read, worst};
+use sluice_bench::report::sections::Section;
+use sluice_lab::file::TrafficTable;
+use sluice_lab::{LabFile, Measure, Options, Scenario, Study, Variant, table};
 
 /// Runs of each setting.
 const SEEDS: u64 = 3;

@@ -11,9 +11,9 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
-use crate::fleet::start_detached;
-use crate::serve::upgrade::Door;
-use crate::serve::{App, Running, systemd};
+use sluice_fleet::start_detached;
+use sluice_serve::upgrade::Door;
+use sluice_serve::{App, Running, systemd};
 
 /// The variable that names the process which started this one at SIGUSR2.
 pub(super) const STARTED_BY: &str = "SLUICE_STARTED_BY";
@@ -116,11 +116,11 @@ async fn wait(
             _ = signals.reload.recv() => {
                 // The reload logs the result. It may block, because it may run an engine's program
                 // to list the flags.
-                let app = Arc::clone(running.app());
-                drop(tokio::task::spawn_blocking(move || app.reload()));
+                let reloader = Arc::clone(&running.app().reloader);
+                drop(tokio::task::spawn_blocking(move || reloader.run()));
             }
             _ = signals.reopen.recv() => {
-                running.app().telemetry.reopen();
+                running.app().core.telemetry.reopen();
                 tracing::info!("SIGUSR1: the access log and the records are opened anew");
             }
             _ = signals.upgrade.recv() => match &program {
@@ -167,12 +167,12 @@ async fn drain(running: Running, signals: &mut Signals) -> ExitCode {
         () = signals.stop() => {
             let (in_flight, waiting) = app.admission().load();
             tracing::info!(in_flight, waiting, "stopping: connections without a request are closed; a second signal aborts running requests");
-            app.flow.close();
+            app.core.flow.close();
             ending.stop();
             tokio::select! {
                 cut = &mut draining => cut,
                 () = signals.stop() => {
-                    app.fleet.shut_down_fast();
+                    app.core.fleet.shut_down_fast();
                     (&mut draining).await
                 }
             }
@@ -221,11 +221,11 @@ async fn stop_fast(
         waiting,
         "second signal: {requests}engines are killed soon; a third one ends sluice at once"
     );
-    app.fleet.shut_down_fast();
+    app.core.fleet.shut_down_fast();
     tokio::select! {
         cut = &mut stopping => Ok(cut),
         () = signals.stop() => {
-            let left = app.fleet.running();
+            let left = app.core.fleet.running();
             let left = if left.is_empty() { "no engine".to_owned() } else { left.join(", ") };
             tracing::warn!("third signal: ended at once; left running: {left}");
             Err(ExitCode::FAILURE)

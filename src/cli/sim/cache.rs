@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use crate::sim::SimConfig;
+use sluice_sim::SimConfig;
 
 /// The folder of this server's graph.
 pub(super) fn folder(config: &SimConfig) -> PathBuf {
@@ -51,8 +51,8 @@ fn disabled() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::Profile;
-    use crate::vllm::args::ServeArgs;
+    use sluice_core::vllm::args::ServeArgs;
+    use sluice_sim::Profile;
 
     #[test]
     fn only_what_vllm_compiles_for_is_in_the_key() {

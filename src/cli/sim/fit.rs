@@ -13,10 +13,10 @@ use anyhow::Context;
 use clap::Parser;
 
 use super::fit_server;
-use crate::sim::calibrate::rows::Server;
-use crate::sim::calibrate::search::{FittedConstant, HOST};
-use crate::sim::calibrate::{Row, Setting, Spread, report, rows};
-use crate::sim::{Constants, Gpu, Layout, Model};
+use sluice_sim::calibrate::rows::Server;
+use sluice_sim::calibrate::search::{FittedConstant, HOST};
+use sluice_sim::calibrate::{Row, Setting, Spread, report, rows};
+use sluice_sim::{Constants, Gpu, Layout, Model};
 
 /// Fits the simulator's constants to rows of a load test.
 #[derive(Debug, Parser)]

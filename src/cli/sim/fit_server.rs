@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use crate::bench::{Api, Arrival, Class, Extent, Length, LoadClient, Metrics, Progress, RunPlan, Workload};
-use crate::sim::calibrate::Row;
-use crate::sim::calibrate::rows::{Load, Server};
+use sluice_bench::{Api, Arrival, Class, Extent, Length, LoadClient, Metrics, Progress, RunPlan, Workload};
+use sluice_sim::calibrate::Row;
+use sluice_sim::calibrate::rows::{Load, Server};
 
 /// Longest wait for a response.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -95,7 +95,7 @@ async fn run(client: &Arc<LoadClient>, model: &str, row: &Row, seed: u64) -> any
     let workload = Workload::of_classes(model, vec![class], seed);
     let arrival = Arrival::ClosedLoop { concurrency: streams };
     let plan = RunPlan::new(workload, arrival, Extent::Requests(u64::from(requests)));
-    let result = crate::bench::run(&plan, client, &Arc::new(Progress::default())).await?;
+    let result = sluice_bench::run(&plan, client, &Arc::new(Progress::default())).await?;
     let metrics = Metrics::of(&result);
     if metrics.completed < u64::from(requests) {
         let reason = client.reasons().into_values().next().unwrap_or_default();
@@ -113,9 +113,9 @@ async fn run(client: &Arc<LoadClient>, model: &str, row: &Row, seed: u64) -> any
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::calibrate::search::HOST;
-    use crate::sim::calibrate::{Setting, Spread, play};
-    use crate::sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
+    use sluice_sim::calibrate::search::HOST;
+    use sluice_sim::calibrate::{Setting, Spread, play};
+    use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
     fn setting() -> Setting {
         let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap());
@@ -150,7 +150,7 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         // Fast, so that the test takes a second; a test on virtual time judges the measurements.
         let config = SimConfig { speed: 20.0, ..SimConfig::new("m", Profile::named("h200-llama-8b").unwrap()) };
-        let handle = crate::sim::spawn(config, listener).unwrap();
+        let handle = sluice_sim::spawn(config, listener).unwrap();
         let rows = measure(&format!("http://{}", handle.addr()), None, Server::default()).await.unwrap();
         for row in &rows {
             let [rate, ttft, tpot, e2el] = row.measured.map(|cell| cell.unwrap());

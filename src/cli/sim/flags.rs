@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 
-use crate::sim::{Constants, Fault, Gpu, Layout, Model, Profile};
-use crate::vllm::version::Version;
+use sluice_core::vllm::version::Version;
+use sluice_sim::{Constants, Fault, Gpu, Layout, Model, Profile};
 
 /// The GPU without `--sim-gpu`.
 const GPU: &str = "h200";

@@ -30,10 +30,10 @@ mod start;
 use std::process::ExitCode;
 
 use self::flags::split;
-use crate::sim::process::config::without_effect;
-use crate::sim::{Constants, Gpu, Model, Refusal, SimConfig};
-use crate::vllm::args::{self, ArgsError, ServeArgs};
-use crate::vllm::version::Version;
+use sluice_core::vllm::args::{self, ArgsError, ServeArgs};
+use sluice_core::vllm::version::Version;
+use sluice_sim::process::config::without_effect;
+use sluice_sim::{Constants, Gpu, Model, Refusal, SimConfig};
 
 pub use self::core::run_child;
 

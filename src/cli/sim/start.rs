@@ -18,12 +18,12 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::core::EngineCoreOptions;
 use super::flags::{SimFlags, Startup};
 use super::{cache, core};
-use crate::sim::http::server;
-use crate::sim::observe::log::{Level, Log, LogSource};
-use crate::sim::process::startup::{Event, Surroundings, length, plan, refused};
-use crate::sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
-use crate::vllm::args::ServeArgs;
-use crate::vllm::secrets::mask_command;
+use sluice_core::vllm::args::ServeArgs;
+use sluice_core::vllm::secrets::mask_command;
+use sluice_sim::http::server;
+use sluice_sim::observe::log::{Level, Log, LogSource};
+use sluice_sim::process::startup::{Event, Surroundings, length, plan, refused};
+use sluice_sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
 
 /// Interval at which vLLM's watchdog checks the engine; it ends the server when the engine is dead.
 const WATCHDOG: Duration = Duration::from_secs(5);

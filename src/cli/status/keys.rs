@@ -2,7 +2,7 @@
 //!
 //! Other keys have no line: an operator looks for keys that are near a limit.
 
-use crate::admin::status::{KeyStatus, Status, Used};
+use sluice_admin::status::{KeyStatus, Status, Used};
 
 /// Most keys with a line; `--json` has more keys.
 const KEYS_SHOWN: usize = 20;

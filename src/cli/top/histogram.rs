@@ -5,7 +5,7 @@
 //! exact. Bounds: a histogram has at most [`BUCKETS_MAX`] buckets; lines beyond them and unreadable
 //! lines are left out.
 
-use crate::telemetry::families;
+use sluice_gateway::telemetry::families;
 
 /// Most buckets; the largest family has 30 and the unbounded one.
 const BUCKETS_MAX: usize = 64;
@@ -136,8 +136,8 @@ mod tests {
 
     #[test]
     fn the_page_of_a_gateway_has_every_measure() {
-        let telemetry = crate::telemetry::Telemetry::with(Box::new(Vec::new), None);
-        telemetry.record(&crate::telemetry::testing::completed(
+        let telemetry = sluice_gateway::telemetry::Telemetry::with(Box::new(Vec::new), None);
+        telemetry.record(&sluice_gateway::telemetry::testing::completed(
             std::time::Duration::from_millis(30),
             std::time::Duration::from_millis(6),
         ));

@@ -36,7 +36,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::admin_command::{AdminPort, exit_code, with_client};
 use super::terminal::{print_to_stdout, stdout_width};
-use crate::admin::{AdminClient, AdminClientError, Status};
+use sluice_admin::{AdminClient, AdminClientError, Status};
 use state::{Order, Sample, State};
 
 /// Time between two queries of the gateway.

@@ -10,9 +10,9 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Row, Table};
 
 use super::cells::{bold, header, right};
-use crate::admin::snapshot::RequestLists;
 use crate::cli::status::ms;
-use crate::telemetry::RequestView;
+use sluice_admin::snapshot::RequestLists;
+use sluice_gateway::telemetry::RequestView;
 
 /// Most columns of a request id; the gateway's ids have 36.
 const ID_COLUMNS: usize = 64;

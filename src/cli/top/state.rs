@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 
 use super::histogram::{Histogram, MEASURES};
-use crate::admin::Status;
-use crate::admin::snapshot::RequestLists;
-use crate::admin::status::{BackendStatus, PoolStatus};
+use sluice_admin::Status;
+use sluice_admin::snapshot::RequestLists;
+use sluice_admin::status::{BackendStatus, PoolStatus};
 
 /// Samples whose histograms are kept: the latest, and ten seconds before it.
 const SAMPLES_MAX: usize = 11;
@@ -117,9 +117,9 @@ impl State {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::admin::About;
-    use crate::admin::status::Used;
-    use crate::telemetry::{Quantiles, RequestView, WindowStats};
+    use sluice_admin::About;
+    use sluice_admin::status::Used;
+    use sluice_gateway::telemetry::{Quantiles, RequestView, WindowStats};
 
     /// A gateway with `backends` backends in two pools, the last backend ejected, after `requests`
     /// requests.
@@ -171,9 +171,7 @@ pub(super) mod tests {
             Status {
                 about,
                 pools: vec![pool("short", short), pool("long", long)],
-                kubernetes: Vec::new(),
-                cluster: None,
-                keys: Vec::new(),
+                ..Status::default()
             },
             &page,
             Ok(requests),

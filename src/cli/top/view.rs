@@ -14,9 +14,9 @@ use super::cells::{bold, header, right};
 use super::histogram::MEASURES;
 use super::slowest;
 use super::state::State;
-use crate::admin::status::{BackendStatus, PoolStatus};
 use crate::cli::status::{ms, span, used, why};
-use crate::telemetry::Quantiles;
+use sluice_admin::status::{BackendStatus, PoolStatus};
+use sluice_gateway::telemetry::Quantiles;
 
 /// Most pools with a row; the number of pools is shown.
 const POOLS_MAX: usize = 6;

@@ -126,7 +126,7 @@ fn newest(all: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tune::{Goal, Objective, Space, TuneFile};
+    use sluice_tune::{Goal, Objective, Space, TuneFile};
 
     fn compat(variables: &[(&str, &str)]) -> anyhow::Result<Compat> {
         let found =

@@ -13,18 +13,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use http::StatusCode;
-use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::super::backend::{Path, outcome, path, post};
 use super::super::bench::signals::StopSignals;
 use super::progress::Shown;
 use super::real::Ended;
-use crate::admin::status::{BackendStatus, Status};
-use crate::admin::{AdminClient, AdminClientError, flag, query};
-use crate::lab::Scenario;
-use crate::tune::{BenchEngine, Flags, InPlace, Journal, Plan, Report, Trial, TuneError, Watch, tune};
+use sluice_admin::status::{BackendStatus, Status};
+use sluice_admin::{AdminClient, AdminClientError, RestartOptions, flag};
 use sluice_config::ArgValue;
+use sluice_lab::Scenario;
+use sluice_tune::{BenchEngine, Flags, InPlace, Journal, Plan, Report, Trial, TuneError, Watch, tune};
 
 /// Time between two polls of the gateway.
 const POLL: Duration = Duration::from_millis(250);
@@ -178,7 +177,7 @@ impl AdminEngine {
         backend.ok_or_else(|| failed(format!("{} is no longer configured", self.path)))
     }
 
-    async fn engine(&self) -> Result<crate::fleet::EngineView, TuneError> {
+    async fn engine(&self) -> Result<sluice_fleet::EngineView, TuneError> {
         let engine = self.status().await?.engine;
         engine.ok_or_else(|| failed(format!("{}: the gateway no longer runs its engine", self.path)))
     }
@@ -204,18 +203,16 @@ impl BenchEngine for AdminEngine {
 
     async fn restart(&mut self, flags: &Flags) -> Result<Option<String>, TuneError> {
         let all: BTreeMap<&String, &ArgValue> = self.own.iter().chain(flags).collect();
-        let sets: Vec<String> = all.iter().map(|(name, value)| format!("{name}={value}")).collect();
         // With `hold` the gateway does not require that another backend can serve the models;
         // `find` has checked that.
-        let started = post(&self.client, &self.path, &format!("/restart{}", query(&sets, &["reset", "hold"]))).await;
-        let started: Value = match started {
-            Ok(started) => started,
+        let options = RestartOptions { reset: true, hold: true, ..RestartOptions::of_flags(all) };
+        let id = match self.client.restart(&self.path.pool, &self.path.backend, &options).await {
+            Ok(begun) => begun.change,
             Err(AdminClientError::Refused { status, message, .. }) if status != StatusCode::CONFLICT => {
                 return Ok(Some(message));
             }
             Err(error) => return Err(failed(error)),
         };
-        let id = started["change"].as_u64().unwrap_or(0);
         let ended = loop {
             let status = self.status().await?;
             if let Some(ended) = outcome(&status, id) {

@@ -21,15 +21,15 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::admin::AdminClient;
-use crate::base::Period;
-use crate::tune::report::{answer, flags, json, page, result_txt, table};
-use crate::tune::setting::name;
-use crate::tune::{
-    Budget, Goal, Header, Journal, Laboratory, Method, Plan, Report, Space, TuneError, TuneFile, at_once, tune,
-};
 use progress::Shown;
 use real::Ended;
+use sluice_admin::AdminClient;
+use sluice_core::base::Period;
+use sluice_tune::report::{answer, flags, json, page, result_txt, table};
+use sluice_tune::setting::name;
+use sluice_tune::{
+    Budget, Goal, Header, Journal, Laboratory, Method, Plan, Report, Space, TuneError, TuneFile, at_once, tune,
+};
 
 /// Find the best settings of vLLM and of the gateway, with proof.
 #[derive(Clone, Debug, Args)]
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_shipped_spaces_are_valid_and_their_defaults_start() {
-        use crate::tune::{Backend as _, Started};
+        use sluice_tune::{Backend as _, Started};
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config/tune");
         let mut names = Vec::new();
         for entry in std::fs::read_dir(folder).unwrap() {

@@ -8,10 +8,10 @@
 use std::time::{Duration, Instant};
 
 use crate::cli::bench::find_rate::text;
-use crate::lab::table::number;
-use crate::tune::report::table::minutes;
-use crate::tune::setting::name;
-use crate::tune::{Budget, Effort, Method, Outcome, Plan, Progress, Trial};
+use sluice_lab::table::number;
+use sluice_tune::report::table::minutes;
+use sluice_tune::setting::name;
+use sluice_tune::{Budget, Effort, Method, Outcome, Plan, Progress, Trial};
 
 /// Longest reason in a line, characters.
 const REASON: usize = 100;

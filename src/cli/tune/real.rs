@@ -10,12 +10,12 @@ use std::time::Duration;
 use super::super::bench::signals::StopSignals;
 use super::super::serve::raise_file_limit;
 use super::progress::Shown;
-use crate::lab::Scenario;
-use crate::pool::Phase;
-use crate::serve::{Running, Source, start};
-use crate::telemetry::log;
-use crate::tune::{Journal, OwnGateway, Plan, RealEngines, Report, Trial, TuneError, tune};
 use sluice_config::Config;
+use sluice_gateway::pool::Phase;
+use sluice_gateway::telemetry::log;
+use sluice_lab::Scenario;
+use sluice_serve::{Running, Source, start};
+use sluice_tune::{Journal, OwnGateway, Plan, RealEngines, Report, Trial, TuneError, tune};
 use tokio::time::{Instant, sleep};
 
 /// Time for the backends to be ready in the gateway; their engines serve already.
@@ -93,7 +93,7 @@ impl OwnGateway for PrivateGateway {
         let running = match self.0.take() {
             None => start(config, Source::Fixed).await.map_err(|error| format!("the tuner's gateway: {error}"))?,
             Some(running) => {
-                let applied = running.app().apply(config);
+                let applied = running.app().reloader.apply(config);
                 let running = self.0.insert(running);
                 applied.map_err(|error| format!("the tuner's gateway: {error}"))?;
                 return ready(running).await;
@@ -104,7 +104,7 @@ impl OwnGateway for PrivateGateway {
 
     async fn stop(&mut self) {
         if let Some(running) = self.0.take() {
-            running.app().fleet.shut_down_fast();
+            running.app().core.fleet.shut_down_fast();
             running.stop().await;
         }
     }

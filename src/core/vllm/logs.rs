@@ -29,7 +29,8 @@ labels! {
         /// The process runs and has printed no known line. Python imports take 5 to 50 s.
         #[default]
         Launching = "launching",
-        /// Arguments are read and the configuration is computed. The port is bound, but not listening.
+        /// Arguments are read and the configuration is computed. The port is bound, but not
+        /// listening.
         Configuring = "configuring",
         /// The process of the engine core starts.
         EngineStarting = "starting the engine",

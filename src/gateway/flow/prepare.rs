@@ -81,10 +81,8 @@ pub(super) async fn prepare<R: Recorder>(
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
     // Only the backend that stores a response can continue it, so no experiment assigns it.
-    let assigned = match &continued {
-        None => assign::assign(incoming, &view, model.route, placement.home, record),
-        Some(_) => None,
-    };
+    let assign = || assign::assign(incoming, &view, model.route, placement.home, record);
+    let assigned = continued.is_none().then(assign).flatten();
     let pinned = assigned.as_ref().is_some_and(|assigned| assigned.arm().pool.is_some());
     let target = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
     let (arm, placement) = target.map_or((None, placement), |(arm, placement)| (Some(arm), placement));
@@ -92,6 +90,7 @@ pub(super) async fn prepare<R: Recorder>(
     record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
     record.set_home(home);
     let arm_name = arm.as_ref().and_then(|arm| arm.model.as_deref());
+    let model_of = |name: &str| table.model(name).map(|found| found.route);
     let own_model = ModelKey::of(own_name.unwrap_or(name));
     let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, arm_name.unwrap_or(&model.route.name)));
     record.prefix = Some(Arc::clone(&prefix));
@@ -101,10 +100,7 @@ pub(super) async fn prepare<R: Recorder>(
         priority: priority.number,
         fair: owner(&home.fair, incoming, &view),
         prefix,
-        adapter: match arm_name {
-            Some(name) => table.model(name).and_then(|found| found.route.adapter),
-            None => model.route.adapter,
-        },
+        adapter: arm_name.map_or(Some(model.route), model_of).and_then(|route| route.adapter),
         asks: asks(incoming, &view, arm_name.map_or(own_model, ModelKey::of), estimate.tokens),
         avoid: arm.as_ref().map(|arm| arm.others.clone()).unwrap_or_default(),
         only: continued.map(|owner| owner.backend),

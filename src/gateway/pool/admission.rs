@@ -3,13 +3,11 @@
 //! One lock guards all pools, queues and capacity (about a microsecond, three times per request),
 //! so a spill between pools is one decision, and freed capacity goes to the next waiter at once.
 //!
-//! - Pools are tried home first, then by the spill list; a prompt that needs a permit goes where
-//!   the fewest long prefills run. A waiter takes the first usable backend with room.
-//! - On one backend, requests of the backend's pool precede spilled ones up to the overtaking limit
-//!   (`dispatch.rs`).
-//! - Room is kept from a waiter only by a reservation (`reservation.rs`), or because the waiter's
-//!   owner has used up a prefill share (`share_of_prefill.rs`). A grant waits in the table for the
-//!   ticket.
+//! Pools are tried home first, then by the spill list (`choice.rs`); a waiter takes the first
+//! usable backend with room. On one backend, requests of the backend's pool precede spilled ones up
+//! to the overtaking limit (`dispatch.rs`). Room is kept from a waiter only by a reservation
+//! (`reservation.rs`), or because the waiter's owner has used up a prefill share
+//! (`share_of_prefill.rs`).
 //!
 //! Bounds: the configured length of each queue. No clock, no I/O; wakers run outside the lock.
 

@@ -4,8 +4,8 @@
 //! queues and drain rates, and views count them separately. In return:
 //!
 //! - A copy is admitted where the policy places it, if it fits next to all requests and copies at
-//!   once, and no request waits that may use the backend. An engine on trial (`bounds.rs`) admits it
-//!   if no request runs there.
+//!   once, and no request waits that may use the backend. An engine on trial (`bounds.rs`) admits
+//!   it if no request runs there.
 //! - A copy is cut when a request takes the room, when a request that may use the backend has to
 //!   wait, and when the backend leaves the rotation.
 //!

@@ -90,8 +90,8 @@ impl Liveness {
         Some(now.saturating_duration_since(self.progress.last().max(busy_since)))
     }
 
-    /// Since when `requests` are in flight and no byte was sent, as of the last look of the liveness
-    /// check.
+    /// Since when `requests` are in flight and no byte was sent, as of the last look of the
+    /// liveness check.
     pub(super) fn silent_since(&self, requests: u32) -> Option<Instant> {
         let busy_since = self.busy_since.filter(|_| requests > self.progress.at_client())?;
         Some(self.progress.last().max(busy_since))

@@ -6,8 +6,8 @@
 //!
 //! - On one engine it has at most `s x` [`AHEAD`] prompt tokens to compute, or a single prompt.
 //! - Large prompts are on at most `max(1, floor(s x N))` engines at a time.
-//! - While the small prompts of all owners on one engine come to [`QUEUED`] tokens, only owners with
-//!   fewer running requests than `s` of all send further prompts to that engine.
+//! - While the small prompts of all owners on one engine come to [`QUEUED`] tokens, only owners
+//!   with fewer running requests than `s` of all send further prompts to that engine.
 //!
 //! With two owners and two engines, one engine is always free of the large prompts of either, and
 //! `least_work` places the other owner's small prompts there. One prompt keeps an engine busy, so

@@ -18,11 +18,11 @@ use sluice_config::DailyWindow;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Bound, Irreplaceable, Need};
 use sluice_online::engines::flags::EngineFlag;
-use sluice_online::engines::forecast::{Answer, Candidate, Forecast, LimitsQuestion, Question};
+use sluice_online::engines::forecast::{CandidateForecast, EngineAnswer, EngineCandidate, EngineQuestion};
 use sluice_online::engines::look::Restarted;
 use sluice_online::event::EventKind;
-use sluice_online::limits::Limits;
-use sluice_online::limits::PoolLimits;
+use sluice_online::limits::forecast::{Forecast, LimitsAnswer, LimitsQuestion};
+use sluice_online::limits::{Limits, PoolLimits};
 use sluice_online::observe::recent::RecentRequest;
 use tokio::time::Instant;
 
@@ -112,10 +112,11 @@ fn engines_with_too_few_sequences_get_more_one_after_the_other() {
 }
 
 /// Forecasts that every change is a large gain.
-fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
+fn promises(_: &Lab, question: &EngineQuestion, _: u64) -> EngineAnswer {
     let of = |loss: f64| Forecast { loss, error: 0.0, attainment: 1.0 - loss };
-    let candidates = vec![Some(of(0.01)); question.candidates.len()];
-    Answer { now: Some(of(1.0)), absence: Some(0.0), candidates, ..Answer::default() }
+    let found = CandidateForecast { forecast: Some(of(0.01)), ..CandidateForecast::default() };
+    let candidates = vec![found; question.candidates.len()];
+    EngineAnswer { now: Some(of(1.0)), absence: Some(0.0), candidates, ..EngineAnswer::default() }
 }
 
 #[test]
@@ -161,7 +162,7 @@ fn a_forecast_is_made_under_the_limits_of_its_question() {
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
     let loss = |slots| {
         let limits = PoolLimits { slots, ..Limits::of(&lab.config).0[0] };
-        let question = Question {
+        let question = EngineQuestion {
             pool: "all".to_owned(),
             flags: lab.engines[0].flags(),
             limits: vec![("all".to_owned(), limits)],
@@ -179,21 +180,21 @@ fn the_absence_of_an_engine_is_also_forecast_under_the_limits_of_the_best_change
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
     let with = |slots| PoolLimits { slots, ..Limits::of(&lab.config).0[0] };
     let absence = |limits: Option<PoolLimits>| {
-        let question = Question {
+        let question = EngineQuestion {
             pool: "all".to_owned(),
             flags: lab.engines[0].flags(),
             limits: vec![("all".to_owned(), with(4))],
-            candidates: vec![Candidate { flag: EngineFlag::MaxNumSeqs, to: 32.0, limits }],
+            candidates: vec![EngineCandidate { flag: EngineFlag::MaxNumSeqs, to: 32.0, limits }],
             absent: Duration::from_secs(120),
             requests: requests(300).collect(),
         };
         let answer = forecast(&lab, &question, 1);
-        (answer.absence.unwrap(), answer.absence_under)
+        (answer.absence.unwrap(), answer.candidates[0].absence_under)
     };
     let (now, under) = absence(Some(with(64)));
-    let (at, under) = under.unwrap();
-    assert!(at == 0 && now > under + 0.5, "{now} {under}");
-    assert_eq!(absence(Some(with(4))), (now, Some((0, now))), "the limits that are in force");
+    let under = under.unwrap();
+    assert!(now > under + 0.5, "{now} {under}");
+    assert_eq!(absence(Some(with(4))), (now, Some(now)), "the limits that are in force");
     assert_eq!(absence(None), (now, None));
 }
 
@@ -214,7 +215,7 @@ fn limits_that_hold_requests_up_are_forecast_to_lose_more() {
     assert_eq!(same.loss, now.loss, "the same requests and limits");
     assert!(fewer.loss > now.loss + 0.5, "{fewer:?}, {now:?}");
     let few = LimitsQuestion { requests: question.requests[..50].to_vec(), ..question };
-    assert_eq!(forecast_limits(&lab, &few, 1), Answer::default(), "too few to say");
+    assert_eq!(forecast_limits(&lab, &few, 1), LimitsAnswer::default(), "too few to say");
 }
 
 fn set_slots(lab: &mut Lab, slots: u32) {
@@ -227,9 +228,9 @@ fn set_slots(lab: &mut Lab, slots: u32) {
 /// The most requests that waited at the beginning of a simulation.
 static WAITED: AtomicUsize = AtomicUsize::new(0);
 
-fn notes_what_waits(_: &Lab, question: &LimitsQuestion, _: u64) -> Answer {
+fn notes_what_waits(_: &Lab, question: &LimitsQuestion, _: u64) -> LimitsAnswer {
     WAITED.fetch_max(question.waiting, Ordering::Relaxed);
-    Answer::default()
+    LimitsAnswer::default()
 }
 
 #[test]
@@ -245,7 +246,7 @@ fn limits_are_simulated_with_what_waited_then() {
 /// The most requests in a question about flags that had not started when the question was asked.
 static WAITED_STILL: AtomicUsize = AtomicUsize::new(0);
 
-fn notes_what_waits_still(lab: &Lab, question: &Question, seed: u64) -> Answer {
+fn notes_what_waits_still(lab: &Lab, question: &EngineQuestion, seed: u64) -> EngineAnswer {
     let until = |request: &RecentRequest| request.at + request.waited;
     let asked = question.requests.iter().map(until).max();
     let waits = question.requests.iter().filter(|request| !request.waited.is_zero() && Some(until(request)) == asked);

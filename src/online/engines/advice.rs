@@ -3,7 +3,7 @@
 //! The tuner follows this advice where nothing can be simulated. A full KV cache also forbids more
 //! sequences.
 
-use crate::engines::flags::EngineFlag;
+use super::flags::EngineFlag;
 use crate::observe::diagnosis::{Experience, OFTEN, Reading, diagnose};
 use crate::observe::engines::EngineFacts;
 

@@ -1,23 +1,17 @@
 //! A change of one flag on all engines of a pool, and the experiments that test it.
 //!
-//! ```text
-//!   canary restarts -> copies -> recovery -> compared with control -> other engines restart
-//!         |               |          |                |                        |
-//!         `---------------+----------+----------------+------------------------'
-//!                                    `--> all changed engines restart with the old value
-//! ```
-//!
 //! The *canary* changes first; it is compared with the *control*. The canary serves no client until
 //! it has served copies of requests, so an engine that crashes, hangs or fails under the load costs
 //! none. After that, requests load each changed engine at most as much as the copies did
 //! ([`EngineChange::proved`]), until the change ends. Before the comparison, all engines serve
 //! their backlog for at most five minutes: a backlog on one side would favour the other. In the
-//! comparison, the gateway draws an arm for each request.
+//! comparison, the gateway draws an arm for each request. [`phase`](super::phase) has the order of
+//! the stages.
 
 use serde::{Deserialize, Serialize};
 
-use crate::engines::flags::EngineFlag;
-use crate::engines::proof::Load;
+use super::flags::EngineFlag;
+use super::proof::Load;
 use crate::limits::PoolLimits;
 use sluice_config::{Arm, Config, Experiment, Guardrail, ModelScope, Shadow, Sticky, Traffic};
 use sluice_core::base::PoolId;
@@ -54,7 +48,8 @@ pub enum Stage {
     Return,
 }
 
-/// A change of one flag on all engines of a pool.
+/// A change of one flag on all engines of a pool. The stage is kept by
+/// [`EngineTrial`](super::phase::EngineTrial).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineChange {
     /// Different for each change.
@@ -89,8 +84,6 @@ pub struct EngineChange {
     pub crowded: bool,
     /// Backends whose engines were restarted with the new value, or are about to be.
     pub changed: Vec<String>,
-    /// The stage.
-    pub stage: Stage,
     /// The load of copies that the canary has sustained.
     #[serde(default)]
     pub proved: Load,
@@ -114,17 +107,22 @@ impl EngineChange {
 
     /// The next engine to restart: with the new value, or with the old one if the change is taken
     /// back.
-    pub fn next(&self) -> Option<&String> {
-        match self.stage {
+    pub(super) fn next(&self, stage: Stage) -> Option<&String> {
+        match stage {
             Stage::Return => self.changed.last(),
             _ => self.backends.iter().find(|backend| !self.changed.contains(backend)),
         }
     }
 
+    /// Notes that an engine has the old value, or is left to another hand.
+    pub(super) fn leave_out(&mut self, backend: &str) {
+        self.changed.retain(|other| other != backend);
+    }
+
     /// How much requests may load an engine; `None`: the tuner sets no bound.
-    pub fn bound(&self, backend: &str) -> Option<Load> {
+    pub(super) fn bound(&self, stage: Stage, backend: &str) -> Option<Load> {
         let is_changed = self.changed.iter().any(|changed| changed == backend);
-        match self.stage {
+        match stage {
             Stage::Canary | Stage::Copies => (is_changed && backend == self.canary()).then(Load::default),
             _ => is_changed.then_some(self.proved),
         }
@@ -132,23 +130,23 @@ impl EngineChange {
 
     /// Whether this mean loss on the canary is below the loss before the change. Always, if the
     /// change has no limits: the comparison with the control then decides alone.
-    pub fn improves(&self, loss: f64) -> bool {
+    pub(super) fn improves(&self, loss: f64) -> bool {
         self.limits.is_none() || loss < self.loss_before
     }
 
-    /// The limits that must be in force now, if the change brings any.
-    pub fn limits_in_force(&self) -> Option<PoolLimits> {
-        let serves = matches!(self.stage, Stage::Recovery | Stage::Compared | Stage::Promotion);
+    /// The limits that must be in force at a stage, if the change brings any.
+    pub(super) fn limits_at(&self, stage: Stage) -> Option<PoolLimits> {
+        let serves = matches!(stage, Stage::Recovery | Stage::Compared | Stage::Promotion);
         self.limits.filter(|_| serves || self.limits_first)
     }
 
     /// The labels of the arms of [`experiment`](Self::experiment): control and canary.
-    pub fn labels() -> [String; 2] {
+    pub(crate) fn labels() -> [String; 2] {
         [CONTROL, CANARY].map(|arm| format!("{EXPERIMENT}/{arm}"))
     }
 
-    /// The experiment that must run now, if any.
-    pub fn experiment(&self, config: &Config) -> Option<Experiment> {
+    /// The experiment that must run at a stage, if any.
+    pub(super) fn experiment(&self, stage: Stage, config: &Config) -> Option<Experiment> {
         let pool = config.pools.iter().position(|pool| pool.name == self.pool)?;
         let arm = |name: &str, weight: f64, backends: &[String]| Arm {
             name: name.to_owned(),
@@ -161,7 +159,7 @@ impl EngineChange {
         let share = 1.0 / self.backends.len() as f64;
         let copied = (COPIES_LOAD * share).min(1.0);
         let (canary, others) = self.backends.split_at(1);
-        let arms = match self.stage {
+        let arms = match stage {
             Stage::Copies => {
                 let shadow = Shadow { share: copied, in_flight: COPIES_IN_FLIGHT, per_second: COPIES_PER_SECOND };
                 vec![arm(CONTROL, 100.0, others), Arm { shadow: Some(shadow), ..arm(CANARY, 0.0, canary) }]
@@ -183,7 +181,7 @@ impl EngineChange {
             classes: vec![PoolId::new(pool)],
             sticky: Sticky::Request,
             header: "x-user-id".to_owned(),
-            salt: Some(format!("{} {:?}", self.number, self.stage)),
+            salt: Some(format!("{} {:?}", self.number, stage)),
             layer: EXPERIMENT.to_owned(),
             traffic: Traffic { from: 0.0, to: 1.0 },
             begins: None,
@@ -223,17 +221,16 @@ mod tests {
                 forecast: None,
                 crowded: false,
                 changed: Vec::new(),
-                stage: Stage::Copies,
                 proved: Load::default(),
             };
-            let [control, canary] = change.experiment(&config).unwrap().arms.try_into().unwrap();
+            let [control, canary] = change.experiment(Stage::Copies, &config).unwrap().arms.try_into().unwrap();
             assert_eq!((control.weight, canary.weight), (100.0, 0.0));
             assert_eq!(
                 (control.backends, canary.backends),
                 (change.backends[1..].to_vec(), change.backends[..1].to_vec())
             );
             assert_eq!(canary.shadow.unwrap().share, share, "{engines}");
-            let compared = EngineChange { stage: Stage::Compared, ..change }.experiment(&config).unwrap();
+            let compared = change.experiment(Stage::Compared, &config).unwrap();
             assert!(compared.arms.iter().all(|arm| arm.shadow.is_none()));
             assert_eq!(compared.arms.iter().map(|arm| arm.weight).sum::<f64>(), 100.0);
         }

@@ -6,24 +6,37 @@
 
 use std::time::Duration;
 
-use crate::engines::change::{EngineChange, Stage};
-use crate::engines::flags::{EngineFlag, Flags};
-use crate::engines::forecast::{Answer, Candidate, Question};
-use crate::engines::look::{EngineState, Look, Need, Order};
-use crate::engines::pooled::Subject;
-use crate::engines::proof::Load;
-use crate::engines::saved::Closed;
-use crate::engines::{
-    ASK_INTERVAL, ASK_INTERVAL_MAX, ASSUMED, CLOSED, COPIES, DWELL, EngineTuner, GAIN, GAIN_MIN, PAYS, RESTART, State,
-};
+use super::EngineTuner;
+use super::change::EngineChange;
+use super::flags::{EngineFlag, Flags};
+use super::forecast::{EngineAnswer, EngineCandidate, EngineQuestion};
+use super::look::{EngineLook, EngineState, Need, PoolNeed, TunerOrder};
+use super::phase::{EngineTrial, Phase, Restart, Step};
+use super::pooled::Subject;
+use super::proof::Load;
+use super::trial::COPIES;
+use super::verdict::{ENGINE_GAIN, ENGINE_GAIN_MIN};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::limits::PoolLimits;
 
+/// Time between simulations: at least, and at most for a load that has lasted long.
+pub(super) const ASK_INTERVAL: Duration = Duration::from_secs(300);
+const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
+/// A change must gain this multiple of its cost over the expected time.
+pub(super) const PAYS: f64 = 3.0;
+/// The shortest and longest time for which a load is expected to last.
+pub(super) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Duration::from_secs(24 * 3_600));
+/// Certain gain as a share of the loss where nothing can be simulated.
+const ASSUMED: f64 = 0.25;
+/// Assumed duration of a restart until a restart or a start of these engines was seen.
+const RESTART: Duration = Duration::from_secs(120);
 /// Minimum loss at which a full engine is restarted when no forecast exists.
-const GROSS_LOSS: f64 = 0.5;
+const CROWDED_LOSS: f64 = 0.5;
+/// How long limits that a simulation found better are not suggested again.
+const SUGGESTED: Duration = Duration::from_secs(6 * 3_600);
 
 struct Best {
-    candidate: Candidate,
+    candidate: EngineCandidate,
     certain: f64,
     /// By how much engines with the change lose less than engines without it, under the same
     /// limits.
@@ -32,16 +45,14 @@ struct Best {
 }
 
 impl EngineTuner {
-    pub(crate) fn watch(&mut self, look: &Look<'_>, orders: &mut Vec<Order>) {
+    pub(super) fn watch(&mut self, look: &EngineLook<'_>, orders: &mut Vec<TunerOrder>) {
         if let Some(why) = &self.frozen {
             self.belief = why.clone();
             return;
         }
-        if self.proposal.as_ref().is_some_and(|(_, change)| is_outdated(look, change)) {
-            (self.proposal, self.approved) = (None, None);
-        }
-        let is_approved = |(proposal, _): &&(Proposal, EngineChange)| self.approved == Some(proposal.id);
-        if let Some((proposal, change)) = self.proposal.as_ref().filter(is_approved).cloned() {
+        self.proposals.withdraw_if(|change| is_outdated(look, change));
+        if let Some((proposal, change)) = self.proposals.approved() {
+            let change = change.clone();
             self.belief.clone_from(&proposal.why);
             // An approval stays valid until the change may begin.
             if look.acting != Acting::Proposes && self.may_begin(look, &change) {
@@ -53,34 +64,37 @@ impl EngineTuner {
         let needs: Vec<&Need> = look.needs.iter().filter(waits).collect();
         if needs.is_empty() {
             "objectives are met, or limits of the gateway may still help".clone_into(&mut self.belief);
-            self.proposal = None;
-            return;
+            return self.proposals.withdraw();
         }
-        self.proposal.take_if(|(_, change)| !needs.iter().any(|need| need.pools.contains(&change.pool)));
+        self.proposals.withdraw_if(|change| !needs.iter().any(|need| need.of(&change.pool).is_some()));
         let mut pools: Vec<_> =
             needs.into_iter().flat_map(|need| need.pools.iter().map(move |pool| (need, pool))).collect();
         // Pools take turns, also if no change helps one of them.
-        let last = pools.iter().position(|(_, pool)| self.asked_last.as_ref() == Some(pool));
+        let last = pools.iter().position(|(_, pool)| self.asked_last.as_ref() == Some(&pool.name));
         pools.rotate_left(last.map_or(0, |last| last + 1));
         let mut why_not = String::new();
         for (need, pool) in pools {
             match self.question(look, need, pool) {
                 Ok(question) => {
-                    self.asked_last = Some(pool.clone());
-                    self.asked = Some(question.clone());
-                    self.state = State::Simulating(look.now);
-                    orders.push(Order::Simulate(question));
+                    self.asked_last = Some(pool.name.clone());
+                    self.phase.enter(Phase::Simulating { since: look.now, question: Some(question.clone()) });
+                    orders.push(TunerOrder::Simulate(question));
                     return;
                 }
-                Err(why) => why_not = format!("{pool}: {why}"),
+                Err(why) => why_not = format!("{}: {why}", pool.name),
             }
         }
         self.belief = why_not;
     }
 
     /// The question to simulate for a pool, or the reason to leave the engines alone.
-    fn question(&mut self, look: &Look<'_>, need: &Need, pool: &str) -> Result<Question, String> {
-        let engines: Vec<&EngineState> = look.engines.iter().filter(|engine| engine.pool == pool).collect();
+    fn question(
+        &mut self,
+        look: &EngineLook<'_>,
+        need: &Need,
+        PoolNeed { name: pool, beside, .. }: &PoolNeed,
+    ) -> Result<EngineQuestion, String> {
+        let engines: Vec<&EngineState> = look.engines_of(pool).collect();
         if engines.len() < 2 {
             return Err("with one engine, no other serves while it restarts".to_owned());
         }
@@ -100,48 +114,33 @@ impl EngineTuner {
         let starts = engines.iter().filter_map(|engine| engine.started_in).max();
         let absent = self.lasts.or(starts).unwrap_or(RESTART) + COPIES.0;
         let (limits, load_since) = (need.limits.clone(), need.load_since);
-        self.pooled.entry(pool.to_owned()).or_default().begin(Subject {
-            flags: flags.clone(),
-            absent,
-            limits,
-            load_since,
-        });
-        let beside = need.pools.iter().position(|own| own == pool).and_then(|at| need.beside.get(at));
-        let limits_of_pool = std::iter::once(None).chain(beside.into_iter().flatten().copied().map(Some));
-        let pooled = &self.pooled[pool];
+        let pooled = self.pooled.entry(pool.clone()).or_default();
+        pooled.begin(Subject { flags: flags.clone(), absent, limits, load_since });
+        let limits_of_pool = std::iter::once(None).chain(beside.iter().copied().map(Some));
         let mut candidates = Vec::new();
         for flag in self.rules.flags.iter().copied() {
             let Some(value) = flags.get(&flag).copied() else { continue };
             let open = |to: &f64| {
                 let too_many = flag == EngineFlag::MaxNumSeqs && is_full && *to > value;
-                !too_many && !self.is_closed(pool, flag, *to, look.now)
+                !too_many && self.closed.is_open(&(pool.clone(), flag, *to), look.now)
             };
             let near = flag.near_used(value, need.running_peak).into_iter().filter(open);
-            let with = |to| limits_of_pool.clone().map(move |limits| Candidate { flag, to, limits });
+            let with = |to| limits_of_pool.clone().map(move |limits| EngineCandidate { flag, to, limits });
             candidates.extend(near.flat_map(with).filter(|candidate| !pooled.is_beaten(*candidate)));
         }
         if candidates.is_empty() {
             return Err("what may help was tried and did not".to_owned());
         }
-        let limits = need.pools.iter().cloned().zip(need.in_force.iter().copied()).collect();
-        Ok(Question { pool: pool.to_owned(), flags, limits, candidates, absent, requests: Vec::new() })
-    }
-
-    fn is_closed(&self, pool: &str, flag: EngineFlag, to: f64, now: Duration) -> bool {
-        let is = |one: &&Closed| one.pool == pool && one.flag == flag && one.to == to && now < one.until;
-        self.closed.iter().any(|one| is(&one))
+        let limits = need.pools.iter().map(|pool| (pool.name.clone(), pool.in_force)).collect();
+        Ok(EngineQuestion { pool: pool.clone(), flags, limits, candidates, absent, requests: Vec::new() })
     }
 
     /// Takes the answer of the simulation.
-    pub fn answered(&mut self, answer: &Answer, look: &Look<'_>) {
-        if !matches!(self.state, State::Simulating(_)) {
-            return;
-        }
-        let Some(question) = self.asked.take() else {
-            // The question was for another configuration.
-            self.state = State::Watching(look.now);
-            return;
-        };
+    pub fn answered(&mut self, answer: &EngineAnswer, look: &EngineLook<'_>) {
+        let Phase::Simulating { question, .. } = &mut self.phase else { return };
+        let question = question.take();
+        self.phase.enter(Phase::Watching { from: look.now });
+        let Some(question) = question else { return };
         let (key, before) = (format!("pool.{}.engine", question.pool), self.events.len());
         self.decide(question, answer, look);
         if self.events.len() == before {
@@ -150,22 +149,22 @@ impl EngineTuner {
         }
     }
 
-    fn decide(&mut self, question: Question, answer: &Answer, look: &Look<'_>) {
-        self.state = State::Watching(look.now + ASK_INTERVAL);
-        let Some(need) = look.needs.iter().find(|need| need.pools.contains(&question.pool)) else { return };
+    fn decide(&mut self, question: EngineQuestion, answer: &EngineAnswer, look: &EngineLook<'_>) {
+        let Some((need, pool)) = look.need_of(&question.pool).and_then(|need| Some((need, need.of(&question.pool)?)))
+        else {
+            return self.phase.enter(Phase::Watching { from: look.now + ASK_INTERVAL });
+        };
         if !still_applies(&question, need) {
             "objectives are met or limits have changed since the simulation began".clone_into(&mut self.belief);
-            self.state = State::Watching(look.now);
-            self.drop_proposal(&question.pool);
-            return;
+            return self.drop_proposal(&question.pool);
         }
         let lasted = look.now.saturating_sub(need.load_since);
         // Each simulation uses new requests, and a change that does not pay yet can only pay once
         // the load has lasted distinctly longer.
         let wait = (lasted / 8).clamp(ASK_INTERVAL, ASK_INTERVAL_MAX).max(answer.span);
-        self.state = State::Watching(look.now + wait);
+        self.phase.enter(Phase::Watching { from: look.now + wait });
         let answer = &self.pooled.entry(question.pool.clone()).or_default().add(&question, answer);
-        let best = self.best(&question, answer, need);
+        let best = self.best(&question, answer, need, pool);
         let certain = best.as_ref().map_or(0.0, |best| best.certain);
         self.suggestions.retain(|(.., until)| look.now < *until);
         let is_new = |(limits, _): &(PoolLimits, String)| {
@@ -173,7 +172,7 @@ impl EngineTuner {
         };
         let free = free_gain(&question, answer, certain).filter(is_new);
         if let Some((limits, why)) = free.filter(|_| answer.unexplained(need.score.loss).is_none()) {
-            self.suggestions.push((question.pool.clone(), limits, look.now + CLOSED));
+            self.suggestions.push((question.pool.clone(), limits, look.now + SUGGESTED));
             self.belief = format!("{why}: tried without a change of engines");
             self.drop_proposal(&question.pool);
             self.suggested = Some((question.pool, limits, why));
@@ -184,17 +183,22 @@ impl EngineTuner {
                 Some(why) => format!("{why}, and the engines show no reason for it"),
                 None => "no change of a flag is expected to help".to_owned(),
             };
-            self.drop_proposal(&question.pool);
-            return;
+            return self.drop_proposal(&question.pool);
         };
-        self.weigh(question, answer, need, best, look);
+        self.weigh(question, answer, (need, pool), best, look);
     }
 
     /// Begins or proposes a change if the gain matters and pays; otherwise keeps the reason.
-    fn weigh(&mut self, question: Question, answer: &Answer, need: &Need, best: Best, look: &Look<'_>) {
+    fn weigh(
+        &mut self,
+        question: EngineQuestion,
+        answer: &EngineAnswer,
+        (need, pool): (&Need, &PoolNeed),
+        best: Best,
+        look: &EngineLook<'_>,
+    ) {
         let Best { candidate, certain, forecast, why } = best;
-        let Candidate { flag, to, limits: with } = candidate;
-        let place = need.pools.iter().position(|pool| *pool == question.pool);
+        let EngineCandidate { flag, to, limits: with } = candidate;
         let loss = answer.now.filter(|_| forecast.is_some()).map_or(need.score.loss, |now| now.loss);
         let from = question.flags[&flag];
         self.numbers += 1;
@@ -208,7 +212,7 @@ impl EngineTuner {
         let changed = pooled.absence_with(candidate).unwrap_or(absent);
         let cost = cost(question.absent, count, absent, changed);
         let pays = certain * dwell.as_secs_f64() > PAYS * cost;
-        let matters = certain >= (GAIN * loss).max(GAIN_MIN);
+        let matters = certain >= (ENGINE_GAIN * loss).max(ENGINE_GAIN_MIN);
         self.belief = format!("{why}; {certain:.3} of a loss of {loss:.3} is a certain gain");
         if let Some(under) = under {
             self.belief +=
@@ -225,8 +229,7 @@ impl EngineTuner {
             };
             let (to, from) = (flag.show(to), flag.show(from));
             self.belief = format!("{} = {to} (was {from}): {}: {less}", flag.name(), self.belief);
-            self.drop_proposal(&question.pool);
-            return;
+            return self.drop_proposal(&question.pool);
         }
         let change = EngineChange {
             number: self.numbers,
@@ -237,13 +240,12 @@ impl EngineTuner {
             to,
             limits: with,
             limits_first: under.is_some(),
-            loss_before: place.and_then(|at| need.losses.get(at)).copied().unwrap_or(need.score.loss),
+            loss_before: pool.loss,
             forecast,
             // A forecast includes the cost of waiting. Without one, requests must be so late that
             // waiting hardly matters.
-            crowded: forecast.is_some() || need.score.loss >= GROSS_LOSS,
+            crowded: forecast.is_some() || need.score.loss >= CROWDED_LOSS,
             changed: Vec::new(),
-            stage: Stage::Canary,
             proved: Load::default(),
         };
         if look.acting == Acting::Acts && self.may_begin(look, &change) {
@@ -253,7 +255,8 @@ impl EngineTuner {
         }
     }
 
-    fn best(&self, question: &Question, answer: &Answer, need: &Need) -> Option<Best> {
+    /// The change with the largest certain gain.
+    fn best(&self, question: &EngineQuestion, answer: &EngineAnswer, need: &Need, pool: &PoolNeed) -> Option<Best> {
         let unexplained = answer.unexplained(need.score.loss);
         let Some(now) = answer.now.filter(|_| unexplained.is_none()) else {
             let (flag, up, why) = need.advice.as_ref()?;
@@ -268,63 +271,63 @@ impl EngineTuner {
             fits.sort_by(|one, other| (one - value).abs().total_cmp(&(other - value).abs()));
             let certain = ASSUMED * need.score.loss;
             let why = format!("{}; {why}", unexplained.as_deref().unwrap_or("not simulated"));
-            let candidate = Candidate { flag: *flag, to: *fits.first()?, limits: None };
+            let candidate = EngineCandidate { flag: *flag, to: *fits.first()?, limits: None };
             return Some(Best { candidate, certain, forecast: None, why });
         };
-        let limits = need.pools.iter().position(|pool| *pool == question.pool).and_then(|at| need.in_force.get(at));
-        let each =
-            question.candidates.iter().zip(&answer.candidates).enumerate().filter_map(|(at, (one, forecast))| {
-                let forecast = (*forecast)?;
-                let gain = now.loss - forecast.loss;
-                let unchanged = answer.unchanged.get(at).copied().flatten().filter(|_| one.limits.is_some());
-                let with = match one.limits.zip(limits) {
-                    Some((limits, now)) => format!(" with {}", limits.differences(now)),
-                    None => String::new(),
-                };
-                let why = format!(
-                    "simulated{with}: loss {:.3} after {:.3}, attainment {:.1} % after {:.1} %",
-                    forecast.loss,
-                    now.loss,
-                    100.0 * forecast.attainment,
-                    100.0 * now.attainment
-                );
-                let certain = self.trust.certain(gain, forecast.error);
-                // A restart must pay by the flag's gain, without the gain of the limits alone.
-                let measured = unchanged.map_or(gain, |unchanged| unchanged.loss - forecast.loss);
-                let certain = certain.min(self.trust.certain(measured, forecast.error));
-                Some(Best { candidate: *one, certain, forecast: Some(measured), why })
-            });
+        let each = question.candidates.iter().zip(&answer.candidates).filter_map(|(one, found)| {
+            let forecast = found.forecast?;
+            let gain = now.loss - forecast.loss;
+            let with = one.limits.map(|limits| format!(" with {}", limits.differences(&pool.in_force)));
+            let why = format!(
+                "simulated{}: loss {:.3} after {:.3}, attainment {:.1} % after {:.1} %",
+                with.unwrap_or_default(),
+                forecast.loss,
+                now.loss,
+                100.0 * forecast.attainment,
+                100.0 * now.attainment
+            );
+            let certain = self.trust.certain(gain, forecast.error);
+            // A restart must pay by the flag's gain, without the gain of the limits alone.
+            let measured = found.unchanged.map_or(gain, |unchanged| unchanged.loss - forecast.loss);
+            let certain = certain.min(self.trust.certain(measured, forecast.error));
+            Some(Best { candidate: *one, certain, forecast: Some(measured), why })
+        });
         each.filter(|best| best.certain > 0.0).max_by(|one, other| one.certain.total_cmp(&other.certain))
     }
 
     fn drop_proposal(&mut self, pool: &str) {
-        self.proposal.take_if(|(_, change)| change.pool == pool);
+        self.proposals.withdraw_if(|change| change.pool == pool);
     }
 
     fn propose(&mut self, now: Duration, change: EngineChange) {
-        let is_known = |(_, known): &(Proposal, EngineChange)| {
-            let same_engines = known.pool == change.pool && known.from == change.from;
-            same_engines && (known.flag, known.to, known.limits) == (change.flag, change.to, change.limits)
+        let is_known = |known: &EngineChange| {
+            let of = |one: &EngineChange| (one.flag, one.from, one.to, one.limits);
+            // A proposal for another pool stays until it is approved or not needed.
+            known.pool != change.pool || of(known) == of(&change)
         };
-        // A proposal for another pool stays until it is approved or not needed.
-        let is_others = |(_, known): &(Proposal, EngineChange)| known.pool != change.pool;
-        if self.proposal.as_ref().is_some_and(|known| is_known(known) || is_others(known)) {
+        if self.proposals.change().is_some_and(is_known) {
             return;
         }
         let values = (change.flag.show(change.from), change.flag.show(change.to));
         let proposal = Proposal { id: change.number, key: change.key(), values, why: self.belief.clone() };
-        self.events.push(Event {
-            at: now.as_secs_f64(),
-            kind: EventKind::Proposed,
-            key: proposal.key.clone(),
-            values: proposal.values.clone(),
-            why: proposal.why.clone(),
-        });
-        self.proposal = Some((proposal, change));
+        self.events.push(self.proposals.propose(now, proposal, change));
+    }
+
+    fn begin(&mut self, look: &EngineLook<'_>, change: EngineChange) {
+        let own = look.need_of(&change.pool);
+        let waited = look.engines_of(&change.pool).map(|engine| engine.waiting).max();
+        let mut trial = EngineTrial::new(change, Step::Canary(Restart::at(look.now)));
+        trial.before = own.map(|need| need.totals);
+        trial.missed_before = own.map_or(0.0, |need| 1.0 - need.score.attainment);
+        trial.waited = waited.unwrap_or_default();
+        self.proposals.withdraw();
+        self.pooled.clear();
+        self.phase.enter(Phase::Changing(Box::new(trial)));
+        self.note(look.now, EventKind::Tried, self.belief.clone());
     }
 
     /// Whether a change may begin now; adds the reason to the belief if not.
-    fn may_begin(&mut self, look: &Look<'_>, change: &EngineChange) -> bool {
+    fn may_begin(&mut self, look: &EngineLook<'_>, change: &EngineChange) -> bool {
         // Two restarts: the canary must be able to return.
         let why = if let Some(why) = look.stands_back.or(look.waits) {
             Some(why.to_owned())
@@ -333,9 +336,7 @@ impl EngineTuner {
         } else if self.overspent(look) {
             Some("changes have used up their part of the error budget".to_owned())
         } else {
-            let serves = |backend: &String| {
-                look.engines.iter().any(|e| e.pool == change.pool && e.backend == *backend && e.serves)
-            };
+            let serves = |backend: &String| look.engine(&change.pool, backend).is_some_and(|engine| engine.serves);
             change.backends.iter().find(|backend| !serves(backend)).map(|backend| format!("{backend} does not serve"))
         };
         why.is_none_or(|why| {
@@ -346,37 +347,37 @@ impl EngineTuner {
 }
 
 /// Whether an engine of the change is gone, or no longer has the flag's old value.
-fn is_outdated(look: &Look<'_>, change: &EngineChange) -> bool {
-    let own = || look.engines.iter().filter(|engine| engine.pool == change.pool);
+fn is_outdated(look: &EngineLook<'_>, change: &EngineChange) -> bool {
     let is_other = |engine: &EngineState| {
-        let flags = engine.flags.as_ref().filter(|flags| !flags.is_empty());
-        flags.is_some_and(|flags| flags.get(&change.flag) != Some(&change.from))
+        let is_known = engine.flags.as_ref().is_some_and(|flags| !flags.is_empty());
+        is_known && engine.flag(change.flag) != Some(change.from)
     };
-    own().any(is_other) || !change.backends.iter().all(|backend| own().any(|engine| engine.backend == *backend))
+    look.engines_of(&change.pool).any(is_other)
+        || change.backends.iter().any(|backend| look.engine(&change.pool, backend).is_none())
 }
 
 /// The backends of a pool, rotated by `number` so that canaries take turns.
-fn backends(look: &Look<'_>, pool: &str, number: usize) -> Vec<String> {
-    let names = |engine: &&EngineState| engine.pool == pool;
-    let mut backends: Vec<String> = look.engines.iter().filter(names).map(|engine| engine.backend.clone()).collect();
+fn backends(look: &EngineLook<'_>, pool: &str, number: usize) -> Vec<String> {
+    let mut backends: Vec<String> = look.engines_of(pool).map(|engine| engine.backend.clone()).collect();
     let first = number % backends.len().max(1);
     backends.rotate_left(first);
     backends
 }
 
 /// Whether objectives are still missed, under the limits that were simulated.
-fn still_applies(question: &Question, need: &Need) -> bool {
-    let of = |pool: &String| need.pools.iter().position(|own| own == pool).and_then(|at| need.in_force.get(at));
-    need.since.is_some() && question.limits.iter().all(|(pool, limits)| of(pool) == Some(limits))
+fn still_applies(question: &EngineQuestion, need: &Need) -> bool {
+    let is_in_force =
+        |(pool, limits): &(String, PoolLimits)| need.of(pool).is_some_and(|pool| pool.in_force == *limits);
+    need.since.is_some() && question.limits.iter().all(is_in_force)
 }
 
 /// Limits that alone gain at least as much as the best change is certain to gain, and why.
-fn free_gain(question: &Question, answer: &Answer, certain: f64) -> Option<(PoolLimits, String)> {
+fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> Option<(PoolLimits, String)> {
     let now = answer.now?;
-    let each = question.candidates.iter().zip(&answer.unchanged);
-    let gains = each.filter_map(|(one, unchanged)| Some((one.limits?, now.loss - (*unchanged)?.loss)));
+    let each = question.candidates.iter().zip(&answer.candidates);
+    let gains = each.filter_map(|(one, found)| Some((one.limits?, now.loss - found.unchanged?.loss)));
     let (limits, gain) = gains.max_by(|one, other| one.1.total_cmp(&other.1))?;
-    let matters = gain >= certain.max(GAIN * now.loss).max(GAIN_MIN);
+    let matters = gain >= certain.max(ENGINE_GAIN * now.loss).max(ENGINE_GAIN_MIN);
     let why = format!("simulated: loss {:.3} after {:.3} under the limits of the file", now.loss - gain, now.loss);
     matters.then_some((limits, why))
 }

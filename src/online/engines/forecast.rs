@@ -1,18 +1,19 @@
-//! Forecasts of changes by simulation, and how far they can be trusted.
+//! Questions about flags, the answers by simulation, and how far the answers can be trusted.
 //!
-//! The caller replays the requests of the last minutes through the gateway's request path to
-//! simulated engines: once with the settings in force, once with each candidate. The share of each
-//! forecast gain that was realised corrects later forecasts. The realised share is taken to be
-//! normal around an unknown mean, which starts at 1 and counts as one measurement. The variance
-//! starts at the square of [`SPREAD`] and counts as [`SPREAD_COUNTS`] measurements (conjugate
-//! normal model, with a normal in place of the t distribution).
+//! The caller replays the requests of the last minutes as for limits
+//! ([`LimitsQuestion`](crate::limits::forecast::LimitsQuestion)). The share of each forecast gain
+//! that was realised corrects later forecasts. The realised share is taken to be normal around an
+//! unknown mean, which starts at 1 and counts as one measurement. The variance starts at the square
+//! of [`SPREAD`] and counts as [`SPREAD_COUNTS`] measurements (conjugate normal model, with a
+//! normal in place of the t distribution). Bounds: [`REMEMBERED`] changes.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engines::flags::{EngineFlag, Flags};
-use crate::limits::{Limits, PoolLimits};
+use super::flags::{EngineFlag, Flags};
+use crate::limits::PoolLimits;
+use crate::limits::forecast::{BOUND, Forecast};
 use crate::observe::recent::RecentRequest;
 
 /// Standard deviation of realised over forecast gains. The simulator's latencies are off by up to
@@ -20,18 +21,12 @@ use crate::observe::recent::RecentRequest;
 const SPREAD: f64 = 0.2;
 /// Measurements as which [`SPREAD`] counts.
 const SPREAD_COUNTS: f64 = 4.0;
-/// Standard errors between a gain and the lower bound.
-pub(crate) const BOUND: f64 = 2.0;
-/// The share of the measured loss that a simulation of the settings in force must show. It shows
-/// less where clients wait for one response before they send the next request: faster engines would
-/// get more requests.
-const SHOWN: f64 = 1.0 / 3.0;
 /// The most measured changes that are kept.
 const REMEMBERED: usize = 100;
 
 /// A change that may help.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Candidate {
+pub struct EngineCandidate {
     /// The flag that changes.
     pub flag: EngineFlag,
     /// The new value.
@@ -40,9 +35,9 @@ pub struct Candidate {
     pub limits: Option<PoolLimits>,
 }
 
-/// A question to the simulation.
+/// A question about flags of the engines of a pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Question {
+pub struct EngineQuestion {
     /// The pool whose engines would change.
     pub pool: String,
     /// The engines' present flags.
@@ -50,68 +45,44 @@ pub struct Question {
     /// Pools of the group and their limits, without a change on trial.
     pub limits: Vec<(String, PoolLimits)>,
     /// The changes.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<EngineCandidate>,
     /// How long an engine would be absent.
     pub absent: Duration,
     /// The requests to replay.
     pub requests: Vec<RecentRequest>,
 }
 
-/// A question about limits of pools that serve the same traffic. The answer needs only
-/// [`Answer::now`] and [`Answer::candidates`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct LimitsQuestion {
-    /// The pools.
-    pub pools: Vec<String>,
-    /// The present limits.
-    pub now: Limits,
-    /// The limits after each change.
-    pub candidates: Vec<Limits>,
-    /// The requests to replay.
-    pub requests: Vec<RecentRequest>,
-    /// How many of the first requests already wait when the simulation begins. They do not count,
-    /// because their earlier wait is not simulated.
-    pub waiting: usize,
-}
-
-/// How requests would fare.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Forecast {
-    /// Mean loss of a request.
-    pub loss: f64,
-    /// Standard error of the loss.
-    pub error: f64,
-    /// Share of the requests that meet their objectives.
-    pub attainment: f64,
-}
-
-/// The result of a simulation.
+/// The answer to an [`EngineQuestion`].
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answer {
+pub struct EngineAnswer {
     /// With the settings in force; `None`: this deployment cannot be simulated.
     pub now: Option<Forecast>,
-    /// Rise of the mean loss during [`Question::absent`] with one engine less.
+    /// Rise of the mean loss during [`EngineQuestion::absent`] with one engine less.
     pub absence: Option<f64>,
-    /// Position of the last candidate with the smallest loss, and `absence` if the other engines
-    /// have it.
-    pub absence_with: Option<(usize, f64)>,
-    /// Position of that candidate, and `absence` with its limits and the flags in force; `None`: it
-    /// has no limits.
-    pub absence_under: Option<(usize, f64)>,
-    /// With each candidate; `None`: vLLM would refuse it.
-    pub candidates: Vec<Option<Forecast>>,
-    /// With the flags in force and each candidate's limits; `None`: the candidate has no limits.
-    pub unchanged: Vec<Option<Forecast>>,
+    /// With each candidate of the question, in the same order.
+    pub candidates: Vec<CandidateForecast>,
     /// Time between the first and the last arrival.
     pub span: Duration,
 }
 
-impl Answer {
+/// How requests would fare with a candidate. The two absences are simulated for one candidate of a
+/// question: of the candidates with the smallest loss, the last.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CandidateForecast {
+    /// With flag and limits of the candidate; `None`: vLLM would refuse the flag.
+    pub forecast: Option<Forecast>,
+    /// With the candidate's limits alone; `None`: the candidate has no limits.
+    pub unchanged: Option<Forecast>,
+    /// [`EngineAnswer::absence`] if the other engines have the candidate.
+    pub absence_with: Option<f64>,
+    /// [`EngineAnswer::absence`] with the candidate's limits and the flags in force.
+    pub absence_under: Option<f64>,
+}
+
+impl EngineAnswer {
     /// In words, if the simulation does not reproduce the measured loss.
-    pub(crate) fn unexplained(&self, measured: f64) -> Option<String> {
-        let shown = self.now?.loss;
-        let is_shown = shown >= SHOWN * measured;
-        (!is_shown).then(|| format!("a simulation does not show the loss that is measured ({shown:.3}, {measured:.3})"))
+    pub(super) fn unexplained(&self, measured: f64) -> Option<String> {
+        self.now?.unexplained(measured)
     }
 }
 

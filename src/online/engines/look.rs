@@ -1,19 +1,21 @@
-//! Input and orders of the slow layer: plain data between [`EngineTuner`](crate::engines::EngineTuner) and
-//! its caller.
+//! Input of the slow layer, and orders: plain data between [`EngineTuner`](super::EngineTuner) and
+//! the caller.
 //!
-//! The caller looks about once a second and carries out every [`Order`]. It reports an answer for
-//! each [`Order::Simulate`] and [`Order::SimulateLimits`], and a [`Restarted`] for each
-//! [`Order::Restart`].
+//! The caller looks about once a second and carries out every [`TunerOrder`]. It reports an answer
+//! for each [`TunerOrder::Simulate`] and [`TunerOrder::SimulateLimits`], and a [`Restarted`] for
+//! each [`TunerOrder::Restart`].
 
 use std::time::Duration;
 
-use crate::engines::flags::{EngineFlag, Flags};
-use crate::engines::forecast::{LimitsQuestion, Question};
-use crate::engines::proof::Load;
+use super::flags::{EngineFlag, Flags};
+use super::forecast::EngineQuestion;
+use super::proof::Load;
 use crate::event::Acting;
+use crate::limits::forecast::LimitsQuestion;
 use crate::limits::{Limits, PoolLimits};
 use crate::observe::arms::Arms;
 use crate::observe::window::Score;
+use sluice_config::Config;
 use sluice_gateway::pool::{BackendView, PoolView};
 
 /// The tuner's bounds, from the configuration.
@@ -29,6 +31,20 @@ pub struct EngineRules {
     pub cool_down: Duration,
     /// Share of the misses allowed in 30 days that changes may cause.
     pub error_budget: f64,
+}
+
+impl EngineRules {
+    /// The bounds of a configuration.
+    pub fn of(config: &Config) -> Self {
+        let tuner = &config.tuner;
+        Self {
+            flags: tuner.flags.iter().filter_map(|name| EngineFlag::named(name)).collect(),
+            missed_for: tuner.missed_for,
+            restarts_per_hour: tuner.restarts_per_hour,
+            cool_down: tuner.cool_down,
+            error_budget: tuner.error_budget,
+        }
+    }
 }
 
 /// The state of one engine.
@@ -66,27 +82,39 @@ impl EngineState {
             started_in: None,
         }
     }
+
+    /// The value of a flag, if known.
+    pub(super) fn flag(&self, flag: EngineFlag) -> Option<f64> {
+        self.flags.as_ref()?.get(&flag).copied()
+    }
+}
+
+/// How one pool fares.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolNeed {
+    /// The name.
+    pub name: String,
+    /// The limits, without a change on trial.
+    pub in_force: PoolLimits,
+    /// Mean loss of a request.
+    pub loss: f64,
+    /// Other limits under which a change of flags may help.
+    pub beside: Vec<PoolLimits>,
 }
 
 /// How the pools of one controller fare.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Need {
     /// The pools, the largest loss first.
-    pub pools: Vec<String>,
+    pub pools: Vec<PoolNeed>,
     /// Since when objectives are missed and no change of limits helps.
     pub since: Option<Duration>,
     /// Since when the load has not changed.
     pub load_since: Duration,
     /// Limits of all pools, without a change on trial.
     pub limits: Limits,
-    /// Limits of each of `pools`, without a change on trial.
-    pub in_force: Vec<PoolLimits>,
     /// Judged requests so far, and the number that missed an objective.
     pub totals: (f64, f64),
-    /// Mean loss of a request of each of `pools`.
-    pub losses: Vec<f64>,
-    /// For each of `pools`, other limits under which a change of flags may help.
-    pub beside: Vec<Vec<PoolLimits>>,
     /// The most sequences that ran at once on one engine; 0: unknown.
     pub running_peak: f64,
     /// The score of the last window under these limits.
@@ -99,7 +127,7 @@ pub struct Need {
 
 /// Everything that a decision depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Look<'a> {
+pub struct EngineLook<'a> {
     /// Now.
     pub now: Duration,
     /// All engines.
@@ -120,9 +148,9 @@ pub struct Look<'a> {
 
 /// An order to the caller.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Order {
+pub enum TunerOrder {
     /// Simulate, with the requests of the last minutes filled in.
-    Simulate(Question),
+    Simulate(EngineQuestion),
     /// Simulate other limits.
     SimulateLimits(LimitsQuestion),
     /// Restart an engine with another value of a flag.
@@ -136,7 +164,7 @@ pub enum Order {
         /// Whether to restart even if the other engines have no room, so that requests wait.
         crowded: bool,
     },
-    /// Put the experiment and the limits of [`EngineTuner::change`] in force, or end them.
+    /// Put the experiment and the limits of the change under way in force, or end them.
     Configure,
 }
 
@@ -151,9 +179,26 @@ pub enum Restarted {
     Blocked(String),
 }
 
-impl Look<'_> {
+impl Need {
+    /// A pool of the group.
+    pub(super) fn of(&self, pool: &str) -> Option<&PoolNeed> {
+        self.pools.iter().find(|own| own.name == pool)
+    }
+}
+
+impl EngineLook<'_> {
     /// The group of a pool, if it has objectives.
-    pub(crate) fn need_of(&self, pool: &String) -> Option<&Need> {
-        self.needs.iter().find(|need| need.pools.contains(pool))
+    pub(super) fn need_of(&self, pool: &str) -> Option<&Need> {
+        self.needs.iter().find(|need| need.of(pool).is_some())
+    }
+
+    /// The engines of a pool.
+    pub(super) fn engines_of(&self, pool: &str) -> impl Iterator<Item = &EngineState> {
+        self.engines.iter().filter(move |engine| engine.pool == pool)
+    }
+
+    /// The engine of a backend.
+    pub(super) fn engine(&self, pool: &str, backend: &str) -> Option<&EngineState> {
+        self.engines_of(pool).find(|engine| engine.backend == backend)
     }
 }

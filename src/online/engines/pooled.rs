@@ -8,9 +8,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::engines::flags::Flags;
-use crate::engines::forecast::{Answer, BOUND, Candidate, Forecast, Question};
+use super::flags::Flags;
+use super::forecast::{CandidateForecast, EngineAnswer, EngineCandidate, EngineQuestion};
 use crate::limits::Limits;
+use crate::limits::forecast::{BOUND, Forecast};
 
 /// The most simulations in a pool.
 const ROUNDS_MAX: usize = 64;
@@ -19,11 +20,11 @@ const ROUNDS_MIN: usize = 3;
 
 /// Simulations are pooled if these are equal.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Subject {
-    pub(crate) flags: Flags,
-    pub(crate) absent: Duration,
-    pub(crate) limits: Limits,
-    pub(crate) load_since: Duration,
+pub(super) struct Subject {
+    pub(super) flags: Flags,
+    pub(super) absent: Duration,
+    pub(super) limits: Limits,
+    pub(super) load_since: Duration,
 }
 
 /// The latest values, at most [`ROUNDS_MAX`].
@@ -38,6 +39,11 @@ impl Sample {
         }
     }
 
+    /// Adds a number if there is one.
+    fn extend(&mut self, value: Option<f64>) {
+        value.filter(|value| value.is_finite()).into_iter().for_each(|value| self.add(value));
+    }
+
     fn count(&self) -> f64 {
         self.0.len() as f64
     }
@@ -46,15 +52,19 @@ impl Sample {
         (!self.0.is_empty()).then(|| self.0.iter().sum::<f64>() / self.count())
     }
 
+    fn mean_or_0(&self) -> f64 {
+        self.mean().unwrap_or_default()
+    }
+
     fn squares(&self) -> f64 {
-        let mean = self.mean().unwrap_or_default();
+        let mean = self.mean_or_0();
         self.0.iter().map(|value| (value - mean).powi(2)).sum()
     }
 }
 
 /// Forecasts of one change.
 #[derive(Clone, Debug, Default)]
-struct Change {
+struct Forecasts {
     gains: Sample,
     /// Squared standard errors of `gains`.
     errors: Sample,
@@ -68,7 +78,7 @@ struct Change {
     unchanged: Sample,
 }
 
-impl Change {
+impl Forecasts {
     fn error(&self) -> f64 {
         let count = self.gains.count();
         let within = (self.errors.mean().unwrap_or(f64::INFINITY) / count).sqrt();
@@ -84,90 +94,97 @@ impl Change {
 
 /// The pooled forecasts for one subject.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pooled {
+pub(super) struct Pooled {
     subject: Option<Subject>,
     now: Sample,
     attainment: Sample,
     absence: Sample,
-    changes: Vec<(Candidate, Change)>,
+    changes: Vec<(EngineCandidate, Forecasts)>,
 }
 
 impl Pooled {
     /// Pools simulations of `subject` and forgets all others.
-    pub(crate) fn begin(&mut self, subject: Subject) {
+    pub(super) fn begin(&mut self, subject: Subject) {
         if self.subject.as_ref() != Some(&subject) {
             *self = Self { subject: Some(subject), ..Self::default() };
         }
     }
 
     /// Adds a simulation. Returns the pooled answer for the candidates of the question.
-    pub(crate) fn add(&mut self, question: &Question, answer: &Answer) -> Answer {
-        let is_known = |forecast: &Forecast| forecast.loss.is_finite() && forecast.error.is_finite();
+    pub(super) fn add(&mut self, question: &EngineQuestion, answer: &EngineAnswer) -> EngineAnswer {
         let Some(now) = answer.now.filter(|now| now.loss.is_finite()) else { return answer.clone() };
         self.now.add(now.loss);
         self.attainment.add(now.attainment);
-        answer.absence.filter(|absence| absence.is_finite()).into_iter().for_each(|absence| self.absence.add(absence));
-        let (mut candidates, mut unchanged_by) = (Vec::new(), Vec::new());
-        for (at, (candidate, forecast)) in question.candidates.iter().zip(&answer.candidates).enumerate() {
-            let forecast = forecast.filter(is_known);
-            candidates.push(forecast.map(|forecast| {
-                let change = self.change(*candidate);
-                change.gains.add(now.loss - forecast.loss);
-                change.errors.add(forecast.error.powi(2));
-                change.attainment.add(forecast.attainment - now.attainment);
-                let own = |absence: Option<(usize, f64)>| {
-                    absence.filter(|(of, absence)| *of == at && absence.is_finite()).map(|(_, absence)| absence)
-                };
-                own(answer.absence_with).into_iter().for_each(|absence| change.absence.add(absence));
-                // In pairs: costs differ more between simulations than by the limits.
-                let costs = answer.absence.zip(own(answer.absence_under));
-                costs.into_iter().for_each(|(now, under)| change.limits_save.add(now - under));
-                let unchanged = answer.unchanged.get(at).copied().flatten().filter(is_known);
-                unchanged.into_iter().for_each(|forecast| change.unchanged.add(now.loss - forecast.loss));
-                unchanged_by.push(change.unchanged.mean());
-                (change.gains.mean().unwrap_or_default(), change.error(), change.attainment.mean().unwrap_or_default())
-            }));
-            unchanged_by.resize(at + 1, None);
-        }
-        let (loss, attainment) = (self.now.mean().unwrap_or_default(), self.attainment.mean().unwrap_or_default());
-        let forecast = |(gain, error, more)| Forecast { loss: loss - gain, error, attainment: attainment + more };
-        Answer {
-            now: Some(Forecast { loss, attainment, ..now }),
+        self.absence.extend(answer.absence);
+        let mean = Forecast { loss: self.now.mean_or_0(), attainment: self.attainment.mean_or_0(), ..now };
+        let each = question.candidates.iter().zip(&answer.candidates);
+        EngineAnswer {
+            now: Some(mean),
             absence: self.absence.mean().or(answer.absence),
-            candidates: candidates.into_iter().map(|candidate| candidate.map(forecast)).collect(),
-            unchanged: unchanged_by.into_iter().map(|by| by.map(|gain| forecast((gain, 0.0, 0.0)))).collect(),
-            ..answer.clone()
+            candidates: each
+                .map(|(candidate, found)| self.add_to(*candidate, answer.absence, now, found, mean))
+                .collect(),
+            span: answer.span,
         }
     }
 
-    fn change(&mut self, candidate: Candidate) -> &mut Change {
+    /// Adds the simulation of one candidate. `now` and `mean`: this simulation and all simulations
+    /// without a change.
+    fn add_to(
+        &mut self,
+        candidate: EngineCandidate,
+        absence: Option<f64>,
+        now: Forecast,
+        found: &CandidateForecast,
+        mean: Forecast,
+    ) -> CandidateForecast {
+        let is_known = |forecast: &Forecast| forecast.loss.is_finite() && forecast.error.is_finite();
+        let Some(forecast) = found.forecast.filter(is_known) else { return CandidateForecast::default() };
+        let change = self.change(candidate);
+        change.gains.add(now.loss - forecast.loss);
+        change.errors.add(forecast.error.powi(2));
+        change.attainment.add(forecast.attainment - now.attainment);
+        change.absence.extend(found.absence_with);
+        // In pairs: costs differ more between simulations than by the limits.
+        change.limits_save.extend(absence.zip(found.absence_under).map(|(now, under)| now - under));
+        change.unchanged.extend(found.unchanged.filter(is_known).map(|unchanged| now.loss - unchanged.loss));
+        let pooled = Forecast {
+            loss: mean.loss - change.gains.mean_or_0(),
+            error: change.error(),
+            attainment: mean.attainment + change.attainment.mean_or_0(),
+        };
+        let unchanged = |gain| Forecast { loss: mean.loss - gain, error: 0.0, ..mean };
+        CandidateForecast { forecast: Some(pooled), unchanged: change.unchanged.mean().map(unchanged), ..*found }
+    }
+
+    fn change(&mut self, candidate: EngineCandidate) -> &mut Forecasts {
         let at = self.changes.iter().position(|(known, _)| *known == candidate).unwrap_or_else(|| {
-            self.changes.push((candidate, Change::default()));
+            self.changes.push((candidate, Forecasts::default()));
             self.changes.len() - 1
         });
         &mut self.changes[at].1
     }
 
-    fn known(&self, candidate: Candidate) -> Option<&Change> {
+    fn known(&self, candidate: EngineCandidate) -> Option<&Forecasts> {
         self.changes.iter().find(|(known, _)| *known == candidate).map(|(_, change)| change)
     }
 
     /// Cost of an absent engine if the others have this change; `None`: not simulated.
-    pub(crate) fn absence_with(&self, candidate: Candidate) -> Option<f64> {
+    pub(super) fn absence_with(&self, candidate: EngineCandidate) -> Option<f64> {
         self.known(candidate)?.absence.mean()
     }
 
     /// The part of that cost, without the change, that the change's limits save; `None`: no limits,
     /// or not simulated.
-    pub(crate) fn limits_save(&self, candidate: Candidate) -> Option<f64> {
+    pub(super) fn limits_save(&self, candidate: EngineCandidate) -> Option<f64> {
         self.known(candidate)?.limits_save.mean()
     }
 
     /// Whether another change is clearly better, so that this one is not simulated again.
-    pub(crate) fn is_beaten(&self, candidate: Candidate) -> bool {
+    pub(super) fn is_beaten(&self, candidate: EngineCandidate) -> bool {
         let own = self.known(candidate).filter(|change| change.gains.0.len() >= ROUNDS_MIN);
         let best = self.changes.iter().filter_map(|(_, change)| Some(change.range()?.0)).fold(0.0, f64::max);
-        own.and_then(Change::range).is_some_and(|(_, most)| most < best)
+        own.and_then(Forecasts::range).is_some_and(|(_, most)| most < best)
     }
 }
 
@@ -179,8 +196,8 @@ mod tests {
 
     const FLAG: EngineFlag = EngineFlag::MaxNumSeqs;
 
-    fn to(to: f64) -> Candidate {
-        Candidate { flag: FLAG, to, limits: None }
+    fn to(to: f64) -> EngineCandidate {
+        EngineCandidate { flag: FLAG, to, limits: None }
     }
 
     fn subject(seconds: u64) -> Subject {
@@ -192,8 +209,8 @@ mod tests {
         }
     }
 
-    fn question(candidates: &[f64]) -> Question {
-        Question {
+    fn question(candidates: &[f64]) -> EngineQuestion {
+        EngineQuestion {
             pool: "all".to_owned(),
             flags: Flags::from([(FLAG, 8.0)]),
             limits: Vec::new(),
@@ -203,13 +220,16 @@ mod tests {
         }
     }
 
-    fn answer(losses: &[f64], error: f64) -> Answer {
+    fn answer(losses: &[f64], error: f64) -> EngineAnswer {
         let of = |loss: f64| Forecast { loss, error, attainment: 1.0 - loss };
-        Answer {
+        EngineAnswer {
             now: Some(of(0.5)),
             absence: Some(1.0),
-            candidates: losses.iter().map(|loss| Some(of(*loss))).collect(),
-            ..Answer::default()
+            candidates: losses
+                .iter()
+                .map(|loss| CandidateForecast { forecast: Some(of(*loss)), ..Default::default() })
+                .collect(),
+            ..EngineAnswer::default()
         }
     }
 
@@ -220,12 +240,12 @@ mod tests {
             pooled.begin(subject(0));
             losses.iter().map(|loss| pooled.add(&question(&[16.0]), &answer(&[*loss], 0.1))).last().unwrap()
         };
-        let error = |losses: &[f64]| pooled(losses).candidates[0].unwrap().error;
+        let error = |losses: &[f64]| pooled(losses).candidates[0].forecast.unwrap().error;
         assert_eq!(error(&[0.4]), 0.1);
         assert!((error(&[0.4; 16]) - 0.025).abs() < 1e-9, "{}", error(&[0.4; 16]));
         let apart: Vec<f64> = (0..16).map(|round| f64::from(round % 2)).collect();
         assert!(error(&apart) > 0.1, "{}", error(&apart));
-        assert!((pooled(&[0.2, 0.4]).candidates[0].unwrap().loss - 0.3).abs() < 1e-9);
+        assert!((pooled(&[0.2, 0.4]).candidates[0].forecast.unwrap().loss - 0.3).abs() < 1e-9);
     }
 
     #[test]
@@ -233,7 +253,7 @@ mod tests {
         let mut pooled = Pooled::default();
         for (load, error) in [(0, 0.1), (0, 0.1 / 2f64.sqrt()), (9, 0.1)] {
             pooled.begin(subject(load));
-            let found = pooled.add(&question(&[16.0]), &answer(&[0.4], 0.1)).candidates[0].unwrap().error;
+            let found = pooled.add(&question(&[16.0]), &answer(&[0.4], 0.1)).candidates[0].forecast.unwrap().error;
             assert!((found - error).abs() < 1e-9, "{found}");
         }
     }
@@ -254,8 +274,8 @@ mod tests {
         let mut pooled = Pooled::default();
         pooled.begin(subject(0));
         let none = pooled.add(&question(&[16.0]), &answer(&[f64::NAN], 0.1));
-        assert_eq!(none.candidates, [None]);
-        assert!(pooled.add(&question(&[16.0]), &answer(&[0.1], 0.1)).candidates[0].unwrap().loss.is_finite());
-        assert_eq!(pooled.add(&question(&[16.0]), &Answer::default()), Answer::default());
+        assert_eq!(none.candidates, [CandidateForecast::default()]);
+        assert!(pooled.add(&question(&[16.0]), &answer(&[0.1], 0.1)).candidates[0].forecast.unwrap().loss.is_finite());
+        assert_eq!(pooled.add(&question(&[16.0]), &EngineAnswer::default()), EngineAnswer::default());
     }
 }

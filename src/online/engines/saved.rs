@@ -3,45 +3,50 @@
 //! Plain data with a JSON form. Fields are only added, with a default, so a newer gateway reads the
 //! file of an older one.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
-use crate::engines::change::EngineChange;
-use crate::engines::flags::EngineFlag;
-use crate::engines::forecast::Trust;
+use super::change::{EngineChange, Stage};
+use super::flags::EngineFlag;
+use super::forecast::Trust;
 
 /// State that survives a restart of the gateway.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedEngines {
-    pub(crate) change: Option<EngineChange>,
-    pub(crate) trust: Trust,
-    pub(crate) numbers: u64,
-    pub(crate) failures: u32,
+    pub(super) change: Option<SavedChange>,
+    pub(super) trust: Trust,
+    pub(super) numbers: u64,
+    pub(super) failures: u32,
     /// Seconds of a restart; 0: unknown.
-    pub(crate) lasts: u64,
-    pub(crate) closed: Vec<(Closed, u64)>,
+    pub(super) lasts: u64,
+    /// Each with the seconds for which it stays closed.
+    pub(super) closed: Vec<(SavedClosing, u64)>,
     /// Why the tuner froze itself.
     #[serde(default)]
-    pub(crate) frozen: Option<String>,
+    pub(super) frozen: Option<String>,
     /// Misses caused by changes.
     #[serde(default)]
-    pub(crate) spent: f64,
+    pub(super) spent: f64,
     /// Share of requests that missed before the change under way.
     #[serde(default)]
-    pub(crate) missed_before: f64,
+    pub(super) missed_before: f64,
     /// The restarts of the last hour, in seconds before the save.
     #[serde(default)]
-    pub(crate) restarts: Vec<u64>,
+    pub(super) restarts: Vec<u64>,
 }
 
-/// A value that failed, and until when it is not tried.
+/// The change under way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Closed {
-    pub(crate) pool: String,
-    pub(crate) flag: EngineFlag,
-    pub(crate) to: f64,
-    #[serde(skip)]
-    pub(crate) until: Duration,
-    pub(crate) failures: u32,
+pub(super) struct SavedChange {
+    #[serde(flatten)]
+    pub(super) change: EngineChange,
+    pub(super) stage: Stage,
+}
+
+/// A value that failed, and how often it had failed before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct SavedClosing {
+    pub(super) pool: String,
+    pub(super) flag: EngineFlag,
+    pub(super) to: f64,
+    pub(super) failures: u32,
 }

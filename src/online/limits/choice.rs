@@ -6,12 +6,11 @@
 
 use std::time::Duration;
 
-use crate::engines::forecast::{Answer, BOUND, Forecast, LimitsQuestion};
+use super::controller::{Action, Asked, ClosedBy, Controller, MEASURED, REQUESTS, State, least_gain};
+use super::forecast::{BOUND, Forecast, LimitsAnswer, LimitsQuestion};
+use super::moves::{Direction, Move, candidates};
+use super::{Knob, Limits, PoolLimits};
 use crate::event::{Acting, Event, EventKind, Proposal};
-use crate::limits::blocks::Closed;
-use crate::limits::controller::{Action, Asked, Controller, MEASURED, REQUESTS, State, least_gain};
-use crate::limits::moves::{Direction, Move, candidates};
-use crate::limits::{Knob, Limits, PoolLimits};
 use crate::observe::recent::{RecentRequest, with_queue};
 use crate::observe::window::{Score, Window};
 
@@ -21,7 +20,7 @@ const ANSWERED: Duration = Duration::from_secs(60);
 const MOVES_MAX: usize = 6;
 /// The longest period of requests that is simulated, under the present load and, if it is long
 /// enough, after the last change of the engines.
-const SPAN: Duration = Duration::from_secs(180);
+const SIMULATED_SPAN: Duration = Duration::from_secs(180);
 
 impl Controller {
     pub(crate) fn set_simulates(&mut self, simulates: bool) {
@@ -30,7 +29,7 @@ impl Controller {
 
     /// Makes, proposes or simulates the open changes. Returns whether one was made.
     pub(crate) fn try_next(&mut self, now: Duration, window: &Window, score: Score) -> bool {
-        let is_open = |step: &Move| self.blocks.is_open(step.direction, now);
+        let is_open = |step: &Move| self.closed.is_open(&step.direction, now);
         let all = candidates(window, &self.limits, &self.bounds, &self.steps);
         // Suggested limits come from a simulation.
         let suggested = self.suggested.take().and_then(|suggested| self.step_to(suggested)).filter(is_open);
@@ -57,7 +56,7 @@ impl Controller {
     fn try_first(&mut self, now: Duration, moves: Vec<Move>, score: Score) -> bool {
         let Some(step) = moves.into_iter().next() else {
             self.belief.1 += "; what may help was tried and did not";
-            self.proposal = None;
+            self.proposals.withdraw();
             self.stuck_since.get_or_insert(now);
             return false;
         };
@@ -73,28 +72,19 @@ impl Controller {
     }
 
     fn propose(&mut self, now: Duration, step: Move, score: Score) {
-        let is_known = self.proposal.as_ref().is_some_and(|(_, known, _)| known.direction == step.direction);
-        if is_known {
+        if self.proposals.change().is_some_and(|(known, _)| known.direction == step.direction) {
             return;
         }
-        self.proposals += 1;
+        self.proposed += 1;
         let Direction { pool, knob, .. } = step.direction;
         let show = |limits: &Limits| limits.0[pool].show(knob);
         let proposal = Proposal {
-            id: self.proposals,
+            id: self.proposed,
             key: self.key(step.direction),
             values: (show(&self.limits), show(&step.to)),
             why: step.why.clone(),
         };
-        let event = |proposal: Proposal| Event {
-            at: now.as_secs_f64(),
-            kind: EventKind::Proposed,
-            key: proposal.key,
-            values: proposal.values,
-            why: proposal.why,
-        };
-        self.events.push(event(proposal.clone()));
-        self.proposal = Some((proposal, step, score));
+        self.events.push(self.proposals.propose(now, proposal, (step, score)));
     }
 
     /// Asks for a simulation of these changes, and of the fewest permits: one permit for long
@@ -128,7 +118,7 @@ impl Controller {
         // Of requests admitted before the first known admission, none or only the slowest are
         // known.
         let known = recent.iter().map(|request| request.at + request.waited).min().unwrap_or_default();
-        let from = until.saturating_sub(SPAN).max(self.load_since.min(asked.window)).max(known);
+        let from = until.saturating_sub(SIMULATED_SPAN).max(self.load_since.min(asked.window)).max(known);
         // An absent engine leaves a queue, which a simulation that begins earlier with all engines
         // would not show.
         let begin = from.max(self.engines_since);
@@ -141,7 +131,7 @@ impl Controller {
 
     /// Takes an answer. `candidates`: the limits that it is for; answers to earlier questions are
     /// ignored.
-    pub(crate) fn answered(&mut self, candidates: &[Limits], answer: &Answer, now: Duration) -> Action {
+    pub(crate) fn answered(&mut self, candidates: &[Limits], answer: &LimitsAnswer, now: Duration) -> Action {
         let State::Asking(asked) = &mut self.state else { return Action::Wait };
         if !asked.moves.iter().map(|step| &step.to).eq(candidates) {
             return Action::Wait;
@@ -153,7 +143,7 @@ impl Controller {
         let Some(before) = answer.now.filter(is_known) else {
             return self.choose(now, moves, score);
         };
-        let explains = answer.unexplained(score.loss).is_none();
+        let explains = before.unexplained(score.loss).is_none();
         let (mut chosen, mut resting, mut said) =
             (Vec::new(), Vec::new(), format!("simulated: loss {:.3} now", before.loss));
         for (at, mut step) in moves.into_iter().enumerate() {
@@ -178,7 +168,7 @@ impl Controller {
         resting.sort_unstable();
         resting.dedup();
         for direction in resting {
-            self.blocks.close(direction, Closed::Simulated, now);
+            self.closed.close(direction, ClosedBy::Simulation, now);
             self.steps.refine(direction.pool, direction.knob);
         }
         // A stable sort: of equals, the most promising stays first.
@@ -249,13 +239,13 @@ mod tests {
     }
 
     /// An answer with the loss `now` in force, and a loss for each knob.
-    fn answer(now: f64, knobs: &[Knob], loss: impl Fn(Knob) -> f64) -> Answer {
+    fn answer(now: f64, knobs: &[Knob], loss: impl Fn(Knob) -> f64) -> LimitsAnswer {
         let of = |loss: f64| Forecast { loss, error: 0.01, attainment: 1.0 - loss };
         let candidates = knobs.iter().map(|knob| Some(of(loss(*knob)))).collect();
-        Answer { now: Some(of(now)), candidates, ..Answer::default() }
+        LimitsAnswer { now: Some(of(now)), candidates }
     }
 
-    fn reply(controller: &mut Controller, answer: &Answer) -> Action {
+    fn reply(controller: &mut Controller, answer: &LimitsAnswer) -> Action {
         let asked: Vec<Limits> = match &controller.state {
             State::Asking(asked) => asked.moves.iter().map(|step| step.to.clone()).collect(),
             _ => Vec::new(),
@@ -318,7 +308,7 @@ mod tests {
     #[test]
     fn without_an_answer_it_tries_as_without_simulations() {
         let (mut controller, _) = asks();
-        assert_eq!(reply(&mut controller, &Answer::default()), Action::Apply);
+        assert_eq!(reply(&mut controller, &LimitsAnswer::default()), Action::Apply);
         assert_eq!(tried(&mut controller), Some(Knob::Permits));
 
         let (mut controller, _) = asks();
@@ -389,7 +379,7 @@ mod tests {
         let (mut controller, _) = asks();
         let at = simulated(&mut controller);
         let last = 10 * NOW - Duration::from_secs(1);
-        assert_eq!((at[0], *at.last().unwrap()), (last - SPAN, last - Duration::from_millis(100)));
+        assert_eq!((at[0], *at.last().unwrap()), (last - SIMULATED_SPAN, last - Duration::from_millis(100)));
     }
 
     #[test]
@@ -404,8 +394,8 @@ mod tests {
         // One request a second waits for 20 s; one more arrives now.
         assert_eq!(begins(last - Duration::from_secs(60)), (last - Duration::from_secs(60), 20 + 1));
         let too_short = last - Duration::from_secs(29);
-        assert_eq!(begins(too_short), (last - SPAN, 20 + 1), "30 s at least");
-        assert_eq!(begins(Duration::ZERO), (last - SPAN, 20 + 1));
+        assert_eq!(begins(too_short), (last - SIMULATED_SPAN, 20 + 1), "30 s at least");
+        assert_eq!(begins(Duration::ZERO), (last - SIMULATED_SPAN, 20 + 1));
         // The known requests begin later.
         let first = last - Duration::from_secs(90);
         let late = move || recent().into_iter().filter(|request| request.at >= first).collect();

@@ -1,28 +1,22 @@
 //! Tries one change of the limits at a time and keeps the changes that help.
 //!
 //! ```text
-//!               enough requests, objectives missed            the queue is short again
-//!   watching -----------------------------------> settling ----------------------------> measuring
-//!      ^  ^           a change is made                ^                                      |
-//!      |  `-------------- undone: blocked for a while |  <----------- not better ------------+
-//!      `---------------------- kept <-------------------------------- better ----------------'
+//!   watching -- made --> settling -- the queue is short --> measuring -- better: kept --> watching
+//!                           ^------ not better: undone and closed -------'
 //! ```
 //!
 //! A change stays if the mean loss of later arrivals falls by more than chance and by
-//! [`least_gain`]. It is undone at once when the loss is clearly higher, and otherwise at the end:
-//! ties restore the old limits. An undone change is blocked, longer after each failure, unless the
-//! load changes. Where objectives are met, nothing is tried. Where the controller may not act, it
-//! only proposes ([`Acting`]).
-//!
-//! A trial is undone without a verdict when the controller may no longer act, a backend enters or
-//! leaves rotation, the engines change, or the clock goes backwards.
+//! [`least_gain`]; it is undone at once when the loss is clearly higher, and otherwise at the end.
+//! Where objectives are met, nothing is tried. Without leave to act it only proposes ([`Acting`]).
+//! A trial is undone without a verdict when the leave ends, a backend enters or leaves rotation,
+//! the engines change, or the clock goes backwards.
 
 use std::time::Duration;
 
-use crate::event::{Acting, Event, EventKind, Proposal};
-use crate::limits::blocks::{Blocks, Closed};
-use crate::limits::moves::{Direction, Move, Steps};
-use crate::limits::{Bounds, Knob, Limits, PoolLimits};
+use super::moves::{Direction, Move, Steps};
+use super::{Bounds, Knob, Limits, PoolLimits};
+use crate::event::{Acting, Event, EventKind};
+use crate::gate::{Closings, Proposals};
 use crate::observe::diagnosis::Experience;
 use crate::observe::lengths::Lengths;
 use crate::observe::window::{PoolWindow, Score, Window};
@@ -44,10 +38,10 @@ pub(super) const MEASURED_MAX: Duration = Duration::from_secs(120);
 /// A window with too few requests ends after this time.
 pub(super) const QUIET: Duration = Duration::from_secs(1_200);
 /// The loss at which a first look suffices to try a change.
-const GROSS_LOSS: f64 = 0.5;
+const FIRST_LOOK_LOSS: f64 = 0.5;
 /// A gain must be this share of the loss, ..
-const GAIN: f64 = 0.03;
-/// .. or this much: where all are late, the gain from 7 % shorter times (see [`crate::observe::loss`]).
+const LIMITS_GAIN: f64 = 0.03;
+/// .. or this much: where all are late, the gain from 7 % shorter times.
 const GAIN_ENOUGH: f64 = 0.02;
 /// Standard errors by which the loss must fall before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
@@ -63,23 +57,37 @@ const WORSE: f64 = 1.3;
 /// before it.
 const HARM: (f64, f64) = (0.1, 1.3);
 /// The shortest and the longest time after a change in which requests do not count.
-pub(super) const SETTLE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
+pub(super) const LIMITS_SETTLE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
 /// The longest pause after a change that did not help.
 pub(super) const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
 /// A change of the arrival rate by this factor is another load.
 const OTHER_RATE: f64 = 2.0;
 /// A Hellinger distance of prompt lengths that is another load.
 const OTHER_LENGTHS: f64 = 0.35;
+/// How long a change that failed is closed: at first and at most. A change of load that went
+/// unnoticed is answered within the longer time.
+const CLOSED: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(24 * 3_600));
 /// Weight of a new window in the remembered load.
 pub(super) const LOAD_WEIGHT: f64 = 0.3;
 
 /// By how much the loss must fall, measured or simulated, for a change to have helped.
 pub(crate) fn least_gain(loss: f64) -> f64 {
-    (GAIN * loss).min(GAIN_ENOUGH)
+    (LIMITS_GAIN * loss).min(GAIN_ENOUGH)
+}
+
+/// Why a direction is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClosedBy {
+    /// A change was tried and did not help.
+    Failure,
+    /// The opposite change helped.
+    OppositeHelped,
+    /// A simulation promises no gain.
+    Simulation,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Trial {
+pub(crate) struct LimitsTrial {
     pub(crate) step: Move,
     pub(crate) before: Limits,
     pub(super) score: Score,
@@ -102,8 +110,8 @@ pub(crate) struct Asked {
 pub(crate) enum State {
     Watching,
     /// The earliest end, the latest end while requests wait, and the change on trial.
-    Settling(Duration, Duration, Option<Box<Trial>>),
-    Measuring(Box<Trial>),
+    Settling(Duration, Duration, Option<Box<LimitsTrial>>),
+    Measuring(Box<LimitsTrial>),
     Asking(Box<Asked>),
 }
 
@@ -126,9 +134,9 @@ pub struct Controller {
     pub(crate) names: Vec<String>,
     pub(crate) acting: Acting,
     /// The proposed change, and the score behind it.
-    pub(crate) proposal: Option<(Proposal, Move, Score)>,
-    pub(crate) approved: Option<u64>,
-    pub(crate) proposals: u64,
+    pub(crate) proposals: Proposals<(Move, Score)>,
+    /// Number of proposals so far.
+    pub(super) proposed: u64,
     /// The score of the last judged window, and the conclusion.
     pub(crate) belief: (Score, String),
     /// The score of the last window under the limits in force, which may be shorter.
@@ -147,7 +155,7 @@ pub struct Controller {
     pub(crate) simulates: bool,
     pub(crate) state: State,
     pub(crate) steps: Steps,
-    pub(crate) blocks: Blocks,
+    pub(super) closed: Closings<Direction, ClosedBy>,
     pub(crate) load: Option<(f64, Lengths)>,
     /// When the latest window began, and the load remembered before it.
     load_before: (Option<Duration>, Option<(f64, Lengths)>),
@@ -171,9 +179,8 @@ impl Controller {
             lost_by_request: vec![0.0; names.len()],
             names,
             acting,
-            proposal: None,
-            approved: None,
-            proposals: 0,
+            proposals: Proposals::NONE,
+            proposed: 0,
             belief: (Score::default(), "no requests were observed yet".to_owned()),
             latest_score: Score::default(),
             experience: Experience::default(),
@@ -185,7 +192,7 @@ impl Controller {
             simulates: false,
             state: State::Watching,
             steps: Steps::default(),
-            blocks: Blocks::default(),
+            closed: Closings::new(CLOSED),
             load: None,
             load_before: (None, None),
             load_since: Duration::ZERO,
@@ -210,7 +217,7 @@ impl Controller {
         // Neighbouring pools share the boundary.
         self.limits.0[pool] = PoolLimits { range: self.limits.0[pool].range, ..limits };
         // A proposal was made under the earlier limits.
-        (self.proposal, self.approved) = (None, None);
+        self.proposals.withdraw();
         self.pause(now);
         Action::Begin
     }
@@ -223,7 +230,7 @@ impl Controller {
     /// Puts limits in force that an earlier controller of the same pools kept.
     pub fn restore(&mut self, limits: Limits, now: Duration) {
         self.limits = limits;
-        (self.proposal, self.approved) = (None, None);
+        self.proposals.withdraw();
         self.pause(now);
     }
 
@@ -232,7 +239,7 @@ impl Controller {
     pub fn pause(&mut self, now: Duration) {
         self.suggested = None;
         (self.latest, self.engines_since) = (now, now);
-        self.state = State::Settling(now + SETTLE.0, now + SETTLE.1, None);
+        self.state = State::Settling(now + LIMITS_SETTLE.0, now + LIMITS_SETTLE.1, None);
     }
 
     /// Sets whether the controller may act. If not, a change on trial is undone.
@@ -240,27 +247,13 @@ impl Controller {
         if std::mem::replace(&mut self.acting, acting) == acting {
             return Action::Wait;
         }
-        self.proposal = None;
+        self.proposals.withdraw();
         if acting == Acting::Acts { Action::Wait } else { self.stand_back(now, "the tuner may no longer make changes") }
-    }
-
-    /// The proposed change.
-    pub fn proposal(&self) -> Option<&Proposal> {
-        self.proposal.as_ref().map(|(proposal, ..)| proposal)
-    }
-
-    /// Approves a proposal. Returns whether it is the present one.
-    pub fn approve(&mut self, id: u64) -> bool {
-        let known = self.proposal().is_some_and(|proposal| proposal.id == id);
-        if known {
-            self.approved = Some(id);
-        }
-        known
     }
 
     /// Opens all directions: with other engines, a change that failed may help.
     pub fn forget_failures(&mut self) {
-        self.blocks.clear();
+        self.closed.clear();
         self.steps.reset();
         self.stuck_since = None;
     }
@@ -288,7 +281,10 @@ impl Controller {
 
     /// Undoes a change on trial without a verdict.
     pub(crate) fn stand_back(&mut self, now: Duration, why: &str) -> Action {
-        let trial = match std::mem::replace(&mut self.state, State::Settling(now + SETTLE.0, now + SETTLE.1, None)) {
+        let trial = match std::mem::replace(
+            &mut self.state,
+            State::Settling(now + LIMITS_SETTLE.0, now + LIMITS_SETTLE.1, None),
+        ) {
             State::Measuring(trial) | State::Settling(_, _, Some(trial)) => trial,
             _ => return Action::Begin,
         };
@@ -303,8 +299,7 @@ impl Controller {
     }
 
     fn watch(&mut self, now: Duration, window: &Window) -> Action {
-        let approved = self.approved.take();
-        if let Some((_, step, score)) = self.proposal.take_if(|(proposal, ..)| approved == Some(proposal.id)) {
+        if let Some((step, score)) = self.proposals.take_approved() {
             self.make(now, step, score);
             return Action::Apply;
         }
@@ -312,7 +307,7 @@ impl Controller {
         let is_known = score.requests >= REQUESTS && measured >= MEASURED;
         let enough = is_known && score.loss >= SMALL_LOSS;
         let late = score.requests >= REQUESTS_SOON && measured >= MEASURED_MAX;
-        let gross = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON && score.loss >= GROSS_LOSS;
+        let gross = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON && score.loss >= FIRST_LOOK_LOSS;
         if is_known || late || gross {
             self.latest_score = score;
         }
@@ -338,9 +333,10 @@ impl Controller {
         self.lost_by_request = window.pools.iter().map(PoolWindow::loss_per_request).collect();
         self.lengths = window.pools.iter().map(|pool| pool.lengths.clone()).collect();
         // An operator may be reading the proposal.
-        let waits = self.acting != Acting::Acts && self.proposal.is_some() && measured < MEASURED_MAX;
+        let waits = self.acting != Acting::Acts && self.proposals.change().is_some() && measured < MEASURED_MAX;
         if is_met {
-            (self.proposal, self.suggested, self.stuck_since) = (None, None, None);
+            self.proposals.withdraw();
+            (self.suggested, self.stuck_since) = (None, None);
         } else if !waits && self.try_next(now, window, score) {
             return Action::Apply;
         }
@@ -349,11 +345,11 @@ impl Controller {
 
     pub(crate) fn make(&mut self, now: Duration, step: Move, score: Score) {
         let before = std::mem::replace(&mut self.limits, step.to.clone());
-        let trial = Box::new(Trial { step, before, score, since: now });
+        let trial = Box::new(LimitsTrial { step, before, score, since: now });
         let missed = 100.0 * (1.0 - score.attainment);
         let why = format!("{missed:.1} % of {:.0} requests missed an objective; {}", score.requests, trial.step.why);
         self.note(now, EventKind::Tried, &trial, why);
-        self.state = State::Settling(now + SETTLE.0, now + SETTLE.1, Some(trial));
+        self.state = State::Settling(now + LIMITS_SETTLE.0, now + LIMITS_SETTLE.1, Some(trial));
     }
 
     fn settle(
@@ -361,7 +357,7 @@ impl Controller {
         now: Duration,
         window: &Window,
         (least, most): (Duration, Duration),
-        trial: Option<Box<Trial>>,
+        trial: Option<Box<LimitsTrial>>,
     ) -> Action {
         let is_quiet = window.pools.iter().all(|pool| pool.usage.queue <= pool.usage.in_rotation);
         if now < least || (!is_quiet && now < most) {
@@ -372,7 +368,7 @@ impl Controller {
         Action::Begin
     }
 
-    pub(super) fn measure(&mut self, now: Duration, window: &Window, trial: Box<Trial>) -> Action {
+    pub(super) fn measure(&mut self, now: Duration, window: &Window, trial: Box<LimitsTrial>) -> Action {
         let (score, measured) = self.score(now, window);
         let before = trial.score;
         let error = before.error.hypot(score.error);
@@ -408,19 +404,19 @@ impl Controller {
         );
         if is_better {
             self.note(now, EventKind::Kept, &trial, result);
-            self.blocks.reopen(direction, now);
-            self.blocks.close(Direction { up: !direction.up, ..direction }, Closed::OppositeHelped, now);
+            self.closed.reopen(&direction, now);
+            self.closed.close(Direction { up: !direction.up, ..direction }, ClosedBy::OppositeHelped, now);
             // This window's requests arrived under the kept limits: they can judge the next change.
             self.state = State::Watching;
             return self.watch(now, window);
         }
         self.note(now, EventKind::Undone, &trial, result);
         self.stuck_since.get_or_insert(now);
-        self.blocks.close(direction, Closed::Failed, now);
+        self.closed.close(direction, ClosedBy::Failure, now);
         self.steps.refine(direction.pool, direction.knob);
         self.limits = trial.before;
         // The trial's effects on the engines last about as long again.
-        let recovered = now + now.saturating_sub(trial.since).clamp(SETTLE.0, COOL_DOWN_MAX);
+        let recovered = now + now.saturating_sub(trial.since).clamp(LIMITS_SETTLE.0, COOL_DOWN_MAX);
         // A queue that the trial left says nothing about the limits in force.
         self.state = State::Settling(recovered, now + COOL_DOWN_MAX, None);
         Action::Apply
@@ -447,7 +443,7 @@ impl Controller {
         };
         let ratio = score.rate / rate.max(1e-9);
         if !(OTHER_RATE.recip()..=OTHER_RATE).contains(&ratio) || lengths.distance(known) > OTHER_LENGTHS {
-            self.blocks.clear();
+            self.closed.clear();
             self.steps.reset();
             self.load = Some((score.rate, lengths));
             self.load_before.1 = None;
@@ -459,7 +455,7 @@ impl Controller {
         }
     }
 
-    fn note(&mut self, now: Duration, kind: EventKind, trial: &Trial, why: String) {
+    fn note(&mut self, now: Duration, kind: EventKind, trial: &LimitsTrial, why: String) {
         let Direction { pool, knob, .. } = trial.step.direction;
         let show = |limits: &Limits| limits.0[pool].show(knob);
         let (old, new) = (show(&trial.before), show(&trial.step.to));

@@ -4,7 +4,7 @@
 //! configuration valid: the pools' ranges continue to cover every prompt length.
 
 pub mod moves;
-pub mod blocks;
+pub mod forecast;
 pub mod controller;
 mod choice;
 mod view;

@@ -9,8 +9,7 @@
 //! | between tokens | | the same, slots before the threshold |
 //! | any of these | the next pool loses less | the boundary between the two |
 //!
-//! A limit is lowered from its used part, because the unused part has no effect. A threshold moves
-//! to the next length that separates prompts: thresholds without prompts between them are equal.
+//! A limit is lowered from the used part. A threshold moves to the next length that occurs.
 
 use std::collections::BTreeMap;
 

@@ -5,11 +5,11 @@
 
 use std::time::Duration;
 
+use super::controller::{ClosedBy, Controller, State};
+use super::moves::{Direction, Move, beside};
+use super::{Limits, PoolLimits};
 use crate::event::Event;
-use crate::limits::blocks::Closed;
-use crate::limits::controller::{Controller, State};
-use crate::limits::moves::{Direction, Move, beside};
-use crate::limits::{Limits, PoolLimits};
+use crate::gate::Closing;
 use crate::observe::diagnosis::Experience;
 use crate::observe::window::Score;
 
@@ -23,11 +23,11 @@ impl Controller {
         self.names.iter().position(|name| name == pool)
     }
 
-    /// The names of the pools, the largest loss in the last judged window first.
-    pub fn names_by_loss(&self) -> Vec<String> {
-        let mut by_loss: Vec<_> = self.names.iter().zip(&self.losses).collect();
-        by_loss.sort_by(|one, other| other.1.total_cmp(one.1));
-        by_loss.into_iter().map(|(name, _)| name.clone()).collect()
+    /// The positions of the pools, the largest loss in the last judged window first.
+    pub(crate) fn places_by_loss(&self) -> Vec<usize> {
+        let mut places: Vec<usize> = (0..self.names.len()).collect();
+        places.sort_by(|one, other| self.losses[*other].total_cmp(&self.losses[*one]));
+        places
     }
 
     /// How long after arrival a request counts.
@@ -86,21 +86,16 @@ impl Controller {
 
     /// The closed changes: limit, whether it would be raised, reason, and seconds left.
     pub fn blocked(&self) -> Vec<(String, bool, String, f64)> {
-        let shown = |(direction, why, left): (Direction, Closed, Duration)| {
+        let shown = |&Closing { key: direction, why, until, .. }: &Closing<Direction, ClosedBy>| {
             let opposite = if direction.up { "lowering" } else { "raising" };
             let why = match why {
-                Closed::Failed => "it did not help".to_owned(),
-                Closed::OppositeHelped => format!("{opposite} it helped"),
-                Closed::Simulated => "a simulation promises no gain".to_owned(),
+                ClosedBy::Failure => "it did not help".to_owned(),
+                ClosedBy::OppositeHelped => format!("{opposite} it helped"),
+                ClosedBy::Simulation => "a simulation promises no gain".to_owned(),
             };
-            (self.key(direction), direction.up, why, left.as_secs_f64())
+            (self.key(direction), direction.up, why, until.saturating_sub(self.latest).as_secs_f64())
         };
-        self.blocks.closed(self.latest).map(shown).collect()
-    }
-
-    /// Whether an operator has approved this proposal, and it has not begun.
-    pub(crate) fn has_approval(&self, id: u64) -> bool {
-        self.approved == Some(id)
+        self.closed.in_force(self.latest).map(shown).collect()
     }
 
     pub(crate) fn key(&self, Direction { pool, knob, .. }: Direction) -> String {

@@ -36,8 +36,6 @@ struct Batch {
 pub struct ArmCounts {
     /// Requests.
     pub requests: u64,
-    /// Requests that missed an objective.
-    pub missed: u64,
     /// Requests that failed.
     pub failed: u64,
     /// When the last request that did not fail ended.
@@ -84,7 +82,6 @@ impl Arms {
         let (own, counts) = (&mut self.batches[batch][arm], &mut self.counts[arm]);
         (own.requests, own.loss) = (own.requests + 1.0, own.loss + loss);
         counts.requests += 1;
-        counts.missed += u64::from(loss > 0.0);
         counts.failed += u64::from(failed);
         if !failed {
             (counts.served, counts.begun) = (counts.served.max(Some(ended)), counts.begun.max(Some(at)));
@@ -125,12 +122,6 @@ impl Arms {
         let [control, arm] = self.counts.map(|counts| (counts.failed as f64, counts.requests as f64));
         let expected = arm.1 / (control.1 + arm.1);
         always_valid::excess(arm.0, control.0 + arm.0, expected, (4.0 * expected / (3.0 * expected + 1.0)).min(0.999))
-    }
-
-    /// Misses of the second arm beyond the first arm's share of misses.
-    pub fn misses_beyond(&self) -> f64 {
-        let [control, arm] = self.counts;
-        arm.missed as f64 - arm.requests as f64 * control.missed as f64 / control.requests.max(1) as f64
     }
 }
 
@@ -190,7 +181,7 @@ mod tests {
             arms.add(1, (at, at), 3.0, second % 3 == 0);
         }
         assert!(arms.surge() > 100f64.ln(), "{}", arms.surge());
-        assert_eq!((arms.counts()[1].failed, arms.misses_beyond()), (14, 40.0));
+        assert_eq!(arms.counts()[1].failed, 14);
         let equal = Arms { counts: [arms.counts[1]; 2], ..Arms::default() };
         assert!(equal.surge() < 1.0, "{}", equal.surge());
     }

@@ -17,7 +17,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::observe::engines::EngineFacts;
+use super::engines::EngineFacts;
 use sluice_core::vllm::metrics::SCHEDULER;
 
 /// Samples that a diagnosis needs of an engine.

@@ -2,7 +2,7 @@
 //!
 //! | file | observes |
 //! |---|---|
-//! | [`window`] | the loss of the requests that arrived since a moment, from [`loss`] and [`usage`] |
+//! | [`window`] | loss of the requests that arrived since a moment, from [`loss`] and [`usage`] |
 //! | [`arms`] | two engines at the same time, one of which has a changed flag |
 //! | [`recent`] | arrivals of the last minutes, for simulations |
 //! | [`tally`] | cost and outcome of requests, for the scaler |

@@ -21,8 +21,6 @@ pub struct Usage {
     pub no_permits: u32,
     /// .. no room for prompt tokens in prefill.
     pub no_prefill: u32,
-    /// .. too few tokens left (`pool.tokens`, which the tuner does not move).
-    pub no_tokens: u32,
     /// Length of the queue at the last moment.
     pub queue: usize,
     /// Waiting requests plus sequences on backends, at the first and the last moment.
@@ -70,11 +68,5 @@ impl Usage {
         self.no_slots += all(&|b| b.used.slots >= b.limits.slots);
         self.no_permits += all(&|b| b.limits.long_prefix.is_some_and(|long| b.used.long_prefills >= long.slots));
         self.no_prefill += all(&|b| b.limits.prefill_tokens.is_some_and(|limit| is_used(b.used.prefill_tokens, limit)));
-        self.no_tokens += all(&|b| b.limits.tokens.is_some_and(|limit| is_used(b.used.tokens, limit)));
-    }
-
-    /// `count` as a share of the moments.
-    pub fn share(&self, count: u32) -> f64 {
-        if self.moments == 0 { 0.0 } else { f64::from(count) / f64::from(self.moments) }
     }
 }

@@ -15,20 +15,21 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use self::groups::{Group, HORIZON, acting, groups, simulates};
+use crate::engines::EngineTuner;
 use crate::engines::advice::advice;
-use crate::engines::change::{EXPERIMENT, EngineChange, Stage};
+use crate::engines::change::{EXPERIMENT, EngineChange};
 use crate::engines::flags::{EngineFlag, Flags};
-use crate::engines::forecast::{Answer, LimitsQuestion};
-use crate::engines::look::{EngineRules, EngineState, Look, Need, Order, Restarted};
+use crate::engines::forecast::EngineAnswer;
+use crate::engines::look::{EngineLook, EngineRules, EngineState, Need, PoolNeed, Restarted, TunerOrder};
 use crate::engines::saved::SavedEngines;
-use crate::engines::{EngineTuner, SETTLE};
 use crate::event::Event;
 use crate::limits::controller::{Action, Controller};
+use crate::limits::forecast::{LimitsAnswer, LimitsQuestion};
 use crate::limits::{Limits, PoolLimits};
 use crate::observe::Observer;
 use crate::observe::arms::Arms;
 use crate::observe::engines::{EngineFacts, EngineSample, EngineWatch};
-use crate::tuner::groups::{Group, HORIZON, acting, groups, simulates};
 use sluice_config::{Config, Pods, Pool, TunerMode};
 use sluice_gateway::pool::{PoolView, TrialBound};
 
@@ -69,7 +70,7 @@ impl Tuner {
         let mode = config.tuner.mode;
         let groups =
             groups(&config.pools).into_iter().map(|pools| Group::new(pools, config, &configured, now)).collect();
-        let engines = EngineTuner::new(rules(config));
+        let engines = EngineTuner::new(EngineRules::of(config));
         Self {
             mode,
             configured,
@@ -87,7 +88,7 @@ impl Tuner {
     /// unchanged, puts the limits found so far into `config`; otherwise begins anew.
     pub fn configure(&mut self, config: &mut Config, observer: &Observer, now: Duration) {
         let is_same = self.context == context(config) && self.configured == Limits::of(config);
-        self.engines.set_rules(rules(config));
+        self.engines.set_rules(EngineRules::of(config));
         if is_same && config.tuner.mode != TunerMode::Off {
             self.mode = config.tuner.mode;
             self.follow_mode(observer, now);
@@ -100,7 +101,7 @@ impl Tuner {
 
     /// Begins anew, but goes on taking back changed engines.
     fn begin_anew(&mut self, config: &Config, observer: &Observer, now: Duration) {
-        let mut engines = std::mem::replace(&mut self.engines, EngineTuner::new(rules(config)));
+        let mut engines = std::mem::replace(&mut self.engines, EngineTuner::new(EngineRules::of(config)));
         self.engines_ordered(&engines.stand_back("the configuration has changed", now), observer, now);
         engines.forget();
         *self = Self { frozen: self.frozen.take(), engines, ..Self::new(config, observer, now) };
@@ -111,7 +112,7 @@ impl Tuner {
     pub fn put(&self, config: &mut Config) {
         self.limits().put(config);
         config.experiments.retain(|experiment| experiment.name != EXPERIMENT);
-        let own = self.engines.change().and_then(|change| change.experiment(config));
+        let own = self.engines.experiment(config);
         // First, because a request takes part in the first experiment that it fits.
         config.experiments.splice(0..0, own);
     }
@@ -182,16 +183,16 @@ impl Tuner {
         waits: Option<&str>,
         observer: &Observer,
         now: Duration,
-    ) -> Vec<Order> {
+    ) -> Vec<TunerOrder> {
         let (arms, needs) = (observer.arms(), self.needs(observer));
         let before = self.engines.limits_in_force();
         let mut orders = self.engines.step(&self.look(engines, &needs, waits, &arms, now));
         let others = self.engines.limits_in_force() != before;
-        if (self.end_trial(observer, now) || others) && !orders.contains(&Order::Configure) {
-            orders.push(Order::Configure);
+        if (self.end_trial(observer, now) || others) && !orders.contains(&TunerOrder::Configure) {
+            orders.push(TunerOrder::Configure);
         }
         for Group { controller, .. } in &mut self.groups {
-            orders.extend(controller.question(|| observer.recent()).map(Order::SimulateLimits));
+            orders.extend(controller.question(|| observer.recent()).map(TunerOrder::SimulateLimits));
         }
         self.after_engines(engines, orders, observer, now)
     }
@@ -211,7 +212,7 @@ impl Tuner {
     pub fn limits_answered(
         &mut self,
         asked: &LimitsQuestion,
-        answer: &Answer,
+        answer: &LimitsAnswer,
         observer: &Observer,
         now: Duration,
     ) -> bool {
@@ -230,7 +231,7 @@ impl Tuner {
     /// in force.
     pub fn answered(
         &mut self,
-        answer: &Answer,
+        answer: &EngineAnswer,
         engines: &[EngineState],
         waits: Option<&str>,
         observer: &Observer,
@@ -252,14 +253,14 @@ impl Tuner {
     }
 
     /// The experiment of a change was stopped by a guardrail or an operator.
-    pub fn experiment_stopped(&mut self, why: &str, observer: &Observer, now: Duration) -> Vec<Order> {
+    pub fn experiment_stopped(&mut self, why: &str, observer: &Observer, now: Duration) -> Vec<TunerOrder> {
         let orders = self.engines.experiment_stopped(why, now);
         self.engines_ordered(&orders, observer, now);
         orders
     }
 
     /// Takes the result of a restart.
-    pub fn restarted(&mut self, outcome: Restarted, observer: &Observer, now: Duration) -> Vec<Order> {
+    pub fn restarted(&mut self, outcome: Restarted, observer: &Observer, now: Duration) -> Vec<TunerOrder> {
         let orders = self.engines.restarted(outcome, now);
         self.engines_ordered(&orders, observer, now);
         orders
@@ -277,29 +278,25 @@ impl Tuner {
     }
 
     /// Makes the observer follow an experiment that begins or ends.
-    fn engines_ordered(&mut self, orders: &[Order], observer: &Observer, now: Duration) {
-        if !orders.contains(&Order::Configure) {
+    fn engines_ordered(&mut self, orders: &[TunerOrder], observer: &Observer, now: Duration) {
+        if !orders.contains(&TunerOrder::Configure) {
             return;
         }
-        let from = match self.engines.change().map(|change| change.stage) {
-            Some(Stage::Copies) => Some(now),
-            Some(Stage::Compared) => Some(now + SETTLE),
-            _ => None,
-        };
+        let from = self.engines.compares_from(now);
         observer.compare(from.map(|_| EngineChange::labels()), from.unwrap_or(now));
     }
 
     fn after_engines(
         &mut self,
         engines: &[EngineState],
-        mut orders: Vec<Order>,
+        mut orders: Vec<TunerOrder>,
         observer: &Observer,
         now: Duration,
-    ) -> Vec<Order> {
+    ) -> Vec<TunerOrder> {
         self.engines_ordered(&orders, observer, now);
         self.adopt(observer, now);
         for order in &mut orders {
-            if let Order::Simulate(question) = order {
+            if let TunerOrder::Simulate(question) = order {
                 question.requests = observer.recent();
             }
         }
@@ -319,9 +316,9 @@ impl Tuner {
         waits: Option<&'a str>,
         arms: &'a Arms,
         now: Duration,
-    ) -> Look<'a> {
+    ) -> EngineLook<'a> {
         let horizon = self.groups.iter().map(|group| group.controller.horizon()).max().unwrap_or(HORIZON);
-        Look {
+        EngineLook {
             now,
             engines,
             needs,
@@ -343,14 +340,14 @@ impl Tuner {
     pub(crate) fn needs(&self, observer: &Observer) -> Vec<Need> {
         let need = |group: &Group| {
             let (controller, facts) = (&group.controller, self.facts(group));
-            let pools = controller.names_by_loss();
-            let places = || pools.iter().filter_map(|name| controller.place_of(name));
-            let configured = |at: usize| &self.configured.0[group.pools[at]];
+            let pool = |at: usize| PoolNeed {
+                name: controller.names()[at].clone(),
+                in_force: controller.kept_limits().0[at],
+                loss: controller.loss_of(at),
+                beside: controller.limits_beside(at, &self.configured.0[group.pools[at]]),
+            };
             Need {
-                in_force: places().map(|at| controller.kept_limits().0[at]).collect(),
-                losses: places().map(|at| controller.loss_of(at)).collect(),
-                beside: places().map(|at| controller.limits_beside(at, configured(at))).collect(),
-                pools,
+                pools: controller.places_by_loss().into_iter().map(pool).collect(),
                 since: controller.stuck_since(),
                 load_since: controller.load_since(),
                 limits: controller.kept_limits().clone(),
@@ -446,12 +443,12 @@ impl Tuner {
     /// Approves a proposal. Returns whether there is one of that number.
     pub fn approve(&mut self, id: &str) -> bool {
         if let Some(number) = id.strip_prefix('e') {
-            return number.parse().is_ok_and(|number| self.engines.approve(number));
+            return number.parse().is_ok_and(|number| self.engines.proposals.approve(number));
         }
         let (group, number) = id.split_once('.').unwrap_or(("1", id));
         let (Ok(group), Ok(number)) = (group.parse::<usize>(), number.parse()) else { return false };
         let group = group.checked_sub(1).and_then(|at| self.groups.get_mut(at));
-        group.is_some_and(|group| group.controller.approve(number))
+        group.is_some_and(|group| group.controller.proposals.approve(number))
     }
 
     fn follow_mode(&mut self, observer: &Observer, now: Duration) -> bool {
@@ -471,17 +468,6 @@ impl Tuner {
         events.extend(self.engines.take_events());
         events.append(&mut self.observed);
         events
-    }
-}
-
-fn rules(config: &Config) -> EngineRules {
-    let tuner = &config.tuner;
-    EngineRules {
-        flags: tuner.flags.iter().filter_map(|name| EngineFlag::named(name)).collect(),
-        missed_for: tuner.missed_for,
-        restarts_per_hour: tuner.restarts_per_hour,
-        cool_down: tuner.cool_down,
-        error_budget: tuner.error_budget,
     }
 }
 

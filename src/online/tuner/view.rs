@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
+use super::Tuner;
+use super::groups::Group;
+use super::report::{BlockedReport, EngineTuningReport, GroupReport, LimitReport, ProposalReport, TunerReport};
 use crate::event::{Event, EventKind, Proposal};
 use crate::limits::Knob;
 use crate::observe::diagnosis::diagnose;
-use crate::tuner::Tuner;
-use crate::tuner::groups::Group;
-use crate::tuner::report::{BlockedReport, GroupReport, LimitReport, ProposalReport, TunerReport};
 
 impl Tuner {
     /// The result of a window that has ended.
@@ -29,10 +29,23 @@ impl Tuner {
         let several = self.groups.len() > 1;
         TunerReport {
             mode: self.mode.word().to_owned(),
-            engines: self.engines.report(),
+            engines: self.report_of_engines(),
             frozen: self.frozen.clone().or_else(|| self.hindrance.map(str::to_owned)),
             groups: (1..).zip(&self.groups).map(|(number, group)| self.report_of(number, several, group)).collect(),
             events: Vec::new(),
+        }
+    }
+
+    fn report_of_engines(&self) -> EngineTuningReport {
+        let engines = &self.engines;
+        let shown = |(proposal, is_approved): (&Proposal, bool)| {
+            ProposalReport::new(format!("e{}", proposal.id), proposal, is_approved)
+        };
+        EngineTuningReport {
+            doing: engines.doing(),
+            why: engines.belief().to_owned(),
+            proposal: engines.proposals.shown().map(shown),
+            changes: engines.measured().to_vec(),
         }
     }
 
@@ -72,9 +85,7 @@ impl Tuner {
         let id = |proposal: &Proposal| {
             if several { format!("{number}.{}", proposal.id) } else { proposal.id.to_string() }
         };
-        let proposal = controller
-            .proposal()
-            .map(|proposal| ProposalReport::new(id(proposal), proposal, controller.has_approval(proposal.id)));
+        let shown = |(proposal, is_approved)| ProposalReport::new(id(proposal), proposal, is_approved);
         let blocked = controller.blocked().into_iter();
         let blocked = blocked.map(|(key, up, why, left)| BlockedReport { key, up, why, left }).collect();
         GroupReport {
@@ -84,7 +95,7 @@ impl Tuner {
             attainment: (score.requests > 0.0).then_some(score.attainment),
             target: controller.target(),
             limits,
-            proposal,
+            proposal: controller.proposals.shown().map(shown),
             blocked,
             diagnoses: diagnose(controller.experience(), &self.facts(group)),
         }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use sluice_cluster::ledger::is_gateway;
 use sluice_cluster::{Attained, Ledger};
 
-use crate::pool::Admission;
+use sluice_gateway::pool::Admission;
 
 /// The other gateways' sums at the last count, by gateway, pool and owner.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::pool::HealthRules;
+    use sluice_gateway::pool::HealthRules;
 
     fn ledger(sums: &[(&str, u64)]) -> Ledger {
         let mut ledger = Ledger::parse(br#"{"version":1,"begun":"l","writes":1,"known":[],"gateways":{}}"#).unwrap();

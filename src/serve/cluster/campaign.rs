@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::leader_view::LeaderView;
 use super::store::{Found, Store, Written};
-use crate::fleet::Lead;
+use sluice_fleet::Lead;
 
 /// Greatest deadline of a call to the store, for any lease.
 const CALL_MAX: Duration = Duration::from_secs(2);

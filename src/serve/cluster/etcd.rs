@@ -16,8 +16,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::store::{Found, Store, Written};
-use crate::fleet::{FetchError, post};
 use sluice_config::{Address, Cluster};
+use sluice_fleet::{FetchError, post};
 
 /// Most bytes that are read of an answer: the largest ledger in base64, and some more.
 const ANSWER_BYTES: usize = 2 << 20;

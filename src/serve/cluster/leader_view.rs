@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use sluice_cluster::notice::name;
 use tokio::time::Instant;
 
-use crate::admin::status::LeaderStatus;
-use crate::fleet::Lead;
+use sluice_admin::status::LeaderStatus;
 use sluice_config::{ClusterLeader, ClusterMode};
+use sluice_fleet::Lead;
 
 #[derive(Debug)]
 struct Shown {
@@ -95,27 +95,27 @@ impl LeaderView {
     }
 
     /// This gateway gives up the lead. It goes on serving until another one leads.
-    pub(in crate::serve) fn note_resigned(&self) {
+    pub(crate) fn note_resigned(&self) {
         self.shown.lock().resigned = true;
     }
 
     /// Whether the record named this gateway when last seen.
-    pub(in crate::serve) fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.shown.lock().holder.as_deref() == Some(&*self.id)
     }
 
     /// Whether only the leader is ready.
-    pub(in crate::serve) fn only_it_serves(&self) -> bool {
+    pub(crate) fn only_it_serves(&self) -> bool {
         self.only_it_serves
     }
 
     /// This gateway leads, but cannot change engines yet for this reason.
-    pub(in crate::serve) fn note_wait(&self, why: Option<String>) {
+    pub(crate) fn note_wait(&self, why: Option<String>) {
         self.shown.lock().waits = why;
     }
 
     /// The last failure.
-    pub(in crate::serve) fn trouble(&self) -> Option<String> {
+    pub(crate) fn trouble(&self) -> Option<String> {
         self.shown.lock().trouble.clone()
     }
 
@@ -129,7 +129,7 @@ impl LeaderView {
     }
 
     /// Whether the record named another gateway when last seen.
-    pub(in crate::serve) fn is_another(&self) -> bool {
+    pub(crate) fn is_another(&self) -> bool {
         self.shown.lock().holder.as_deref().is_some_and(|holder| holder != self.id)
     }
 

@@ -5,7 +5,7 @@
 //! `kubernetes`.
 
 use super::store::{Found, Store, Written};
-use crate::fleet::discovery::{ObjectWritten, read_lease, write_lease};
+use sluice_fleet::discovery::{ObjectWritten, read_lease, write_lease};
 
 #[derive(Clone, Debug)]
 pub(super) struct LeaseObject {

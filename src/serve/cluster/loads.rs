@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use sluice_cluster::ledger::is_gateway;
 use sluice_cluster::{Ledger, PoolLoad};
 
-use crate::online::observe::tally::Tally;
+use sluice_online::observe::tally::Tally;
 
 #[derive(Debug)]
 struct Seen {
@@ -33,7 +33,7 @@ pub(crate) struct OtherLoad {
 
 impl OtherLoads {
     /// Notes a ledger that gateway `own` has read.
-    pub(in crate::serve) fn see(&self, ledger: &Ledger, own: &str) {
+    pub(crate) fn see(&self, ledger: &Ledger, own: &str) {
         let mut seen = self.0.lock();
         seen.retain(|(id, pool), _| ledger.gateways.get(id).is_some_and(|entry| entry.pools.contains_key(pool)));
         for (id, entry) in ledger.gateways.iter().filter(|(id, _)| *id != own && is_gateway(id)) {

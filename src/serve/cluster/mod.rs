@@ -41,10 +41,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::base::Rng;
-use crate::fleet::{Lead, OtherGateways};
-use crate::flow::keys::KeyUsage;
-use crate::pool::Admission;
 use any_store::AnyStore;
 use campaign::Campaign;
 pub(crate) use leader_view::LeaderView;
@@ -52,6 +48,10 @@ pub(crate) use loads::{OtherLoad, OtherLoads};
 use pulse::Pulse;
 use renewal::{Renewal, Running, Timing};
 use sluice_config::{Address, ClusterLeader, ClusterMode};
+use sluice_core::base::Rng;
+use sluice_fleet::{Lead, OtherGateways};
+use sluice_gateway::flow::keys::KeyUsage;
+use sluice_gateway::pool::Admission;
 use store::Store;
 pub(crate) use view::View;
 

@@ -5,7 +5,7 @@
 //! feature `kubernetes`.
 
 use super::store::{Found, Store, Written};
-use crate::fleet::discovery::{ObjectWritten, read_object, write_object};
+use sluice_fleet::discovery::{ObjectWritten, read_object, write_object};
 
 #[derive(Clone, Debug)]
 pub(super) struct Object {

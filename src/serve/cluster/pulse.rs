@@ -10,8 +10,8 @@ use sluice_cluster::{END_AGE, PAUSE};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
-use crate::pool::Admission;
-use crate::pool::divided::TICK;
+use sluice_gateway::pool::Admission;
+use sluice_gateway::pool::divided::TICK;
 
 /// Shared by the task that ticks and the task that renews.
 #[derive(Debug, Default)]

@@ -30,12 +30,12 @@ use super::pulse::Pulse;
 use super::store::{Found, Store, Written};
 use super::units::{amounts_of, limit_of, local_use, name_of, share_of};
 use super::view::{Counts, View};
-use crate::base::Rng;
-use crate::fleet::{Lead, OtherGateways, scrape};
-use crate::flow::key_share::KeyUse;
-use crate::flow::keys::KeyUsage;
-use crate::pool::{Admission, BackendUse, ShareEnd};
 use sluice_config::Address;
+use sluice_core::base::Rng;
+use sluice_fleet::{Lead, OtherGateways, scrape};
+use sluice_gateway::flow::key_share::KeyUse;
+use sluice_gateway::flow::keys::KeyUsage;
+use sluice_gateway::pool::{Admission, BackendUse, ShareEnd};
 
 /// Below 2 s: with longer pauses between plans, a member forgets how long an engine has been
 /// silent.

@@ -6,7 +6,7 @@
 
 use sluice_cluster::{Amounts, Limit, LocalUse, Unit, Usage};
 
-use crate::pool::{BackendLimits, BackendUse, Share};
+use sluice_gateway::pool::{BackendLimits, BackendUse, Share};
 
 /// The name of a backend in the ledger.
 pub(super) fn name_of(pool: &str, backend: &str) -> String {

@@ -14,8 +14,8 @@ use sluice_cluster::{Ledger, PoolLoad, Standing, ledger};
 use tokio::time::Instant;
 
 use super::loads::OtherLoads;
-use crate::admin::status::ClusterStatus;
-use crate::telemetry::ClusterMetrics;
+use sluice_admin::status::ClusterStatus;
+use sluice_gateway::telemetry::ClusterMetrics;
 
 /// Writes by outcome.
 #[derive(Clone, Copy, Debug, Default)]

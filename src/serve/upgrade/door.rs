@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::fleet::{UPGRADE_SOCKET, check_state, create_state};
 use sluice_config::owner::Untrusted;
+use sluice_fleet::{UPGRADE_SOCKET, check_state, create_state};
 
 /// Temporary name of a new socket.
 const DRAFT: &str = "upgrade.sock.tmp";
@@ -50,7 +50,7 @@ pub struct Door {
 
 impl Door {
     /// The path of the socket in a folder.
-    pub(super) fn path(folder: &Path) -> PathBuf {
+    pub(crate) fn path(folder: &Path) -> PathBuf {
         folder.join(UPGRADE_SOCKET)
     }
 
@@ -79,13 +79,13 @@ impl Door {
     }
 
     /// The socket that the previous gateway had open.
-    pub(super) fn inherited(folder: &Path, socket: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn inherited(folder: &Path, socket: OwnedFd) -> io::Result<Self> {
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
         Ok(Self { listener: UnixListener::from_std(listener)?, path: Self::path(folder) })
     }
 
-    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.listener.as_fd().try_clone_to_owned()
     }
 

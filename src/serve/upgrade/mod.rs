@@ -22,18 +22,17 @@
 //! connection ends without `withdrawn`, the old process has ended, and the new one serves alone. So
 //! exactly one of them accepts connections. `conceded` also says which backends may get work,
 //! because the new gateway manages their engines. From then on, the use of the old gateway counts
-//! as foreign use in the new one ([`foreign`](crate::pool::foreign)), so that the limits hold
-//! across both. More upgrades may follow while gateways drain; each gateway claims for itself and
-//! for the gateways before it.
+//! as foreign use in the new one (`sluice_gateway::pool`), so that the limits hold across both.
+//! More upgrades may follow while gateways drain; each gateway claims for itself and for the
+//! gateways before it.
 //!
 //! Bounds: one upgrade at a time; eight gateways that drain; messages of 4 MiB; the times in
-//! `successor.rs` and `predecessor.rs`.
+//! `hand_over.rs` and `predecessor.rs`.
 
 mod error;
-mod wire;
+pub(crate) mod wire;
 mod door;
 mod predecessor;
-mod successor;
 
 use std::path::PathBuf;
 
@@ -41,9 +40,9 @@ use sluice_config::{ClusterLeader, Config};
 
 pub use door::{Door, DoorError};
 pub use error::UpgradeError;
-pub(super) use predecessor::Predecessor;
+pub(crate) use predecessor::Predecessor;
 pub use predecessor::{Opened, take_over};
-pub(super) use wire::Port;
+pub(crate) use wire::Port;
 
 /// The folder of `upgrade.sock`: `fleet.state`. If several gateways share that folder, a subfolder
 /// of this gateway, named by the client port.

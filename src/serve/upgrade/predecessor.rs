@@ -19,10 +19,10 @@ use super::wire::{
     Accepted, Answer, ClaimedBackend, Claims, Conceded, ConcededBackend, Hello, PROTOCOL, Port, Ready, Said, receive,
     receive_descriptors, receive_if_open, send,
 };
-use crate::base::BackendId;
-use crate::pool::{Admission, BackendView, Cordon, PoolView, Share};
-use crate::serve::sockets::Sockets;
+use crate::sockets::Sockets;
 use sluice_config::Config;
+use sluice_core::base::BackendId;
+use sluice_gateway::pool::{Admission, BackendView, Cordon, PoolView, Share};
 
 /// Time limit of the running gateway's answer. It first ends the deciders and saves their state.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -34,8 +34,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// The start conditions of a gateway: open sockets, and the gateway that it takes over from.
 #[derive(Debug, Default)]
 pub struct Opened {
-    pub(in crate::serve) sockets: Sockets,
-    pub(in crate::serve) predecessor: Option<Predecessor>,
+    pub(crate) sockets: Sockets,
+    pub(crate) predecessor: Option<Predecessor>,
 }
 
 impl Opened {
@@ -52,7 +52,7 @@ impl From<Sockets> for Opened {
 }
 
 #[derive(Debug)]
-pub(in crate::serve) struct Predecessor {
+pub(crate) struct Predecessor {
     stream: UnixStream,
     pid: u32,
     /// Concessions that are not sent yet.
@@ -138,7 +138,7 @@ fn sort(
 
 impl Predecessor {
     /// Gateways that drain and are connected to this one, directly or through each other.
-    pub(in crate::serve) fn gateways(&self) -> Arc<AtomicU32> {
+    pub(crate) fn gateways(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.gateways)
     }
 
@@ -146,7 +146,7 @@ impl Predecessor {
     /// names the backends that an operator has taken out of rotation, and claims again once it
     /// accepts no more connections. After this call, connections may be accepted. If the previous
     /// gateway ends meanwhile, this one serves alone.
-    pub(in crate::serve) async fn confirm(&mut self, admission: &Admission) -> Result<(), UpgradeError> {
+    pub(crate) async fn confirm(&mut self, admission: &Admission) -> Result<(), UpgradeError> {
         self.check_stopped()?;
         // If sending fails, the next answer gives the reason.
         let _ = send(&mut self.stream, &Ready {}).await;
@@ -176,7 +176,7 @@ impl Predecessor {
     }
 
     /// Counts the claims of the previous gateway until it ends.
-    pub(in crate::serve) async fn follow(mut self, admission: Arc<Admission>) {
+    pub(crate) async fn follow(mut self, admission: Arc<Admission>) {
         let ended = loop {
             if let Some(conceded) = self.unsaid.take()
                 && let Err(error) = send(&mut self.stream, &conceded).await

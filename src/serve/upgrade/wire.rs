@@ -18,52 +18,52 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
 
-use crate::pool::{Cordon, Share};
+use sluice_gateway::pool::{Cordon, Share};
 
 /// The version of this protocol.
-pub(super) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 1;
 /// Largest message in bytes, enough for some ten thousand backends.
-pub(super) const FRAME_MAX: u32 = 4 << 20;
+pub(crate) const FRAME_MAX: u32 = 4 << 20;
 /// Most descriptors in a hand-over.
 const DESCRIPTORS_MAX: usize = 8;
 
 /// The new gateway's first message, which is the same in every version.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Hello {
-    pub(super) sluice_upgrade: u32,
-    pub(super) version: String,
-    pub(super) pid: u32,
+pub(crate) struct Hello {
+    pub(crate) sluice_upgrade: u32,
+    pub(crate) version: String,
+    pub(crate) pid: u32,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     Accepted(Accepted),
     Refused { why: String },
 }
 
 /// The running gateway lets the new one start.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Accepted {
-    pub(super) sluice_upgrade: u32,
-    pub(super) version: String,
-    pub(super) pid: u32,
+pub(crate) struct Accepted {
+    pub(crate) sluice_upgrade: u32,
+    pub(crate) version: String,
+    pub(crate) pid: u32,
     /// In the order of the descriptors.
-    pub(super) sockets: Vec<OpenSocket>,
+    pub(crate) sockets: Vec<OpenSocket>,
 }
 
 /// A listening socket.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct OpenSocket {
-    pub(super) port: Port,
+pub(crate) struct OpenSocket {
+    pub(crate) port: Port,
     /// The configured address.
-    pub(super) address: Option<SocketAddr>,
+    pub(crate) address: Option<SocketAddr>,
 }
 
 /// The purpose of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::serve) enum Port {
+pub(crate) enum Port {
     Clients,
     Admin,
     /// `upgrade.sock`.
@@ -75,12 +75,12 @@ pub(in crate::serve) enum Port {
 
 /// The new gateway can serve.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Ready {}
+pub(crate) struct Ready {}
 
 /// Messages of the old gateway once the new one is ready.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Said {
+pub(crate) enum Said {
     Claims(Claims),
     /// The old gateway goes on as before, and the new one must not serve.
     Withdrawn {
@@ -90,44 +90,44 @@ pub(super) enum Said {
 
 /// The old gateway's claims to all backends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Claims {
+pub(crate) struct Claims {
     /// Gateways that drain: the old gateway and the gateways before it.
-    pub(super) gateways: u32,
+    pub(crate) gateways: u32,
     /// Whether a ledger counts the use of the old gateway.
     #[serde(default)]
-    pub(super) in_ledger: bool,
-    pub(super) claims: Vec<ClaimedBackend>,
+    pub(crate) in_ledger: bool,
+    pub(crate) claims: Vec<ClaimedBackend>,
 }
 
 /// A backend, identified by its place in a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct ClaimedBackend {
-    pub(super) pool: String,
-    pub(super) backend: String,
-    pub(super) authority: String,
+pub(crate) struct ClaimedBackend {
+    pub(crate) pool: String,
+    pub(crate) backend: String,
+    pub(crate) authority: String,
     /// Whether an operator has taken the backend out of rotation.
     #[serde(default)]
-    pub(super) draining: bool,
-    pub(super) share: Share,
+    pub(crate) draining: bool,
+    pub(crate) share: Share,
 }
 
 /// The new gateway's answer to each claim; `None` if it does not know the backend.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Conceded {
-    pub(super) backends: Vec<Option<ConcededBackend>>,
+pub(crate) struct Conceded {
+    pub(crate) backends: Vec<Option<ConcededBackend>>,
 }
 
 /// How the old gateway may use a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct ConcededBackend {
+pub(crate) struct ConcededBackend {
     /// The part of the claim that it may use now.
-    pub(super) share: Share,
+    pub(crate) share: Share,
     /// Whether the backend may get work. The new gateway manages the engine.
-    pub(super) cordon: Cordon,
+    pub(crate) cordon: Cordon,
 }
 
 /// Sends a message.
-pub(super) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+pub(crate) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
     let json = serde_json::to_vec(message)?;
     let length = u32::try_from(json.len()).ok().filter(|length| *length <= FRAME_MAX);
     let length = length.ok_or_else(|| io::Error::other("a message is too long"))?;
@@ -135,12 +135,12 @@ pub(super) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> i
 }
 
 /// Receives a message. Not cancel safe.
-pub(super) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
+pub(crate) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
     receive_if_open(stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
 /// As [`receive`]; `None` if the other process closed the connection between messages.
-pub(super) async fn receive_if_open<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<Option<T>> {
+pub(crate) async fn receive_if_open<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match stream.read(&mut length[..1]).await {
         Ok(0) => return Ok(None),
@@ -159,7 +159,7 @@ pub(super) async fn receive_if_open<T: DeserializeOwned>(stream: &mut UnixStream
 }
 
 /// Sends descriptors.
-pub(super) async fn send_descriptors(stream: &UnixStream, descriptors: &[OwnedFd]) -> io::Result<()> {
+pub(crate) async fn send_descriptors(stream: &UnixStream, descriptors: &[OwnedFd]) -> io::Result<()> {
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     let send = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -174,7 +174,7 @@ pub(super) async fn send_descriptors(stream: &UnixStream, descriptors: &[OwnedFd
 }
 
 /// Receives descriptors.
-pub(super) async fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+pub(crate) async fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let receive = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

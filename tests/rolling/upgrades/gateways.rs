@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use sluice::admin::{AdminClient, Status};
+use sluice_admin::{AdminClient, Status};
 use tempfile::TempDir;
 use tokio::process::Child;
 use tokio::time::{Instant, sleep, timeout};

@@ -23,7 +23,7 @@ use std::time::Duration;
 use anyhow::bail;
 use parking_lot::Mutex;
 use serde_json::Value;
-use sluice::base::Rng;
+use sluice_core::base::Rng;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;

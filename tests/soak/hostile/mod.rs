@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
 use sha2::{Digest as _, Sha256};
-use sluice::base::Rng;
+use sluice_core::base::Rng;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};

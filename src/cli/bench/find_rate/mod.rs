@@ -22,9 +22,9 @@ use super::args::BenchArgs;
 use super::error::{CommandError, failed, usage};
 use super::plan::Setup;
 use super::signals::StopSignals;
-use crate::bench::search::{SearchEnd, SearchGoal, SearchResult, TrialReport, find_rate};
-use crate::bench::{RequestSource, Slo};
 use servers::{SearchError, Servers};
+use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialReport, find_rate};
+use sluice_bench::{RequestSource, Slo};
 
 pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals) -> Result<ExitCode, CommandError> {
     let objectives = objectives(setup).map_err(usage)?;
@@ -67,7 +67,7 @@ fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
             "--find-rate needs single requests that run to their end; leave out --multi-turn and --leave-share"
         );
     }
-    let mut result = crate::bench::RunResult::default();
+    let mut result = sluice_bench::RunResult::default();
     result.config.classes = plan.workload.class_configs();
     setup.annotate(&mut result);
     let count = match &plan.workload.source {

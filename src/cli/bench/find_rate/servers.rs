@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::super::args::BenchArgs;
 use super::super::plan::{Setup, paced};
 use super::super::signals::StopSignals;
-use crate::bench::search::{Groups, Judge, LiveTrial, SystemUnderTest, Trial, TrialStats};
-use crate::bench::{BenchError, RunPlan, Slo};
 use crate::cli::line::Line;
+use sluice_bench::search::{Groups, Judge, LiveTrial, SystemUnderTest, Trial, TrialStats};
+use sluice_bench::{BenchError, RunPlan, Slo};
 
 /// Why a search cannot continue.
 pub(super) enum SearchError {

@@ -8,14 +8,14 @@ use std::convert::Infallible;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::base::Rng;
-use crate::bench::search::{
+use sluice_bench::search::{
     Judge, SearchGoal, SearchResult, SystemUnderTest, Trial, TrialKind, TrialLoad, TrialRule, TrialStats, find_rate,
     throughput,
 };
-use crate::sim::engine::{Engine, EngineConfig, Request};
-use crate::sim::machine::{CostModel, Profile};
-use crate::sim::virtual_server::{FrontEnd, VirtualServer};
+use sluice_core::base::Rng;
+use sluice_sim::engine::{Engine, EngineConfig, Request};
+use sluice_sim::machine::{CostModel, Profile};
+use sluice_sim::virtual_server::{FrontEnd, VirtualServer};
 
 /// A server, its load and its objectives.
 #[derive(Clone, Copy)]

@@ -9,10 +9,10 @@ use std::io::Write as _;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use crate::bench::search::{
+use sluice_bench::search::{
     DELIVERED, ProvenRate, SearchEnd, SearchGoal, SearchResult, TrialKind, TrialLoad, TrialReport, TrialVerdict,
 };
-use crate::stats::Estimate;
+use sluice_core::stats::Estimate;
 
 pub(in crate::cli) const HEADER: &str = "run                        requests  within objectives     took  finding";
 
@@ -154,7 +154,7 @@ fn as_json(found: &SearchResult, goal: &SearchGoal, halted: bool) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::search::TrialStats;
+    use sluice_bench::search::TrialStats;
 
     fn found() -> SearchResult {
         let attainment = Estimate { value: 0.9931, low: 0.9899, high: 0.9953 };

@@ -7,9 +7,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::bench::RunResult;
-use crate::sim::{self, Profile, SimConfig};
-use crate::vllm::args::ServeArgs;
+use sluice_bench::RunResult;
+use sluice_core::vllm::args::ServeArgs;
+use sluice_sim::{Profile, SimConfig};
 
 const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny/tokenizer.json");
 /// Adds tokens and strips a text's blanks, as templates of common models do.
@@ -17,7 +17,7 @@ const TEMPLATE: &str = "<|system|>answer in few words<|end|>{% for m in messages
                         <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
 /// An engine with the tokenizer of the fixtures and this template.
-async fn counting_engine(folder: &Path) -> sim::Handle {
+async fn counting_engine(folder: &Path) -> sluice_sim::Handle {
     std::fs::copy(TOKENIZER, folder.join("tokenizer.json")).unwrap();
     let config = json!({"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": TEMPLATE});
     std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
@@ -26,7 +26,7 @@ async fn counting_engine(folder: &Path) -> sim::Handle {
     let profile = Profile::named("h200-llama-8b").unwrap();
     let config = SimConfig::from_args(&ServeArgs::parse(&args).unwrap(), profile).unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    sim::spawn(SimConfig { speed: 50.0, ..config }, listener).unwrap()
+    sluice_sim::spawn(SimConfig { speed: 50.0, ..config }, listener).unwrap()
 }
 
 async fn measured(flags: &[&str]) -> RunResult {
@@ -77,7 +77,7 @@ async fn without_usage_tokens_are_counted_by_the_tokenizer_or_unknown() {
     assert_eq!(unknown.reported["output_lens"], json!([null, null, null]));
     assert!(unknown.warnings.iter().any(|warning| warning.contains("output tokens are unknown")));
     let counted = measured(&[&base[..], &["--tokenizer", TOKENIZER]].concat()).await;
-    let each = crate::bench::load::dataset::TokenCounter::exact(Path::new(TOKENIZER)).unwrap();
+    let each = sluice_bench::load::dataset::TokenCounter::exact(Path::new(TOKENIZER)).unwrap();
     let each = each.output(" one two three four one two three four");
     assert!(each >= 8);
     assert_eq!(counted.reported["total_output_tokens"], 3 * each);

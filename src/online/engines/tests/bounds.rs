@@ -4,7 +4,7 @@
 
 use crate::engines::change::Stage;
 use crate::engines::proof::Load;
-use crate::engines::{COPIES, COPIES_SOON, RECOVERY};
+use crate::engines::trial::{COPIES, COPIES_SOON, RECOVERY};
 use crate::event::EventKind;
 
 use super::deployment::{Deployment, helps};

@@ -5,13 +5,14 @@
 use std::time::Duration;
 
 use crate::engines::EngineTuner;
-use crate::engines::change::{EngineChange, Stage};
+use crate::engines::change::Stage;
 use crate::engines::flags::{EngineFlag, Flags};
-use crate::engines::forecast::{Answer, Candidate, Forecast, Question};
-use crate::engines::look::{EngineRules, EngineState, Look, Need, Order, Restarted};
+use crate::engines::forecast::{CandidateForecast, EngineAnswer, EngineCandidate, EngineQuestion};
+use crate::engines::look::{EngineLook, EngineRules, EngineState, Need, PoolNeed, Restarted, TunerOrder};
 use crate::engines::proof::Load;
 use crate::event::{Acting, EventKind};
 use crate::limits::PoolLimits;
+use crate::limits::forecast::Forecast;
 use crate::observe::arms::Arms;
 use crate::observe::window::Score;
 use sluice_core::base::Rng;
@@ -42,7 +43,7 @@ pub(super) struct Deployment {
     pub(super) restarts: fn(f64) -> Restarted,
     /// End, engine and value of the restart under way.
     pub(super) under_way: Option<(Duration, usize, f64)>,
-    pub(super) answer_due: Option<Question>,
+    pub(super) answer_due: Option<EngineQuestion>,
     pub(super) events: Vec<(EventKind, String)>,
     /// Reasons why no change began after a simulation.
     pub(super) forecasts: Vec<String>,
@@ -85,6 +86,10 @@ pub(super) fn rules() -> EngineRules {
         cool_down: Duration::from_secs(600),
         error_budget: 0.05,
     }
+}
+
+pub(super) fn need_of(pool: &str, loss: f64, beside: Vec<PoolLimits>) -> PoolNeed {
+    PoolNeed { name: pool.to_owned(), in_force: LIMITS, loss, beside }
 }
 
 impl Deployment {
@@ -149,32 +154,33 @@ impl Deployment {
     }
 
     pub(super) fn stage(&self) -> Option<Stage> {
-        self.tuner.change().map(|change| change.stage)
+        self.tuner.stage()
     }
 
     pub(super) fn belief(&self) -> String {
-        self.tuner.report().why
+        self.tuner.belief().to_owned()
     }
 
     /// Serves the requests of a second on engines in rotation.
     fn serve(&mut self) {
+        let stage = self.stage();
         let arm_of = |engine: usize| {
             let change = self.tuner.change()?;
             let backend = &self.engines[engine].backend;
             let arm = change.backends.iter().take(2).position(|other| other == backend)?;
-            matches!(change.stage, Stage::Copies | Stage::Compared).then_some(1 - arm)
+            matches!(stage?, Stage::Copies | Stage::Compared).then_some(1 - arm)
         };
         let serving: Vec<usize> = (0..self.engines.len()).filter(|engine| self.engines[*engine].serves).collect();
         let rate = if serving.is_empty() { 0 } else { self.rate };
         for _ in 0..rate {
             let engine = serving[self.rng.below(serving.len())];
             let (misses, fails) = (self.fares)(self.value(engine));
-            let limits = self.tuner.change().and_then(EngineChange::limits_in_force);
+            let limits = self.tuner.limits_in_force();
             let is_harmed = limits.is_some() && self.value(engine) == BEFORE;
             let misses = misses + self.beside.filter(|_| is_harmed).map_or(0.0, |(_, harm)| harm);
             let missed = self.rng.unit() < misses;
             let failed = self.rng.unit() < fails;
-            let copied = self.stage() == Some(Stage::Copies) && (self.hangs || self.at_once == 0);
+            let copied = stage == Some(Stage::Copies) && (self.hangs || self.at_once == 0);
             if let Some(arm) = arm_of(engine).filter(|arm| !(copied && *arm == 1)) {
                 self.arms.add(arm, (self.now, self.now), f64::from(u8::from(missed || failed)), failed);
             }
@@ -184,7 +190,7 @@ impl Deployment {
 
     /// Sets the load of copies on the canary.
     fn load(&mut self) {
-        let canary = self.tuner.change().filter(|change| change.stage == Stage::Copies);
+        let canary = self.tuner.change().filter(|_| self.stage() == Some(Stage::Copies));
         let canary = canary.map(|change| change.canary().to_owned());
         for engine in &mut self.engines {
             let copies = if canary.as_ref() == Some(&engine.backend) { self.at_once } else { 0 };
@@ -195,19 +201,17 @@ impl Deployment {
     fn need(&self) -> Need {
         let count = self.engines.len() as f64;
         let loss = self.values().iter().map(|value| (self.fares)(*value).0).sum::<f64>() / count;
+        let beside = self.beside.iter().map(|(limits, _)| *limits).collect();
         let of_all = self.loss_of_all.unwrap_or(loss);
         let score = Score { requests: 1_000.0, loss: of_all, attainment: 1.0 - loss, rate: 10.0, ..Score::default() };
         Need {
-            pools: vec!["all".to_owned()],
+            pools: vec![PoolNeed { in_force: self.limits, ..need_of("all", loss, beside) }],
             since: (loss > 0.1).then_some(Duration::ZERO),
             score,
             target: 0.99,
             advice: self.advice.clone(),
             running_peak: self.running_peak,
-            in_force: vec![self.limits],
-            losses: vec![loss],
             totals: self.totals,
-            beside: vec![self.beside.iter().map(|(limits, _)| *limits).collect()],
             ..Need::default()
         }
     }
@@ -248,7 +252,8 @@ impl Deployment {
         self.now += SECOND;
         self.serve();
         let totals = (1e4 * self.now.as_secs_f64(), 1e4 * self.now.as_secs_f64());
-        let another = Need { pools: vec!["other".to_owned()], totals, ..self.need() };
+        let mut another = Need { totals, ..self.need() };
+        another.pools[0].name = "other".to_owned();
         let needs: Vec<Need> = self.another_misses.then_some(another).into_iter().chain([self.need()]).collect();
         self.load();
         let mut orders = Vec::new();
@@ -260,7 +265,7 @@ impl Deployment {
             self.engines[engine].serves = true;
             orders.extend(self.tuner.restarted(outcome, self.now));
         }
-        let look = Look {
+        let look = EngineLook {
             now: self.now,
             engines: &self.engines,
             needs: &needs,
@@ -273,19 +278,19 @@ impl Deployment {
         if let Some(question) = self.answer_due.take() {
             let of = |loss: f64| Forecast { loss, error: self.error, attainment: 1.0 - loss };
             let now = Some(of((self.forecast)(question.flags[&FLAG])));
-            let helps = |one: &Candidate| self.beside.is_none() || one.limits.is_some();
-            let value = |one: &Candidate| if helps(one) { one.to } else { BEFORE };
-            let candidates = question.candidates.iter().map(|one| Some(of((self.forecast)(value(one))))).collect();
-            let harmed = |(_, harm)| Some(of((self.forecast)(BEFORE) + harm));
-            let unchanged = |one: &Candidate| one.limits.and(self.beside).and_then(harmed);
-            let unchanged = question.candidates.iter().map(unchanged).collect();
-            let losses = || question.candidates.iter().map(|one| (self.forecast)(one.to)).enumerate();
-            let best = losses().max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
-            let absence_with = best.zip(self.absence_with);
-            let absence_under = best.zip(self.absence_under);
-            let absence = Some(self.absence);
-            let answer =
-                Answer { now, absence, absence_with, absence_under, candidates, unchanged, ..Answer::default() };
+            let helps = |one: &EngineCandidate| self.beside.is_none() || one.limits.is_some();
+            let value = |one: &EngineCandidate| if helps(one) { one.to } else { BEFORE };
+            let harmed = |(_, harm)| of((self.forecast)(BEFORE) + harm);
+            let losses = question.candidates.iter().map(|one| (self.forecast)(one.to)).enumerate();
+            let best = losses.max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
+            let candidate = |(at, one): (usize, &EngineCandidate)| CandidateForecast {
+                forecast: Some(of((self.forecast)(value(one)))),
+                unchanged: one.limits.and(self.beside).map(harmed),
+                absence_with: self.absence_with.filter(|_| best == Some(at)),
+                absence_under: self.absence_under.filter(|_| best == Some(at)),
+            };
+            let candidates = question.candidates.iter().enumerate().map(candidate).collect();
+            let answer = EngineAnswer { now, absence: Some(self.absence), candidates, ..EngineAnswer::default() };
             self.tuner.answered(&answer, &look);
         }
         orders.extend(self.tuner.step(&look));
@@ -297,10 +302,10 @@ impl Deployment {
         self.forecasts.extend(forecasts.into_iter().map(|event| event.why));
         for order in orders {
             match order {
-                Order::Simulate(question) => self.answer_due = Some(question),
-                Order::SimulateLimits(_) => unreachable!("limits are those of the fast layer"),
-                Order::Configure => self.arms = Arms::new(self.now),
-                Order::Restart { engine, value, .. } => {
+                TunerOrder::Simulate(question) => self.answer_due = Some(question),
+                TunerOrder::SimulateLimits(_) => unreachable!("limits are those of the fast layer"),
+                TunerOrder::Configure => self.arms = Arms::new(self.now),
+                TunerOrder::Restart { engine, value, .. } => {
                     let backend = engine.strip_prefix("all/").unwrap();
                     let index = self.engines.iter().position(|engine| engine.backend == backend).unwrap();
                     assert!(self.under_way.is_none(), "one restart at a time");

@@ -3,8 +3,9 @@
 //! The limits come into force with the change, and end or stay with it.
 
 use super::deployment::{BEFORE, Deployment, LIMITS, RESTART, SECOND, helps, rules};
+use crate::engines::EngineTuner;
 use crate::engines::change::Stage;
-use crate::engines::{ASK_INTERVAL, EngineTuner};
+use crate::engines::decide::ASK_INTERVAL;
 use crate::event::{Acting, EventKind};
 use crate::limits::controller::Controller;
 use crate::limits::{Limits, PoolLimits};
@@ -12,7 +13,7 @@ use crate::limits::{Limits, PoolLimits};
 const OTHER: PoolLimits = PoolLimits { prefill_tokens: None, long: Some((5_000, 1)), ..LIMITS };
 
 fn in_force(pool: &Deployment) -> Option<PoolLimits> {
-    pool.tuner.change().and_then(|change| change.limits_in_force())
+    pool.tuner.limits_in_force().map(|(_, limits)| limits)
 }
 
 #[test]
@@ -33,7 +34,7 @@ fn a_change_that_helps_only_under_other_limits_brings_them_and_they_stay() {
     assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
     assert_eq!(pool.tuner.adopted.take(), Some(("all".to_owned(), OTHER)));
     // The gain of the limits alone is not a gain of the flag.
-    let change = &pool.tuner.report().changes[0];
+    let change = &pool.tuner.measured()[0];
     assert!((change.forecast.unwrap() - 0.75).abs() < 1e-9 && (0.65..0.85).contains(&change.realised), "{change:?}");
 }
 
@@ -130,8 +131,8 @@ fn limits_of_another_configuration_do_not_outlive_it() {
     let mut pool = Deployment::new(2, helps);
     (pool.beside, pool.acting) = (Some((OTHER, 0.3)), Acting::WaitsForApproval);
     pool.run(1_200);
-    let id = pool.tuner.proposal().unwrap().id;
-    assert!(pool.tuner.approve(id));
+    let id = pool.tuner.proposals.shown().unwrap().0.id;
+    assert!(pool.tuner.proposals.approve(id));
     pool.tuner.forget();
     pool.acting = Acting::Proposes;
     // Until the next look.

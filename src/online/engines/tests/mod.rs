@@ -12,15 +12,18 @@ mod surroundings;
 use std::time::Duration;
 
 use crate::engines::change::Stage;
-use crate::engines::look::{EngineRules, Look, Need, Order, Restarted};
+use crate::engines::decide::ASK_INTERVAL;
+use crate::engines::look::{EngineLook, EngineRules, Need, Restarted, TunerOrder};
 use crate::engines::saved::SavedEngines;
-use crate::engines::{ABSENT, ASK_INTERVAL, CLOSED, COMPARED, EngineTuner, GAP, SIMULATED};
+use crate::engines::trial::ABSENT;
+use crate::engines::verdict::COMPARED;
+use crate::engines::{CLOSED, EngineTuner, SIMULATED, STOOD_STILL};
 use crate::event::{Acting, EventKind};
 use crate::observe::arms::Arms;
 use crate::observe::window::Score;
 use sluice_core::base::Rng;
 
-use deployment::{BEFORE, Deployment, FLAG, RESTART, SECOND, helps, rules};
+use deployment::{BEFORE, Deployment, FLAG, RESTART, SECOND, helps, need_of, rules};
 
 #[test]
 fn what_helps_reaches_every_engine_one_by_one() {
@@ -29,7 +32,7 @@ fn what_helps_reaches_every_engine_one_by_one() {
     assert_eq!(pool.kinds(), [EventKind::Tried, EventKind::Compared, EventKind::Promoted, EventKind::Kept]);
     assert!(pool.value(0) > BEFORE && pool.values().windows(2).all(|two| two[0] == two[1]), "{:?}", pool.values());
     assert_eq!(pool.begun.len(), 3);
-    let change = &pool.tuner.report().changes[0];
+    let change = &pool.tuner.measured()[0];
     assert!(change.range.0 <= 0.45 && 0.45 <= change.range.1, "{change:?}");
 }
 
@@ -38,13 +41,13 @@ fn what_makes_no_difference_is_taken_back_and_not_tried_again_for_hours() {
     for seed in 1..=5 {
         let mut pool = Deployment::new(2, |_| (0.5, 0.0));
         pool.rng = Rng::new(seed);
-        pool.run(CLOSED.as_secs());
+        pool.run(CLOSED.0.as_secs());
         let undone = pool.events.iter().filter(|(kind, _)| *kind == EventKind::Undone).count();
         let tried = pool.events.iter().filter(|(kind, _)| *kind == EventKind::Tried).count();
         // Four values are near. Forecasts that did not come true are trusted less.
         assert!((1..=4).contains(&tried) && undone == tried, "{:?}", pool.events);
         assert_eq!(pool.values(), [BEFORE; 2]);
-        assert!(pool.tuner.frozen().is_none(), "a tie is no failure");
+        assert!(pool.tuner.frozen.as_deref().is_none(), "a tie is no failure");
     }
 }
 
@@ -144,7 +147,7 @@ fn flags_that_an_operator_gives_an_engine_meanwhile_stay() {
         assert_eq!(pool.kinds().last(), Some(&EventKind::StoodBack), "{:?}", pool.events);
         assert_eq!(pool.stage(), None);
         assert_eq!((pool.value(index), pool.value(index ^ 1)), (48.0, BEFORE));
-        assert!(pool.tuner.frozen().is_none());
+        assert!(pool.tuner.frozen.as_deref().is_none());
     }
 }
 
@@ -171,7 +174,7 @@ fn a_change_whose_experiment_the_gateway_has_stopped_has_failed() {
         let mut pool = Deployment::new(2, helps);
         pool.run_until(Some(stage));
         let why = "canary was stopped after 40 requests: it broke guardrail.errors";
-        assert_eq!(pool.tuner.experiment_stopped(why, pool.now), [Order::Configure]);
+        assert_eq!(pool.tuner.experiment_stopped(why, pool.now), [TunerOrder::Configure]);
         assert_eq!(pool.tuner.experiment_stopped(why, pool.now), [], "said again");
         pool.fares = |_| (0.0, 0.0);
         pool.run(300);
@@ -185,10 +188,10 @@ fn a_clock_that_jumps_a_new_configuration_and_another_engine_that_leaves_end_a_c
     type Disturb = fn(&mut Deployment);
     let disturbances: [(&str, Disturb); 4] = [
         ("the clock went backwards", |pool| pool.now -= Duration::from_secs(7)),
-        ("the gateway stood still for", |pool| pool.now += 2 * GAP),
+        ("the gateway stood still for", |pool| pool.now += 2 * STOOD_STILL),
         ("the configuration has changed", |pool| {
             let orders = pool.tuner.stand_back("the configuration has changed", pool.now);
-            assert_eq!(orders, [Order::Configure]);
+            assert_eq!(orders, [TunerOrder::Configure]);
         }),
         ("left rotation, which was not changed", |pool| {
             let canary = pool.tuner.change().unwrap().canary().to_owned();
@@ -298,8 +301,8 @@ fn without_leave_to_act_it_proposes_and_an_approval_begins_the_change() {
         pool.run(3_600);
         assert_eq!(pool.kinds(), [EventKind::Proposed], "said once");
         assert!(pool.begun.is_empty());
-        let id = pool.tuner.proposal().unwrap().id;
-        assert!(!pool.tuner.approve(id + 1) && pool.tuner.approve(id));
+        let id = pool.tuner.proposals.shown().unwrap().0.id;
+        assert!(!pool.tuner.proposals.approve(id + 1) && pool.tuner.proposals.approve(id));
         pool.acting = Acting::WaitsForApproval;
         pool.run(3_600);
         assert_eq!(pool.kinds().last(), Some(&EventKind::Kept));
@@ -321,7 +324,7 @@ fn a_gain_must_pay_for_the_restarts() {
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.5 + value };
     pool.run(2 * ASK_INTERVAL.as_secs());
     assert!(pool.begun.is_empty() && pool.belief().contains("no change"), "{}", pool.belief());
-    assert!(pool.tuner.proposal().is_none());
+    assert!(pool.tuner.proposals.shown().is_none());
 }
 
 #[test]
@@ -396,7 +399,7 @@ fn a_simulation_that_does_not_show_what_is_measured_is_not_asked_for_a_cure() {
     pool.advice = Some((FLAG, true, "raise it".to_owned()));
     pool.run(7_200);
     assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
-    assert_eq!(pool.tuner.report().changes[0].forecast, None);
+    assert_eq!(pool.tuner.measured()[0].forecast, None);
 }
 
 #[test]
@@ -457,12 +460,12 @@ fn engines_that_it_cannot_change_safely_are_left_alone() {
         for _ in 0..600 {
             pool.now += SECOND;
             let needs = [Need {
-                pools: vec!["all".to_owned()],
+                pools: vec![need_of("all", 0.5, Vec::new())],
                 since: Some(Duration::ZERO),
                 score: Score { loss: 0.5, rate: 10.0, ..Score::default() },
                 ..Need::default()
             }];
-            let look = Look {
+            let look = EngineLook {
                 now: pool.now,
                 engines: &pool.engines,
                 needs: &needs,

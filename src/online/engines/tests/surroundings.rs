@@ -5,9 +5,11 @@
 use std::time::Duration;
 
 use crate::engines::change::Stage;
+use crate::engines::decide::ASK_INTERVAL;
 use crate::engines::flags::Flags;
 use crate::engines::look::{EngineState, Restarted};
-use crate::engines::{ASK_INTERVAL, BLOCKED, COMPARED, COPIES};
+use crate::engines::trial::{BLOCKED, COPIES};
+use crate::engines::verdict::COMPARED;
 use crate::event::{Acting, EventKind};
 
 use super::deployment::{BEFORE, Deployment, FLAG, helps};
@@ -23,11 +25,15 @@ fn a_proposal_for_engines_that_were_changed_or_renamed_since_is_dropped() {
         pool.acting = Acting::WaitsForApproval;
         pool.run_until_asked();
         pool.second();
-        let id = pool.tuner.proposal().unwrap().id;
-        assert!(pool.tuner.approve(id));
+        let id = pool.tuner.proposals.shown().unwrap().0.id;
+        assert!(pool.tuner.proposals.approve(id));
         disturb(&mut pool);
         pool.run(2 * ASK_INTERVAL.as_secs());
-        assert!(pool.begun.is_empty() && pool.tuner.proposal().is_none_or(|next| next.id != id), "{:?}", pool.events);
+        assert!(
+            pool.begun.is_empty() && pool.tuner.proposals.shown().is_none_or(|(next, _)| next.id != id),
+            "{:?}",
+            pool.events
+        );
     }
 }
 
@@ -59,15 +65,15 @@ fn a_proposal_stays_while_other_pools_are_asked_about_and_ends_with_the_need() {
     another(&mut pool);
     pool.run_until_asked();
     pool.second();
-    let id = pool.tuner.proposal().unwrap().id;
+    let id = pool.tuner.proposals.shown().unwrap().0.id;
     pool.run(4 * ASK_INTERVAL.as_secs());
-    assert_eq!(pool.tuner.proposal().map(|proposal| proposal.id), Some(id));
+    assert_eq!(pool.tuner.proposals.shown().map(|(proposal, _)| proposal.id), Some(id));
     let proposed = pool.kinds().iter().filter(|kind| **kind == EventKind::Proposed).count();
     assert_eq!(proposed, 1, "{:?}", pool.events);
     pool.fares = |_| (0.0, 0.0);
     pool.another_misses = false;
     pool.run(5);
-    assert_eq!(pool.tuner.proposal(), None);
+    assert_eq!(pool.tuner.proposals.shown(), None);
 }
 
 #[test]
@@ -88,7 +94,7 @@ fn an_engine_that_is_no_longer_there_is_left_out_without_a_freeze() {
         pool.engines.remove(gone.unwrap());
         pool.tuner.stand_back("the configuration has changed", pool.now);
         pool.run(BLOCKED.as_secs() + 120);
-        assert_eq!((pool.stage(), pool.tuner.frozen()), (None, None), "{stage:?}: {:?}", pool.events);
+        assert_eq!((pool.stage(), pool.tuner.frozen.as_deref()), (None, None), "{stage:?}: {:?}", pool.events);
         assert_eq!(pool.values(), [BEFORE; 2], "{stage:?}");
     }
 }
@@ -102,7 +108,7 @@ fn an_engine_that_the_gateway_runs_no_longer_is_left_out_too() {
     pool.restarts = |_| Restarted::Blocked("not managed".to_owned());
     pool.tuner.stand_back("the configuration has changed", pool.now);
     pool.run(BLOCKED.as_secs() + 120);
-    assert_eq!((pool.stage(), pool.tuner.frozen()), (None, None), "{:?}", pool.events);
+    assert_eq!((pool.stage(), pool.tuner.frozen.as_deref()), (None, None), "{:?}", pool.events);
 }
 
 #[test]

@@ -142,8 +142,8 @@ fn it_proposes_where_it_may_not_act_and_acts_on_approval() {
     plant.run(3_600);
     assert_eq!((plant.count(EventKind::Proposed), plant.count(EventKind::Tried)), (1, 0));
     assert_eq!(*plant.controller.limits(), limits());
-    let id = plant.controller.proposal().expect("a proposal").id;
-    assert!(!plant.controller.approve(id + 1) && plant.controller.approve(id));
+    let id = plant.controller.proposals.shown().expect("a proposal").0.id;
+    assert!(!plant.controller.proposals.approve(id + 1) && plant.controller.proposals.approve(id));
     plant.run(300);
     assert!(plant.own().slots > 64 && plant.count(EventKind::Kept) == 1, "{:?}", plant.changes);
     let mut plant = Plant::new(&enough, Acting::Proposes, 4);
@@ -316,7 +316,7 @@ proptest! {
                 }
                 let peak = (rng.next_u64() % 300) as u32;
                 window.usage = Usage {
-                    moments: 10, waiting: 9, no_slots: 9, no_permits: 5, no_prefill: 7, no_tokens: 0, queue: 3,
+                    moments: 10, waiting: 9, no_slots: 9, no_permits: 5, no_prefill: 7, queue: 3,
                     slots_peak: peak, permits_peak: peak % 7, prefill_peak: u64::from(peak) * 100, in_rotation: 1,
                     context: None, in_flight: None,
                 };

@@ -1,11 +1,13 @@
 //! Verdicts and waits of the controller, step by step.
 //!
-//! Whole runs: the file above.
+//! Whole runs: `super`.
 
 use std::time::Duration;
 
 use crate::event::{Acting, EventKind, Proposal};
-use crate::limits::controller::{Action, COOL_DOWN_MAX, Controller, LOAD_WEIGHT, MEASURED_MAX, QUIET, SETTLE, Trial};
+use crate::limits::controller::{
+    Action, COOL_DOWN_MAX, Controller, LIMITS_SETTLE, LOAD_WEIGHT, LimitsTrial, MEASURED_MAX, QUIET,
+};
 use crate::limits::moves::{Direction, Move};
 use crate::limits::{Knob, Limits, PoolLimits};
 use crate::observe::loss::{Cause, Judged};
@@ -16,14 +18,14 @@ fn limits() -> Limits {
 }
 
 fn controller() -> Controller {
-    Controller::new(vec!["all".to_owned()], limits(), 0.99, SETTLE.0, Acting::Acts)
+    Controller::new(vec!["all".to_owned()], limits(), 0.99, LIMITS_SETTLE.0, Acting::Acts)
 }
 
 /// A trial of more slots, after a window with `score`.
-fn trial(score: Score, since: Duration) -> Box<Trial> {
+fn trial(score: Score, since: Duration) -> Box<LimitsTrial> {
     let direction = Direction { pool: 0, knob: Knob::Slots, up: true };
     let step = Move { direction, to: limits(), why: String::new() };
-    Box::new(Trial { step, before: limits(), score, since })
+    Box::new(LimitsTrial { step, before: limits(), score, since })
 }
 
 #[test]
@@ -36,7 +38,7 @@ fn where_all_are_late_a_few_per_cent_less_is_a_gain() {
         });
         let window = Window { from: Duration::ZERO, pools: vec![pool] };
         let (mut controller, before) = (controller(), Score { loss: 1.684, peak: 1.7, ..Score::default() });
-        controller.measure(MEASURED_MAX + SETTLE.0, &window, trial(before, Duration::ZERO));
+        controller.measure(MEASURED_MAX + LIMITS_SETTLE.0, &window, trial(before, Duration::ZERO));
         controller.take_events()[0].kind
     };
     assert_eq!([1.643, 1.67].map(verdict), [EventKind::Kept, EventKind::Undone]);
@@ -58,7 +60,7 @@ fn the_error_of_the_loss_does_not_excuse_missed_objectives() {
     let score = window.score(MEASURED_MAX);
     assert!(score.error > 0.99 - score.attainment && score.attainment_error < 1e-9, "{score:?}");
     let mut controller = controller();
-    controller.step(MEASURED_MAX + SETTLE.0, &window);
+    controller.step(MEASURED_MAX + LIMITS_SETTLE.0, &window);
     assert!(controller.experience.misses);
 }
 
@@ -67,7 +69,7 @@ fn a_night_with_few_requests_begins_a_new_window() {
     let mut controller = controller();
     let window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
     let begins = |second: &u64| controller.step(Duration::from_secs(*second), &window) == Action::Begin;
-    assert_eq!((1..3_600).find(begins).map(Duration::from_secs), Some(QUIET + SETTLE.0));
+    assert_eq!((1..3_600).find(begins).map(Duration::from_secs), Some(QUIET + LIMITS_SETTLE.0));
 }
 
 #[test]
@@ -78,8 +80,8 @@ fn a_queue_that_a_failed_change_has_left_is_waited_for_longer_than_any_other() {
         let mut controller = controller();
         let began = Duration::from_secs(1_000);
         if has_failed {
-            let window = Window { from: began - MEASURED_MAX - SETTLE.0, ..window.clone() };
-            let action = controller.measure(began, &window, trial(Score::default(), began - SETTLE.0));
+            let window = Window { from: began - MEASURED_MAX - LIMITS_SETTLE.0, ..window.clone() };
+            let action = controller.measure(began, &window, trial(Score::default(), began - LIMITS_SETTLE.0));
             assert_eq!(action, Action::Apply);
         } else {
             controller.stand_back(began, "a backend entered or left rotation");
@@ -89,8 +91,8 @@ fn a_queue_that_a_failed_change_has_left_is_waited_for_longer_than_any_other() {
         let ends = |second: &u64| controller.step(began + Duration::from_secs(*second), &window) == Action::Begin;
         (1..600).find(ends).map(Duration::from_secs)
     };
-    assert_eq!([waits_for(false, 2), waits_for(true, 2)], [Some(SETTLE.0); 2]);
-    assert_eq!(waits_for(false, 50), Some(SETTLE.1));
+    assert_eq!([waits_for(false, 2), waits_for(true, 2)], [Some(LIMITS_SETTLE.0); 2]);
+    assert_eq!(waits_for(false, 50), Some(LIMITS_SETTLE.1));
     assert_eq!(waits_for(true, 50), Some(COOL_DOWN_MAX));
 }
 
@@ -98,11 +100,12 @@ fn a_queue_that_a_failed_change_has_left_is_waited_for_longer_than_any_other() {
 fn a_proposal_ends_with_the_limits_that_it_was_made_under() {
     let mut controller = controller();
     let proposal = Proposal { id: 1, key: String::new(), values: Default::default(), why: String::new() };
-    controller.proposal = Some((proposal, trial(Score::default(), SETTLE.0).step, Score::default()));
-    assert!(controller.approve(1));
+    let step = trial(Score::default(), LIMITS_SETTLE.0).step;
+    controller.proposals.propose(LIMITS_SETTLE.0, proposal, (step, Score::default()));
+    assert!(controller.proposals.approve(1));
     let adopted = PoolLimits { slots: 8, ..limits().0[0] };
-    controller.adopt(0, adopted, SETTLE.0);
-    let window = Window { from: SETTLE.0, pools: vec![PoolWindow::new(SETTLE.0)] };
+    controller.adopt(0, adopted, LIMITS_SETTLE.0);
+    let window = Window { from: LIMITS_SETTLE.0, pools: vec![PoolWindow::new(LIMITS_SETTLE.0)] };
     let mut acts = |second| controller.step(Duration::from_secs(second), &window) == Action::Apply;
     assert_eq!((4..60).find(|second| acts(*second)), None);
     assert_eq!(controller.limits().0, [adopted]);
@@ -111,17 +114,17 @@ fn a_proposal_ends_with_the_limits_that_it_was_made_under() {
 #[test]
 fn what_was_lost_before_a_quiet_time_is_over() {
     let mut controller = controller();
-    (controller.stuck_since, controller.latest_score.loss) = (Some(SETTLE.0), 0.5);
+    (controller.stuck_since, controller.latest_score.loss) = (Some(LIMITS_SETTLE.0), 0.5);
     let window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
     controller.step(QUIET, &window);
     assert!(controller.stuck_since.is_some(), "it may still come");
-    controller.step(QUIET + SETTLE.0, &window);
+    controller.step(QUIET + LIMITS_SETTLE.0, &window);
     assert_eq!((controller.stuck_since, controller.latest_score), (None, Score::default()));
 }
 
 #[test]
 fn a_queue_from_before_is_not_the_harm_of_a_change_and_one_that_grows_is() {
-    let (began, now) = (SETTLE.0, SETTLE.0 * 3);
+    let (began, now) = (LIMITS_SETTLE.0, LIMITS_SETTLE.0 * 3);
     let decides = |before: usize, gone: f64| {
         let mut pool = PoolWindow::new(began);
         (pool.usage.in_rotation, pool.usage.queue, pool.ended) = (2, 200, gone);
@@ -142,15 +145,15 @@ fn a_queue_from_before_is_not_the_harm_of_a_change_and_one_that_grows_is() {
 #[test]
 fn the_load_that_is_remembered_follows_once_per_window() {
     let mut controller = controller();
-    let window = |from: u64| Window { from: Duration::from_secs(from), pools: vec![PoolWindow::new(SETTLE.0)] };
+    let window = |from: u64| Window { from: Duration::from_secs(from), pools: vec![PoolWindow::new(LIMITS_SETTLE.0)] };
     let score = |rate| Score { rate, ..Score::default() };
     controller.compare_load(&score(10.0), &window(0));
     (0..90).for_each(|_| controller.compare_load(&score(19.0), &window(100)));
     assert_eq!(controller.load.as_ref().map(|(rate, _)| *rate), Some(10.0 + LOAD_WEIGHT * 9.0));
-    controller.stuck_since = Some(SETTLE.0);
+    controller.stuck_since = Some(LIMITS_SETTLE.0);
     controller.compare_load(&score(30.0), &window(200));
     assert_eq!((controller.stuck_since, controller.load.as_ref().map(|(rate, _)| *rate)), (None, Some(30.0)));
-    controller.stuck_since = Some(SETTLE.0);
+    controller.stuck_since = Some(LIMITS_SETTLE.0);
     controller.compare_load(&score(31.0), &window(200));
-    assert_eq!(controller.stuck_since, Some(SETTLE.0), "noticed once");
+    assert_eq!(controller.stuck_since, Some(LIMITS_SETTLE.0), "noticed once");
 }

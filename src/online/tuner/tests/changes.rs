@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::SECOND;
-use crate::engines::State;
 use crate::engines::change::{EngineChange, Stage};
 use crate::engines::flags::{EngineFlag, Flags};
-use crate::engines::look::{EngineState, Order, Restarted};
+use crate::engines::look::{EngineState, Restarted, TunerOrder};
+use crate::engines::phase::{EngineTrial, Measure, Phase, Restart, Step};
 use crate::engines::proof::Load;
 use crate::event::{EventKind, Proposal};
 use crate::limits::PoolLimits;
@@ -61,10 +61,14 @@ fn engines(values: [f64; 2]) -> Vec<EngineState> {
     (0..).zip(values).map(of).collect()
 }
 
+fn at(change: EngineChange, step: Step) -> Phase {
+    Phase::Changing(Box::new(EngineTrial::new(change, step)))
+}
+
 /// A tuner that compares a canary with more sequences with the control.
 fn compares(observer: &Observer) -> Tuner {
     let mut tuner = Tuner::new(&config(), observer, Duration::ZERO);
-    tuner.engines.change = Some(EngineChange {
+    let change = EngineChange {
         number: 1,
         pool: "p".to_owned(),
         backends: vec!["e0".to_owned(), "e1".to_owned()],
@@ -77,12 +81,11 @@ fn compares(observer: &Observer) -> Tuner {
         forecast: None,
         crowded: false,
         changed: vec!["e0".to_owned()],
-        stage: Stage::Compared,
         proved: Load::new(20, 2_000),
-    });
-    tuner.engines.state = State::Measuring { since: NOW - SECOND, absent: None };
+    };
+    tuner.engines.phase = at(change, Step::Compared(Measure::at(NOW - SECOND)));
     tuner.step_engines(&engines([AFTER, BEFORE]), None, observer, NOW - SECOND);
-    assert_eq!(tuner.engine_change().map(|change| change.stage), Some(Stage::Compared), "{:?}", tuner.take_events());
+    assert_eq!(tuner.engines.stage(), Some(Stage::Compared), "{:?}", tuner.take_events());
     let mut with = config();
     tuner.put(&mut with);
     assert_eq!(with.experiments.len(), 1);
@@ -102,7 +105,7 @@ fn what_engines_are_changed_for_is_the_latest_loss() {
 fn limits_first(tuner: &Tuner) -> EngineChange {
     let limits = PoolLimits { slots: 7, ..tuner.limits().0[0] };
     let change = tuner.engine_change().cloned().unwrap();
-    EngineChange { limits: Some(limits), limits_first: true, changed: Vec::new(), stage: Stage::Canary, ..change }
+    EngineChange { limits: Some(limits), limits_first: true, changed: Vec::new(), ..change }
 }
 
 #[test]
@@ -110,19 +113,18 @@ fn limits_that_hold_from_the_beginning_of_a_change_are_put_in_force_then_and_end
     let observer = Observer::default();
     let mut tuner = compares(&observer);
     let (change, configured) = (limits_first(&tuner), tuner.limits());
-    tuner.engines.change = None;
     let proposal = Proposal { id: 1, key: change.key(), values: Default::default(), why: String::new() };
-    (tuner.engines.proposal, tuner.engines.state) = (Some((proposal, change)), State::Watching(NOW));
+    tuner.engines.proposals.propose(NOW, proposal, change);
+    tuner.engines.phase = Phase::Watching { from: NOW };
     assert!(tuner.approve("e1"));
     let orders = tuner.step_engines(&engines([BEFORE; 2]), None, &observer, NOW);
-    assert_eq!((orders.contains(&Order::Configure), tuner.limits().0[0].slots), (true, 7), "{orders:?}");
+    assert_eq!((orders.contains(&TunerOrder::Configure), tuner.limits().0[0].slots), (true, 7), "{orders:?}");
 
     // The change is taken back, and the canary has returned.
-    let change = tuner.engines.change.as_mut().unwrap();
-    (change.stage, change.changed) = (Stage::Return, Vec::new());
-    tuner.engines.restart_next(NOW);
+    let change = EngineChange { changed: Vec::new(), ..tuner.engine_change().unwrap().clone() };
+    tuner.engines.phase = at(change, Step::Return(Restart::at(NOW)));
     let orders = tuner.step_engines(&engines([BEFORE; 2]), None, &observer, NOW + SECOND);
-    assert_eq!((tuner.engine_change(), orders.contains(&Order::Configure)), (None, true), "{orders:?}");
+    assert_eq!((tuner.engine_change(), orders.contains(&TunerOrder::Configure)), (None, true), "{orders:?}");
     assert_eq!(tuner.limits(), configured);
 }
 
@@ -130,15 +132,12 @@ fn limits_that_hold_from_the_beginning_of_a_change_are_put_in_force_then_and_end
 fn the_limits_of_a_change_end_when_an_operator_sets_others() {
     let observer = Observer::default();
     let mut tuner = compares(&observer);
-    let change = EngineChange { changed: vec!["e0".to_owned()], stage: Stage::Copies, ..limits_first(&tuner) };
-    tuner.engines.change = Some(change);
+    let change = EngineChange { changed: vec!["e0".to_owned()], ..limits_first(&tuner) };
+    tuner.engines.phase = at(change, Step::Copies(Measure::at(NOW)));
     let mut other = config();
     other.pools[0].slots = 99;
     tuner.configure(&mut other, &observer, NOW);
-    assert_eq!(
-        (tuner.limits().0[0].slots, tuner.engine_change().map(|change| change.stage)),
-        (99, Some(Stage::Return))
-    );
+    assert_eq!((tuner.limits().0[0].slots, tuner.engines.stage()), (99, Some(Stage::Return)));
 }
 
 #[test]
@@ -186,7 +185,7 @@ fn whatever_ends_a_change_takes_the_engine_back_and_ends_the_comparison() {
             tuner.freeze(Some("by an operator".to_owned()), observer, NOW);
         }),
         ("a guardrail stops the experiment", EventKind::Undone, |tuner, observer| {
-            assert_eq!(tuner.experiment_stopped("too many failed", observer, NOW), [Order::Configure]);
+            assert_eq!(tuner.experiment_stopped("too many failed", observer, NOW), [TunerOrder::Configure]);
         }),
     ];
     for (what, kind, end) in ends {
@@ -201,7 +200,7 @@ fn whatever_ends_a_change_takes_the_engine_back_and_ends_the_comparison() {
             let now = NOW + second * SECOND;
             orders.extend(tuner.step_engines(&engines([AFTER, BEFORE]), None, &observer, now));
         }
-        let returns = |order: &&Order| matches!(order, Order::Restart { engine, flag: FLAG, value, .. } if engine == "p/e0" && *value == BEFORE);
+        let returns = |order: &&TunerOrder| matches!(order, TunerOrder::Restart { engine, flag: FLAG, value, .. } if engine == "p/e0" && *value == BEFORE);
         assert_eq!(orders.iter().filter(returns).count(), 1, "{what}: {orders:?}");
         assert!(tuner.take_events().iter().any(|event| event.kind == kind && event.key.contains(".engine.")), "{what}");
         let mut with = config();
@@ -244,7 +243,7 @@ fn requests_and_misses_of_other_pools_are_not_counted() {
     }
     let totals = |pool: &str| {
         let needs = tuner.needs(&observer);
-        needs.iter().find(|need| need.pools == [pool]).expect("pools of two models are apart").totals
+        needs.iter().find(|need| need.pools[0].name == pool).expect("pools of two models are apart").totals
     };
     assert_eq!((totals("p"), totals("q")), ((1.0, 1.0), (1.0, 0.0)));
 }

@@ -5,10 +5,10 @@
 use sha2::{Digest, Sha256};
 
 use super::{Gateway, LEASE, Memory, pass};
-use crate::base::Tokens;
-use crate::flow::keys::{ApiKey, InFlight, Keyring, UsedTokens};
-use crate::pool::Need;
 use sluice_config::{Auth, ClusterMode, Key, KeyDigest, KeyLimit, ModelScope};
+use sluice_core::base::Tokens;
+use sluice_gateway::flow::keys::{ApiKey, InFlight, Keyring, UsedTokens};
+use sluice_gateway::pool::Need;
 use tokio::time::Instant;
 
 const IN_FLIGHT: u32 = 10;

@@ -15,14 +15,14 @@ use tokio::time::{Instant, advance, sleep};
 use super::renewal::Running;
 use super::store::{Found, Store, Written};
 use super::{Cluster, Divided};
-use crate::base::BackendId;
-use crate::fleet::{Lead, OtherGateways};
-use crate::flow::keys::KeyUsage;
-use crate::pool::{
+use sluice_config::{Address, ClusterMode, Endpoint, Policy};
+use sluice_core::base::BackendId;
+use sluice_fleet::{Lead, OtherGateways};
+use sluice_gateway::flow::keys::KeyUsage;
+use sluice_gateway::pool::{
     Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease, LongPrefix, Need,
     PoolLayout, PoolRules, PoolSpec, QueueOrder, Ticket, WaitResult,
 };
-use sluice_config::{Address, ClusterMode, Endpoint, Policy};
 
 mod keys;
 mod others;

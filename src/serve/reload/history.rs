@@ -8,29 +8,29 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use crate::admin::status::{Applied, LastReload};
+use sluice_admin::status::{Applied, LastReload};
 
 /// Most replacements of the configuration that are kept: more than a chart of five minutes can
 /// show.
 const APPLIED_MAX: usize = 32;
 
 #[derive(Debug, Default)]
-pub(crate) struct Reloads {
+pub(crate) struct History {
     /// The last reload, successful or not.
     pub(crate) last: Option<LastReload>,
     /// The times at which configurations came into force, with titles, newest first.
     applied: VecDeque<(Instant, Option<String>)>,
 }
 
-impl Reloads {
+impl History {
     /// Notes that a configuration comes into force now.
-    pub(super) fn note(&mut self, title: Option<String>) {
+    pub(crate) fn note(&mut self, title: Option<String>) {
         self.applied.truncate(APPLIED_MAX - 1);
         self.applied.push_front((Instant::now(), title));
     }
 
     /// The replacements of the configuration, oldest first.
-    pub(super) fn applied(&self, now: Instant) -> Vec<Applied> {
+    pub(crate) fn applied(&self, now: Instant) -> Vec<Applied> {
         let ago = |time: &Instant| now.saturating_duration_since(*time).as_secs_f64();
         self.applied
             .iter()

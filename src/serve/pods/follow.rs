@@ -14,10 +14,12 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::app::App;
-use crate::fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
-use crate::fleet::warm_up_external;
+use super::Pods;
+use crate::core::Core;
+use sluice_config::diff;
 use sluice_config::{Address, Config, FoundPod};
+use sluice_fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
+use sluice_fleet::warm_up_external;
 
 /// Longest pause between looks, because steps of engines and configurations change without a
 /// notification.
@@ -55,31 +57,46 @@ struct Followers {
     tried: Instant,
 }
 
-impl App {
-    pub(super) async fn keep_finding_pods(self: Arc<Self>, mut end: watch::Receiver<bool>) {
-        let news = Arc::new(Notify::new());
-        let (jobs, room) = (JoinSet::new(), Arc::new(Semaphore::new(AT_ONCE)));
-        let mut followers =
-            Followers { pools: BTreeMap::new(), news: Arc::clone(&news), jobs, room, tried: Instant::now() };
-        loop {
-            followers.configure(&self.config.load(), self.acts());
-            tokio::select! {
-                () = news.notified() => {}
-                () = tokio::time::sleep(LOOK) => {}
-                Some(done) = followers.jobs.join_next() => followers.note(done),
-                _ = end.wait_for(|ending| *ending) => return,
-            }
-            followers.look(&self);
-            if self.pods.set(followers.found()) {
-                let app = Arc::clone(&self);
-                // Rebuilds the routing table.
-                if let Err(error) = tokio::task::spawn_blocking(move || app.put_pods()).await {
-                    tracing::error!(%error, "the pods could not be put in force");
-                }
-            }
-            self.pods.show(followers.views());
+/// Starts the task, which runs until `end` is true.
+pub(crate) fn start(core: Arc<Core>, pods: Arc<Pods>, end: watch::Receiver<bool>) -> JoinHandle<()> {
+    tokio::spawn(keep_finding(core, pods, end))
+}
+
+async fn keep_finding(core: Arc<Core>, pods: Arc<Pods>, mut end: watch::Receiver<bool>) {
+    let news = Arc::new(Notify::new());
+    let (jobs, room) = (JoinSet::new(), Arc::new(Semaphore::new(AT_ONCE)));
+    let mut followers =
+        Followers { pools: BTreeMap::new(), news: Arc::clone(&news), jobs, room, tried: Instant::now() };
+    loop {
+        followers.configure(&core.config.load(), core.acts());
+        tokio::select! {
+            () = news.notified() => {}
+            () = tokio::time::sleep(LOOK) => {}
+            Some(done) = followers.jobs.join_next() => followers.note(done),
+            _ = end.wait_for(|ending| *ending) => return,
         }
+        followers.look(&core);
+        if pods.set(followers.found()) {
+            let (core, pods) = (Arc::clone(&core), Arc::clone(&pods));
+            // Rebuilds the routing table.
+            if let Err(error) = tokio::task::spawn_blocking(move || put_in_force(&core, &pods)).await {
+                tracing::error!(%error, "the pods could not be put in force");
+            }
+        }
+        pods.show(followers.views());
     }
+}
+
+/// Makes the pods that were found the backends of their pools. Blocks.
+fn put_in_force(core: &Core, pods: &Pods) {
+    let _alone = core.alone();
+    let running = core.config.load_full();
+    let mut config = Config::clone(&running);
+    pods.put(&mut config);
+    for change in diff::changes(&running, &config) {
+        tracing::info!("pods: {change}");
+    }
+    core.switch(config, None);
 }
 
 impl Followers {
@@ -120,13 +137,13 @@ impl Followers {
     }
 
     /// Processes the pods that were seen, and begins to prepare pods.
-    fn look(&mut self, app: &Arc<App>) {
-        let engines = app.fleet.views();
+    fn look(&mut self, core: &Core) {
+        let engines = core.fleet.views();
         if self.tried.elapsed() >= RETRY {
             self.tried = Instant::now();
             self.pools.values_mut().for_each(|follower| follower.members.retry());
         }
-        let config = app.config.load_full();
+        let config = core.config.load_full();
         for (pool, follower) in &mut self.pools {
             let seen = follower.seen.borrow_and_update().clone();
             let is_coming = |pod: &str| {

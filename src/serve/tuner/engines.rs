@@ -13,21 +13,22 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::app::App;
-use crate::fleet::driver::EngineSettings;
-use crate::fleet::{EngineView, RestartError, RestartRequest};
-use crate::lab::forecast::{forecast, forecast_limits};
-use crate::lab::scenario::argv;
-use crate::lab::{EngineSetup, Lab};
-use crate::online::drive::{self, Deployment, Parts};
-use crate::online::engines::flags::{EngineFlag, Flags};
-use crate::online::engines::forecast::{Answer, LimitsQuestion, Question};
-use crate::online::engines::look::{EngineState, Restarted};
-use crate::online::event::Event;
-use crate::online::tuner::Tuner;
-use crate::pool::PoolView;
-use crate::vllm::flags::table::setting;
+use super::TunerService;
 use sluice_config::{ArgValue, Backend};
+use sluice_core::vllm::flags::table::setting;
+use sluice_fleet::driver::EngineSettings;
+use sluice_fleet::{EngineView, RestartError, RestartRequest};
+use sluice_gateway::pool::PoolView;
+use sluice_lab::forecast::{forecast, forecast_limits};
+use sluice_lab::scenario::argv;
+use sluice_lab::{EngineSetup, Lab};
+use sluice_online::drive::{self, Deployment, Parts};
+use sluice_online::engines::flags::{EngineFlag, Flags};
+use sluice_online::engines::forecast::{EngineAnswer, EngineQuestion};
+use sluice_online::engines::look::{EngineState, Restarted};
+use sluice_online::event::Event;
+use sluice_online::limits::forecast::{LimitsAnswer, LimitsQuestion};
+use sluice_online::tuner::Tuner;
 
 const POLL: Duration = Duration::from_millis(500);
 /// The step of an engine that serves.
@@ -48,31 +49,31 @@ fn refused(error: &RestartError) -> Restarted {
 
 /// The gateway as the tuner sees and changes it.
 #[derive(Clone)]
-pub(super) struct Live(pub(super) Arc<App>);
+pub(super) struct Live(pub(super) Arc<TunerService>);
 
 impl Deployment for Live {
     fn now(&self) -> Duration {
-        self.0.tuning.started.elapsed()
+        self.0.state.started.elapsed()
     }
 
     fn parts(&self) -> Parts<'_> {
         let now = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
         Parts {
-            config: self.0.config.load_full(),
-            admission: &self.0.admission,
-            waiting: self.0.admission.waiting(Instant::now()),
-            experiments: &self.0.learned.experiments,
-            observer: &self.0.tuning.observer,
+            config: self.0.core.config.load_full(),
+            admission: &self.0.core.admission,
+            waiting: self.0.core.admission.waiting(Instant::now()),
+            experiments: &self.0.core.learned.experiments,
+            observer: &self.0.state.observer,
             minute: now.hour().unsigned_abs() as u16 * 60 + now.minute().unsigned_abs() as u16,
         }
     }
 
     fn tuner(&self) -> impl DerefMut<Target = Tuner> {
-        self.0.tuning.tuner.lock()
+        self.0.state.tuner.lock()
     }
 
     fn engines(&self, view: &[PoolView]) -> Vec<EngineState> {
-        let (config, fleet) = (self.0.config.load(), self.0.fleet.views());
+        let (config, fleet) = (self.0.core.config.load(), self.0.core.fleet.views());
         let mut states = Vec::new();
         for pool in view {
             let own = config.pools.iter().find(|own| own.name == *pool.name);
@@ -96,7 +97,7 @@ impl Deployment for Live {
     }
 
     fn save(&mut self) {
-        self.0.tuning.save_or_warn();
+        self.0.state.save_or_warn();
     }
 
     fn restart(&mut self, engine: String, change: (EngineFlag, f64), crowded: bool) {
@@ -110,11 +111,11 @@ impl Deployment for Live {
         });
     }
 
-    fn simulate(&mut self, question: Question) {
+    fn simulate(&mut self, question: EngineQuestion) {
         let mut live = self.clone();
         tokio::task::spawn_blocking(move || {
             let seed = question.requests.len() as u64;
-            let answer = live.0.lab().map_or_else(Answer::default, |lab| forecast(&lab, &question, seed));
+            let answer = live.0.lab().map_or_else(EngineAnswer::default, |lab| forecast(&lab, &question, seed));
             drive::answered(&mut live, &answer);
         });
     }
@@ -123,13 +124,13 @@ impl Deployment for Live {
         let mut live = self.clone();
         tokio::task::spawn_blocking(move || {
             let seed = question.requests.len() as u64;
-            let answer = live.0.lab().map_or_else(Answer::default, |lab| forecast_limits(&lab, &question, seed));
+            let answer = live.0.lab().map_or_else(LimitsAnswer::default, |lab| forecast_limits(&lab, &question, seed));
             drive::limits_answered(&mut live, &question, &answer);
         });
     }
 }
 
-impl App {
+impl TunerService {
     /// The values of an engine's flags: given values, and defaults as far as they are known.
     fn flags_of(&self, engine: &EngineView, backend: &Backend) -> Flags {
         let given = given(&engine.settings);
@@ -142,7 +143,7 @@ impl App {
 
     /// The engine of a backend for a simulation, if the configuration describes it.
     fn setup(&self, backend: &Backend, given: &Flags) -> Option<EngineSetup> {
-        let config = self.config.load();
+        let config = self.core.config.load();
         let simulation = &config.tuner.simulation;
         let (gpu, model) = (simulation.gpu.as_deref()?, simulation.model.as_deref()?);
         let configured = backend.target.args()?;
@@ -155,14 +156,14 @@ impl App {
     /// Restarts an engine with another value of a flag, and waits until the restart has ended.
     async fn restart_for_tuner(&self, engine: &str, (flag, value): (EngineFlag, f64), hold: bool) -> Restarted {
         let set = BTreeMap::from([(flag.name().to_owned(), flag.written(value))]);
-        let started = match self.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await
-        {
-            Ok(started) => started.change,
-            Err(error) => return refused(&error),
-        };
+        let started =
+            match self.core.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await {
+                Ok(started) => started.change,
+                Err(error) => return refused(&error),
+            };
         loop {
             tokio::time::sleep(POLL).await;
-            let views = self.fleet.views();
+            let views = self.core.fleet.views();
             let Some(view) = views.iter().find(|view| view.backend == engine) else {
                 return Restarted::Blocked("it is no longer managed".to_owned());
             };
@@ -179,7 +180,7 @@ impl App {
 
     /// A simulation of this deployment; `None` unless the configuration describes all engines.
     fn lab(&self) -> Option<Lab> {
-        let (config, views) = (self.config.load_full(), self.fleet.views());
+        let (config, views) = (self.core.config.load_full(), self.core.fleet.views());
         let mut engines: Vec<EngineSetup> = Vec::new();
         for (pool, backend) in config.pools.iter().flat_map(|pool| pool.backends.iter().map(move |own| (pool, own))) {
             let name = format!("{}/{}", pool.name, backend.name);

@@ -6,19 +6,19 @@
 //! arms, and measurements would be lost. A change that cannot be saved is refused. An experiment of
 //! the file can be changed only there, so that the file stays complete for its readers.
 
-use super::app::{App, Source};
-use super::reload::{ReloadError, problem_lines};
-use super::saved_experiments::{Added, own_lines};
-use crate::admin::ExperimentError;
-use crate::experiment::ExperimentPlan;
+use super::{ReloadError, Reloader, problem_lines};
+use crate::core::Source;
+use crate::experiments::{Added, own_lines, restore_added};
+use sluice_admin::ExperimentError;
 use sluice_config::{AddedExperiment, Config};
+use sluice_gateway::experiment::ExperimentPlan;
 
-impl App {
+impl Reloader {
     /// Creates or replaces an experiment.
-    pub(super) fn put_added(&self, experiment: AddedExperiment) -> Result<(), ExperimentError> {
-        let _guard = self.reloading.lock();
+    pub(crate) fn put_added(&self, experiment: AddedExperiment) -> Result<(), ExperimentError> {
+        let _alone = self.core.alone();
         let name = experiment.name.clone();
-        let mut added = self.added.lock().clone();
+        let mut added = self.experiments.added.lock().clone();
         added.remove(&name);
         self.check_not_declared(&name)?;
         // Added last, so that a conflict with another experiment is a problem of this one.
@@ -26,7 +26,7 @@ impl App {
         self.set_added(added, |config| {
             let plan =
                 ExperimentPlan::all(config).into_iter().find(|plan| *plan.name == *name).filter(|plan| plan.running);
-            match plan.and_then(|plan| self.arm_that_is_not_ready(&plan)) {
+            match plan.and_then(|plan| self.core.arm_that_is_not_ready(&plan)) {
                 Some(arm) => Err(ExperimentError::NotReady { name: name.clone(), arm }),
                 None => Ok(()),
             }
@@ -34,46 +34,60 @@ impl App {
     }
 
     /// Removes an experiment.
-    pub(super) fn remove_added(&self, name: &str) -> Result<(), ExperimentError> {
-        let _guard = self.reloading.lock();
-        let mut added = self.added.lock().clone();
+    pub(crate) fn remove_added(&self, name: &str) -> Result<(), ExperimentError> {
+        let _alone = self.core.alone();
+        let mut added = self.experiments.added.lock().clone();
         if !added.remove(name) {
             self.check_not_declared(name)?;
-            return Err(self.unknown_experiment(name));
+            return Err(self.experiments.unknown(name));
         }
         self.set_added(added, |_| Ok(()))
     }
 
+    /// Puts the saved experiments of the admin API in force, in place of the known ones.
+    pub(crate) fn read_added(&self) -> Result<(), ReloadError> {
+        let Source::File { path, sets } = &self.core.source else { return Ok(()) };
+        let _alone = self.core.alone();
+        let mut config = Config::load_with(path, sets, &[])?.config;
+        let added = restore_added(&mut config, path, sets);
+        if added != *self.experiments.added.lock() {
+            self.apply(config)?;
+            *self.experiments.added.lock() = added;
+        }
+        Ok(())
+    }
+
     /// Refuses an experiment of the file.
     fn check_not_declared(&self, name: &str) -> Result<(), ExperimentError> {
-        let is_added = self.added.lock().active.iter().any(|other| other.name == name);
-        let is_declared = self.config.load().experiments.iter().any(|declared| declared.name == name);
+        let is_added = self.experiments.added.lock().active.iter().any(|other| other.name == name);
+        let is_declared = self.core.config.load().experiments.iter().any(|declared| declared.name == name);
         if is_declared && !is_added { Err(ExperimentError::Declared { name: name.to_owned() }) } else { Ok(()) }
     }
 
     /// Reads the file again and applies it with these added experiments, if `check` has no
-    /// objection and the experiments can be saved. The caller holds the lock of reloads.
+    /// objection and the experiments can be saved. The caller holds
+    /// [`Core::alone`](crate::core::Core::alone).
     fn set_added(
         &self,
         added: Added,
         check: impl FnOnce(&Config) -> Result<(), ExperimentError>,
     ) -> Result<(), ExperimentError> {
-        let Source::File { path, sets } = &self.source else { return Err(ExperimentError::NoFile) };
+        let Source::File { path, sets } = &self.core.source else { return Err(ExperimentError::NoFile) };
         let refused = |error: ReloadError| ExperimentError::Invalid { problems: lines_of(&error) };
         let loaded = Config::load_with(path, sets, &added.active).map_err(|problems| refused(problems.into()))?;
         check(&loaded.config)?;
-        let folder = self.config.load().fleet.state.clone();
+        let folder = self.core.config.load().fleet.state.clone();
         // Saved before the change takes effect, so that a change that a restart would lose is
         // refused.
         added.save(&folder)?;
         let changes = self.apply(loaded.config).map_err(|error| {
-            if let Err(error) = self.added.lock().save(&folder) {
+            if let Err(error) = self.experiments.added.lock().save(&folder) {
                 tracing::error!("{error}; the next start of the gateway tries the refused change");
             }
             refused(error)
         })?;
         changes.iter().for_each(|change| tracing::info!("applied with experiments of the admin API: {change}"));
-        *self.added.lock() = added;
+        *self.experiments.added.lock() = added;
         Ok(())
     }
 }

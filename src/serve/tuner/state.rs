@@ -19,14 +19,14 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::saved_experiments::read_or_set_aside;
-use crate::fleet::{self, Lead};
-use crate::online::event::{Event, EventKind};
-use crate::online::observe::Observer;
-use crate::online::tuner::report::{TimedEvent, TunerReport};
-use crate::online::tuner::{Saved, Tuner};
-use crate::telemetry::TunerView;
+use crate::saved_file::read_or_set_aside;
 use sluice_config::Config;
+use sluice_fleet::Lead;
+use sluice_gateway::telemetry::TunerView;
+use sluice_online::event::{Event, EventKind};
+use sluice_online::observe::Observer;
+use sluice_online::tuner::report::{TimedEvent, TunerReport};
+use sluice_online::tuner::{Saved, Tuner};
 
 const STATE: &str = "tuner.json";
 const JOURNAL: &str = "tuner.jsonl";
@@ -37,10 +37,10 @@ const JOURNAL_MAX: u64 = 16 << 20;
 
 /// The tuner, counts and files.
 #[derive(Debug)]
-pub(crate) struct Tuning {
-    pub(super) tuner: Mutex<Tuner>,
-    pub(super) observer: Arc<Observer>,
-    pub(super) started: Instant,
+pub(crate) struct TunerState {
+    pub(crate) tuner: Mutex<Tuner>,
+    pub(crate) observer: Arc<Observer>,
+    pub(crate) started: Instant,
     folder: PathBuf,
     recent: Mutex<VecDeque<TimedEvent>>,
     /// Whether another gateway has the files.
@@ -52,10 +52,10 @@ pub(crate) struct Tuning {
     lead: Arc<Lead>,
 }
 
-impl Tuning {
+impl TunerState {
     /// The tuner of a configuration that is about to be put in force. Puts the limits that an
     /// earlier gateway kept into it.
-    pub(super) fn new(config: &mut Config, started: Instant, lead: Arc<Lead>) -> Self {
+    pub(crate) fn new(config: &mut Config, started: Instant, lead: Arc<Lead>) -> Self {
         let (observer, folder) = (Arc::new(Observer::default()), config.fleet.state.clone());
         let mut tuner = Tuner::new(config, &observer, Duration::ZERO);
         let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
@@ -72,29 +72,29 @@ impl Tuning {
 
     /// Goes on where the previous leader stopped. Returns whether its limits must be
     /// [`put`](Self::put) in force.
-    pub(super) fn restore(&self) -> bool {
+    pub(crate) fn restore(&self) -> bool {
         let saved: Option<Saved> = read_or_set_aside(&self.folder, STATE);
         saved.is_some_and(|saved| self.tuner.lock().restore(saved, &self.observer, self.started.elapsed()))
     }
 
     /// Puts the tuner's limits into a configuration. A reload takes the lock of reloads first and
     /// the tuner's lock second, so do not call this with the tuner locked.
-    pub(super) fn put(&self, config: &mut Config) {
+    pub(crate) fn put(&self, config: &mut Config) {
         self.tuner.lock().put(config);
     }
 
     /// The function that receives finished requests.
-    pub(super) fn observe(&self) -> impl Fn(&crate::flow::Record) + Send + Sync + 'static {
+    pub(crate) fn observe(&self) -> impl Fn(&sluice_gateway::flow::Record) + Send + Sync + 'static {
         let (observer, started) = (Arc::clone(&self.observer), self.started);
         move |record| observer.record(record, started.elapsed())
     }
 
     /// An operator's configuration is about to be put in force; see [`Tuner::configure`].
-    pub(super) fn configure(&self, config: &mut Config) {
+    pub(crate) fn configure(&self, config: &mut Config) {
         self.tuner.lock().configure(config, &self.observer, self.started.elapsed());
     }
 
-    pub(super) fn view(&self) -> TunerView {
+    pub(crate) fn view(&self) -> TunerView {
         let report = self.tuner.lock().report();
         TunerView {
             mode: report.mode,
@@ -109,13 +109,13 @@ impl Tuning {
         }
     }
 
-    pub(super) fn report(&self) -> TunerReport {
+    pub(crate) fn report(&self) -> TunerReport {
         let events = self.recent.lock().iter().rev().cloned().collect();
         TunerReport { events, ..self.tuner.lock().report() }
     }
 
     /// Logs, counts and saves events.
-    pub(super) fn keep(&self, events: Vec<Event>) {
+    pub(crate) fn keep(&self, events: Vec<Event>) {
         if events.is_empty() || self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
             return;
         }
@@ -140,14 +140,14 @@ impl Tuning {
                 }
             }
         }
-        if let Err(error) = fleet::append_state(&self.folder, JOURNAL, &lines, JOURNAL_MAX) {
+        if let Err(error) = sluice_fleet::append_state(&self.folder, JOURNAL, &lines, JOURNAL_MAX) {
             tracing::warn!(folder = %self.folder.display(), %error, "the tuner's journal cannot be written");
         }
         self.save_or_warn();
     }
 
     /// Saves for the last time, so that another gateway can go on. `false` undoes it.
-    pub(super) fn release(&self, released: bool) {
+    pub(crate) fn release(&self, released: bool) {
         if released {
             self.save_or_warn();
         }
@@ -160,18 +160,18 @@ impl Tuning {
     ///
     /// # Errors
     /// The limits cannot be written; the limits that were saved before stay.
-    pub(super) fn save(&self) -> std::io::Result<()> {
+    pub(crate) fn save(&self) -> std::io::Result<()> {
         let _alone = self.saving.lock();
         if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
             return Ok(());
         }
         // Cannot fail: all keys are strings.
         let bytes = serde_json::to_vec(&self.tuner.lock().saved(self.started.elapsed())).unwrap_or_default();
-        fleet::replace_state(&self.folder, STATE, &bytes)
+        sluice_fleet::replace_state(&self.folder, STATE, &bytes)
     }
 
     /// Saves the limits when no operator waits for an answer. A failure is a warning in the log.
-    pub(super) fn save_or_warn(&self) {
+    pub(crate) fn save_or_warn(&self) {
         if let Err(error) = self.save() {
             tracing::warn!(
                 folder = %self.folder.display(), %error,
@@ -197,7 +197,7 @@ mod tests {
         let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
         let mut config = Config::parse(&text, "test", &[], &around).unwrap().config;
         let lead = Arc::new(Lead::default());
-        let tuning = Tuning::new(&mut config, Instant::now(), lead);
+        let tuning = TunerState::new(&mut config, Instant::now(), lead);
         let event = |kind| Event { at: 1.0, kind, key: String::new(), values: Default::default(), why: String::new() };
         tuning.keep(vec![event(EventKind::Observed), event(EventKind::Forecast), event(EventKind::Tried)]);
         let journal = std::fs::read_to_string(folder.path().join(JOURNAL)).unwrap();

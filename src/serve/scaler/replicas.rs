@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::fleet::Fleet;
-use crate::fleet::discovery::{PodsView, apply_replicas, read_replicas};
 use sluice_config::Pods;
+use sluice_fleet::Fleet;
+use sluice_fleet::discovery::{PodsView, apply_replicas, read_replicas};
 
 /// Pause between looks while nothing needs a change.
 const LOOK: Duration = Duration::from_secs(10);
@@ -129,7 +129,7 @@ impl Set {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::discovery::PodView;
+    use sluice_fleet::discovery::PodView;
 
     #[test]
     fn pods_of_the_set_that_stay_say_how_many_replicas_it_has_at_least() {

@@ -9,41 +9,39 @@
 //! The admin socket closes last.
 //!
 //! An [`upgrade`] replaces the process without a stop: the sockets and the engines go to the next
-//! process.
+//! process (`hand_over.rs`).
+//!
+//! `core` has the parts that all services share. `tuner`, `pods`, `scaler`, `experiments` and
+//! `reload` are the services; `app.rs` builds them. `leading.rs` starts the services that only one
+//! of several gateways may run, and `start.rs` starts the others.
 
-mod tuning;
-mod cluster;
-mod scaling;
-mod reloads;
-mod app;
-mod control;
+mod saved_file;
 mod certificates;
 mod engines;
-pub mod checks;
-mod pods;
-mod experiments;
-mod local;
-mod reload;
-mod saved_experiments;
-mod added_experiments;
-mod engine_tuning;
-mod tuner;
-#[cfg(feature = "kubernetes")]
-mod replicas;
-mod findings;
-mod scaler;
 mod sockets;
-pub mod upgrade;
 pub mod systemd;
+pub mod upgrade;
+mod cluster;
+mod core;
+pub mod checks;
+mod tuner;
+mod pods;
+mod scaler;
+mod experiments;
+mod findings;
+mod reload;
+mod local;
+mod app;
+mod control;
 mod leading;
 mod running;
-#[cfg(feature = "kubernetes")]
-mod find_pods;
+mod hand_over;
 mod start;
 
-pub use app::{App, Source, StartError};
+pub use self::core::{Core, Source, StartError};
+pub use app::App;
 pub use local::ModelList;
-pub use reload::ReloadError;
+pub use reload::{ReloadError, Reloader};
 pub use running::Running;
 pub use sockets::Sockets;
 pub use start::{start, start_with};

@@ -12,17 +12,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::cluster::{OtherLoad, OtherLoads};
-use crate::fleet::discovery::PodsView;
-use crate::fleet::{EngineView, Step};
-use crate::online::observe::Observer;
-use crate::online::observe::tally::Tally;
-use crate::online::scaler::{Look, Scaler, ScalerRules};
-use crate::pool::{Cordon, PoolView};
-use crate::telemetry::PoolEngines;
+use crate::cluster::{OtherLoad, OtherLoads};
 use parking_lot::Mutex;
 use sluice_cluster::PoolLoad;
 use sluice_config::{Config, Pool};
+use sluice_fleet::discovery::PodsView;
+use sluice_fleet::{EngineView, Step};
+use sluice_gateway::pool::{Cordon, PoolView};
+use sluice_gateway::telemetry::PoolEngines;
+use sluice_online::observe::Observer;
+use sluice_online::observe::tally::Tally;
+use sluice_online::scaler::{Look, Scaler, ScalerRules};
 
 /// Number of recent starts of which the longest counts.
 const STARTS: usize = 5;
@@ -30,7 +30,7 @@ const STARTS: usize = 5;
 const NEVER: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug, Default)]
-pub(crate) struct Scaling(Mutex<BTreeMap<String, Scaled>>);
+pub(crate) struct Demand(Mutex<BTreeMap<String, Scaled>>);
 
 #[derive(Debug)]
 struct Scaled {
@@ -70,9 +70,9 @@ impl Starts {
     }
 }
 
-impl Scaling {
+impl Demand {
     /// One look at all pools. Returns descriptions of the changes.
-    pub(super) fn step(
+    pub(crate) fn step(
         &self,
         config: &Config,
         view: &[PoolView],
@@ -128,7 +128,7 @@ impl Scaling {
 
     /// The number of engines that each pool should run, for pools that the gateway controls.
     /// `None`: all engines of the pool. For pods, the number is known after a minute.
-    pub(super) fn targets(&self, config: &Config) -> Vec<(String, Option<u32>)> {
+    pub(crate) fn targets(&self, config: &Config) -> Vec<(String, Option<u32>)> {
         let scaled = self.0.lock();
         let target = |pool: &Pool| {
             let applied = pool.autoscale.is_some_and(|autoscale| autoscale.apply);
@@ -143,11 +143,11 @@ impl Scaling {
     }
 
     /// Forgets everything, because another gateway publishes from now on.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.0.lock().clear();
     }
 
-    pub(super) fn view(&self) -> Vec<PoolEngines> {
+    pub(crate) fn view(&self) -> Vec<PoolEngines> {
         let scaled = self.0.lock();
         let view = |(pool, own): (&String, &Scaled)| {
             Some(PoolEngines {
@@ -217,11 +217,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::fleet::discovery::PodView;
-    use crate::flow::specs;
-    use crate::pool::Admission;
     use sluice_cluster::Ledger;
     use sluice_config::{Machine, Surroundings};
+    use sluice_fleet::discovery::PodView;
+    use sluice_gateway::flow::specs;
+    use sluice_gateway::pool::Admission;
     use tokio::time::Instant;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -248,29 +248,29 @@ mod tests {
 
     #[tokio::test]
     async fn a_pool_with_the_table_wants_what_it_has_and_one_without_has_no_metric() {
-        let (scaling, observer) = (Scaling::default(), Observer::default());
+        let (demand, observer) = (Demand::default(), Observer::default());
         let plain = config("");
         let view = pool(&plain).view();
-        scaling.step(&plain, &view, (&[], &[]), (&observer, None), SECOND);
-        assert_eq!(scaling.view(), []);
+        demand.step(&plain, &view, (&[], &[]), (&observer, None), SECOND);
+        assert_eq!(demand.view(), []);
         let scaled = config("autoscale = { max = 4 }");
         let mut changes = Vec::new();
         for second in 1..=70 {
-            assert_eq!(scaling.view().is_empty(), second <= 61, "nothing is published in the first minute");
-            changes.extend(scaling.step(&scaled, &view, (&[], &[]), (&observer, None), second * SECOND));
+            assert_eq!(demand.view().is_empty(), second <= 61, "nothing is published in the first minute");
+            changes.extend(demand.step(&scaled, &view, (&[], &[]), (&observer, None), second * SECOND));
         }
-        let shown = scaling.view();
+        let shown = demand.view();
         assert_eq!((shown[0].wanted, &*shown[0].pool, changes.len()), (2, "p", 0));
         let fewer = config("autoscale = { max = 1 }");
-        let changes = scaling.step(&fewer, &view, (&[], &[]), (&observer, None), 71 * SECOND);
-        assert_eq!((scaling.view()[0].wanted, changes.len()), (1, 1), "{changes:?}");
-        scaling.step(&plain, &view, (&[], &[]), (&observer, None), 72 * SECOND);
-        assert_eq!(scaling.view(), []);
+        let changes = demand.step(&fewer, &view, (&[], &[]), (&observer, None), 71 * SECOND);
+        assert_eq!((demand.view()[0].wanted, changes.len()), (1, 1), "{changes:?}");
+        demand.step(&plain, &view, (&[], &[]), (&observer, None), 72 * SECOND);
+        assert_eq!(demand.view(), []);
     }
 
     #[tokio::test]
     async fn the_requests_of_other_gateways_count_as_those_of_this_one() {
-        let (scaling, observer, others) = (Scaling::default(), Observer::default(), OtherLoads::default());
+        let (demand, observer, others) = (Demand::default(), Observer::default(), OtherLoads::default());
         let scaled = config("slots = 8\nautoscale = { max = 4 }");
         let view = pool(&scaled).view();
         let write = |in_flight: u64, ended: f64| {
@@ -285,19 +285,19 @@ mod tests {
         write(1, 0.0);
         write(1, 1e9);
         for second in 1..=70 {
-            scaling.step(&scaled, &view, (&[], &[]), (&observer, Some(&others)), second * SECOND);
+            demand.step(&scaled, &view, (&[], &[]), (&observer, Some(&others)), second * SECOND);
         }
-        assert_eq!(scaling.view()[0].wanted, 2);
+        assert_eq!(demand.view()[0].wanted, 2);
         write(20, 1e9);
         for second in 71..=125 {
-            scaling.step(&scaled, &view, (&[], &[]), (&observer, Some(&others)), second * SECOND);
+            demand.step(&scaled, &view, (&[], &[]), (&observer, Some(&others)), second * SECOND);
         }
-        assert_eq!(scaling.view()[0].wanted, 3, "20 sequences need three engines of 8");
+        assert_eq!(demand.view()[0].wanted, 3, "20 sequences need three engines of 8");
     }
 
     #[tokio::test]
     async fn engines_to_run_are_those_that_are_found_and_of_one_being_looked_for_nothing_is_known() {
-        let (scaling, observer) = (Scaling::default(), Observer::default());
+        let (demand, observer) = (Demand::default(), Observer::default());
         let applied = config("autoscale = { apply = true, max = 4 }");
         let admission = pool(&applied);
         let engine = |name: &str, step: Step, start_seconds| EngineView {
@@ -311,20 +311,20 @@ mod tests {
         }
         let step = |b: Step, second: u32| {
             let engines = [engine("a", Step::Adopt, Some(40.0)), engine("b", b, Some(70.0))];
-            scaling.step(&applied, &admission.view(), (&engines, &[]), (&observer, None), second * SECOND);
-            scaling.targets(&applied)
+            demand.step(&applied, &admission.view(), (&engines, &[]), (&observer, None), second * SECOND);
+            demand.targets(&applied)
         };
         assert_eq!(step(Step::Recover, 1), [("p".to_owned(), Some(1))]);
-        assert_eq!(scaling.0.lock()["p"].rules.cold_start, 70 * SECOND, "the longest that the journal knows");
+        assert_eq!(demand.0.lock()["p"].rules.cold_start, 70 * SECOND, "the longest that the journal knows");
         assert_eq!(step(Step::Adopt, 2), [("p".to_owned(), Some(2))]);
-        assert_eq!(scaling.0.lock()["p"].rules.max, 2, "no more than are listed");
-        assert_eq!(scaling.targets(&config("autoscale = { max = 4 }")), [("p".to_owned(), None)], "only published");
-        assert_eq!(scaling.targets(&config("")), [("p".to_owned(), None)]);
+        assert_eq!(demand.0.lock()["p"].rules.max, 2, "no more than are listed");
+        assert_eq!(demand.targets(&config("autoscale = { max = 4 }")), [("p".to_owned(), None)], "only published");
+        assert_eq!(demand.targets(&config("")), [("p".to_owned(), None)]);
     }
 
     #[tokio::test]
     async fn the_longest_start_that_was_seen_replaces_the_stated_one() {
-        let (scaling, observer) = (Scaling::default(), Observer::default());
+        let (demand, observer) = (Demand::default(), Observer::default());
         let config = config("autoscale = { max = 4, cold_start = \"3m\" }");
         let admission = pool(&config);
         let pods = |state: &str| {
@@ -333,17 +333,17 @@ mod tests {
         };
         let a = admission.view()[0].backends[0].id;
         admission.set_cordon(a, Cordon::Down);
-        let seen = || scaling.0.lock()["p"].rules.cold_start.as_secs_f64();
-        scaling.step(&config, &admission.view(), (&[], &pods("not_ready")), (&observer, None), 10 * SECOND);
-        scaling.step(&config, &admission.view(), (&[], &pods("warming_up")), (&observer, None), 11 * SECOND);
+        let seen = || demand.0.lock()["p"].rules.cold_start.as_secs_f64();
+        demand.step(&config, &admission.view(), (&[], &pods("not_ready")), (&observer, None), 10 * SECOND);
+        demand.step(&config, &admission.view(), (&[], &pods("warming_up")), (&observer, None), 11 * SECOND);
         assert_eq!(seen(), 180.0);
         admission.set_cordon(a, Cordon::Open);
-        scaling.step(&config, &admission.view(), (&[], &pods("in_use")), (&observer, None), 105 * SECOND);
+        demand.step(&config, &admission.view(), (&[], &pods("in_use")), (&observer, None), 105 * SECOND);
         assert_eq!(seen(), 95.0);
         admission.set_cordon(a, Cordon::Starting);
-        scaling.step(&config, &admission.view(), (&[], &[]), (&observer, None), 200 * SECOND);
+        demand.step(&config, &admission.view(), (&[], &[]), (&observer, None), 200 * SECOND);
         admission.set_cordon(a, Cordon::Open);
-        scaling.step(&config, &admission.view(), (&[], &[]), (&observer, None), 230 * SECOND);
+        demand.step(&config, &admission.view(), (&[], &[]), (&observer, None), 230 * SECOND);
         assert_eq!(seen(), 95.0, "the longest one");
     }
 }

@@ -14,13 +14,13 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::door::Door;
-use super::wire::{
+use crate::running::Running;
+use crate::upgrade::Door;
+use crate::upgrade::wire::{
     Accepted, Answer, ClaimedBackend, Claims, Conceded, Hello, OpenSocket, PROTOCOL, Port, Ready, Said, receive, send,
     send_descriptors,
 };
-use crate::pool::{Admission, Bound, Claim, Cordon};
-use crate::serve::running::Running;
+use sluice_gateway::pool::{Admission, Bound, Claim, Cordon};
 
 /// Time limit of a visitor's first message.
 const HELLO_MAX: Duration = Duration::from_secs(5);
@@ -61,7 +61,7 @@ impl Running {
         let begun = Instant::now();
         match self.try_to_hand_over(door, visitor, stop).await {
             Ok(pid) => {
-                let (in_flight, waiting) = self.app.admission.load();
+                let (in_flight, waiting) = self.app.core.admission.load();
                 tracing::info!(
                     pid,
                     in_flight,
@@ -160,9 +160,9 @@ impl Running {
             () = stop => return Err(NotHandedOver::Stopped { pid }),
         }
         let exchanged = async {
-            let claims = self.app.admission.claim();
-            send(visitor, &message(&claims, self.draining.load(Relaxed), &self.app.admission)).await?;
-            apply(&self.app.admission, &claims, &receive(visitor).await?);
+            let claims = self.app.core.admission.claim();
+            send(visitor, &message(&claims, self.draining.load(Relaxed), &self.app.core.admission)).await?;
+            apply(&self.app.core.admission, &claims, &receive(visitor).await?);
             Ok(())
         };
         timeout(CONCEDED_MAX, exchanged).await.unwrap_or_else(|late| Err(late.into())).map_err(failed)
@@ -196,19 +196,19 @@ impl Running {
 
     /// Takes back all of the limits.
     fn own_all(&self) {
-        own_all(&self.app.admission);
+        own_all(&self.app.core.admission);
     }
 
     /// The new gateway serves: accepts no more connections, and reports to it until this process
     /// ends.
     async fn leave_to(&mut self, successor: UnixStream) {
-        self.app.flow.hand_over();
+        self.app.core.flow.hand_over();
         if let Some(cluster) = &self.cluster {
             cluster.leave();
         }
         tokio::join!(self.ending.hand_over(), self.admin_ending.hand_over());
         self.sockets.clear();
-        let (admission, draining) = (Arc::clone(&self.app.admission), Arc::clone(&self.draining));
+        let (admission, draining) = (Arc::clone(&self.app.core.admission), Arc::clone(&self.draining));
         let mut ending = self.end.subscribe();
         self.tasks.push(tokio::spawn(async move {
             tokio::select! {

@@ -19,8 +19,7 @@
 //! | GET, POST, PUT, DELETE `/admin/experiments/..` | see [`experiments`] | yes |
 //! | GET, POST `/admin/tuner/..` | the online tuner, see [`tuner`] | yes |
 //!
-//! A restart has options in the query: `set=FLAG=VALUE` (encoded, repeatable), `reset`, `hold`,
-//! `cut`.
+//! [`RestartOptions`] has the body of a restart.
 //!
 //! The token is `auth.admin_token` of the configuration in force. Without one, the API is open to
 //! every client that reaches the port (loopback by default) and sends the header `x-sluice-admin`;
@@ -28,15 +27,16 @@
 //! `/metrics` is open as on vLLM with an API key: it has names and counts, no keys and no text. To
 //! hide it, bind the port to a private address.
 //!
-//! [`access`] checks requests · [`routes`] dispatches them to [`Control`] · [`status`] has types ·
-//! [`events`] sends [`snapshot`] · [`ui`] is the live page · [`server`] listens · [`connections`]
-//! bounds · [`client`] is for subcommands.
+//! [`server`] listens and [`connections`] bounds · [`routes`] finds the row of [`route`], checks
+//! the request with [`access`] and runs one of the [`actions`] on [`Control`] · [`status`] has
+//! types · [`events`] sends [`snapshot`] · [`ui`] is the live page · [`client`] is for subcommands.
 
 pub mod access;
+mod encoding;
+mod restart;
 pub mod client;
 mod connections;
 mod error;
-mod restart_query;
 pub mod unsaved;
 mod engine_log;
 mod experiments;
@@ -47,6 +47,8 @@ pub mod snapshot;
 pub mod events;
 pub mod body;
 mod ui;
+mod answer;
+mod actions;
 mod route;
 pub mod routes;
 pub mod server;
@@ -54,16 +56,18 @@ pub mod server;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod route_tests;
+#[cfg(test)]
 mod event_tests;
 
 pub use access::Access;
 pub use client::{AdminClient, AdminClientError, RESTART_TIMEOUT};
 pub use control::Control;
+pub use encoding::encode;
 pub use engine_log::LOG_LINES_MAX;
 pub use error::{BackendLogError, BackendRestartError, NoSuchBackend, ReloadError};
 pub use experiments::{ExperimentControl, ExperimentError, Order};
-pub(crate) use restart_query::encode;
-pub use restart_query::{RestartQueryError, flag, query};
+pub use restart::{RestartBegun, RestartOptions, RestartOptionsError, flag};
 pub use server::{Socket, bind};
 pub use status::{About, Status};
 pub use tuner::{TunerControl, TunerError, TunerOrder};

@@ -1,0 +1,62 @@
+//! Forecasts of losses by simulation, and questions about limits.
+//!
+//! The caller replays the requests of the last minutes through the gateway's request path to
+//! simulated engines: once with the settings in force, once with each candidate. A simulation that
+//! shows less than [`SHOWN`] of the measured loss does not explain the loss, so its gains are not
+//! believed. Losses are those of [`crate::observe::loss`].
+
+use serde::{Deserialize, Serialize};
+
+use super::Limits;
+use crate::observe::recent::RecentRequest;
+
+/// Standard errors between a gain and the lower bound.
+pub(crate) const BOUND: f64 = 2.0;
+/// The share of the measured loss that a simulation of the settings in force must show. It shows
+/// less where clients wait for one response before they send the next request: faster engines would
+/// get more requests.
+const SHOWN: f64 = 1.0 / 3.0;
+
+/// How requests would fare.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Forecast {
+    /// Mean loss of a request.
+    pub loss: f64,
+    /// Standard error of the loss.
+    pub error: f64,
+    /// Share of the requests that meet their objectives.
+    pub attainment: f64,
+}
+
+impl Forecast {
+    /// In words, if this simulation of the settings in force does not reproduce the measured loss.
+    pub(crate) fn unexplained(&self, measured: f64) -> Option<String> {
+        let (shown, is_shown) = (self.loss, self.loss >= SHOWN * measured);
+        (!is_shown).then(|| format!("a simulation does not show the loss that is measured ({shown:.3}, {measured:.3})"))
+    }
+}
+
+/// A question about limits of pools that serve the same traffic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LimitsQuestion {
+    /// The pools.
+    pub pools: Vec<String>,
+    /// The present limits.
+    pub now: Limits,
+    /// The limits after each change.
+    pub candidates: Vec<Limits>,
+    /// The requests to replay.
+    pub requests: Vec<RecentRequest>,
+    /// How many of the first requests already wait when the simulation begins. They do not count,
+    /// because their earlier wait is not simulated.
+    pub waiting: usize,
+}
+
+/// The answer to a [`LimitsQuestion`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LimitsAnswer {
+    /// With the present limits; `None`: this deployment cannot be simulated.
+    pub now: Option<Forecast>,
+    /// With each candidate; `None`: it cannot be simulated.
+    pub candidates: Vec<Option<Forecast>>,
+}

@@ -1,0 +1,27 @@
+//! Files of state in the folder of the engines' journal (`fleet.state`).
+//!
+//! A file that cannot be read is renamed and kept, and the gateway starts without it, because a
+//! gateway without saved measurements is better than none. `sluice_fleet` bounds the size.
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+
+/// Reads a file of the folder. A file that cannot be read counts as empty and is renamed; the log
+/// says so.
+pub(crate) fn read_or_set_aside<T: DeserializeOwned + Default>(folder: &Path, name: &str) -> T {
+    let read = sluice_fleet::read_state(folder, name).map_err(|error| error.to_string());
+    let parsed = read.and_then(|bytes| match bytes {
+        Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+        None => Ok(T::default()),
+    });
+    parsed.unwrap_or_else(|why| {
+        let (path, aside) = (folder.join(name), sluice_fleet::set_state_aside(folder, name));
+        match aside {
+            Ok(aside) => tracing::error!("{} cannot be read ({why}): kept as {aside}, and not used", path.display()),
+            // Then the file cannot be replaced either.
+            Err(error) => tracing::error!("{} cannot be read ({why}) or renamed ({error})", path.display()),
+        }
+        T::default()
+    })
+}

@@ -1,0 +1,82 @@
+//! Runs the online tuner every second, puts its limits in force, and carries out the orders of
+//! operators.
+//!
+//! Two tasks: one for the pools, and a slower one for the engines' metrics pages, which only
+//! diagnoses use. Both end with the gateway or the lead. Neither delays a request. `service.rs`
+//! carries out orders, `state.rs` has the tuner with the tuner's files, and `engines.rs` is the
+//! gateway as the deployment that the tuner drives.
+
+mod state;
+mod service;
+mod engines;
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+
+use sluice_online::drive::{self, LOOK_INTERVAL, PAGES_INTERVAL};
+use sluice_online::observe::engines::EngineSample;
+
+use engines::Live;
+pub(crate) use service::TunerService;
+pub(crate) use state::TunerState;
+
+/// Most pages that are read at once.
+const LOOKS_AT_ONCE: usize = 16;
+
+/// Starts the tasks, which run until `end` is true.
+pub(crate) fn start(service: &Arc<TunerService>, end: &watch::Receiver<bool>) -> [JoinHandle<()>; 2] {
+    [
+        tokio::spawn(keep_tuning(Arc::clone(service), end.clone())),
+        tokio::spawn(keep_watching_engines(Arc::clone(service), end.clone())),
+    ]
+}
+
+async fn keep_tuning(service: Arc<TunerService>, mut end: watch::Receiver<bool>) {
+    let mut live = Live(service);
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            _ = end.wait_for(|ending| *ending) => return,
+        }
+        let mut looking = live.clone();
+        // A look takes the lock of admission, and a change rebuilds the routing table.
+        match tokio::task::spawn_blocking(move || drive::look(&mut looking)).await {
+            Ok(orders) => drive::carry_out(&mut live, orders),
+            Err(error) => tracing::error!(%error, "the tuner failed"),
+        }
+    }
+}
+
+async fn keep_watching_engines(service: Arc<TunerService>, mut end: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(PAGES_INTERVAL) => {}
+            _ = end.wait_for(|ending| *ending) => return,
+        }
+        tokio::select! {
+            () = look_at_engines(&service) => {}
+            _ = end.wait_for(|ending| *ending) => return,
+        }
+    }
+}
+
+async fn look_at_engines(service: &Arc<TunerService>) {
+    let limit = service.core.config.load().health.probe_timeout;
+    let (mut pages, room) = (JoinSet::new(), Arc::new(Semaphore::new(LOOKS_AT_ONCE)));
+    for (pool, backend) in drive::pages(&Live(Arc::clone(service))) {
+        let room = Arc::clone(&room);
+        pages.spawn(async move {
+            // Never closed.
+            let _room = room.acquire().await;
+            (pool, backend.name, sluice_fleet::scrape(&backend.address, limit).await)
+        });
+    }
+    while let Some(page) = pages.join_next().await {
+        let Ok((pool, backend, page)) = page else { continue };
+        let sample = page.as_ref().and_then(EngineSample::of);
+        let now = service.state.started.elapsed();
+        service.state.tuner.lock().note_engine(&pool, &backend, sample, now);
+    }
+}
