@@ -40,7 +40,7 @@ fn record() -> Record {
         refused_model: None,
         model: Some("llama-3.1-8b".into()),
         home: Some("short".into()),
-        class: Some(\"short\".into()),
+        class: Some("short".into()),
         pool: Some("short".into()),
         backend: Some("gpu0".into()),
         arm: None,
