@@ -354,44 +354,12 @@ fn a_pool_that_was_away_begins_a_new_window() {
     assert_eq!(telemetry.five_minutes("short").completed, 0);
 }
 
-/// The classes of the history after a short and a long request, in a configuration of these pools.
-fn classes(pools: &str) -> Vec<String> {
-    let backend = "[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";
-    let text = format!("[[model]]\nname = \"llama\"\n{}", pools.replace("BACKEND", backend));
-    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
-    let config = Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
-    let telemetry = telemetry();
-    telemetry.configured(&config);
-    for tokens in [200, 16_000] {
-        let estimate = PromptEstimate { tokens, spread: 0.1, source: EstimateSource::Learned };
-        let request = completed(Duration::from_millis(20), Duration::from_millis(5));
-        telemetry.record(&Record { estimate: Some(estimate), home: Some("all".into()), ..request });
-    }
-    let rows = telemetry.history(Resolution::Fine).classes;
-    rows.into_iter().map(|row| row.class.unwrap_or_default().to_string()).collect()
-}
-
-#[test]
-fn short_and_long_requests_of_a_pool_with_permits_are_apart_in_the_history() {
-    let permits = "long_prefix = { threshold = \"5k\", slots = 1 }\n";
-    let all = "[[pool]]\nname = \"all\"\n";
-    assert_eq!(classes(&format!("{all}BACKEND")), ["all"], "without a threshold there is no long request");
-    assert_eq!(classes(&format!("{all}{permits}BACKEND")), ["long", "short"]);
-    let other = "[[pool]]\nname = \"other\"\nprompt_tokens = { min = \"20k\" }\n[[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:10\"\n";
-    let below = "prompt_tokens = { max = \"20k\" }\n";
-    assert_eq!(classes(&format!("{all}{below}{permits}BACKEND{other}")), ["all long", "all short"]);
-    let never = permits.replace("5k", "20k");
-    assert_eq!(classes(&format!("{all}{below}{never}BACKEND{other}")), ["all"], "no prompt of the pool is long");
-    let [below, other] = [below, other].map(|text| text.replace("\"20k\"", "20001"));
-    assert_eq!(classes(&format!("{all}{below}{never}BACKEND{other}")), ["all"], "its longest prompt has 20,000 tokens");
-}
-
 #[test]
 fn requests_are_counted_by_whether_they_met_their_objectives() {
     let telemetry = telemetry();
     telemetry.record(&record(Outcome::Shed(ShedReason::QueueFull)));
-    let met = "sluice_slo_requests_total{pool=\"short\",result=\"met\"}";
-    let missed = "sluice_slo_requests_total{pool=\"short\",result=\"missed\"}";
+    let met = "sluice_slo_requests_total{class=\"short\",model=\"llama\",pool=\"short\",result=\"met\"}";
+    let missed = "sluice_slo_requests_total{class=\"short\",model=\"llama\",pool=\"short\",result=\"missed\"}";
     let page = telemetry.page();
     // Without objectives nothing can be missed.
     assert_eq!([value(&page, met), value(&page, missed)], [0.0, 0.0]);
@@ -406,7 +374,7 @@ fn requests_are_counted_by_whether_they_met_their_objectives() {
     // Missed: one judged so, one shed, two failed. The client that left, the refused request and
     // the call to tokenize do not count, nor does the long one, whose home is another pool.
     assert_eq!([value(&page, met), value(&page, missed)], [3.0, 4.0]);
-    assert_eq!(value(&page, "sluice_slo_attainment_target{pool=\"short\"}"), 0.95);
+    assert_eq!(value(&page, "sluice_slo_attainment_target{class=\"short\",pool=\"short\"}"), 0.95);
     assert!(!page.contains("sluice_slo_requests_total{pool=\"\""));
 }
 
@@ -415,7 +383,7 @@ fn a_stream_without_usage_counts_its_events_as_tokens() {
     let telemetry = telemetry();
     telemetry.record(&without_usage(completed(Duration::from_millis(40), Duration::from_millis(8))));
     let page = telemetry.page();
-    let labels = "{arm=\"\",model=\"llama\",pool=\"short\"}";
+    let labels = "{arm=\"\",class=\"short\",model=\"llama\",pool=\"short\"}";
     assert_eq!(value(&page, &format!("sluice_generation_tokens_total{labels}")), 49.0);
     assert_eq!(value(&page, &format!("sluice_prompt_tokens_total{labels}")), 110.0);
 }
