@@ -86,7 +86,7 @@ class Fleet:
 
     def run(self, name):
         self.gate = Process(name, [binary(), "serve", "--config", self.file], self.folder / f"{name}.log")
-        self.gate.ready(self.admin_url + "/health", 20)
+        self.gate.ready(self.admin_url + "/health", 60)
 
     def sluice(self, *arguments, seconds=CHANGE_SECONDS):
         """Runs a subcommand; returns exit status and output."""

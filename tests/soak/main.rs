@@ -62,7 +62,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use sluice_core::base::Rng;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use clients::{LoadClients, Tally};
+use clients::{LoadClients, SUSPECTED, Tally};
 use engines::{Engine, Kind};
 use gateway::{ENGINES, Gateway};
 use page::Page;
@@ -362,7 +362,8 @@ fn steady_accounts(tally: &Tally, records: &Records, engines: &[Page]) -> anyhow
 /// for a timeout.
 fn brittle_accounts(tally: &Tally, records: &Records) -> anyhow::Result<()> {
     for (failure, n) in &tally.failures {
-        let said = ["closed before the response ended, status 200", "status 200", "status 502"];
+        let suspected = format!("status 422: {SUSPECTED}");
+        let said = ["closed before the response ended, status 200", "status 200", "status 502", &suspected];
         ensure!(
             said.iter().any(|start| failure.starts_with(start)),
             "{n} requests failed without an error response: {failure}"

@@ -94,14 +94,14 @@ fn a_rate_search_that_was_killed_goes_on_after_its_last_load() {
     let class = "[[traffic]]\nrate = 5\nclass = [{ name = \"a\", in = 20, out = 5, e2el = \"500ms\" }]\n";
     let space = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [6]\n";
     let rig = Rig::real(1, FAST, &format!("{class}[tune]\nrequests = 30\n{space}"));
-    let loads = |sent: &str| rig.read("t.journal").matches(&format!("\"sent\":{sent}")).count();
+    let loads = |load: &str| rig.read("t.journal").matches(&format!("\"load\":{load}")).count();
     let child = rig.begin(&["--real"]);
     until("a rate was tried", || loads("{\"rate\":") >= 1 && rig.read("t.journal").ends_with('\n'));
     signal(&child, Signal::SIGKILL);
     end(child);
     let before = rig.read("t.journal");
     let before = before.rfind('\n').map_or("", |end| &before[..=end]).to_owned();
-    let tried = before.matches("\"sent\":{\"rate\":").count();
+    let tried = before.matches("\"load\":{\"rate\":").count();
     let child = rig.begin(&["--real", "--resume"]);
     until("two more were tried", || loads("{\"rate\":") >= tried + 2);
     signal(&child, Signal::SIGTERM);
