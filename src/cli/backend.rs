@@ -153,7 +153,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
         }
         Command::Restart { name, set, reset, hold, cut, wait } => {
             let path = path(&status, name)?;
-            // `run` has refused what is no flag.
+            // `run` has refused arguments that are no flags.
             let flags: Vec<_> = set.iter().filter_map(|set| flag(set).ok()).collect();
             let flags = RestartOptions::of_flags(flags.iter().map(|(name, value)| (name, value)));
             let options = RestartOptions { reset: *reset, hold: *hold, cut: *cut, ..flags };

@@ -3,7 +3,7 @@
 //! The caller replays the requests of the last minutes through the gateway's request path to
 //! simulated engines: once with the settings in force, once with each candidate. A simulation that
 //! shows less than [`SHOWN`] of the measured loss does not explain the loss, so its gains are not
-//! believed. Losses are those of [`crate::observe::loss`].
+//! believed. [`crate::observe::loss`] defines a loss.
 
 use serde::{Deserialize, Serialize};
 
