@@ -107,6 +107,10 @@ impl TestClient {
     pub(crate) async fn to(address: SocketAddr) -> Self {
         let socket = TcpStream::connect(address).await.unwrap();
         socket.set_nodelay(true).unwrap();
+        Self::over(socket)
+    }
+
+    pub(crate) fn over(socket: TcpStream) -> Self {
         Self { socket, unread: Vec::new() }
     }
 

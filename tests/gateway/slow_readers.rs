@@ -1,11 +1,12 @@
 //! Clients that read slowly, or not at all.
 //!
-//! Each holds only the bytes of its response, and no slot of an engine.
+//! Each holds only the bytes of its response, and no slot of an engine. A client that reads slowly
+//! gets its whole response, however long that takes.
 
 use std::time::Duration;
 
 use http::StatusCode;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::client::{STREAMED, TestClient, chat};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, ending, event, send};
@@ -25,11 +26,20 @@ fn long_stream() -> Vec<Step> {
     steps
 }
 
-/// A connection whose streams may send 4,000 bytes until the client asks for more.
+/// A stream that the engine has ready when the request arrives.
+fn ready_stream() -> Vec<Step> {
+    let token = chunk(&event(&"#".repeat(TOKEN)));
+    vec![send([STREAM, &token.repeat(TOKENS), &chunk(&ending()), LAST].concat())]
+}
+
+/// Bytes that a reluctant client accepts ahead of reading.
+const WINDOW: u32 = 4_000;
+
+/// A connection whose streams may send [`WINDOW`] bytes until the client asks for more.
 async fn reluctant(gateway: &TestGateway) -> (Client, tokio::task::JoinHandle<Result<(), h2::Error>>) {
     let stream = TcpStream::connect(gateway.address()).await.unwrap();
     let mut settings = h2::client::Builder::new();
-    settings.initial_window_size(4_000);
+    settings.initial_window_size(WINDOW);
     let (requests, connection) = settings.handshake(stream).await.unwrap();
     (Client::of(requests), tokio::spawn(connection))
 }
@@ -42,7 +52,7 @@ async fn a_client_that_does_not_read_holds_no_slot_and_gets_every_byte_when_it_d
     let (client, _driver) = reluctant(&gateway).await;
     let body = client.chat(STREAMED).await.head().await.into_body();
     eventually("the slot is free", async || gateway.load() == (0, 0)).await;
-    assert!(gateway.metric("sluice_response_bytes", &[]).await > 100_000.0);
+    eventually("the response waits", async || held(&gateway).await > 100_000.0).await;
     let (other, _driver) = over(TcpStream::connect(gateway.address()).await.unwrap()).await;
     let (status, text) = other.request("POST", "/v1/chat/completions", STREAMED).await;
     assert_eq!((status, text.len() > TOKENS * TOKEN), (StatusCode::OK, true));
@@ -55,7 +65,7 @@ async fn a_client_that_does_not_read_holds_no_slot_and_gets_every_byte_when_it_d
     gateway.recorded("completed", 2.0).await;
     assert_eq!(gateway.metric("sluice_slo_requests_total", &["result=\"missed\""]).await, 0.0);
     assert!(gateway.metric("sluice_client_wait_seconds_sum", &[]).await > 3.0);
-    eventually("nothing is held", async || gateway.metric("sluice_response_bytes", &[]).await == 0.0).await;
+    eventually("nothing is held", async || held(&gateway).await == 0.0).await;
     gateway.settled().await;
 }
 
@@ -99,14 +109,47 @@ async fn a_client_that_reads_nothing_is_cut_after_its_time_and_one_that_reads_sl
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_takes_longer_than_its_pause_for_one_write_gets_every_byte() {
+    let engine = Engine::always(ready_stream()).await;
+    let gateway = TestGateway::over(&[engine.url()], &["timeouts.send=1s"]).await;
+    let (client, _driver) = reluctant(&gateway).await;
+    let mut slow = client.chat(STREAMED).await.head().await.into_body();
+    eventually("all but the first write waits", async || held(&gateway).await > 100_000.0).await;
+    // Together more than the gateway writes at once, in three times the pause.
+    let mut read = String::new();
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        read += &until(&mut slow, "#").await;
+    }
+    let (text, reset) = rest(slow).await;
+    assert_eq!(((read + &text).matches('#').count(), reset), (TOKENS * TOKEN, None));
+    gateway.recorded("completed", 1.0).await;
+
+    let unread = client.chat(STREAMED).await.head().await.into_body();
+    gateway.recorded("client_gone", 1.0).await;
+    drop(unread);
+    eventually("nothing is held", async || held(&gateway).await == 0.0).await;
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_http1_client_that_does_not_read_holds_no_slot() {
     let engine = Engine::always(long_stream()).await;
     let gateway = TestGateway::over(&[engine.url()], &["pool.0.slots=1"]).await;
-    let mut client = TestClient::to(gateway.address()).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(WINDOW).unwrap();
+    let mut client = TestClient::over(socket.connect(gateway.address()).await.unwrap());
     client.send(chat(STREAMED)).await;
     eventually("the engine has the request", async || engine.count() == 1).await;
     eventually("the slot is free", async || gateway.load() == (0, 0)).await;
+    // The kernel keeps only a part of the response.
+    eventually("the rest waits", async || held(&gateway).await > 0.0).await;
     let response = client.response().await;
     assert!(response.whole && response.text().matches('#').count() == TOKENS * TOKEN);
     gateway.settled().await;
+}
+
+/// Bytes of responses that wait for their clients.
+async fn held(gateway: &TestGateway) -> f64 {
+    gateway.metric("sluice_response_bytes", &[]).await
 }

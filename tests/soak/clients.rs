@@ -35,10 +35,10 @@ const ENDLESS: u64 = 100_000;
 /// One in this many finite requests is read slowly.
 const SLOW: usize = 128;
 /// Output tokens of a request that is read slowly: more bytes than the sockets hold.
-const SLOW_TOKENS: u64 = 800;
+const SLOW_TOKENS: u64 = 1_600;
 /// A slow client reads [`PIECE`] bytes, then pauses for so long.
-const SLOW_PAUSE: Duration = Duration::from_millis(20);
-const PIECE: usize = 4096;
+const SLOW_PAUSE: Duration = Duration::from_millis(50);
+const PIECE: usize = 4_096;
 /// Maximum number of distinct kinds of failures.
 const MAX_KINDS: usize = 16;
 

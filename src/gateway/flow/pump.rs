@@ -193,32 +193,47 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             if self.ending == Some(Ending::ClientGone) {
                 return AttemptResult::Finished;
             }
-            if delivery.is_empty() {
-                continue;
+            if let Err(result) = self.send(delivery, &mut engine, down).await {
+                return result;
             }
-            let is_last = delivery.finish;
+        }
+    }
+
+    /// Sends bytes to the client. If the client does not take them, the engine is read meanwhile,
+    /// and bytes that have not been written yet join the backlog. An error is the end of the
+    /// attempt.
+    async fn send<X: Exchange, D: Downstream>(
+        &mut self,
+        mut delivery: Delivery,
+        engine: &mut EngineSide<'_, '_, X>,
+        down: &mut D,
+    ) -> Result<(), AttemptResult<X>> {
+        while !delivery.is_empty() {
+            let write = delivery.next_write();
+            let (is_last, has_bytes) = (write.finish, write.has_bytes());
             let sent = {
-                let mut sending = pin!(deliver(down, delivery));
+                let mut sending = pin!(deliver(down, write, !delivery.is_empty()));
                 match poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await {
                     Poll::Ready(sent) => sent,
-                    Poll::Pending => match Box::pin(self.wait_for_client(&mut engine, sending)).await {
-                        Ok(sent) => sent,
-                        Err(failed) => return AttemptResult::Failed(failed),
-                    },
+                    Poll::Pending => {
+                        self.backlog.push(&std::mem::take(&mut delivery), self.context.room());
+                        Box::pin(self.wait_for_client(engine, sending)).await.map_err(AttemptResult::Failed)?
+                    }
                 }
             };
             if sent == Err(ClientGone) {
-                self.client_gone(Instant::now());
+                self.client_gone(has_bytes, Instant::now());
                 if self.ending == Some(Ending::Stopped) {
                     down.abort();
                 }
-                return AttemptResult::Finished;
+                return Err(AttemptResult::Finished);
             }
             if is_last {
                 engine.reuse().await;
-                return AttemptResult::Finished;
+                return Err(AttemptResult::Finished);
             }
         }
+        Ok(())
     }
 
     /// Applies an event to the response. Returns the bytes that go to the client now. An error
@@ -242,7 +257,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             EngineEvent::Broken(error) => self.interrupted(Interruption::Broken(error), now),
             EngineEvent::Aborted => self.interrupted(self.why_aborted(), now),
             EngineEvent::ClientGone => {
-                self.client_gone(now);
+                self.client_gone(false, now);
                 Ok(Delivery::default())
             }
         };

@@ -166,7 +166,7 @@ impl Gateway {
                 let pause = incoming.routing.timeouts().send;
                 let mut client = DownstreamConnection::new(session, origin, pause);
                 self.flow.run(incoming, &mut client).await;
-                if client.is_finished() { Next::Request } else { Next::CLOSE }
+                if client.end().await { Next::Request } else { Next::CLOSE }
             }
             Err(rejected) => {
                 let mut record = RecordGuard::new(self.flow.recorder(), route, ids.client, begun);
@@ -211,7 +211,7 @@ impl Gateway {
         let format = headers::error_format(&session.req_header().headers, &canonical(session.req_header().uri.path()));
         let mut client = DownstreamConnection::new(session, origin, self.pause());
         refuse(&mut client, &refusal, format, &mut record).await;
-        match client.is_finished() {
+        match client.end().await {
             true if !unread => Next::Request,
             true => self.after_refusal(),
             false => Next::CLOSE,

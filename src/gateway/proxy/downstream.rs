@@ -4,14 +4,17 @@
 //! gets chunks, and an HTTP/1.0 client gets the body until the connection closes.
 //!
 //! A client that accepts no byte for `timeouts.send` counts as disconnected. Until then the request
-//! path keeps its bytes.
+//! path keeps its bytes. pingora's own limit on an HTTP/2 write is for all of its bytes together,
+//! which would cut a client that reads slowly. Hence this file writes the body of a stream itself.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::SendStream;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::{StatusCode, Version};
 use pingora::http::ResponseHeader;
@@ -19,8 +22,8 @@ use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
 use super::cors::CrossOrigin;
-use super::headers;
-use super::socket::ClientHandle;
+use super::socket::{ClientHandle, SocketState};
+use super::{headers, http2};
 use crate::flow::{ClientGone, Downstream, ResponseHead};
 
 pub(super) struct DownstreamConnection<'a> {
@@ -30,32 +33,36 @@ pub(super) struct DownstreamConnection<'a> {
     sized: bool,
     finished: bool,
     aborted: bool,
-    /// `timeouts.send`; `None` with HTTP/2, where the session has it.
-    pause: Option<Duration>,
+    /// `timeouts.send`.
+    pause: Duration,
+    /// The socket of an HTTP/1 connection.
+    socket: Option<Arc<SocketState>>,
+    /// The body of an HTTP/2 response, after its head.
+    stream: Option<SendStream<Bytes>>,
 }
 
 impl<'a> DownstreamConnection<'a> {
     pub(super) fn new(session: &'a mut ServerSession, origin: CrossOrigin, pause: Duration) -> Self {
-        // With HTTP/2, each byte that the client's window admits is progress of a write.
-        let is_http2 = ClientHandle::of(session).is_none();
-        if is_http2 {
-            session.set_write_timeout(Some(pause));
-        }
-        let pause = (!is_http2).then_some(pause);
-        Self { session, origin, sized: false, finished: false, aborted: false, pause }
+        let socket = ClientHandle::of(session).map(|client| Arc::clone(client.state));
+        Self { session, origin, sized: false, finished: false, aborted: false, pause, socket, stream: None }
     }
 
     /// While corked, writes are held back, because more bytes follow at once.
     fn cork(&self, corked: bool) {
-        if let Some(client) = ClientHandle::of(self.session) {
-            client.cork(corked);
-            client.unbuffered(!corked && self.sized);
+        if let Some(socket) = &self.socket {
+            socket.cork(corked);
+            socket.unbuffered(!corked && self.sized);
         }
     }
 
-    /// Whether the response was sent completely, so that the connection can be used again.
-    pub(super) fn is_finished(&self) -> bool {
-        self.finished && !self.aborted
+    /// Ends the response. Returns whether it was sent completely, so that the connection can be
+    /// used again.
+    pub(super) async fn end(mut self) -> bool {
+        let is_whole = self.finished && !self.aborted;
+        if let Some(stream) = self.stream.as_mut().filter(|_| !is_whole) {
+            http2::deliver(stream).await;
+        }
+        is_whole
     }
 }
 
@@ -75,18 +82,30 @@ impl Downstream for DownstreamConnection<'_> {
         parts.headers = headers;
         // The first bytes of the body follow at once: head and body are sent together.
         self.cork(true);
-        let pause = self.pause;
-        send(self.session.write_response_header(Box::new(ResponseHeader::from(parts))), pause).await
+        let (socket, pause) = (self.socket.as_deref(), self.pause);
+        send(self.session.write_response_header(Box::new(ResponseHeader::from(parts))), socket, pause).await?;
+        if let ServerSession::H2(session) = &mut *self.session {
+            self.stream = session.take_response_body_writer();
+        }
+        Ok(())
     }
 
     async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
+        if let Some(stream) = &mut self.stream {
+            return write(stream, bytes, self.pause).await;
+        }
         self.cork(more);
-        send(self.session.write_response_body(bytes, false), self.pause).await
+        send(self.session.write_response_body(bytes, false), self.socket.as_deref(), self.pause).await
     }
 
     async fn finish(&mut self) -> Result<(), ClientGone> {
-        self.cork(false);
-        send(self.session.write_response_body(Bytes::new(), true), self.pause).await?;
+        if let Some(stream) = &mut self.stream {
+            stream.send_data(Bytes::new(), true).map_err(|_| ClientGone)?;
+        } else {
+            self.cork(false);
+            let sending = self.session.write_response_body(Bytes::new(), true);
+            send(sending, self.socket.as_deref(), self.pause).await?;
+        }
         self.finished = true;
         Ok(())
     }
@@ -96,24 +115,53 @@ impl Downstream for DownstreamConnection<'_> {
     }
 
     async fn gone(&mut self) {
-        match ClientHandle::of(self.session) {
-            Some(client) => client.left().await,
+        match (ClientHandle::of(self.session), &mut self.stream) {
+            (Some(client), _) => client.left().await,
             // HTTP/2: only this stream is read, so other requests of the connection are not
             // affected.
-            None => while self.session.read_body_or_idle(true).await.is_ok() {},
+            (None, Some(stream)) => drop(poll_fn(|cx| stream.poll_reset(cx)).await),
+            (None, None) => while self.session.read_body_or_idle(true).await.is_ok() {},
         }
     }
 }
 
-/// Sends within `pause`. Nearly every write is accepted at once and needs no timer.
-async fn send<T, E>(sending: impl Future<Output = Result<T, E>>, pause: Option<Duration>) -> Result<(), ClientGone> {
+/// Waits until the socket has all bytes. The client has left if the socket accepts none for
+/// `pause`. Nearly every write is accepted at once and needs no timer.
+async fn send<T, E>(
+    sending: impl Future<Output = Result<T, E>>,
+    socket: Option<&SocketState>,
+    pause: Duration,
+) -> Result<(), ClientGone> {
     let mut sending = pin!(sending);
     let sent = match poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await {
         Poll::Ready(sent) => sent,
-        Poll::Pending => match pause {
-            Some(pause) => timeout(pause, sending).await.map_err(|_| ClientGone)?,
-            None => sending.await,
+        Poll::Pending => loop {
+            let accepted = socket.map(SocketState::accepted);
+            match timeout(pause, sending.as_mut()).await {
+                Ok(sent) => break sent,
+                Err(_) if accepted == socket.map(SocketState::accepted) => return Err(ClientGone),
+                Err(_) => {}
+            }
         },
     };
     sent.map(drop).map_err(|_| ClientGone)
+}
+
+/// Writes into an HTTP/2 stream. The client has left if its window admits no byte for `pause`.
+async fn write(stream: &mut SendStream<Bytes>, mut bytes: Bytes, pause: Duration) -> Result<(), ClientGone> {
+    while !bytes.is_empty() {
+        stream.reserve_capacity(bytes.len());
+        let room = match poll_fn(|cx| Poll::Ready(stream.poll_capacity(cx))).await {
+            Poll::Ready(room) => room,
+            Poll::Pending => {
+                timeout(pause, poll_fn(|cx| stream.poll_capacity(cx))).await.map_err(|_| ClientGone)?
+            }
+        };
+        let Some(Ok(room)) = room else { return Err(ClientGone) };
+        let piece = bytes.split_to(room.min(bytes.len()));
+        if !piece.is_empty() {
+            stream.send_data(piece, false).map_err(|_| ClientGone)?;
+        }
+    }
+    Ok(())
 }

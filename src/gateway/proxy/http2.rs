@@ -19,8 +19,8 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::Reason;
 use h2::server::Connection;
+use h2::{Reason, SendStream};
 use http::HeaderMap;
 use pingora::apps::HttpServerApp;
 use pingora::protocols::http::ServerSession;
@@ -199,21 +199,17 @@ async fn next_stream(
 /// arrives with a reset, or read none before they have sent the whole body.
 pub(super) async fn linger(session: &mut ServerSession, pause: Duration) {
     let _ = timeout(pause * LINGER_PAUSES, body::discard(session, LINGER_BYTES, pause)).await;
-    deliver(session).await;
 }
 
-/// Waits until the buffered bytes of a response are sent, at most [`LAST_BYTES_MAX`]. h2 drops the
-/// buffer when a stream is reset, so the client would not get the error event about an aborted
-/// stream.
-pub(super) async fn deliver(session: &mut ServerSession) {
-    let ServerSession::H2(stream) = session else { return };
-    let Some(mut body) = stream.take_response_body_writer() else { return };
-    body.reserve_capacity(SEND_BUFFER);
+/// Waits until the buffered bytes of an aborted response are sent, at most [`LAST_BYTES_MAX`]. h2
+/// drops the buffer when a stream is reset, so the client would not get the error event.
+pub(super) async fn deliver(stream: &mut SendStream<Bytes>) {
+    stream.reserve_capacity(SEND_BUFFER);
     let left = poll_fn(|cx| {
         // The buffer is empty when the whole capacity is free. `poll_capacity` ends when the client
         // has disconnected.
-        while body.capacity() < SEND_BUFFER {
-            if !matches!(ready!(body.poll_capacity(cx)), Some(Ok(_))) {
+        while stream.capacity() < SEND_BUFFER {
+            if !matches!(ready!(stream.poll_capacity(cx)), Some(Ok(_))) {
                 break;
             }
         }

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
-use nix::sys::socket::{setsockopt, sockopt};
 use pingora::apps::HttpServerApp;
 use pingora::protocols::http::ServerSession;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -50,12 +50,17 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// burst overflows the 128 of the standard library.
 const BACKLOG: u32 = 4_096;
 
-/// Seconds of silence after which a connection is probed (TCP keep-alive).
-const PROBE_AFTER: u32 = 30;
-/// Seconds between two probes.
-const PROBE_INTERVAL: u32 = 10;
+/// Silence after which a connection is probed (TCP keep-alive).
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+/// Time between two probes.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered probes after which the connection is broken: 60 s after the client's last packet.
 const PROBES: u32 = 3;
+/// Unsent bytes up to which a socket accepts more (tcp(7), TCP_NOTSENT_LOWAT). Without this limit
+/// the kernel would keep up to `net.ipv4.tcp_wmem` for each client that reads slowly: megabytes that
+/// `server.max_response_memory` does not bound. A socket whose client reads on would accept bytes
+/// again only when a third of them is sent.
+const UNSENT: u32 = 128 << 10;
 
 /// Opens a listening socket with a backlog for bursts and with TCP keep-alive (HAProxy:
 /// `option clitcpka`). Probes detect a client whose host has vanished; a request may wait for
@@ -68,18 +73,17 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     // Allows binding while old connections are in TIME_WAIT. A port with a listener is still an
     // error.
     socket.set_reuseaddr(true)?;
-    probe_clients(&socket)?;
+    set_options(&socket)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// Turns on TCP keep-alive, which accepted connections inherit.
-fn probe_clients(socket: &impl std::os::fd::AsFd) -> std::io::Result<()> {
-    setsockopt(socket, sockopt::KeepAlive, &true)?;
-    setsockopt(socket, sockopt::TcpKeepIdle, &PROBE_AFTER)?;
-    setsockopt(socket, sockopt::TcpKeepInterval, &PROBE_INTERVAL)?;
-    setsockopt(socket, sockopt::TcpKeepCount, &PROBES)?;
-    Ok(())
+/// Sets what accepted connections inherit: TCP keep-alive, and [`UNSENT`].
+fn set_options(socket: &impl std::os::fd::AsFd) -> std::io::Result<()> {
+    let socket = SockRef::from(socket);
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL).with_retries(PROBES);
+    socket.set_tcp_keepalive(&probes)?;
+    socket.set_tcp_notsent_lowat(UNSENT)
 }
 
 /// A socket that could not be opened.
@@ -113,7 +117,7 @@ impl Listener {
     /// A listener on a socket that another process has opened.
     pub fn inherited(socket: std::net::TcpListener) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;
-        probe_clients(&socket)?;
+        set_options(&socket)?;
         let socket = TcpListener::from_std(socket)?;
         let address = socket.local_addr()?;
         Ok(Self { socket, address })
@@ -290,17 +294,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_whose_client_has_vanished_is_probed() {
-        use nix::sys::socket::getsockopt;
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, _) = listener.accept().await.unwrap();
-        assert!(getsockopt(&accepted, sockopt::KeepAlive).unwrap());
-        let probes = (
-            getsockopt(&accepted, sockopt::TcpKeepIdle).unwrap(),
-            getsockopt(&accepted, sockopt::TcpKeepInterval).unwrap(),
-            getsockopt(&accepted, sockopt::TcpKeepCount).unwrap(),
-        );
-        assert_eq!(probes, (PROBE_AFTER, PROBE_INTERVAL, PROBES));
+        let socket = SockRef::from(&accepted);
+        assert!(socket.keepalive().unwrap());
+        let times = (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());
+        assert_eq!(times, (PROBE_AFTER, PROBE_INTERVAL));
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBES);
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT);
     }
 
     #[tokio::test]

@@ -78,6 +78,8 @@ struct FrameWatch {
 pub(super) struct SocketState {
     corked: AtomicBool,
     unbuffered: AtomicBool,
+    /// Writes of which the socket has accepted bytes; wraps.
+    accepted: AtomicUsize,
     /// Whether bytes of the next request have been read.
     begun: AtomicBool,
     /// Bytes that may still be read for the head.
@@ -88,7 +90,24 @@ pub(super) struct SocketState {
 impl SocketState {
     fn new(connection: Arc<CountedConnection>) -> Self {
         let [corked, unbuffered, begun] = [const { AtomicBool::new(false) }; 3];
-        Self { corked, unbuffered, begun, head_room: AtomicUsize::new(usize::MAX), connection }
+        let [accepted, head_room] = [0, usize::MAX].map(AtomicUsize::new);
+        Self { corked, unbuffered, accepted, begun, head_room, connection }
+    }
+
+    /// While corked, a flush does nothing, because more bytes follow at once.
+    pub(super) fn cork(&self, corked: bool) {
+        self.corked.store(corked, Ordering::Relaxed);
+    }
+
+    /// While unbuffered, each write is sent at once. For bodies with a known length, which pingora
+    /// flushes only after the last byte.
+    pub(super) fn unbuffered(&self, unbuffered: bool) {
+        self.unbuffered.store(unbuffered, Ordering::Relaxed);
+    }
+
+    /// A number that changes whenever the socket accepts bytes.
+    pub(super) fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     pub(super) fn connection(&self) -> &CountedConnection {
@@ -148,17 +167,6 @@ impl<'a> ClientHandle<'a> {
     pub(super) fn below(stream: &'a pingora::protocols::Stream) -> Option<Self> {
         let socket: &ClientSocket = (**stream).as_any().downcast_ref()?;
         Some(Self { tcp: socket.stream.tcp(), state: &socket.state })
-    }
-
-    /// While corked, a flush does nothing, because more bytes follow at once.
-    pub(super) fn cork(&self, corked: bool) {
-        self.state.corked.store(corked, Ordering::Relaxed);
-    }
-
-    /// While unbuffered, each write is sent at once. For bodies with a known length, which pingora
-    /// flushes only after the last byte.
-    pub(super) fn unbuffered(&self, unbuffered: bool) {
-        self.state.unbuffered.store(unbuffered, Ordering::Relaxed);
     }
 
     /// Returns when the client has closed its side or the connection is broken, even if there are
@@ -228,9 +236,13 @@ impl ClientSocket {
         flood
     }
 
-    /// With HTTP/2: notes whether the client accepted bytes. An error if it accepted none for
+    /// Notes whether the socket accepted bytes. With HTTP/2, an error if it accepted none for
     /// `timeouts.send`.
     fn has_taken(&mut self, some: bool) -> io::Result<()> {
+        if some {
+            // Only this connection's task writes.
+            self.state.accepted.store(self.state.accepted().wrapping_add(1), Ordering::Relaxed);
+        }
         let Some(watch) = &mut self.frames else { return Ok(()) };
         if some {
             watch.blocked = None;

@@ -69,14 +69,15 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
     }
 
-    /// Ends a response whose client has left, or does not read any more.
-    pub(super) fn client_gone(&mut self, now: Instant) {
+    /// Ends a response whose client has left, or does not read any more. `in_a_write`: it did not
+    /// take the bytes of a write.
+    pub(super) fn client_gone(&mut self, in_a_write: bool, now: Instant) {
         if self.ending == Some(Ending::Stopped) {
             return;
         }
         if self.is_settled {
             // A client that closes once it has the last event has received the whole stream.
-            let has_all = self.meter.is_stream() && self.backlog.is_empty();
+            let has_all = self.meter.is_stream() && self.backlog.is_empty() && !in_a_write;
             if self.record.outcome == Outcome::Completed && !has_all {
                 self.record.outcome = Outcome::ClientGone;
             }

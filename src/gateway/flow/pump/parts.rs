@@ -5,7 +5,7 @@
 //! Bounds: [`STREAM_MAX`] bytes of one response wait for the client. The waiting bytes of all
 //! responses are bounded by `server.max_response_memory`, which clients share by the rule in
 //! `shares`: one place for each block. A read that began with room may exceed a bound by the size
-//! of that read.
+//! of that read. The write that waits for the client is not counted: at most [`WRITE_MAX`] bytes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,10 +41,10 @@ pub(super) enum Interruption {
 pub(super) const STREAM_MAX: usize = 1 << 20;
 /// Bytes of a block of the backlog.
 const BLOCK: usize = 8 << 10;
-/// Bytes of the backlog that are written at once. A client must take them within `timeouts.send`;
-/// with the default, a client that takes 35 bytes a second does so.
+/// Bytes of the backlog that are written at once.
 const PIECE: usize = 2 << 10;
-/// Bytes of one write that do not come from the backlog.
+/// Bytes of one write that do not come from the backlog. A read may return more; the rest joins the
+/// backlog when the client does not take the first write.
 const WRITE_MAX: usize = 16 << 10;
 
 #[derive(Default)]
@@ -57,26 +57,50 @@ pub(super) struct Delivery {
 
 impl Delivery {
     pub(super) fn is_empty(&self) -> bool {
-        self.head.is_none() && self.preamble.is_empty() && self.forward.is_empty() && !self.finish
+        self.head.is_none() && !self.has_bytes() && !self.finish
+    }
+
+    pub(super) fn has_bytes(&self) -> bool {
+        !self.preamble.is_empty() || !self.forward.is_empty()
+    }
+
+    /// Takes what is written at once, and leaves the rest.
+    pub(super) fn next_write(&mut self) -> Delivery {
+        let bytes = self.preamble.len() + self.forward.iter().map(Bytes::len).sum::<usize>();
+        if bytes <= WRITE_MAX {
+            return std::mem::take(self);
+        }
+        let mut write = Delivery { head: self.head.take(), ..Delivery::default() };
+        write.preamble = self.preamble.split_to(self.preamble.len().min(WRITE_MAX));
+        let mut room = WRITE_MAX - write.preamble.len();
+        let mut whole = 0;
+        for piece in &mut self.forward {
+            write.forward.push(piece.split_to(piece.len().min(room)));
+            room -= write.forward.last().map_or(0, Bytes::len);
+            if !piece.is_empty() || room == 0 {
+                break;
+            }
+            whole += 1;
+        }
+        self.forward.drain(..whole);
+        write
     }
 }
 
-pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery) -> Result<(), ClientGone> {
+/// `more`: other bytes follow at once.
+pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery, more: bool) -> Result<(), ClientGone> {
     let Delivery { head, preamble, forward, finish } = delivery;
     if let Some(head) = head {
         down.head(*head).await?;
     }
+    let more = more || finish;
     if !preamble.is_empty() {
-        down.body(preamble, finish || !forward.is_empty()).await?;
+        down.body(preamble, more || !forward.is_empty()).await?;
     }
     // The pieces leave in one write, as far as the downstream side gathers them.
     let mut pieces = forward.into_iter().peekable();
     while let Some(piece) = pieces.next() {
-        let mut piece = piece;
-        while piece.len() > WRITE_MAX {
-            down.body(piece.split_to(WRITE_MAX), true).await?;
-        }
-        let more = finish || pieces.peek().is_some();
+        let more = more || pieces.peek().is_some();
         down.body(piece, more).await?;
     }
     if finish { down.finish().await } else { Ok(()) }
