@@ -16,7 +16,6 @@ use super::families::{self, MetricKind};
 use super::line::{Shown, line};
 use super::testing::{admission, completed, record, spec};
 use super::*;
-use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::experiment::{CopyOutcome, Ending, ExperimentReport, Experiments, Observation, Quantity};
 use crate::flow::keys::KeyTokens;
 use crate::flow::owner::KeyWork;
