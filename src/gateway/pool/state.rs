@@ -248,8 +248,12 @@ impl AdmissionState {
         untried.avoid.truncate(avoided);
         self.cut_copies(&untried);
         self.reserve_if_passed(id);
-        let deadline = if self.waits_for_share(&untried) { self.patient(&untried, deadline) } else { deadline };
-        AdmissionDecision::Queued(id, deadline)
+        if !self.waits_for_share(&untried) {
+            return AdmissionDecision::Queued(id, deadline);
+        }
+        // No backend was picked that the owner's share bars, so none was offered.
+        self.pools[home.index()].queue.hold();
+        AdmissionDecision::Queued(id, self.patient(&untried, deadline))
     }
 
     /// Whether no request waits for a backend of this pool.

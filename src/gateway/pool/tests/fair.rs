@@ -278,6 +278,19 @@ fn while_prompts_queue_in_an_engine_only_owners_below_their_share_send_more() {
 }
 
 #[test]
+fn a_prompt_that_only_one_engine_may_serve_takes_its_turn_after_a_first_token_at_another() {
+    let fixture = Fixture::new(&[pool(2, BackendLimits { slots: 64, ..NO_PERMITS }, 512)]);
+    let _quiet = fixture.enter_owned(2, 200).expect("there is room");
+    let mut first = fixture.enter_owned(1, 4_500).expect("the first large prompt");
+    let mut retried = fixture.owned(1, 1.0, 4_500);
+    (retried.avoid, retried.pinned) = (smallvec![first.backend()], true);
+    let AdmissionDecision::Queued(ticket, _) = fixture.admission.enter(retried) else { panic!("it waits its turn") };
+    first.first_token();
+    assert_eq!(granted(&mut vec![ticket]).len(), 1);
+    assert_eq!(fixture.admission.check_invariants(), Ok(()));
+}
+
+#[test]
 fn an_owner_that_has_gone_keeps_nothing_from_the_others() {
     let fixture = Fixture::new(&[pool(2, BackendLimits { slots: 64, ..NO_PERMITS }, 512)]);
     drop(fixture.enter_owned(2, 200));
