@@ -14,7 +14,7 @@ use super::error::NoSuchBackend;
 use sluice_core::base::BackendId;
 use sluice_fleet::EngineView;
 use sluice_fleet::discovery::PodsView;
-use sluice_gateway::flow::keys::KeyTokens;
+use sluice_gateway::flow::keys::{KeyInFlight, KeyTokens};
 use sluice_gateway::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
 use sluice_gateway::telemetry::{Telemetry, WindowStats};
 use sluice_online::findings::{Finding, LastMinute};
@@ -52,6 +52,47 @@ pub struct Diagnosis {
     pub keys: Vec<LastMinute>,
     /// The last minute of each backend.
     pub engines: Vec<LastMinute>,
+    /// API keys with requests in flight on this gateway, most requests first; at most 256 keys.
+    pub in_flight: Vec<KeyInFlightStatus>,
+}
+
+/// The most keys of the last minute in an event of the live page.
+const KEYS_IN_EVENT: usize = 256;
+
+impl Diagnosis {
+    /// The part that the live page shows: the keys with most tokens, and no findings, which the
+    /// status has.
+    pub(super) fn for_page(mut self) -> Self {
+        self.findings.clear();
+        self.keys.truncate(KEYS_IN_EVENT);
+        self
+    }
+}
+
+/// The amounts that one API key has in flight, with limits of all gateways together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KeyInFlightStatus {
+    /// The key's name.
+    pub name: String,
+    /// Requests.
+    pub requests: Used,
+    /// Sequences.
+    pub sequences: Used,
+    /// Tokens of prompts and expected outputs.
+    pub tokens: Used,
+}
+
+impl From<KeyInFlight> for KeyInFlightStatus {
+    fn from(key: KeyInFlight) -> Self {
+        let used = |(used, limit): (u64, Option<u64>)| Used { used, limit };
+        Self {
+            name: key.name.to_string(),
+            requests: used(key.requests),
+            sequences: used(key.sequences),
+            tokens: used(key.tokens),
+        }
+    }
 }
 
 /// Tokens that one API key has used of token limits.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::app::App;
 use crate::core::Source;
 use crate::reload::{ReloadError, problem_lines};
-use sluice_admin::status::{ClusterStatus, Diagnosis, KeyStatus, ModelStatus, find};
+use sluice_admin::status::{ClusterStatus, Diagnosis, KeyInFlightStatus, KeyStatus, ModelStatus, find};
 use sluice_admin::{
     About, Access, BackendLogError, BackendRestartError, Control, ExperimentControl, ExperimentError, NoSuchBackend,
     Order, Status, TunerControl, TunerError, TunerOrder,
@@ -71,7 +71,8 @@ impl Control for App {
     }
 
     fn diagnosis(&self) -> Diagnosis {
-        self.findings.diagnosis()
+        let in_flight = self.core.learned.key_usage.in_flight().into_iter().map(KeyInFlightStatus::from).collect();
+        Diagnosis { in_flight, ..self.findings.diagnosis() }
     }
 
     fn telemetry(&self) -> &Telemetry {
