@@ -6,9 +6,9 @@ const ROWS = 300;
 
 /**
  * `columns`: [{id, head, title, read: row => value, cell: row => children, text}], where `text` columns are aligned to the left and sorted
- * upwards. `rows` have a `name`, and a `key` that is unique. `own`: [name, state.view], under which order and filter are kept.
+ * upwards. `rows` have a `name`, and a `key` that is unique; there are `total` without the view's own filters. `own`: [name, state.view], under which order and filter are kept.
  */
-export function compare({ caption, columns, rows, own: [own, view], app, filters = [] }) {
+export function compare({ caption, columns, rows, total = rows.length, own: [own, view], app, filters = [] }) {
   const sort = view[own + "Sort"], wanted = (view[own + "Filter"] || "").toLowerCase();
   const column = columns.find(one => one.id === sort?.id);
   const rank = row => { const value = column.read(row); return value === null || value === undefined || Number.isNaN(value) ? -Infinity : value; };
@@ -18,7 +18,7 @@ export function compare({ caption, columns, rows, own: [own, view], app, filters
   const press = one => app.set({ [own + "Sort"]: sort?.id === one.id ? { id: one.id, up: !sort.up } : { id: one.id, up: Boolean(one.text) } });
   return [
     h("div", { class: "row" },
-      h("label", { class: "soft", for: own + "-filter" }, `${rows.length} in all; show`),
+      h("label", { class: "soft", for: own + "-filter" }, `${shown.length} of ${total}; show`),
       h("input", { id: own + "-filter", type: "search", placeholder: "part of a name", value: view[own + "Filter"], oninput: event => app.set({ [own + "Filter"]: event.target.value }) }),
       filters),
     h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": caption }, h("table", { class: "compare" },

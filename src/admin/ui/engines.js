@@ -78,7 +78,7 @@ export function engines(state, app) {
     h("section", { class: "card", "aria-labelledby": "engines-title" },
       h("div", { class: "head" }, h("h2", { id: "engines-title" }, "Engines side by side"), h("span", { class: "grow" }),
         h("span", { class: "hint" }, minute?.engines.length ? "last minute; state and in flight: now" : "the last minute is known a minute after the start")),
-      compare({ caption: "Engines", columns, rows, own: ["engines", view], app, filters: [outliers, inPool] }),
+      compare({ caption: "Engines", columns, rows, total: all.length, own: ["engines", view], app, filters: [outliers, inPool] }),
       h("p", { class: "sub" }, `Marked: ${OUT} times worse than the median of the pool's other engines, from ${FEWEST} requests on. Running, waiting, KV use and preemptions are the engine's own.`)),
   ];
 }

@@ -2,7 +2,7 @@
 import { h } from "./dom.js";
 import { NONE, count, percent, timeText } from "./units.js";
 import { lineChart, marks, partsBar, partsLegend } from "./charts.js";
-import { choice, partChoice, select, spanChoice, spanOf } from "./span.js";
+import { byLength, choice, partChoice, select, spanChoice, spanOf } from "./span.js";
 
 const METRICS = [
   ["ttft_ms", "TTFT", "time to first token"],
@@ -15,7 +15,7 @@ export function latency(state, app) {
   const { place } = state, shown = spanOf(state), { history } = shown, byPool = place.by === "pool";
   const own = { view: "latency", by: place.by, class: place.class, pool: place.pool, span: place.span, from: place.from, to: place.to };
   const of = row => byPool ? row.pool : row.class, wanted = byPool ? place.pool : place.class;
-  const all = history && (byPool ? history.pools : history.classes).filter(of), rows = all?.filter(row => wanted === undefined || of(row) === wanted);
+  const all = history && (byPool ? history.pools : byLength(history.classes)).filter(of), rows = all?.filter(row => wanted === undefined || of(row) === wanted);
   return [
     h("div", { class: "row" },
       spanChoice(shown, app, own), partChoice(state, shown, app, own),

@@ -7,7 +7,7 @@ import { lineChart, marks, partsBar, partsLegend } from "./charts.js";
 import { findings } from "./findings.js";
 import { link } from "./links.js";
 import { failureTable } from "./requests.js";
-import { select, spanChoice, spanOf } from "./span.js";
+import { byLength, select, spanChoice, spanOf } from "./span.js";
 
 /** From this many backends on there is a filter. */
 const MANY = 12;
@@ -53,8 +53,7 @@ function totals({ pools }) {
 /** TTFT of each class, so that the tails of short and long requests stand beside each other. Always there, so that what follows keeps its place and stays open. */
 function byClass(state, app) {
   const { status, view } = state, shown = spanOf(state), { history } = shown;
-  const length = row => row.prompt_tokens / Math.max(1, row.completed);
-  const rows = (history?.classes || []).filter(row => row.class && row.ttft_ms).sort((a, b) => length(a) - length(b)).slice(0, CLASSES);
+  const rows = byLength(history?.classes || []).filter(row => row.class && row.ttft_ms).slice(0, CLASSES);
   const running = status.applied?.at(-1)?.title;
   return h("section", { class: "card", key: "by-class", "aria-labelledby": "by-class" },
     h("div", { class: "head" }, h("h2", { id: "by-class" }, "Time to first token by class"),

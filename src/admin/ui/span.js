@@ -37,6 +37,12 @@ export function select({ history, shown, skip }, place, app) {
   };
 }
 
+/** Rows of classes, short prompts first. */
+export function byLength(rows) {
+  const length = row => row.prompt_tokens / Math.max(1, row.completed);
+  return rows.toSorted((a, b) => length(a) - length(b));
+}
+
 export function choice(label, options, value, set) {
   return h("div", { class: "choice", role: "group", "aria-label": label },
     options.map(([text, own]) => h("button", { type: "button", "aria-pressed": String(own === value), onclick: () => set(own) }, text)));
