@@ -23,7 +23,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::connections::{Phase, Progress};
 use super::control::Control;
-use super::snapshot::Frames;
+use super::snapshot::{Frames, KINDS};
 
 /// Most streams: a quarter of the connections, so that scrapes and changes find room.
 pub(super) const STREAMS_MAX: usize = 16;
@@ -92,7 +92,7 @@ type Next = Pin<Box<dyn Future<Output = Option<watch::Receiver<Frames>>> + Send 
 pub struct EventStream {
     next: Next,
     /// The turn of the last event sent, for each kind.
-    sent: [u64; 3],
+    sent: [u64; KINDS],
     /// The next events: at most one of each kind.
     pending: VecDeque<Bytes>,
     progress: Option<Arc<Progress>>,
@@ -111,7 +111,7 @@ impl EventStream {
     fn new(mut frames: watch::Receiver<Frames>, room: OwnedSemaphorePermit) -> Self {
         frames.mark_changed();
         let pending = VecDeque::new();
-        Self { next: next(frames), sent: [0; 3], pending, progress: None, began: false, _room: room }
+        Self { next: next(frames), sent: [0; KINDS], pending, progress: None, began: false, _room: room }
     }
 
     pub(super) fn watch(&mut self, progress: Arc<Progress>) {

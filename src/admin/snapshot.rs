@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | `status` | 1 | `/admin/status`, with the time |
 //! | `report` | [`REPORT_TURNS`] | a [`Report`] |
+//! | `minute` | [`MINUTE_TURNS`] | the last minute by engine and key, as `/admin/findings` has it |
 //! | `hour` | [`HOUR_TURNS`] | the last hour by class and pool |
 //!
 //! Each event is a JSON object that replaces the previous one of its kind, and is made once for all
@@ -26,6 +27,8 @@ use sluice_online::tuner::report::TunerReport;
 
 /// Seconds between `report` events.
 pub(super) const REPORT_TURNS: u64 = 2;
+/// Seconds between `minute` events.
+pub(super) const MINUTE_TURNS: u64 = 5;
 /// Seconds between `hour` events.
 pub(super) const HOUR_TURNS: u64 = 15;
 /// Most requests in each list of a `report`.
@@ -72,21 +75,27 @@ impl RequestLists {
     }
 }
 
+/// Number of kinds of events.
+pub(super) const KINDS: usize = 4;
+
 /// The latest event of each kind as bytes, with the turn in which it was made. A clone shares the
 /// bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Frames {
-    pub(super) events: [(u64, Bytes); 3],
+    pub(super) events: [(u64, Bytes); KINDS],
 }
 
 impl Frames {
     /// The events after `turn`, which counts from 1. Events that are not due stay.
     pub(super) fn next(mut self, control: &dyn Control, turn: u64) -> Self {
-        let [status, report, hour] = &mut self.events;
+        let [status, report, minute, hour] = &mut self.events;
         let due = |every: u64| (turn - 1).is_multiple_of(every);
         *status = (turn, status_event(control));
         if due(REPORT_TURNS) {
             *report = (turn, report_event(control));
+        }
+        if due(MINUTE_TURNS) {
+            *minute = (turn, event("minute", &control.diagnosis().for_page()));
         }
         if due(HOUR_TURNS) {
             *hour = (turn, event("hour", &control.telemetry().history(Resolution::Coarse)));

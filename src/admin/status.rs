@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::error::NoSuchBackend;
-use sluice_core::base::BackendId;
+use sluice_config::{Class, PromptRange};
+use sluice_core::base::{BackendId, Tokens};
 use sluice_fleet::EngineView;
 use sluice_fleet::discovery::PodsView;
-use sluice_gateway::flow::keys::KeyTokens;
+use sluice_gateway::flow::keys::{KeyInFlight, KeyTokens};
 use sluice_gateway::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
 use sluice_gateway::telemetry::{Telemetry, WindowStats};
 use sluice_online::findings::{Finding, LastMinute};
@@ -28,6 +29,9 @@ pub struct Status {
     /// Causes of slow requests, the most severe first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<Finding>,
+    /// The classes of requests in force.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<ClassStatus>,
     /// Pools in the order of the configuration.
     pub pools: Vec<PoolStatus>,
     /// The pods of pools with a `kubernetes` table.
@@ -52,6 +56,87 @@ pub struct Diagnosis {
     pub keys: Vec<LastMinute>,
     /// The last minute of each backend.
     pub engines: Vec<LastMinute>,
+    /// API keys with requests in flight on this gateway, most requests first; at most 256 keys.
+    pub in_flight: Vec<KeyInFlightStatus>,
+}
+
+/// The most keys of the last minute in an event of the live page.
+const KEYS_IN_EVENT: usize = 256;
+
+impl Diagnosis {
+    /// The part that the live page shows: the keys with most tokens, and no findings, which the
+    /// status has.
+    pub(super) fn for_page(mut self) -> Self {
+        self.findings.clear();
+        self.keys.truncate(KEYS_IN_EVENT);
+        self
+    }
+}
+
+/// The amounts that one API key has in flight, with limits of all gateways together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KeyInFlightStatus {
+    /// The key's name.
+    pub name: String,
+    /// Requests.
+    pub requests: Used,
+    /// Sequences.
+    pub sequences: Used,
+    /// Tokens of prompts and expected outputs.
+    pub tokens: Used,
+}
+
+impl From<KeyInFlight> for KeyInFlightStatus {
+    fn from(key: KeyInFlight) -> Self {
+        let used = |(used, limit): (u64, Option<u64>)| Used { used, limit };
+        Self {
+            name: key.name.to_string(),
+            requests: used(key.requests),
+            sequences: used(key.sequences),
+            tokens: used(key.tokens),
+        }
+    }
+}
+
+/// A class of `[[class]]`, in the order in which the first one that has a request wins.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClassStatus {
+    /// The name.
+    pub name: String,
+    /// Smallest prompt length.
+    pub min_tokens: u64,
+    /// Prompts are shorter than this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u64>,
+    /// Whether only requests with (true) or without (false) an adapter are in the class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<bool>,
+    /// Whether only requests that generate tokens (true) or others (false) are in the class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generates: Option<bool>,
+}
+
+impl From<&Class> for ClassStatus {
+    fn from(class: &Class) -> Self {
+        let range = class.prompt_tokens;
+        Self {
+            name: class.name.clone(),
+            min_tokens: range.min.0,
+            max_tokens: range.max.map(|max| max.0),
+            adapter: class.adapter,
+            generates: class.generates,
+        }
+    }
+}
+
+impl From<&ClassStatus> for Class {
+    /// The class without objectives.
+    fn from(class: &ClassStatus) -> Self {
+        let range = PromptRange { min: Tokens(class.min_tokens), max: class.max_tokens.map(Tokens) };
+        Self { adapter: class.adapter, generates: class.generates, ..Self::of_lengths(&class.name, range) }
+    }
 }
 
 /// Tokens that one API key has used of token limits.

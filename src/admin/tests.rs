@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::status::{ModelStatus, find};
+use super::status::{Diagnosis, ModelStatus, find};
 use super::*;
 use sluice_config::{Admin, Secret};
 use sluice_fleet::{ChangeStarted, LogError, LogLines, RestartError, RestartRequest};
@@ -22,6 +22,7 @@ use sluice_gateway::flow::Outcome;
 use sluice_gateway::pool::Admission;
 use sluice_gateway::proxy::Ending;
 use sluice_gateway::telemetry::{Telemetry, testing};
+use sluice_online::findings::{EngineMinute, LastMinute};
 use sluice_online::tuner::report::TunerReport;
 
 pub(super) const TOKEN: &str = "open sesame";
@@ -54,8 +55,26 @@ impl Control for Fake {
         &self.telemetry
     }
 
-    fn diagnosis(&self) -> crate::status::Diagnosis {
-        crate::status::Diagnosis::default()
+    fn diagnosis(&self) -> Diagnosis {
+        let minute = |pool: &str, name: String| LastMinute {
+            pool: pool.to_owned(),
+            name,
+            requests: 100,
+            tokens: 123_456,
+            queue_wait_s: 0.123_456_789,
+            engine_ttft_s: Some(0.123_456_789),
+            tpot_s: Some(0.012_345_678),
+            engine: Some(EngineMinute::default()),
+            ..LastMinute::default()
+        };
+        let view = self.admission.view();
+        let engines = view.iter().flat_map(|pool| pool.backends.iter().map(move |one| (&pool.name, &one.name)));
+        Diagnosis {
+            findings: Vec::new(),
+            keys: (0..1_000).map(|number| minute("", format!("key-{number}"))).collect(),
+            engines: engines.map(|(pool, name)| minute(pool, name.to_string())).collect(),
+            in_flight: Vec::new(),
+        }
     }
 
     fn models(&self) -> Vec<ModelStatus> {

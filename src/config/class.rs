@@ -45,6 +45,22 @@ table! {
 }
 
 impl Class {
+    /// A class of all requests with prompts of these lengths, without objectives.
+    pub fn of_lengths(name: &str, prompt_tokens: PromptRange) -> Self {
+        Self { name: name.to_owned(), prompt_tokens, adapter: None, generates: None, slo: Slo::NONE }
+    }
+
+    /// The classes of a configuration in which nothing depends on the length of a prompt.
+    pub fn usual() -> Vec<Self> {
+        derived(&[])
+    }
+
+    /// The requests of the class in words.
+    pub fn requests(&self) -> String {
+        let adapter = self.adapter.map_or("", |wanted| if wanted { ", with adapter" } else { ", without adapter" });
+        format!("{}{adapter}", self.prompt_tokens)
+    }
+
     /// Whether a request with a prompt of this length is in the class.
     pub fn has(&self, tokens: u64, adapter: bool, generates: bool) -> bool {
         self.prompt_tokens.contains(Tokens(tokens))
@@ -68,6 +84,13 @@ impl Class {
     pub fn attainment_in(&self, pool: &Pool) -> f64 {
         if self.slo.objectives().is_empty() { pool.slo.attainment } else { self.slo.attainment }
     }
+}
+
+/// The share of the requests in `pool` that should meet all targets: the largest share of a class
+/// with targets, otherwise the pool's.
+pub fn attainment(classes: &[Class], pool: &Pool) -> f64 {
+    let judged = classes.iter().filter(|class| !class.objectives_in(pool).is_empty());
+    judged.map(|class| class.attainment_in(pool)).reduce(f64::max).unwrap_or(pool.slo.attainment)
 }
 
 /// Checks that names are unique and ranges are not empty.
@@ -98,12 +121,9 @@ pub(super) fn derived(pools: &[Pool]) -> Vec<Class> {
     let stops = ends.iter().copied().map(Some).chain([None]);
     let ranges: Vec<(u64, Option<u64>)> = starts.zip(stops).collect();
     let count = ranges.len();
-    let class = |(index, (min, max)): (usize, (u64, Option<u64>))| Class {
-        name: name(index, count, min, max),
-        prompt_tokens: PromptRange { min: Tokens(min), max: max.map(Tokens) },
-        adapter: None,
-        generates: None,
-        slo: Slo::NONE,
+    let class = |(index, (min, max)): (usize, (u64, Option<u64>))| {
+        let range = PromptRange { min: Tokens(min), max: max.map(Tokens) };
+        Class::of_lengths(&name(index, count, min, max), range)
     };
     ranges.into_iter().enumerate().map(class).collect()
 }

@@ -83,7 +83,7 @@ pub use auth::{Auth, Key, KeyLimit, PriorityRange};
 pub use autoscale::Autoscale;
 pub use backend::{ArgValue, Backend, Control, Launch, PodEngine, Target, is_secret_arg};
 pub use certificates::{PemFile, ServerTls, UpstreamTls, VerifyClient, VerifyEngine};
-pub use class::{Class, OTHER_CLASS};
+pub use class::{Class, OTHER_CLASS, attainment};
 pub use cluster::{Cluster, ClusterLeader, ClusterMode, ClusterObject};
 pub use cors::Cors;
 pub use experiment::{Arm, Experiment, Guardrail, RampStep, Shadow, Sticky, Traffic};

@@ -27,6 +27,7 @@ use crate::cluster::Cluster;
 use crate::engine::EngineStats;
 use crate::setup::{EngineChange, Lab};
 use sluice_bench::{Extent, RunPlan};
+use sluice_config::attainment;
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, Cordon, PoolView};
 use sluice_online::observe::Observer;
@@ -100,7 +101,7 @@ impl LabScaler {
         let mut scaler = Scaler::new(ScalerRules {
             min: rules.min,
             max,
-            attainment: lab.config.pools.first().map_or(0.99, |pool| pool.slo.attainment),
+            attainment: lab.config.pools.first().map_or(0.99, |pool| attainment(&lab.config.classes, pool)),
             cold_start: rules.cold_start(),
             down_after: rules.down_after(),
             idle_after: rules.down_after(),

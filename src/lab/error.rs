@@ -61,8 +61,11 @@ pub enum LabError {
     Unjudged(String),
     #[error(transparent)]
     Measure(#[from] BadMeasure),
-    #[error("the measure '{0}' names a class that the traffic does not have; its classes are {1}")]
-    NoClass(String, String),
+    #[error(
+        "the measure '{0}' names a class that the traffic does not have; its classes are {1}, and the classes of the \
+         gateway are {2}"
+    )]
+    NoClass(String, String, String),
     #[error("there is no traffic; add a [[traffic]] table")]
     NoTraffic,
     #[error("a limit on requests in flight at the client is not simulated; use concurrency")]

@@ -14,10 +14,12 @@
 //! | `engines` | | average number of engines |
 //! | `preemptions` | | sequences preempted for lack of KV blocks |
 //!
-//! CLASS is the name of a class. `all` means all requests, even if a class has that name, as the
-//! class of a trace does. Classes of the same name in several `[[traffic]]` are one class. STAT is
-//! `mean`, `max` or a percentile such as `p99` or `p99.9`. Formulas are as in `sluice bench`.
+//! CLASS is the name of a class of the traffic, otherwise of a class of the gateway. `all` means all
+//! requests, even if a class has that name, as the class of a trace does. Classes of the same name
+//! in several `[[traffic]]` are one class. STAT is `mean`, `max` or a percentile such as `p99` or
+//! `p99.9`. Formulas are as in `sluice bench`.
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::str::FromStr;
 
@@ -198,7 +200,7 @@ impl Measure {
 /// A run with the statistics from which every measure is computed.
 #[derive(Debug)]
 pub struct Measured<'a> {
-    seconds: f64,
+    result: &'a RunResult,
     /// Busy seconds of each simulated engine; empty for real engines.
     busy: Vec<f64>,
     /// Seconds for which all engines together existed.
@@ -206,6 +208,8 @@ pub struct Measured<'a> {
     servers: Vec<&'a ServerSide>,
     all: Metrics,
     classes: Vec<(String, Metrics)>,
+    /// By class of the gateway, computed for the first measure that needs it.
+    of_gateway: OnceCell<Vec<(String, Metrics)>>,
 }
 
 impl<'a> Measured<'a> {
@@ -219,15 +223,15 @@ impl<'a> Measured<'a> {
 
     /// The statistics of a run with real engines, whose busy and paid times are unknown.
     pub fn of_real(result: &'a RunResult) -> Self {
-        let (all, classes) = (Metrics::of(result), slices(result, SliceBy::Class));
+        let (all, classes) = (Metrics::of(result), slices(result, SliceBy::Load));
         let servers = result.servers.iter().collect();
-        Self { seconds: result.duration, busy: Vec::new(), paid: f64::NAN, servers, all, classes }
+        let of_gateway = OnceCell::new();
+        Self { result, busy: Vec::new(), paid: f64::NAN, servers, all, classes, of_gateway }
     }
 
     /// The value of a measure, in the measure's unit; NaN if the run has no data for it.
     pub fn value(&self, measure: &Measure) -> f64 {
-        let of_class = || self.classes.iter().find(|(name, _)| *name == measure.class).map(|(_, metrics)| metrics);
-        let metrics = if measure.class == ALL { Some(&self.all) } else { of_class() };
+        let metrics = if measure.class == ALL { Some(&self.all) } else { self.of_class(&measure.class) };
         let Some(metrics) = metrics else { return f64::NAN };
         match measure.kind {
             Kind::Latency(latency, statistic) => {
@@ -251,13 +255,23 @@ impl<'a> Measured<'a> {
             Kind::Rate => metrics.per_second(metrics.completed),
             Kind::Tokens => metrics.output_rate().unwrap_or(f64::NAN),
             Kind::HitRate => self.hit_rate() * 100.0,
-            Kind::Busy => self.mean_busy() / self.seconds * 100.0,
+            Kind::Busy => self.mean_busy() / self.result.duration * 100.0,
             Kind::Imbalance => self.busy.iter().copied().fold(0.0, f64::max) / self.mean_busy(),
             Kind::EngineHours => self.paid / 3600.0,
-            Kind::Engines => self.paid / self.seconds,
+            Kind::Engines => self.paid / self.result.duration,
             Kind::Preemptions if self.servers.is_empty() => f64::NAN,
             Kind::Preemptions => self.servers.iter().map(|side| side.preemptions).sum(),
         }
+    }
+
+    /// The statistics of a class of the traffic, otherwise of the gateway.
+    fn of_class(&self, class: &str) -> Option<&Metrics> {
+        let traffic = &self.result.config.classes;
+        let classes = match traffic.iter().any(|own| own.name == class) {
+            true => &self.classes,
+            false => self.of_gateway.get_or_init(|| slices(self.result, SliceBy::Class)),
+        };
+        classes.iter().find(|(name, _)| name == class).map(|(_, metrics)| metrics)
     }
 
     fn mean_busy(&self) -> f64 {

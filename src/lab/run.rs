@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::autoscale::{LabScaler, Surroundings};
+use crate::classes;
 use crate::client::{LastRecord, seconds};
 use crate::cluster::Cluster;
 use crate::engine::{Engine, EngineStats};
@@ -451,7 +452,8 @@ impl Simulation {
         let servers: Vec<ServerSide> = engines.iter().map(|engine| engine.side.clone()).collect();
         let duration = if partial { seconds(clock) } else { duration };
         let config = lab.run_config();
-        let result = RunResult { config, duration, partial, requests: records, servers, ..RunResult::default() };
+        let mut result = RunResult { config, duration, partial, requests: records, servers, ..RunResult::default() };
+        classes::divide(&mut result, &lab.config.classes);
         let pools: Vec<usize> = (0..lab.config.pools.len()).collect();
         let window = flow.recorder().observer().window(&pools);
         let (tuning, tuner) = tuner.map(LabTuner::result).unzip();

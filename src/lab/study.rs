@@ -8,6 +8,8 @@
 //! Bounds: at most [`MAX_RUNS`] runs. Only the measures of a run are kept and, if requested, the
 //! runs of the first seed.
 
+use std::collections::BTreeSet;
+
 use crate::error::LabError;
 use crate::file::Variant;
 use crate::measure::{Measure, Measured};
@@ -83,9 +85,13 @@ impl Study {
         let labs: Vec<Lab> = variants.iter().map(|variant| scenario.lab(variant)).collect::<Result<_, _>>()?;
         let classes = classes(&labs);
         let measures = if measures.is_empty() { Measure::default_for(&classes) } else { measures.to_vec() };
+        let of_gateway: BTreeSet<&str> =
+            labs.iter().flat_map(|lab| &lab.config.classes).map(|class| class.name.as_str()).collect();
         for measure in &measures {
-            if measure.class().is_some_and(|class| !classes.iter().any(|known| known == class)) {
-                return Err(LabError::NoClass(measure.to_string(), classes.join(", ")));
+            let is_known = |class| classes.iter().any(|known| known == class) || of_gateway.contains(class);
+            if !measure.class().is_none_or(is_known) {
+                let of_gateway = Vec::from_iter(of_gateway).join(", ");
+                return Err(LabError::NoClass(measure.to_string(), classes.join(", "), of_gateway));
             }
         }
         let outcomes = run_all(&labs, &seeds, &measures, options)?;

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::app::App;
 use crate::core::Source;
 use crate::reload::{ReloadError, problem_lines};
-use sluice_admin::status::{ClusterStatus, Diagnosis, KeyStatus, ModelStatus, find};
+use sluice_admin::status::{ClassStatus, ClusterStatus, Diagnosis, KeyInFlightStatus, KeyStatus, ModelStatus, find};
 use sluice_admin::{
     About, Access, BackendLogError, BackendRestartError, Control, ExperimentControl, ExperimentError, NoSuchBackend,
     Order, Status, TunerControl, TunerError, TunerOrder,
@@ -63,7 +63,8 @@ impl Control for App {
         let leader = self.core.leader.as_ref().map(|view| view.status());
         let cluster = self.core.cluster.as_ref().map(|view| ClusterStatus { leader, ..view.status() });
         let keys = self.core.learned.key_usage.tokens(now).into_iter().map(KeyStatus::from).collect();
-        Status { findings: self.findings.all(), kubernetes: self.pods.views(), cluster, keys, ..status }
+        let classes = self.core.config.load().classes.iter().map(ClassStatus::from).collect();
+        Status { findings: self.findings.all(), classes, kubernetes: self.pods.views(), cluster, keys, ..status }
     }
 
     fn another_leads(&self) -> Option<String> {
@@ -71,7 +72,8 @@ impl Control for App {
     }
 
     fn diagnosis(&self) -> Diagnosis {
-        self.findings.diagnosis()
+        let in_flight = self.core.learned.key_usage.in_flight().into_iter().map(KeyInFlightStatus::from).collect();
+        Diagnosis { in_flight, ..self.findings.diagnosis() }
     }
 
     fn telemetry(&self) -> &Telemetry {

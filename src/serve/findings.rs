@@ -97,7 +97,7 @@ impl FindingsService {
     /// The findings, and the last minute of keys and of engines.
     pub(crate) fn diagnosis(&self) -> Diagnosis {
         let (keys, engines) = self.findings.lock().last_minute();
-        Diagnosis { findings: self.all(), keys, engines }
+        Diagnosis { findings: self.all(), keys, engines, ..Diagnosis::default() }
     }
 
     fn facts(&self) -> Facts {

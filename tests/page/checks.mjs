@@ -3,10 +3,14 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { Rig, TOKEN, live, show, until } from "./rig.mjs";
+import { KEYS, Rig, TOKEN, live, show, until } from "./rig.mjs";
 
-const VIEWS = ["overview", "latency", "experiments", "tuner", "requests"];
-const SECONDS = 75;
+const VIEWS = ["overview", "latency", "engines", "keys", "experiments", "tuner", "requests"];
+/** Things that a link shows: the address, and a text that is there. */
+const THINGS = { engine: ["#engine=short/gpu1", "Engine short/gpu1"], key: ["#key=team/b", "Key team/b"], request: ["#request=visit/1", "visit/1"] };
+const SECONDS = 170;
+/** Findings need a minute of requests, and two looks at them. */
+const FINDINGS_MS = 120_000;
 const shots = process.argv[2];
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const rig = new Rig();
@@ -60,6 +64,7 @@ async function checks() {
     await page.waitForFunction(() => document.body.innerText.includes("3 of 3 backends"));
     await row("gpu0").locator("summary").click();
     assert.match(await row("gpu0").innerText(), /max-num-seqs=64/);
+    assert.match(await text("#view > section"), /no finding/);
     assert.equal(await button("gpu2", "restart").count(), 0, "an engine that the gateway does not run has no restart");
   });
 
@@ -98,7 +103,8 @@ async function checks() {
 
   await check("a request is found by its id", async () => {
     const body = JSON.stringify({ model: "default", stream: true, max_tokens: 16, messages: [{ role: "user", content: "SECRET words" }] });
-    const answer = await fetch(rig.client + "/v1/chat/completions", { method: "POST", headers: { "content-type": "application/json", "x-request-id": "visit/1" }, body });
+    const headers = { authorization: `Bearer ${KEYS.calm}`, "content-type": "application/json", "x-request-id": "visit/1" };
+    const answer = await fetch(rig.client + "/v1/chat/completions", { method: "POST", headers, body });
     await answer.text();
     await show(page, "requests");
     await page.fill("input[name=id]", "visit/1");
@@ -110,8 +116,39 @@ async function checks() {
     await page.click("text=Show");
     await page.locator("[role=alert]", { hasText: "no request with this id" }).waitFor();
     page.complaints = page.complaints.filter(complaint => !complaint.includes("404"));
-    await page.locator("table button.link").first().click();
+    await page.locator("table a.link").first().click();
     await page.locator(".timeline .lane").first().waitFor();
+  });
+
+  await check("a chart by class shows what the history says, and a part of it has an address", async () => {
+    await show(page, "overview");
+    const titles = () => page.locator("section:has(#by-class) .chart .title").allInnerTexts();
+    await until("the numbers of the history", async () => {
+      const { recent } = await rig.get("/admin/history"), of = name => recent.classes.find(one => one.class === name);
+      const shown = await titles();
+      return shown.length === 2 && ["short", "long"].every((name, index) => shown[index].startsWith(name) && shown[index].includes(`${of(name).completed} completed`));
+    });
+    assert.equal(await text("#window"), "last 5 min, each 5 s");
+    await page.click("text=1 h");
+    await page.locator("#window", { hasText: "last hour, each minute" }).waitFor();
+    await page.reload();
+    await live(page);
+    await page.locator("#window", { hasText: "last hour, each minute" }).waitFor();
+    await page.click("text=5 min");
+    const { x, y, width } = await page.locator(".chart .plot").first().boundingBox();
+    await page.mouse.move(x + width * .5, y + 20);
+    await page.mouse.down();
+    await page.mouse.move(x + width * .9, y + 20, { steps: 3 });
+    await page.mouse.up();
+    await page.waitForFunction(() => /^#class=short&from=[\dT:-]+Z&to=[\dT:-]+Z$/.test(location.hash));
+    await page.reload();
+    await live(page);
+    assert.deepEqual(await page.locator("#view h2").allInnerTexts(), ["class short"]);
+    await page.fill("input[name=from]", "00:01");
+    await page.fill("input[name=to]", "00:02");
+    const minutes = new Date().getHours() * 60 + new Date().getMinutes();
+    await page.click("text=Show");
+    if (minutes > 65) await page.locator("[role=alert]", { hasText: "not within the last hour" }).waitFor();
   });
 
   await check("an experiment appears with its confidence sequences", async () => {
@@ -169,6 +206,66 @@ async function checks() {
     page.complaints = page.complaints.filter(complaint => !complaint.includes("401"));
   });
 
+  await check("findings come first, as the gateway has them, and lead to the thing", async () => {
+    await show(page, "overview");
+    await page.locator(".findings li", { hasText: "Engine gpu1 of pool short" }).waitFor({ timeout: FINDINGS_MS });
+    await page.locator(".findings li", { hasText: "Key team/b has" }).waitFor({ timeout: FINDINGS_MS });
+    await until("the findings of the gateway", async () => {
+      const { findings } = await rig.get("/admin/findings"), shown = await page.locator("#view > section").first().locator("li").allInnerTexts();
+      return shown.length === findings.length && findings.every(({ sentence, advice }, index) => shown[index].includes(sentence) && shown[index].includes(advice));
+    });
+    assert.equal(await text("#nav a[href='#overview'] .count"), String(await page.locator(".findings li").count()));
+    await page.locator(".findings li", { hasText: "gpu1" }).locator("text=the engine").click();
+    await page.locator("h2", { hasText: "Engine short/gpu1" }).waitFor();
+    await page.goBack();
+    await page.locator(".findings li").first().locator("text=latency since then").click();
+    await page.locator("h2", { hasText: "pool short" }).waitFor();
+    assert.ok(await page.locator(".chart .curve").count() >= 4);
+  });
+
+  await check("engines stand side by side, and the slow one stands out", async () => {
+    await show(page, "engines");
+    const rows = page.locator(".compare tbody tr"), cells = rows.nth(1).locator("td");
+    assert.deepEqual(await rows.locator("th a").allInnerTexts(), ["short/gpu0", "short/gpu1", "long/gpu2"]);
+    await until("the requests of the gateway's last minute", async () => {
+      const { engines } = await rig.get("/admin/findings");
+      return parseInt(await cells.nth(2).innerText()) === engines[1].requests && engines[1].requests > 0;
+    });
+    assert.match(await cells.nth(5).locator(".out").innerText(), /ms/);
+    assert.match(await rows.nth(1).locator("th").innerText(), /slow engine/);
+    for (const known of [6, 7, 8, 9, 10]) assert.match(await rows.nth(2).locator("td").nth(known - 1).innerText(), /\d/, `column ${known}`);
+    await page.click(".compare th:has-text('TPOT') button");
+    await page.waitForFunction(() => document.querySelector(".compare [aria-sort=descending]")?.textContent.includes("TPOT"));
+    assert.equal(await rows.first().locator("th a").innerText(), "short/gpu1");
+    await page.fill("#engines-filter", "gpu2");
+    await until("one engine", async () => await rows.count() === 1);
+    await page.fill("#engines-filter", "");
+    await page.check("text=only engines that stand out");
+    await until("the slow engine alone", async () => (await rows.locator("th a").allInnerTexts()).join() === "short/gpu1");
+    await page.uncheck("text=only engines that stand out");
+  });
+
+  await check("keys stand side by side, with the work and the limits of each", async () => {
+    await show(page, "keys");
+    const rows = page.locator(".compare tbody tr");
+    await until("both keys", async () => (await rows.locator("th a").allInnerTexts()).join() === "team/b,team-a");
+    await until("the tokens of the gateway's last minute", async () => {
+      const { keys } = await rig.get("/admin/findings");
+      const [busy, calm] = await rows.allInnerTexts();
+      return busy.includes("busy key") && busy.includes(`${keys[0].requests}\t`) && /\d+ \/ 200/.test(busy) && / s\t/.test(busy) && /1.0M/.test(calm);
+    });
+  });
+
+  await check("a link to a thing shows it, also after a reload", async () => {
+    for (const [address, said] of Object.values(THINGS)) {
+      await page.goto(rig.admin + "/" + address);
+      await page.reload();
+      await page.locator("h2", { hasText: said }).waitFor();
+    }
+    await page.goto(rig.admin + "/#engine=short/none");
+    await page.locator("[role=alert]", { hasText: "no engine short/none" }).waitFor();
+  });
+
   await check("the keyboard reaches everything", async () => {
     await page.evaluate(() => { document.activeElement.blur(); scrollTo(0, 0); });
     await page.goto(rig.admin + "/#overview");
@@ -192,10 +289,16 @@ async function checks() {
       const on = await rig.page({ colorScheme });
       for (const view of VIEWS) {
         await show(on, view);
-        if (view === "requests") await on.locator("table button.link").first().click();
+        if (view === "requests") await on.locator("table a.link").first().click();
         if (view === "overview") await row("gpu0", on).locator("summary").click();
         assert.deepEqual(await violations(on), [], view);
         await on.screenshot({ path: `${shots}/${colorScheme === "light" ? "desktop" : "dark"}-${view}.png`, fullPage: true });
+      }
+      for (const [name, [address, said]] of Object.entries(THINGS)) {
+        await on.goto(rig.admin + "/" + address);
+        await on.locator("h2", { hasText: said }).waitFor();
+        assert.deepEqual(await violations(on), [], name);
+        await on.screenshot({ path: `${shots}/${colorScheme === "light" ? "desktop" : "dark"}-${name}.png`, fullPage: true });
       }
       assert.deepEqual([on.complaints, on.elsewhere], [[], []]);
       await on.context().close();
@@ -204,8 +307,9 @@ async function checks() {
 
   await check("a phone shows everything without scrolling sideways", async () => {
     const phone = await rig.page({ width: 390, height: 844 });
-    for (const view of VIEWS) {
-      await show(phone, view);
+    for (const view of [...VIEWS, "engine", "key"]) {
+      if (THINGS[view]) await phone.goto(rig.admin + "/" + THINGS[view][0]); else await show(phone, view);
+      if (THINGS[view]) await phone.locator("h2", { hasText: THINGS[view][1] }).waitFor();
       const [wide, room] = await phone.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
       assert.ok(wide <= room, `${view}: ${wide} px of ${room}`);
       await phone.screenshot({ path: `${shots}/phone-${view}.png`, fullPage: true });

@@ -2,12 +2,15 @@
 // listens on loopback on free ports, and only processes that were started here are ended, by their
 // ids.
 import { spawn } from "node:child_process";
+import { createHash } from "node:crypto";
 import { mkdtempSync, openSync, readFileSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { chromium } from "playwright-core";
 
 const BIN = process.env.SLUICE_BIN;
 export const TOKEN = "token-of-the-test";
+/** The key that sends nearly all requests, and the other one. */
+export const KEYS = { busy: "busy-key-of-the-test", calm: "calm-key-of-the-test" };
 /** Time limit of a wait. */
 const DEADLINE_MS = 30_000;
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
@@ -19,6 +22,7 @@ export const freePort = () => new Promise((resolve, reject) => {
   });
 });
 
+const sha256 = text => createHash("sha256").update(text).digest("hex");
 const pause = ms => new Promise(resolve => setTimeout(resolve, ms));
 
 /** Waits until `reached` returns a true value, and returns the value. */
@@ -54,7 +58,7 @@ export class Rig {
     const [client, admin, engine] = [await freePort(), await freePort(), await freePort()];
     this.client = `http://127.0.0.1:${client}`;
     this.admin = `http://127.0.0.1:${admin}`;
-    const words = { CLIENT_PORT: client, ADMIN_PORT: admin, ENGINE_PORT: engine, ADMIN_TOKEN: TOKEN, SLUICE_BIN: BIN, STATE_FOLDER: `${process.cwd()}/${this.folder}/state` };
+    const words = { CLIENT_PORT: client, ADMIN_PORT: admin, ENGINE_PORT: engine, ADMIN_TOKEN: TOKEN, SLUICE_BIN: BIN, BUSY_SHA256: sha256(KEYS.busy), CALM_SHA256: sha256(KEYS.calm), STATE_FOLDER: `${process.cwd()}/${this.folder}/state` };
     const text = Object.entries(words).reduce((text, [word, value]) => text.replaceAll(word, value), readFileSync("gateway.toml", "utf8"));
     writeFileSync(`${this.folder}/gateway.toml`, text);
     this.start("engine", ["sim", "llama-3.1-8b", "--host", "127.0.0.1", "--port", String(engine), "--sim-speed", "2", "--sim-startup", "0.5", "--enable-lora", "--lora-modules", "sql=adapters/sql"]);
@@ -67,8 +71,10 @@ export class Rig {
   }
 
   load(seconds) {
-    this.start("load", ["bench", "--base-url", this.client, "--backend", "openai-chat", "--model", "default", "--class", "short:weight=14,in=200,out=48", "--class", "long:weight=1,in=4000,out=32",
-      "--request-rate", "30", "--duration", String(seconds)]);
+    for (const [name, rate] of [["busy", "30"], ["calm", "1"]]) {
+      this.start("load-" + name, ["bench", "--base-url", this.client, "--backend", "openai-chat", "--model", "default", "--class", "short:weight=14,in=200,out=48", "--class", "long:weight=1,in=4000,out=32",
+        "--request-rate", rate, "--duration", String(seconds), "--header", `authorization=Bearer ${KEYS[name]}`]);
+    }
   }
 
   /** A GET with the token. */

@@ -7,20 +7,24 @@ import { overview } from "./overview.js";
 import { latency } from "./latency.js";
 import { experiments } from "./experiments.js";
 import { tuner } from "./tuner.js";
-import { requests } from "./requests.js";
+import { find, requests } from "./requests.js";
+import { engines } from "./engines.js";
+import { keys } from "./keys.js";
+import { link, parse } from "./links.js";
 
-const VIEWS = { overview, latency, experiments, tuner, requests };
+const VIEWS = { overview, latency, engines, keys, experiments, tuner, requests };
 /** Experiments whose details are read. */
 const DETAILS = 8;
 
-const state = { status: null, report: null, hour: null, details: new Map(), view: {} };
+const state = { status: null, report: null, minute: null, hour: null, details: new Map(), view: {}, place: parse(location.hash) };
 const app = {
   /** Changes what is shown. */
   set(changes) { Object.assign(state.view, changes); show(); },
-  go(name) { if (current() !== name) location.hash = name; },
+  /** Goes to a place of the page, which the address names from then on. */
+  go(place) { location.hash = link(place); },
 };
 
-const current = () => VIEWS[location.hash.slice(1)] ? location.hash.slice(1) : "overview";
+const current = () => Object.hasOwn(VIEWS, state.place.view ?? "") ? state.place.view : "overview";
 
 let due = false;
 /** Draws before the next frame, once however many events came. */
@@ -46,7 +50,7 @@ function showNav() {
 function showCounts() {
   const open = state.report.tuner.groups.filter(group => group.proposal).length + (state.report.tuner.engines.proposal ? 1 : 0);
   const running = state.report.experiments.filter(one => one.phase === "running").length;
-  for (const [hash, number, what] of [["#tuner", open, "proposals"], ["#experiments", running, "running"]]) {
+  for (const [hash, number, what] of [["#overview", state.status?.findings?.length, "findings"], ["#tuner", open, "proposals"], ["#experiments", running, "running"]]) {
     const link = [...byId("nav").children].find(one => one.hash === hash);
     let badge = link.querySelector(".count");
     if (!number) { badge?.remove(); continue; }
@@ -84,6 +88,9 @@ async function readDetails() {
 const stream = new Stream({
   event(name, data) {
     state[name] = data;
+    // When the intervals of a history end.
+    const ends = { report: data.recent, hour: data }[name];
+    if (ends) ends.at = Date.parse(state.status?.time) || Date.now();
     notice("");
     if (name === "status") {
       live(data.leaving ? "warn" : "good", data.shutting_down ? "shutting down" : data.leaving ? "shutting down soon" : "live");
@@ -113,8 +120,17 @@ byId("theme").onclick = () => {
   showTheme();
 };
 
-addEventListener("hashchange", () => { showNav(); readDetails(); show(); scrollTo(0, 0); });
+/** Takes what the address names. */
+function arrive() {
+  const last = state.place, place = state.place = parse(location.hash);
+  if (place.request && place.request !== state.view.wanted) find(place.request, app);
+  showNav();
+  readDetails();
+  show();
+  if (["view", "request", "engine", "key"].some(name => last[name] !== place[name])) scrollTo(0, 0);
+}
+
+addEventListener("hashchange", arrive);
 showTheme();
-showNav();
-show();
+arrive();
 stream.open();

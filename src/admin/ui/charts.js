@@ -25,42 +25,48 @@ function path(values, x, y) {
 
 /**
  * A chart of lines over intervals. `lines`: [{name, style, values}], `show`: a value as text, `seconds`: length of an interval.
- * `shown`: how many of the last intervals. `wide`: across all columns. `marks`: [{ago, title}], vertical lines where the configuration was replaced. `hover` has the index under the pointer, by chart; `onHover` sets it.
+ * `shown`: how many of the last intervals, without the last `skip`. `wide`: across all columns. `marks`: [{ago, title}], vertical lines where
+ * the configuration was replaced. `hover` is {index, from}: the interval under the pointer, and the one at which the pointer was pressed;
+ * `onHover` sets it. `onSelect` gets both when the pointer is released.
  */
-export function lineChart({ title, now, lines, show, seconds, shown, hover, onHover, columns, marks = [], wide }) {
-  lines = lines.map(line => ({ ...line, values: line.values.slice(-shown) }));
-  columns = columns?.slice(-shown);
+export function lineChart({ title, href, now, lines, show, seconds, shown, skip = 0, hover, onHover, onSelect, columns, marks = [], wide }) {
+  const cut = values => values.slice(Math.max(0, values.length - skip - shown), values.length - skip);
+  lines = lines.map(line => ({ ...line, values: cut(line.values) }));
+  columns = columns && cut(columns);
   const size = lines[0].values.length;
   const all = lines.flatMap(line => line.values).filter(value => value !== null && value !== undefined);
   const most = Math.max(0, ...all), top = most > 0 ? roundUp(most) : 1;
   const x = index => (index + .5) / size * WIDTH, y = value => HEIGHT - value / top * HEIGHT;
-  const at = hover === undefined || hover === null ? null : Math.min(hover, size - 1);
-  const ago = index => { const s = (size - 1 - index) * seconds; return s === 0 ? "now" : s < 120 ? `${s} s ago` : `${Math.round(s / 60)} min ago`; };
+  const at = hover ? Math.min(hover.index, size - 1) : null, from = at === null ? undefined : hover.from;
+  const ago = index => { const s = (size - 1 - index + skip) * seconds; return s === 0 ? "now" : s < 120 ? `${s} s ago` : `${Math.round(s / 60)} min ago`; };
   const label = lines.map(line => `${line.name} ${show(latest(line.values))}`).join(", ");
   // Each title has the room up to the next mark.
   const span = size * seconds, left = ago => (1 - ago / span) * 100;
-  const seen = marks.filter((mark, at) => (marks[at + 1]?.ago ?? 0) < span)
+  const seen = marks.map(mark => ({ ...mark, ago: mark.ago - skip * seconds })).filter(mark => mark.ago >= 0).filter((mark, at) => (marks[at + 1]?.ago ?? 0) < span)
     .map((mark, at, all) => ({ ...mark, left: Math.max(0, left(mark.ago)), room: left(all[at + 1]?.ago ?? 0) - Math.max(0, left(mark.ago)), cut: mark.ago >= span }));
   const locate = event => {
     const box = event.currentTarget.getBoundingClientRect();
     return Math.max(0, Math.min(size - 1, Math.floor((event.clientX - box.left) / box.width * size)));
   };
+  const press = event => { const index = locate(event); onHover({ index, from: index }); };
+  const release = event => { const index = locate(event); if (from !== undefined && from !== index) onSelect(from, index); else onHover({ index }); };
   const kinds = ["chart", wide && "wide", seen.some(mark => mark.title) && "marked"].filter(Boolean).join(" ");
   return h("div", { class: kinds },
-    h("div", { class: "title" }, h("b", {}, title), h("span", { class: "soft" }, now)),
-    h("div", { class: "plot", onpointermove: event => onHover(locate(event)), onpointerleave: () => onHover(null) },
+    h("div", { class: "title" }, h("b", {}, href ? h("a", { href }, title) : title), h("span", { class: "soft" }, now)),
+    h("div", { class: "plot", onpointermove: event => onHover({ index: locate(event), from: event.buttons ? from : undefined }), onpointerdown: press, onpointerup: release, onpointerleave: () => onHover(null) },
       h("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}: ${label}` },
         [0, .5, 1].map(share => h("line", { class: "grid", x1: 0, x2: WIDTH, y1: share * HEIGHT, y2: share * HEIGHT })),
         columns && columns.map((value, index) => value > 0 && h("rect", { class: "column " + lines[0].style, x: (index / size * WIDTH + 1).toFixed(1), width: (WIDTH / size - 2).toFixed(1), y: y(value).toFixed(1), height: (HEIGHT - y(value)).toFixed(1) })),
         seen.map(mark => !mark.cut && h("line", { class: "mark", x1: mark.left * WIDTH / 100, x2: mark.left * WIDTH / 100, y1: 0, y2: HEIGHT })),
         !columns && lines.map(line => h("path", { class: "curve " + line.style, d: path(line.values, x, y) })),
+        from !== undefined && h("rect", { class: "selected", x: Math.min(from, at) / size * WIDTH, width: (Math.abs(from - at) + 1) / size * WIDTH, y: 0, height: HEIGHT }),
         at !== null && h("line", { class: "cross", x1: x(at), x2: x(at), y1: 0, y2: HEIGHT })),
       seen.map(mark => mark.title && h("span", { key: "mark", class: "mark-title", title: mark.title, vars: { left: mark.left + "%", "max-width": mark.room + "%" } }, mark.title)),
       h("span", { class: "tick", vars: { top: "0" } }, all.length ? show(top) : ""),
       h("span", { class: "tick", vars: { top: "50%" } }, all.length ? show(top / 2) : "")),
     h("div", { class: "feet" },
       at === null
-        ? [h("span", {}, ago(0)), h("span", {}, "now")]
+        ? [h("span", {}, ago(0)), h("span", {}, ago(size - 1))]
         : h("span", { class: "read" }, `${ago(at)}: ` + lines.map(line => `${line.name} ${show(line.values[at])}`).join(" · "))));
 }
 

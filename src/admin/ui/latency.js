@@ -1,10 +1,9 @@
-// Latency by class or pool over the last five minutes or the last hour: quantiles, their course, the parts of TTFT, estimates.
+// Latency by class or pool over a span of time: quantiles, their course, the parts of TTFT, estimates.
 import { h } from "./dom.js";
 import { NONE, count, percent, timeText } from "./units.js";
 import { lineChart, marks, partsBar, partsLegend } from "./charts.js";
+import { byLength, choice, partChoice, select, spanChoice, spanOf } from "./span.js";
 
-/** Intervals that a chart shows at least. */
-const FEWEST = 12;
 const METRICS = [
   ["ttft_ms", "TTFT", "time to first token"],
   ["itl_ms", "ITL", "between two tokens"],
@@ -13,64 +12,64 @@ const METRICS = [
 ];
 
 export function latency(state, app) {
-  const { view, report, hour } = state, history = view.hour ? hour : report?.recent;
-  const rows = history && (view.byPool ? history.pools : history.classes).filter(row => row.class || row.pool);
+  const { place } = state, shown = spanOf(state), { history } = shown, byPool = place.by === "pool";
+  const own = { view: "latency", by: place.by, class: place.class, pool: place.pool, span: place.span, from: place.from, to: place.to };
+  const of = row => byPool ? row.pool : row.class, wanted = byPool ? place.pool : place.class;
+  const all = history && (byPool ? history.pools : byLength(history.classes)).filter(of), rows = all?.filter(row => wanted === undefined || of(row) === wanted);
   return [
     h("div", { class: "row" },
-      choice("Span", [["5 min", false], ["1 h", true]], Boolean(view.hour), hour => app.set({ hour })),
-      choice("Group", [["by class", false], ["by pool", true]], Boolean(view.byPool), byPool => app.set({ byPool })),
+      spanChoice(shown, app, own), partChoice(state, shown, app, own),
+      choice("Group", [["by class", false], ["by pool", true]], byPool, pool => app.go({ ...own, by: pool ? "pool" : undefined, class: undefined, pool: undefined })),
+      wanted !== undefined && h("button", { type: "button", class: "link", onclick: () => app.go({ ...own, class: undefined, pool: undefined }) }, byPool ? "all pools" : "all classes"),
       h("span", { class: "grow" }),
-      h("span", { class: "sub" }, "quantiles are right within 5 %"),
+      h("span", { class: "sub" }, "quantiles are right within 5 %; drag in a chart to see a part"),
       h("div", { class: "legend" }, h("span", { class: "p50" }, "P50"), h("span", { class: "p99" }, "P99"))),
     !history && h("div", { class: "card empty" }, "Waiting for the gateway."),
-    history && !rows.length && h("div", { class: "card empty" }, h("p", {}, view.hour ? "No request in the last hour." : "No request in the last five minutes."),
-      h("p", {}, "A class is the kind of a request by the length of its prompt: its home pool, and in a pool with long_prefix short or long.")),
-    rows?.map(row => rowCard(row, history, state, app)),
+    shown.part && !shown.shown && h("p", { class: "card", role: "alert" }, `${shown.name} is not within the last hour, which is all that the page has; sluice report reads older records.`),
+    history && !rows.length && h("div", { class: "card empty" }, h("p", {}, `No request${wanted === undefined ? "" : ` of ${wanted}`}: ${shown.name}.`),
+      h("p", {}, "A class is a kind of request, mostly by the length of its prompt; [[class]] in the configuration declares classes.")),
+    (!shown.part || shown.shown) && rows?.map(row => rowCard(row, shown, state, app)),
   ];
 }
 
-function choice(label, options, value, set) {
-  return h("div", { class: "choice", role: "group", "aria-label": label },
-    options.map(([text, own]) => h("button", { type: "button", "aria-pressed": String(own === value), onclick: () => set(own) }, text)));
-}
-
-function rowCard(row, history, { view, status }, app) {
+function rowCard(row, shown, { view, status, place }, app) {
+  const { history } = shown;
   const name = row.class || row.pool, title = "row-" + name;
   const both = history.pairs.filter(pair => row.class ? pair.class === row.class : pair.pool === row.pool), pairs = both.length > 1 ? both : [];
   const all = row.completed + row.shed + row.failed + row.client_gone + row.refused;
   const lost = [[row.shed, "shed"], [row.failed, "failed"], [row.client_gone, "client left"], [row.refused, "refused"]].filter(([n]) => n);
-  const hover = view.hover && view.hover.name === name ? view.hover.index : null;
   // The last interval is in progress: a rate of it would be too low.
   const rate = values => values.map((n, index) => index + 1 < values.length ? n / history.interval_seconds : null);
-  const onHover = index => app.set({ hover: index === null ? null : { name, index } });
-  const seconds = history.interval_seconds;
-  // Just after a start there is less than the whole span.
-  const shown = Math.min(history.intervals, Math.max(FEWEST, Math.ceil(history.covered_seconds / seconds) + 1));
+  const chart = {
+    ...shown, seconds: history.interval_seconds, marks: marks(status), hover: view.hover && view.hover.name === name ? view.hover : null,
+    onHover: hover => app.set({ hover: hover && { name, ...hover } }), onSelect: select(shown, { by: place.by, class: row.class, pool: row.pool }, app),
+  };
   return h("section", { class: "card", key: title, "aria-labelledby": title },
     h("div", { class: "head" },
       h("h2", { id: title }, `${row.class ? "class" : "pool"} ${name}`),
-      row.attainment !== null && h("span", { class: "chip" }, `objectives met ${percent(row.attainment)}, last ${view.hour ? "hour" : "5 min"}`),
-      lost.map(([n, what]) => h("span", { class: "chip " + (what === "failed" ? "bad" : what === "shed" ? "warn" : "") }, `${count(n)} ${what}`)),
+      h("span", { class: "hint" }, shown.name),
+      !shown.part && row.attainment !== null && h("span", { class: "chip" }, `objectives met ${percent(row.attainment)}`),
+      !shown.part && lost.map(([n, what]) => h("span", { class: "chip " + (what === "failed" ? "bad" : what === "shed" ? "warn" : "") }, `${count(n)} ${what}`)),
       h("span", { class: "grow" }),
-      h("span", { class: "hint" }, `${count(all)} requests · ${count(row.prompt_tokens)} prompt and ${count(row.generation_tokens)} generated tokens`)),
+      !shown.part && h("span", { class: "hint" }, `${count(all)} requests · ${count(row.prompt_tokens)} prompt and ${count(row.generation_tokens)} generated tokens`)),
     h("div", { class: "charts" },
       METRICS.map(([key, short, long]) => lineChart({
         title: `${short}, ${long}`,
-        now: row[key] ? `${timeText(row[key].p50)} · ${timeText(row[key].p99)}` : "",
+        now: row[key] && !shown.part ? `${timeText(row[key].p50)} · ${timeText(row[key].p99)}` : "",
         lines: [{ name: "P50", style: "p50", values: row.points[key].map(point => point && point[0]) }, { name: "P99", style: "p99", values: row.points[key].map(point => point && point[1]) }],
-        show: value => value === null || value === undefined ? NONE : timeText(value), seconds, shown, hover, onHover, marks: marks(status),
+        show: value => value === null || value === undefined ? NONE : timeText(value), ...chart,
       })),
       lineChart({
-        title: "requests that ended", now: `${count(all / Math.max(1, history.covered_seconds))} /s`,
+        title: "requests that ended", now: shown.part ? "" : `${count(all / Math.max(1, history.covered_seconds))} /s`,
         lines: [{ name: "per second", style: "decode", values: rate(row.points.requests) }],
-        columns: rate(row.points.requests), show: value => count(value), seconds, shown, hover, onHover, marks: marks(status),
+        columns: rate(row.points.requests), show: value => count(value), ...chart,
       }),
       lineChart({
-        title: "shed or failed", now: count(row.shed + row.failed),
+        title: "shed or failed", now: shown.part ? "" : count(row.shed + row.failed),
         lines: [{ name: "per second", style: "queue", values: rate(row.points.lost) }],
-        columns: rate(row.points.lost), show: value => count(value), seconds, shown, hover, onHover, marks: marks(status),
+        columns: rate(row.points.lost), show: value => count(value), ...chart,
       })),
-    h("div", { class: "two" }, tails(row, pairs), parts(row, pairs)));
+    !shown.part && h("div", { class: "two" }, tails(row, pairs), parts(row, pairs)));
 }
 
 function tails(row, pairs) {

@@ -1,50 +1,35 @@
-// The overview: totals, pools with their backends, where the time before the first token goes, what was lost and why, models.
+// The overview: findings, first tokens by class, totals, pools with their backends, where the time before the first token goes, what was
+// lost and why, models.
 import { h } from "./dom.js";
-import { NONE, count, percent, span, time, timeText, words } from "./units.js";
-import { act, backendAction } from "./actions.js";
+import { NONE, count, percent, time, timeText, words } from "./units.js";
+import { backendRow, bar, tile } from "./backend.js";
 import { lineChart, marks, partsBar, partsLegend } from "./charts.js";
+import { findings } from "./findings.js";
+import { link } from "./links.js";
 import { failureTable } from "./requests.js";
+import { byLength, select, spanChoice, spanOf } from "./span.js";
 
-/** The word for a state: what drains, and has nothing left in flight, is drained. */
-const stateWord = ({ state, in_flight }) => state === "draining" && !in_flight ? "drained" : state;
-/** From this many seconds on the silence of an engine with requests in flight is shown. */
-const SILENT = 10;
-const STATES = { ready: "good", starting: "warn", probation: "warn", draining: "warn", ejected: "bad", down: "bad" };
 /** From this many backends on there is a filter. */
 const MANY = 12;
 /** Classes with a chart on this view; the view "Latency" has all. */
 const CLASSES = 6;
-/** Intervals that a chart shows at least. */
-const FEWEST = 12;
 /** From this share of failed or shed requests on a pool is marked. */
 const SOME_FAIL = .02, MOST_FAIL = .5;
 
-export function tile(value, unit, caption, kind) {
-  return h("div", { class: "tile" + (kind ? " " + kind : "") }, h("b", {}, value, unit && h("i", {}, unit)), h("small", {}, caption));
-}
-
 const timeTile = (ms, caption) => tile(...time(ms), caption);
-
-function bar(caption, { used, limit }, { loss, known } = {}) {
-  const limited = limit !== undefined && limit !== null, share = limited ? (limit ? used / limit : used ? 1 : 0) : 0;
-  // A full queue refuses requests; full slots or permits are limits that do their work.
-  const kind = share >= 1 && loss ? "full" : share >= .8 ? "high" : "";
-  return h("div", { class: known ? "bar-box known" : "bar-box" },
-    h("div", { class: "label" }, h("span", {}, caption), h("b", {}, limited ? `${count(used)} / ${count(limit)}` : count(used))),
-    h("div", { class: "track" }, h("div", { class: "fill " + kind, vars: { "--share": Math.min(100, share * 100).toFixed(1) + "%" } })));
-}
 
 export function overview(state, app) {
   const { status, report } = state;
   if (!status) return [h("div", { class: "card empty" }, "Waiting for the gateway.")];
   const backends = status.pools.reduce((sum, pool) => sum + pool.backends.length, 0);
   return [
-    totals(status),
+    findings(state),
     byClass(state, app),
+    totals(status),
     backends >= MANY && filter(state, app, backends),
     status.pools.map(pool => ({ pool, shown: matching(pool, state.view) })).filter(({ pool, shown }) => shown.length || !isFiltered(state.view) && !pool.backends.length)
       .map(({ pool, shown }) => poolCard(pool, shown)),
-    h("div", { class: "two" }, report && firstToken(report), report && lost(report, app)),
+    h("div", { class: "two" }, report && firstToken(report), report && lost(report)),
     report && models(report),
   ];
 }
@@ -65,36 +50,30 @@ function totals({ pools }) {
     tile(...(worst === null ? [NONE, ""] : [(worst * 100).toFixed(1), "%"]), judged.length > 1 ? "objectives met (worst)" : "objectives met")));
 }
 
-/**
- * TTFT of each class over the last five minutes, so that the tails of short and long requests stand beside each other. Always there, so
- * that what follows keeps its place and stays open.
- */
-function byClass({ status, report, view }, app) {
-  const recent = report?.recent || { classes: [] };
-  const length = row => row.prompt_tokens / Math.max(1, row.completed);
-  const rows = recent.classes.filter(row => row.class && row.ttft_ms).sort((a, b) => length(a) - length(b)).slice(0, CLASSES);
+/** TTFT of each class, so that the tails of short and long requests stand beside each other. Always there, so that what follows keeps its place and stays open. */
+function byClass(state, app) {
+  const { status, view } = state, shown = spanOf(state), { history } = shown;
+  const rows = byLength(history?.classes || []).filter(row => row.class && row.ttft_ms).slice(0, CLASSES);
   const running = status.applied?.at(-1)?.title;
   return h("section", { class: "card", key: "by-class", "aria-labelledby": "by-class" },
     h("div", { class: "head" }, h("h2", { id: "by-class" }, "Time to first token by class"),
-      running && h("span", { class: "chip good", id: "running" }, `now: ${running}`), h("span", { class: "grow" }),
-      h("span", { class: "hint" }, "each 5 s of the last 5 min"),
-      h("div", { class: "legend" }, h("span", { class: "p50" }, "P50"), h("span", { class: "p99" }, "P99"))),
+      running && h("span", { class: "chip good", id: "running" }, `now: ${running}`), h("span", { class: "hint", id: "window" }, shown.name), h("span", { class: "grow" }),
+      h("div", { class: "legend" }, h("span", { class: "p50" }, "P50"), h("span", { class: "p99" }, "P99")), spanChoice(shown, app, { view: "overview" })),
     rows.length ? h("div", { class: "charts" }, rows.map(row => lineChart({
-      title: row.class, wide: rows.length <= 3, now: "",
+      title: row.class, href: link({ class: row.class, span: state.place.span }), wide: rows.length <= 3, now: `P50 ${timeText(row.ttft_ms.p50)} · P99 ${timeText(row.ttft_ms.p99)} · ${count(row.completed)} completed`,
       lines: [["P50", "p50", 0], ["P99", "p99", 1]].map(([name, style, at]) => ({ name, style, values: row.points.ttft_ms.map(point => point && point[at]) })),
-      show: value => value === null || value === undefined ? NONE : timeText(value), seconds: recent.interval_seconds,
-      shown: Math.min(recent.intervals, Math.max(FEWEST, Math.ceil(recent.covered_seconds / recent.interval_seconds) + 1)),
-      marks: marks(status), hover: view.hover?.name === "by-class" ? view.hover.index : null,
-      onHover: index => app.set({ hover: index === null ? null : { name: "by-class", index } }),
-    }))) : h("p", { class: "empty" }, "No streamed request in the last five minutes."));
+      show: value => value === null || value === undefined ? NONE : timeText(value), seconds: history.interval_seconds,
+      ...shown, marks: marks(status), hover: view.hover?.name === "by-class" ? view.hover : null,
+      onHover: hover => app.set({ hover: hover && { name: "by-class", ...hover } }), onSelect: select(shown, { class: row.class }, app),
+    }))) : h("p", { class: "empty" }, `No streamed request: ${shown.name}.`));
 }
 
 function filter({ view }, app, backends) {
   const set = change => app.set(change);
   return h("div", { class: "row" },
     h("label", { class: "soft", for: "filter" }, `${backends} backends; show`),
-    h("input", { id: "filter", type: "search", placeholder: "name or address", oninput: event => set({ filter: event.target.value }) }),
-    h("label", { class: "row" }, h("input", { type: "checkbox", onchange: event => set({ troubled: event.target.checked }) }), "only those that are not ready"));
+    h("input", { id: "filter", type: "search", placeholder: "name or address", value: view.filter, oninput: event => set({ filter: event.target.value }) }),
+    h("label", { class: "row" }, h("input", { type: "checkbox", checked: view.troubled, onchange: event => set({ troubled: event.target.checked }) }), "only those that are not ready"));
 }
 
 /** How a pool fares, as [kind, text]. */
@@ -141,58 +120,6 @@ function poolCard(pool, shown) {
     shown.length < pool.backends.length && h("p", { class: "sub" }, `${pool.backends.length - shown.length} more do not match the filter.`));
 }
 
-// As many permits as slots limit nothing: they only divide short and long requests.
-const limitsPrefill = ({ long_prefills, slots }) => long_prefills.limit < (slots.limit ?? Infinity);
-
-const serves = engine => ["serve", "ramp"].includes(engine?.step);
-
-function backendRow(pool, backend) {
-  const { engine, state } = backend, permits = limitsPrefill(backend);
-  const unknown = backend.models_unknown && `${backend.models_unknown}: it gets requests for every model of its pool`;
-  const silent = backend.silent_seconds >= SILENT && `no bytes for ${span(backend.silent_seconds)}, ${count(backend.in_flight)} in flight`;
-  // A failure that is over stands in the details.
-  const failed = !serves(engine) && engine?.why;
-  const reasons = [backend.reason, unknown, silent, engine?.taken_back && `a change was taken back: ${engine.taken_back}`, failed, engine?.waits && `waits: ${engine.waits}`].filter(Boolean);
-  const changing = engine && !["serve", "off"].includes(engine.step);
-  const phase = changing && `engine: ${words(engine.step)} for ${span(engine.seconds)}${engine.detail ? ", " + engine.detail : ""}`;
-  return h("tr", { key: backend.name },
-    h("td", { class: "name" },
-      h("div", { class: "row" }, h("b", {}, backend.name), h("span", { class: "chip " + (backend.failing ? "bad" : STATES[state] || "") }, stateWord(backend)),
-        engine?.restarts > 0 && h("span", { class: "chip warn" }, `${engine.restarts} restart${engine.restarts > 1 ? "s" : ""}`)),
-      // Always there, so that what follows keeps its place and stays open.
-      h("div", {}, [...reasons, phase].filter(Boolean).map(text => h("div", { class: "reason" }, text))),
-      h("details", {}, h("summary", {}, "details"), facts(backend))),
-    h("td", { class: "use" }, bar("slots", backend.slots, { known: true })),
-    h("td", { class: "use" }, bar("tokens", backend.tokens, { known: true })),
-    h("td", { class: "use" }, permits && bar("prefill permits", backend.long_prefills), (!permits || backend.prefill_tokens.limit !== undefined) && bar("prefill tokens", backend.prefill_tokens)),
-    h("td", { class: "nowrap" },
-      h("div", {}, backend.tpot_ms ? `${backend.tpot_ms.toFixed(1)} ms/token` : NONE),
-      backend.prefill_seen_seconds !== undefined && h("div", { class: "sub", title: "prompt tokens per second until the first token, waiting in the engine included" },
-        `prefill ${count(backend.prefill_tokens_per_second)}/s`, backend.prefill_seen_seconds >= 60 && `, ${span(backend.prefill_seen_seconds)} ago`)),
-    h("td", { class: "actions" }, state !== "removed" && ["drain", "enable", "restart"].map(action => {
-      const fits = { drain: state !== "draining", enable: state === "draining" || engine?.step === "hold" || engine?.step === "backoff", restart: Boolean(engine) }[action];
-      return fits && h("button", {
-        type: "button", class: "small", "data-action": action, "aria-label": `${action} ${backend.name} of pool ${pool.name}`,
-        onclick: () => act(backendAction[action](pool.name, backend.name)),
-      }, action);
-    })));
-}
-
-function facts(backend) {
-  const { engine } = backend, last = engine?.last_change;
-  const rows = [
-    ["address", backend.url], ["weight", backend.weight], ["in flight", count(backend.in_flight)],
-    ["context", backend.max_model_len && `${count(backend.max_model_len)} tokens`],
-    ["permits for", limitsPrefill(backend) && backend.long_threshold && `prompts over ${count(backend.long_threshold)} tokens`],
-    ["engine", engine ? `${engine.driver}, ${words(engine.step)} for ${span(engine.seconds)}, ${engine.restarts} unplanned restarts` : "run by another program"],
-    ["flags", engine?.settings], ["last good flags", engine?.last_good],
-    ["last failure", serves(engine) && engine?.why],
-    ["last change", last && `#${last.id}: ${words(last.outcome)}${last.why ? ", " + last.why : ""}`],
-  ];
-  return h("dl", { class: "facts" }, rows.filter(([, value]) => value).map(([key, value]) =>
-    [h("dt", {}, key), h("dd", { class: key.includes("flags") || key === "address" ? "mono" : undefined }, String(value))]));
-}
-
 function firstToken({ recent }) {
   const rows = recent.classes.filter(row => row.ttft_parts);
   const longest = Math.max(0, ...rows.flatMap(row => [row.ttft_parts.all.ttft, row.ttft_parts.slowest.ttft]));
@@ -217,7 +144,7 @@ function reasons(rows) {
   return [...sums].sort((a, b) => b[1] - a[1]);
 }
 
-function lost({ recent, requests }, app) {
+function lost({ recent, requests }) {
   const found = reasons(recent.classes), retries = recent.classes.flatMap(row => row.retries).reduce((sum, [, n]) => sum + n, 0);
   return h("section", { class: "card", "aria-labelledby": "lost" },
     h("div", { class: "head" }, h("h2", { id: "lost" }, "Shed and failed"), h("span", { class: "grow" }), h("span", { class: "hint" }, "last 5 min")),
@@ -225,7 +152,7 @@ function lost({ recent, requests }, app) {
       found.map(([what, n]) => h("span", { class: "chip " + (what.startsWith("shed") ? "warn" : "bad") }, `${count(n)} ${what}`)),
       !found.length && h("span", { class: "chip good" }, "none"),
       retries > 0 && h("span", { class: "chip" }, `${count(retries)} attempts repeated`)),
-    requests.failures.length ? failureTable(requests.failures.slice(0, 6), app) : h("p", { class: "empty" }, "No request was shed and none failed since the gateway was started."));
+    requests.failures.length ? failureTable(requests.failures.slice(0, 6)) : h("p", { class: "empty" }, "No request was shed and none failed since the gateway was started."));
 }
 
 function models({ models: all }) {

@@ -2,28 +2,42 @@
 import { h } from "./dom.js";
 import { NONE, clock, count, timeText, words } from "./units.js";
 import { read } from "./actions.js";
+import { engineLink, link } from "./links.js";
 
 /** A link to the timeline of a request. */
-function requestLink(id, app) {
-  return h("button", { type: "button", class: "link mono", onclick: () => { app.go("requests"); find(id, app); }, title: id }, id.length > 16 ? id.slice(0, 4) + "…" + id.slice(-8) : id);
+function requestLink(id) {
+  return h("a", { class: "link mono", href: link({ request: id }), title: id }, id.length > 16 ? id.slice(0, 4) + "…" + id.slice(-8) : id);
 }
 
-/** Looks a request up and shows it. */
+/** Looks up the request that the address names, and shows it. */
 export async function find(id, app) {
-  const wanted = id.trim();
-  if (!wanted) return;
-  app.set({ wanted, found: null, missing: null });
+  app.set({ wanted: id, found: null, missing: null });
   try {
-    const { requests } = await read("admin/requests/" + encodeURIComponent(wanted));
+    const { requests } = await read("admin/requests/" + encodeURIComponent(id));
     app.set({ found: requests });
   } catch (error) {
     app.set({ missing: error.message });
   }
 }
 
+/** The slow and the failed requests of a key or an engine, among those that are listed. */
+export function requestsOf(report, is) {
+  const slow = report?.requests.slowest.filter(is) || [], failed = report?.requests.failures.filter(is) || [];
+  return h("div", {},
+    h("h3", {}, "Among the slowest and the last failed requests"),
+    !slow.length && !failed.length && h("p", { class: "empty" }, "None."),
+    slow.length > 0 && slowest(slow), failed.length > 0 && failureTable(failed));
+}
+
 export function requests(state, app) {
   const { view, report } = state;
-  const submit = event => { event.preventDefault(); find(event.target.elements.id.value, app); };
+  const submit = event => {
+    event.preventDefault();
+    const id = event.target.elements.id.value.trim();
+    if (!id) return;
+    app.go({ request: id });
+    find(id, app);
+  };
   return [
     h("section", { class: "card", "aria-labelledby": "find-title" },
       h("div", { class: "head" }, h("h2", { id: "find-title" }, "Find a request"),
@@ -35,35 +49,38 @@ export function requests(state, app) {
     view.found?.map(timeline),
     report && h("section", { class: "card", "aria-labelledby": "slowest" },
       h("div", { class: "head" }, h("h2", { id: "slowest" }, "Slowest of these"), h("span", { class: "hint" }, "by the whole time; generating requests only")),
-      report.requests.slowest.length ? slowest(report.requests.slowest, app) : h("p", { class: "empty" }, "No request is over yet.")),
+      report.requests.slowest.length ? slowest(report.requests.slowest) : h("p", { class: "empty" }, "No request is over yet.")),
     report && h("section", { class: "card", "aria-labelledby": "failures" },
       h("div", { class: "head" }, h("h2", { id: "failures" }, "Last failures")),
-      report.requests.failures.length ? failureTable(report.requests.failures, app) : h("p", { class: "empty" }, "No request was shed and none failed since the gateway was started.")),
+      report.requests.failures.length ? failureTable(report.requests.failures) : h("p", { class: "empty" }, "No request was shed and none failed since the gateway was started.")),
   ];
 }
 
+/** The pool and the engine of a request, with a link. */
+const where = ({ pool, backend }) => pool && backend ? h("a", { href: engineLink(pool, backend) }, `${pool} / ${backend}`) : pool || NONE;
+
 /** Requests that were shed or failed. */
-export function failureTable(failures, app) {
+export function failureTable(failures) {
   return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Last failures" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["Time", "Reason", "Request", "Pool / backend", "After"].map(head => h("th", { scope: "col" }, head)))),
+    h("thead", {}, h("tr", {}, ["Time", "Reason", "Request", "Class", "Pool / engine", "After"].map(head => h("th", { scope: "col" }, head)))),
     h("tbody", {}, failures.map(one => h("tr", {},
       h("td", { class: "nowrap soft" }, clock(one.time)),
       h("td", { class: "nowrap" }, `${words(one.outcome)}: ${words(one.detail)}`),
-      h("td", {}, requestLink(one.request_id, app)),
-      h("td", { class: "nowrap" }, [one.pool || one.class, one.backend].filter(Boolean).join(" / ") || NONE),
+      h("td", {}, requestLink(one.request_id)), h("td", { class: "nowrap" }, one.class || NONE),
+      h("td", { class: "nowrap" }, where(one)),
       h("td", { class: "nowrap" }, timeText(one.total_ms)))))));
 }
 
-function slowest(all, app) {
-  const heads = ["Ended", "Request", "Total", "TTFT", "Queue", "TPOT", "Prompt", "Output", "Pool / backend", "Outcome"];
+function slowest(all) {
+  const heads = ["Ended", "Request", "Total", "TTFT", "Queue", "TPOT", "Prompt", "Output", "Class", "Pool / engine", "Outcome"];
   return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Slowest requests" }, h("table", {},
     h("thead", {}, h("tr", {}, heads.map((head, index) => h("th", { scope: "col", class: index > 1 && index < 8 ? "num" : undefined }, head)))),
     h("tbody", {}, all.map(one => h("tr", {},
-      h("td", { class: "nowrap soft" }, clock(one.time)), h("td", {}, requestLink(one.request_id, app)),
+      h("td", { class: "nowrap soft" }, clock(one.time)), h("td", {}, requestLink(one.request_id)),
       h("td", { class: "num" }, h("b", {}, timeText(one.total_ms))), h("td", { class: "num" }, timeText(one.ttft_ms)),
       h("td", { class: "num" }, timeText(one.queue_ms)), h("td", { class: "num" }, timeText(one.tpot_ms)),
-      h("td", { class: "num" }, count(one.prompt_tokens ?? one.estimate_tokens)), h("td", { class: "num" }, count(one.completion_tokens)),
-      h("td", { class: "nowrap" }, [one.pool || one.class, one.backend].filter(Boolean).join(" / ") || NONE), h("td", { class: "nowrap" }, words(one.outcome)))))));
+      h("td", { class: "num" }, count(one.prompt_tokens ?? one.estimate_tokens)), h("td", { class: "num" }, count(one.completion_tokens)), h("td", { class: "nowrap" }, one.class || NONE),
+      h("td", { class: "nowrap" }, where(one)), h("td", { class: "nowrap" }, words(one.outcome)))))));
 }
 
 /** When each stage began and how long it took, milliseconds. The order of attempts is not kept: times of all of them are added up. */
@@ -86,7 +103,7 @@ function timeline(one) {
     one.estimate_tokens !== undefined && `estimated as ${count(one.estimate_tokens)} (${one.estimate_how})`, one.completion_tokens && `${count(one.completion_tokens)} generated`];
   const rows = [
     ["ended", clock(one.time)], ["outcome", [words(one.outcome), one.detail && words(one.detail), one.status && `status ${one.status}`].filter(Boolean).join(", ")],
-    ["class", one.class], ["pool / backend", [one.pool, one.backend].filter(Boolean).join(" / ")], ["model", one.model], ["arm", one.arm], ["key", one.key],
+    ["class", one.class && h("a", { href: link({ class: one.class }) }, one.class)], ["pool / engine", one.pool && where(one)], ["model", one.model], ["arm", one.arm], ["key", one.key && h("a", { href: link({ key: one.key }) }, one.key)],
     ["route", one.route && one.route + (one.stream ? ", streamed" : ", not streamed")], ["tokens", tokens.filter(Boolean).join(", ")],
     ["TTFT", one.ttft_ms !== undefined && timeText(one.ttft_ms)], ["TPOT", one.tpot_ms !== undefined && timeText(one.tpot_ms)],
     ["waited for the client", one.client_wait_ms > 0 && timeText(one.client_wait_ms)], ["longest gap", one.longest_gap_ms !== undefined && timeText(one.longest_gap_ms)], ["E2EL", one.e2el_ms !== undefined && timeText(one.e2el_ms)],

@@ -16,7 +16,7 @@ use crate::report::sections::Section;
 
 const SLOWEST: usize = 20;
 const REASONS: usize = 50;
-/// An engine's time is unusual from this many times the median of the length class on.
+/// An engine's time is unusual from this many times the median of the range of lengths on.
 const UNUSUAL: f64 = 3.0;
 
 /// From this many unfinished earlier prompts on, these are the cause.
@@ -160,7 +160,7 @@ fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
     earlier.fold((0, 0), |(count, tokens), other| (count + 1, tokens + other.prompt))
 }
 
-/// The median time in the engine by length class, milliseconds.
+/// The median time in the engine by range of lengths, milliseconds.
 fn usual(entries: &[Entry]) -> BTreeMap<&'static str, f64> {
     let lengths = group(entries, Entry::length);
     lengths.iter().filter_map(|(name, entries)| Some((*name, quantile(entries, 0.5, |entry| entry.engine)?))).collect()

@@ -27,7 +27,7 @@ pub const ENTRIES_MAX: usize = 5_000_000;
 pub struct Entry {
     /// Arrival, since 1970.
     pub at: f64,
-    /// The home pool.
+    /// The class ([[class]]); in records of earlier versions the home pool.
     pub class: Arc<str>,
     /// The pool that ran the request; the home pool if none did.
     pub pool: Arc<str>,
@@ -101,7 +101,7 @@ impl Entry {
     }
 }
 
-/// Length classes of prompts: the most tokens, and the name.
+/// Ranges of prompt lengths: the most tokens, and the name.
 const LENGTHS: [(u64, &str); 5] =
     [(1_000, "up to 1k"), (4_000, "1k to 4k"), (16_000, "4k to 16k"), (64_000, "16k to 64k"), (u64::MAX, "over 64k")];
 

@@ -118,6 +118,18 @@ fn mixed() -> Vec<Entry> {
 }
 
 #[test]
+fn a_record_has_the_class_that_the_gateway_gave_it_and_one_without_has_the_home_pool() {
+    let with = good(1, 50).replace("\"home\":", "\"class\":\"long\",\"home\":");
+    let without = good(2, 70).replace("\"home\":\"short\"", "\"home\":\"elsewhere\"");
+    let all = entries(&(with + &without));
+    let classes: Vec<(&str, &str)> = all.iter().map(|entry| (&*entry.class, &*entry.pool)).collect();
+    assert_eq!(classes, [("long", "short"), ("elsewhere", "short")]);
+    let section = &sections(&all)[1];
+    assert_eq!(section.rows[1][..3], ["elsewhere", "short", "1"]);
+    assert_eq!(section.rows[2][..3], ["long", "short", "1"]);
+}
+
+#[test]
 fn the_sections_say_what_was_asked_what_was_slow_and_why() {
     let all = sections(&mixed());
     let rows =

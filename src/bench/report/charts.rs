@@ -39,7 +39,7 @@ fn axis(label: String) -> Axis {
 }
 
 pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
-    let classes = slices(run, SliceBy::Class);
+    let classes = slices(run, SliceBy::plotted(run));
     let parts: Vec<(String, Metrics)> = match classes.len() {
         2..=MOST_CLASSES => classes,
         _ => vec![("all".to_owned(), Metrics::of(run))],
@@ -64,11 +64,13 @@ pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>
     let mut found: Vec<(&str, Option<f64>)> = Vec::new();
     for run in runs {
         let config = &run.config;
+        // A single class of the load has all requests, so it is plotted by the gateway's classes.
+        let is_single = config.classes.len() == 1;
         if config.classes.is_empty() {
             found.push(("", of(&config.slo)));
         }
         for (index, own) in
-            config.classes.iter().enumerate().filter(|(_, own)| class.is_none_or(|name| own.name == name))
+            config.classes.iter().enumerate().filter(|(_, own)| class.is_none_or(|name| is_single || own.name == name))
         {
             found.push((&own.name, of(config.slo_of(u32::try_from(index).unwrap_or(u32::MAX)))));
         }

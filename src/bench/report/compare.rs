@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 
 use super::differences::{Differences, differences};
 use crate::result::record::{Outcome, Record, RunConfig, RunResult};
+use crate::result::slices::SliceBy;
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, proportion, quantile};
 
@@ -131,11 +132,13 @@ pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<
             return Err(CompareError::NothingCompleted(name));
         }
     }
-    let classes = classes(a, b);
+    // The names of different classes of the gateway do not mean the same requests.
+    let by = if a.config.gateway_classes == b.config.gateway_classes { SliceBy::Class } else { SliceBy::Load };
+    let classes = classes(a, b, by);
     let confidence = each_of(INDEPENDENT_METRICS * classes.len().max(1), options.confidence);
     let mut rows = rows(a, b, None, confidence, options);
     for name in classes {
-        rows.extend(self::rows(&of_class(a, name), &of_class(b, name), Some(name), confidence, options));
+        rows.extend(self::rows(&of_class(a, by, name), &of_class(b, by, name), Some(name), confidence, options));
     }
     let Differences { load, other } = differences(a, b);
     Ok(Comparison { rows, loads: load, notes: notes(a, b, other), options })
@@ -160,26 +163,17 @@ fn rows(
     pairs(a, b, class).into_iter().map(compared).collect()
 }
 
-/// Classes with a completed request in both results, if a result has several classes.
-fn classes<'a>(a: &'a RunResult, b: &RunResult) -> Vec<&'a str> {
-    let has = |run: &RunResult, name: &str| {
-        run.requests.iter().any(|record| record.is_completed() && class_name(run, record) == Some(name))
-    };
-    let mut names: Vec<&str> = Vec::new();
-    for class in &a.config.classes {
-        if !names.contains(&class.name.as_str()) && has(a, &class.name) && has(b, &class.name) {
-            names.push(&class.name);
-        }
-    }
-    if a.config.classes.len().max(b.config.classes.len()) > 1 { names } else { Vec::new() }
+/// Classes with a completed request in both results, if a result has requests of several classes.
+fn classes<'a>(a: &'a RunResult, b: &'a RunResult, by: SliceBy) -> Vec<&'a str> {
+    let names = |run: &'a RunResult| by.names(run, Record::is_completed);
+    let (mut own, other) = (names(a), names(b));
+    let has_several = [a, b].iter().any(|run| by.names(run, |_| true).len() > 1);
+    own.retain(|name| has_several && other.contains(name));
+    own
 }
 
-fn class_name<'a>(run: &'a RunResult, record: &Record) -> Option<&'a str> {
-    run.config.classes.get(record.class as usize).map(|class| class.name.as_str())
-}
-
-fn of_class(run: &RunResult, name: &str) -> RunResult {
-    let requests = run.requests.iter().filter(|record| class_name(run, record) == Some(name)).cloned().collect();
+fn of_class(run: &RunResult, by: SliceBy, name: &str) -> RunResult {
+    let requests = run.requests.iter().filter(|record| by.name_of(record, run) == Some(name)).cloned().collect();
     RunResult { config: run.config.clone(), duration: run.duration, requests, ..RunResult::default() }
 }
 

@@ -107,7 +107,7 @@ fn sentence(name: &str, was: &str, is: &str) -> String {
 }
 
 /// For each setting: whether it is part of the load, name and value. An empty value is unknown.
-fn settings(config: &RunConfig) -> [(bool, &'static str, String); 16] {
+fn settings(config: &RunConfig) -> [(bool, &'static str, String); 17] {
     let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
     let ramp = config.ramp.as_ref().map_or_else(
         || "none".to_owned(),
@@ -133,8 +133,14 @@ fn settings(config: &RunConfig) -> [(bool, &'static str, String); 16] {
         (true, "max concurrency", number(config.max_concurrency.map(f64::from))),
         (many, "number of prompts", config.num_prompts.to_string()),
         (false, "seed", seed),
+        (false, "classes of the gateway", classes_of(config)),
         (true, "adapters", if config.adapters.is_empty() { "none".to_owned() } else { config.adapters.join(", ") }),
     ]
+}
+
+fn classes_of(config: &RunConfig) -> String {
+    let each = config.gateway_classes.iter().map(|class| format!("{}: {}", class.name, class.requests));
+    each.collect::<Vec<_>>().join("; ")
 }
 
 /// Differences between classes of the same name, and classes of only one configuration.

@@ -14,7 +14,7 @@ use crate::result::record::RunConfig;
 
 /// Flags that fields of the result cover, that only choose the shown and saved output, or that
 /// repeat the arrivals.
-const COVERED: &str = "--append-result --backend --base-url --burstiness --class --csv --dataset-name --disable-tqdm --duration \
+const COVERED: &str = "--append-result --backend --base-url --burstiness --by-class --class --csv --dataset-name --disable-tqdm --duration \
     --endpoint --goodput --html --json --label --lora-modules --max-concurrency --metadata \
     --metric-percentiles --metrics-url --model --no-self-timed --num-prompts --percentile-metrics \
     --ramp-up-end-rps --ramp-up-start-rps --ramp-up-strategy --request-rate --result-dir --result-filename \

@@ -144,10 +144,10 @@ pub(super) fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     page.plots(&run_plots(run));
     page.section("Latencies".to_owned(), "Completed requests only; milliseconds.");
     page.table(&latency_table(metrics));
-    for by in SliceBy::ALL {
+    for by in SliceBy::shown(run) {
         let parts = slices(run, by);
         if parts.len() > 1 {
-            page.section(format!("By {}", by.name()), "Latencies in milliseconds.");
+            page.section(format!("By {}", by.name()), format!("Latencies in milliseconds. {}", meaning(run, by)).trim_end());
             let rows = parts.iter().map(|(name, metrics)| (name, metrics));
             page.table(&metrics_table(by.name(), run.config.has_slo(), rows));
         }
@@ -157,6 +157,19 @@ pub(super) fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     if !reasons.is_empty() {
         page.section("Failures".to_owned(), "");
         page.table(&[vec![vec!["reason".to_owned(), "requests".to_owned()]], reasons].concat());
+    }
+}
+
+/// The requests of each class, in words.
+fn meaning(run: &RunResult, by: SliceBy) -> String {
+    let classes = &run.config.gateway_classes;
+    match by {
+        SliceBy::Class if !classes.is_empty() => {
+            let each = classes.iter().map(|class| format!("{}: {}", class.name, class.requests));
+            format!("Classes of the gateway by prompt tokens; {}.", each.collect::<Vec<_>>().join("; "))
+        }
+        SliceBy::Load => "Classes of the load, as it was sent.".to_owned(),
+        _ => String::new(),
     }
 }
 
@@ -209,7 +222,8 @@ fn unknown() -> String {
     "-".to_owned()
 }
 
-const PART: [&str; 7] = ["ok", "failed", "req/s", "tok/s", "TTFT P50", "TTFT P99", "E2EL P99"];
+const PART: [&str; 10] =
+    ["ok", "failed", "req/s", "tok/s", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "E2EL P50", "E2EL P99"];
 
 fn part_row(metrics: &Metrics) -> Vec<String> {
     vec![
@@ -219,6 +233,9 @@ fn part_row(metrics: &Metrics) -> Vec<String> {
         metrics.output_rate().map_or_else(unknown, short),
         millis(metrics.ttft.median()),
         millis(metrics.ttft.percentile(99.0)),
+        metrics.known_tpot().map_or_else(unknown, |tpot| millis(tpot.median())),
+        metrics.known_tpot().map_or_else(unknown, |tpot| millis(tpot.percentile(99.0))),
+        millis(metrics.e2el.median()),
         millis(metrics.e2el.percentile(99.0)),
     ]
 }

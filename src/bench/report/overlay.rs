@@ -51,7 +51,7 @@ fn distinguish(names: &mut [String], appendix: impl Fn(usize) -> String) {
 /// several.
 pub(super) fn overlays(runs: &[RunResult], names: &[String], measures: &[(&str, &str)]) -> Vec<Plot> {
     let shown: Vec<&RunResult> = runs.iter().take(MOST_RUNS).collect();
-    let parts: Vec<Vec<(String, Metrics)>> = shown.iter().map(|run| slices(run, SliceBy::Class)).collect();
+    let parts: Vec<Vec<(String, Metrics)>> = shown.iter().map(|run| slices(run, SliceBy::plotted(run))).collect();
     let mut classes: Vec<&String> = parts.first().into_iter().flatten().map(|(class, _)| class).collect();
     classes.retain(|class| parts.iter().all(|part| part.iter().any(|(name, _)| name == *class)));
     let mut plots = Vec::new();

@@ -33,7 +33,7 @@ pub fn table(result: &RunResult, width: Option<usize>) -> String {
     servers(&mut text, result);
     text.push_str(&"=".repeat(WIDTH));
     text.push('\n');
-    for by in SliceBy::ALL {
+    for by in SliceBy::shown(result) {
         let parts = slices::slices(result, by);
         if parts.len() > 1 {
             let table = parts_table(by.name(), &parts, result.config.has_slo());
@@ -210,7 +210,7 @@ fn whole(text: &mut String, label: &str, value: u64) {
 }
 
 /// The columns of [`parts_table`] and [`sweep_table`] after the name; times in milliseconds.
-const OF_PARTS: &str = "sent,ok,failed,req/s,out tok/s,TTFT p50,TTFT p99,TPOT mean,ITL p99,E2EL p50,E2EL p99,met %";
+const OF_PARTS: &str = "sent,ok,failed,req/s,out tok/s,TTFT p50,TTFT p99,TPOT p50,TPOT p99,ITL p99,E2EL p50,E2EL p99,met %";
 const OF_RUNS: &str = "ok,failed,req/s,out tok/s,TTFT mean,TTFT p50,TTFT p99,TPOT mean,ITL p99,E2EL p99,met %";
 const MET: &str = "met %";
 
@@ -230,6 +230,8 @@ fn cell(of: &Metrics, column: &str) -> String {
         "TTFT p50" => percentile(&of.ttft, 50.0),
         "TTFT p99" => percentile(&of.ttft, 99.0),
         "TPOT mean" => latency(&of.tpot, of.tpot.mean()),
+        "TPOT p50" => percentile(&of.tpot, 50.0),
+        "TPOT p99" => percentile(&of.tpot, 99.0),
         "ITL p99" => percentile(&of.itl, 99.0),
         "E2EL p50" => percentile(&of.e2el, 50.0),
         "E2EL p99" => percentile(&of.e2el, 99.0),
@@ -331,7 +333,7 @@ mod tests {
             assert_eq!(line[label.len()..].trim(), "-", "{line}");
         }
         let line = text.lines().find(|line| line.trim_start().starts_with("short")).unwrap();
-        assert_eq!(line.split_whitespace().collect::<Vec<_>>()[5..9], ["-", "10.0", "10.0", "-"]);
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>()[5..10], ["-", "10.0", "10.0", "-", "-"]);
     }
 
     #[test]
@@ -366,7 +368,7 @@ mod tests {
         let cells: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(
             cells,
-            ["short", "2", "1", "1", "0.50", "2.5", "10.0", "10.0", "10.0", "10.0", "50.0", "50.0", "50.00"]
+            ["short", "2", "1", "1", "0.50", "2.5", "10.0", "10.0", "10.0", "10.0", "10.0", "50.0", "50.0", "50.00"]
         );
     }
 

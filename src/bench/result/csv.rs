@@ -6,6 +6,7 @@
 use std::io::{self, Write};
 
 use crate::result::record::{Outcome, Record, RunResult};
+use crate::result::slices::SliceBy;
 
 /// The names of the columns, in order.
 const COLUMNS: &str = "run,index,class,adapter,session,turn,due,queued,sent,ended,outcome,error,prompt_tokens,\
@@ -48,7 +49,7 @@ fn row(run: &str, result: &RunResult, record: &Record) -> [String; 23] {
     [
         run.to_owned(),
         record.index.to_string(),
-        text(config.classes.get(record.class as usize).map(|class| class.name.as_str())),
+        text(SliceBy::Class.name_of(record, result)),
         text(record.adapter.and_then(|adapter| config.adapters.get(adapter as usize)).map(String::as_str)),
         count(record.session.map(|(session, _)| session)),
         count(record.session.map(|(_, turn)| u64::from(turn))),

@@ -146,10 +146,10 @@ pub fn to_json(result: &RunResult, detailed: bool) -> Value {
 pub fn summary(result: &RunResult) -> Value {
     let whole = Metrics::of(result);
     let mut map = slices::slice_json(&whole, result);
-    for by in SliceBy::ALL {
+    for by in SliceBy::shown(result) {
         let parts = slices::json(result, by);
         if parts.as_object().is_some_and(|parts| !parts.is_empty()) {
-            map.insert(format!("by_{}", by.name()), parts);
+            map.insert(format!("by_{}", by.name().replace(' ', "_")), parts);
         }
     }
     map.insert("failures".into(), json!(slices::failures(result)));

@@ -86,6 +86,10 @@ pub struct RunConfig {
     pub percentile_metrics: Vec<String>,
     /// Kinds of requests, the index of [`Record::class`].
     pub classes: Vec<ClassConfig>,
+    /// The gateway's classes, by which the result is shown; the index of [`Record::gateway_class`].
+    /// Empty: the result is shown by the kinds of requests.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gateway_classes: Vec<GatewayClass>,
     /// LoRA adapters in the mix, the index of [`Record::adapter`].
     pub adapters: Vec<String>,
     /// The seed of all randomness.
@@ -136,6 +140,16 @@ pub struct ClassConfig {
     pub prefix: String,
 }
 
+/// A class of the gateway (`[[class]]`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GatewayClass {
+    /// Name of the class.
+    pub name: String,
+    /// The requests of the class in words: prompt lengths, and whether they ask for an adapter.
+    pub requests: String,
+}
+
 /// Objectives: upper bounds in milliseconds, as in `--goodput`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -156,6 +170,9 @@ pub struct Record {
     pub index: u64,
     /// Index into [`RunConfig::classes`].
     pub class: u32,
+    /// Index into [`RunConfig::gateway_classes`]; `None` if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway_class: Option<u32>,
     /// Index into [`RunConfig::adapters`]; `None` for the base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u32>,

@@ -1,24 +1,30 @@
 //! Statistics of slices of a run: the requests of one class, adapter, pool, backend or arm.
 //!
+//! A class is a class of the gateway (`[[class]]`), so that it has the same name and requests here
+//! as in the gateway's metrics; [`divide`] sets it. A result without them is divided by the load's
+//! classes, the kinds of requests that were sent.
+//!
 //! Rates of a slice divide by the duration of the whole run, so the rates of all slices add up to
 //! the rate of the run. A request without a response from a gateway belongs to no pool, backend or
-//! arm. Classes with the same name, as two kinds of traffic may have, form one slice, in which each
-//! request is judged by the objectives of its class.
+//! arm. Load classes with the same name, as two kinds of traffic may have, form one slice, in which
+//! each request is judged by the objectives of the load class.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
 use crate::result::metrics::Metrics;
-use crate::result::record::{ClassConfig, Outcome, Record, RunResult};
+use crate::result::record::{ClassConfig, GatewayClass, Outcome, Record, RunResult};
 use crate::result::vllm_keys::metric_keys;
 use sluice_core::stats::{Estimate, proportion};
 
 /// The property by which a run is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceBy {
-    /// The workload's classes.
+    /// The gateway's classes, otherwise the load's.
     Class,
+    /// The load's classes.
+    Load,
     /// LoRA adapters, and the base model.
     Adapter,
     /// The gateway's pools.
@@ -31,12 +37,26 @@ pub enum SliceBy {
 
 impl SliceBy {
     /// All properties, in the order of reports.
-    pub const ALL: [Self; 5] = [Self::Class, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
+    const ALL: [Self; 6] = [Self::Class, Self::Load, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
+
+    /// The properties by which a report on `result` is divided. The load's classes are left out if
+    /// they are the gateway's.
+    pub fn shown(result: &RunResult) -> impl Iterator<Item = Self> {
+        let differs = |record: &Record| Self::Class.of(record, result) != Self::Load.of(record, result);
+        let has_both = result.config.classes.len() > 1 && result.requests.iter().any(differs);
+        Self::ALL.into_iter().filter(move |by| *by != Self::Load || has_both)
+    }
+
+    /// The classes in plots of `result`: the load's if there are several, because they differ most.
+    pub fn plotted(result: &RunResult) -> Self {
+        if result.config.classes.len() > 1 { Self::Load } else { Self::Class }
+    }
 
     /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Class => "class",
+            Self::Load => "load class",
             Self::Adapter => "adapter",
             Self::Pool => "pool",
             Self::Backend => "backend",
@@ -44,39 +64,76 @@ impl SliceBy {
         }
     }
 
+    /// The name of a request's slice.
+    pub fn name_of<'a>(self, record: &'a Record, result: &'a RunResult) -> Option<&'a str> {
+        self.of(record, result).map(|(_, name)| name)
+    }
+
+    /// The names of the slices that have a counting request, in the order of reports.
+    pub fn names<'a>(self, result: &'a RunResult, counts: impl Fn(&Record) -> bool) -> Vec<&'a str> {
+        let counted = result.requests.iter().filter(|record| counts(record));
+        let slices: BTreeSet<_> = counted.filter_map(|record| self.of(record, result)).collect();
+        slices.into_iter().map(|(_, name)| name).collect()
+    }
+
     /// The sort key and name of a request's slice.
-    fn of(self, record: &Record, result: &RunResult) -> Option<(usize, String)> {
-        let named = |name: &Option<std::sync::Arc<str>>| name.as_deref().map(|name| (0, name.to_owned()));
+    fn of<'a>(self, record: &'a Record, result: &'a RunResult) -> Option<(usize, &'a str)> {
+        let config = &result.config;
         match self {
-            Self::Class => {
-                let (classes, class) = (&result.config.classes, record.class as usize);
-                let Some(ClassConfig { name, .. }) = classes.get(class) else { return Some((class, "all".to_owned())) };
-                let first = classes.iter().position(|other| other.name == *name);
-                Some((first.unwrap_or(class), name.clone()))
+            Self::Class if !config.gateway_classes.is_empty() => {
+                let class = record.gateway_class? as usize;
+                config.gateway_classes.get(class).map(|found| (class, &*found.name))
             }
-            Self::Adapter if result.config.adapters.is_empty() => None,
+            Self::Class | Self::Load => {
+                let class = record.class as usize;
+                let Some(ClassConfig { name, .. }) = config.classes.get(class) else { return Some((class, "all")) };
+                let first = config.classes.iter().position(|other| other.name == *name);
+                Some((first.unwrap_or(class), name))
+            }
+            Self::Adapter if config.adapters.is_empty() => None,
             Self::Adapter => {
                 let index = record.adapter.map_or(usize::MAX, |adapter| adapter as usize);
-                let name = result.config.adapters.get(index).unwrap_or(&result.config.model);
-                Some((index, name.clone()))
+                Some((index, config.adapters.get(index).unwrap_or(&config.model)))
             }
-            Self::Pool => named(&record.pool),
-            Self::Backend => named(&record.backend),
-            Self::Arm => named(&record.arm),
+            Self::Pool => record.pool.as_deref().map(|name| (0, name)),
+            Self::Backend => record.backend.as_deref().map(|name| (0, name)),
+            Self::Arm => record.arm.as_deref().map(|name| (0, name)),
+        }
+    }
+}
+
+/// Divides a result by the gateway's `classes`. `of`: the index of a request's class.
+///
+/// Adds a warning for each class of the load that has the name of a class of the gateway and other
+/// requests, because then the name has two meanings.
+pub fn divide(result: &mut RunResult, classes: Vec<GatewayClass>, of: impl Fn(&Record) -> usize) {
+    for record in &mut result.requests {
+        record.gateway_class = u32::try_from(of(record)).ok();
+    }
+    result.config.gateway_classes = classes;
+    for class in &result.config.gateway_classes {
+        let own = |record: &&Record| SliceBy::Load.name_of(record, result) == Some(&*class.name);
+        let apart = |record: &&Record| SliceBy::Class.name_of(record, result) != Some(&*class.name);
+        let count = result.requests.iter().filter(own).filter(apart).count();
+        if count > 0 {
+            result.warnings.push(format!(
+                "{count} requests that the load calls '{0}' are not in the gateway's class '{0}' ({1} prompt tokens)",
+                class.name, class.requests
+            ));
         }
     }
 }
 
 /// The slices with their statistics, in the order of the configuration, otherwise of their names.
 pub fn slices(result: &RunResult, by: SliceBy) -> Vec<(String, Metrics)> {
-    let mut slices: BTreeMap<(usize, String), Vec<&Record>> = BTreeMap::new();
+    let mut slices: BTreeMap<(usize, &str), Vec<&Record>> = BTreeMap::new();
     for record in &result.requests {
         if let Some(slice) = by.of(record, result) {
             slices.entry(slice).or_default().push(record);
         }
     }
     let metrics_of = |records: Vec<&Record>| Metrics::of_requests(records, result.duration, &result.config);
-    slices.into_iter().map(|((_, name), records)| (name, metrics_of(records))).collect()
+    slices.into_iter().map(|((_, name), records)| (name.to_owned(), metrics_of(records))).collect()
 }
 
 /// The number of failures for each reason.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
+use super::classes::ByClass;
 use super::find_rate::args::FindRateArgs;
 use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
@@ -394,6 +395,11 @@ pub(super) struct OutputArgs {
     /// Objectives in ms: ttft:300 tpot:50 e2el:2000
     #[arg(long, value_name = "KEY:MS", num_args = 1..)]
     pub(super) goodput: Vec<Goodput>,
+    /// A class of the gateway by which results are shown, or the gateway's configuration:
+    /// short:max=5k, long:min=5k or sluice.toml; repeat it [default: the classes of the gateway at
+    /// --metrics-url, otherwise --class, otherwise short and long at 5k]
+    #[arg(long, hide_short_help = true, value_name = "NAME:KEY=VALUE,..")]
+    pub(super) by_class: Vec<ByClass>,
     /// Print JSON instead of the table
     #[arg(long)]
     pub(super) json: bool,

@@ -13,6 +13,7 @@
 //! | `args`, `values` | the flags |
 //! | `requests`, `plan` | from flags to a workload and a plan |
 //! | `calibrate` | tokens that the server adds to a text |
+//! | `classes` | the gateway's classes, by which results are shown |
 //! | `show` | printed and saved results |
 //! | `find_rate` | the search for the highest rate |
 //! | `tools` | saved results: report, compare |
@@ -20,6 +21,7 @@
 
 mod args;
 mod calibrate;
+mod classes;
 mod error;
 pub(super) mod find_rate;
 mod plan;
@@ -90,6 +92,7 @@ async fn measure_all(args: &BenchArgs) -> Result<ExitCode, CommandError> {
     let mut setup = set_up(args).await?;
     if !args.output.dry_run {
         setup.server_versions = server_versions(&setup.client).await;
+        setup.classes = classes::find(args).await.map_err(usage)?;
         calibrate::calibrate(&mut setup).await;
     }
     setup.notes.iter().for_each(|note| eprintln!("note: {note}"));

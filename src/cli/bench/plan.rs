@@ -12,12 +12,13 @@ use http::HeaderMap;
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 
 use super::args::{BenchArgs, RampStrategy};
+use super::classes::divide;
 use super::requests::{Built, api, dataset_name, sessions, workload};
 use super::values::{Goodput, Rate};
 use sluice_bench::{
     Arrival, Extent, LoadClient, MAX_SECONDS, PrefixKind, RequestSource, RunPlan, RunResult, Trust, Workload,
 };
-use sluice_config::MASK;
+use sluice_config::{Class, MASK};
 
 /// The parts that a run needs, and the flags that its result records.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub(super) struct Setup {
     pub(super) notes: Vec<String>,
     /// The versions that the servers report.
     pub(super) server_versions: Vec<String>,
+    /// The gateway's classes; none if the load's are shown.
+    pub(super) classes: Vec<Class>,
     args: BenchArgs,
 }
 
@@ -86,7 +89,7 @@ impl Setup {
         };
         plan.workload.check()?;
         plan.arrival.check()?;
-        Ok(Self { plan, client: Arc::new(client), notes, server_versions: Vec::new(), args: args.clone() })
+        Ok(Self { plan, client: Arc::new(client), notes, server_versions: Vec::new(), classes: Vec::new(), args: args.clone() })
     }
 
     /// Name and plan of each run: one plan, or the plans of a sweep. The name is the value that
@@ -145,6 +148,7 @@ impl Setup {
             config.num_prompts = result.requests.len() as u64;
         }
         result.warnings.extend(cached_less(&self.plan, result));
+        divide(&self.classes, result);
     }
 }
 

@@ -29,8 +29,12 @@ fn the_screen_begins_with_findings_and_shows_class_key_and_engine() {
         advice: "Drain it.".to_owned(),
         since_seconds: 150.0,
     };
-    let diagnosis =
-        Diagnosis { findings: vec![finding], keys: vec![minute("", "team-a")], engines: vec![minute("all", "gpu1")] };
+    let diagnosis = Diagnosis {
+        findings: vec![finding],
+        keys: vec![minute("", "team-a")],
+        engines: vec![minute("all", "gpu1")],
+        ..Diagnosis::default()
+    };
     let row = |class: &str| HistoryRow { class: Some(class.into()), completed: 42, ..HistoryRow::default() };
     let history =
         HistoryReport { classes: vec![row("short"), row("long")], covered_seconds: 300.0, ..HistoryReport::default() };

@@ -79,7 +79,20 @@ pub struct KeyTokens {
     pub day: Option<(u64, u64)>,
 }
 
-/// The most keys that [`KeyUsage::tokens`] returns.
+/// What a key has in flight on this gateway, and the limit of all gateways together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyInFlight {
+    /// The name of the key.
+    pub name: Arc<str>,
+    /// Requests.
+    pub requests: (u64, Option<u64>),
+    /// Sequences.
+    pub sequences: (u64, Option<u64>),
+    /// Tokens of prompts and expected outputs.
+    pub tokens: (u64, Option<u64>),
+}
+
+/// The most keys that [`KeyUsage::tokens`] and [`KeyUsage::in_flight`] return.
 pub const KEYS_SHOWN: usize = 256;
 
 impl KeyUsage {
@@ -101,6 +114,25 @@ impl KeyUsage {
         }
         found.sort_by(|one, other| other.0.total_cmp(&one.0).then_with(|| one.1.name.cmp(&other.1.name)));
         found.into_iter().take(KEYS_SHOWN).map(|(_, tokens)| tokens).collect()
+    }
+
+    /// Keys that have requests in flight on this gateway, the keys with most requests first; at most
+    /// [`KEYS_SHOWN`].
+    pub fn in_flight(&self) -> Vec<KeyInFlight> {
+        let of = |counters: &KeyCounters| {
+            let (name, limits) = counters.configured.lock().clone();
+            KeyInFlight {
+                name,
+                requests: (counters.in_flight.load(Ordering::Relaxed).into(), limits[KeyUnit::InFlight as usize]),
+                sequences: (counters.sequences.load(Ordering::Relaxed), limits[KeyUnit::Sequences as usize]),
+                tokens: (counters.tokens.load(Ordering::Relaxed), limits[KeyUnit::Tokens as usize]),
+            }
+        };
+        let all = self.keys.iter().map(|counters| of(&counters));
+        let mut found: Vec<KeyInFlight> = all.filter(|key| key.requests.0 > 0).collect();
+        found.sort_by(|one, other| other.requests.0.cmp(&one.requests.0).then_with(|| one.name.cmp(&other.name)));
+        found.truncate(KEYS_SHOWN);
+        found
     }
 
     /// The demand of each key with a limit since the last call, `elapsed` ago.

@@ -209,8 +209,8 @@ pub struct Record {
     pub origin: Origin,
     /// Why attempts were repeated.
     pub retries: SmallVec<[RetryReason; 2]>,
-    /// The backends of these attempts, in the same order.
-    pub retried_on: SmallVec<[Arc<str>; 1]>,
+    /// The pools and backends of these attempts, in the same order.
+    pub retried_on: SmallVec<[[Option<Arc<str>>; 2]; 1]>,
     /// Time to read and estimate.
     pub estimate_time: Duration,
     /// Time spent waiting for leases, all attempts together.

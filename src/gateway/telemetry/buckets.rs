@@ -76,11 +76,20 @@ impl GapHistograms {
         Self { family, desc: describe(&family), rows: Arc::default() }
     }
 
-    /// Creates counts. The caller does so once per combination of labels.
+    /// The counts with these labels.
     pub(super) fn row(&self, labels: Vec<LabelPair>) -> Arc<GapCounts> {
+        let mut rows = self.rows.write();
+        if let Some((_, row)) = rows.iter().find(|(known, _)| *known == labels) {
+            return Arc::clone(row);
+        }
         let row = Arc::new(GapCounts::new());
-        self.rows.write().push((labels, Arc::clone(&row)));
+        rows.push((labels, Arc::clone(&row)));
         row
+    }
+
+    /// Forgets all counts.
+    pub(super) fn reset(&self) {
+        self.rows.write().clear();
     }
 }
 
@@ -117,6 +126,7 @@ mod tests {
         gaps.record(Duration::from_secs(60), 1);
         row.merge(&gaps);
         row.merge(&gaps);
+        assert!(Arc::ptr_eq(&row, &rows.row(Vec::new())), "labels have one row");
         let page = rows.collect();
         let histogram = page[0].get_metric()[0].get_histogram();
         assert_eq!(histogram.get_sample_count(), 8);

@@ -3,28 +3,28 @@
 //! A request counts at the backend of the last attempt, and an attempt that was repeated at the
 //! backend that failed. Times are the engine's: TTFT from the time at which the request had been
 //! sent, without the queue of the gateway. Histograms have few buckets, because there are many of
-//! them.
+//! them. [`super::merge`] says when classes count together.
 //!
-//! Bounds: [`BACKENDS_MAX`] pairs of backend and class; further classes of a backend count
-//! together as "all". [`KEYS_MAX`] keys, in the order of their first requests; further keys count
-//! together as "other". Names of earlier configurations count too.
+//! Bounds: [`ENTRIES_MAX`] pairs of backend and class, of key and class, and of backend and reason
+//! of a retry; further requests count as "other". Backends that left their pools and keys that left
+//! the configuration are forgotten.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, Registry};
 
 use super::families;
+use super::merge::{ALL_CLASSES, BACKENDS};
 use super::series::{Bounded, counters, histograms, outcome_index};
+use crate::flow::routing_table::OTHER;
 use crate::flow::{Outcome, Record};
+use crate::pool::PoolView;
+use sluice_config::Config;
 
-/// The most pairs of a backend and a class.
-const BACKENDS_MAX: usize = 600;
-/// The most pairs of a key and a class.
-const KEYS_MAX: usize = 300;
-/// The class beyond the bound.
-const ALL: &str = "all";
-/// The key beyond the bound.
-const OTHER: &str = "other";
+/// The most entries of each kind; a configuration may have as many backends.
+const ENTRIES_MAX: usize = 1_024;
 
 type Name = Option<Arc<str>>;
 
@@ -35,6 +35,14 @@ pub(super) struct ByEngine {
     ttft: HistogramVec,
     tpot: HistogramVec,
     backends: Bounded<[Name; 3], BackendSeries>,
+    /// By pool, backend and reason.
+    retried: Bounded<[Name; 3], IntCounter>,
+    /// Number of classes of the configuration.
+    classes: AtomicUsize,
+    merges_classes: AtomicBool,
+    merges_classes_of_keys: AtomicBool,
+    /// The label of merged classes.
+    all_classes: Name,
     key_requests: IntCounterVec,
     key_prompt: IntCounterVec,
     key_generation: IntCounterVec,
@@ -64,21 +72,108 @@ impl ByEngine {
             retries: counters(registry, &families::BACKEND_RETRIES),
             ttft: histograms(registry, &families::BACKEND_TTFT),
             tpot: histograms(registry, &families::BACKEND_TPOT),
-            backends: Bounded::new(BACKENDS_MAX),
+            backends: Bounded::new(ENTRIES_MAX),
+            retried: Bounded::new(ENTRIES_MAX),
+            classes: AtomicUsize::new(1),
+            merges_classes: AtomicBool::new(false),
+            merges_classes_of_keys: AtomicBool::new(false),
+            all_classes: Some(ALL_CLASSES.into()),
             key_requests: counters(registry, &families::KEY_REQUESTS),
             key_prompt: counters(registry, &families::KEY_PROMPT_TOKENS),
             key_generation: counters(registry, &families::KEY_GENERATION_TOKENS),
             key_wait: histograms(registry, &families::KEY_QUEUE_WAIT),
             key_ttft: histograms(registry, &families::KEY_TTFT),
-            keys: Bounded::new(KEYS_MAX),
+            keys: Bounded::new(ENTRIES_MAX),
         }
+    }
+
+    /// Applies the rules for the size of a configuration, and forgets keys and classes that the
+    /// configuration does not have.
+    pub(super) fn configured(&self, config: &Config, merge_keys: bool) {
+        self.classes.store(config.classes.len().max(1), Ordering::Relaxed);
+        let backends = config.pools.iter().map(|pool| pool.backends.len()).sum();
+        self.merge_classes(backends);
+        let classes: HashSet<&str> = config.classes.iter().map(|class| class.name.as_str()).collect();
+        let is_class = |class: &Name| matches!(text(class), "" | OTHER | ALL_CLASSES) || classes.contains(text(class));
+        self.keep_backends(|[_, _, class]| is_class(class));
+        let stay = self.keys.keys().iter().all(|[_, class]| is_class(class));
+        if self.merges_classes_of_keys.swap(merge_keys, Ordering::Relaxed) != merge_keys || !stay {
+            self.keep_keys(|_| false);
+        }
+        let keys: HashSet<&str> = config.auth.keys.iter().map(|key| key.name.as_str()).collect();
+        self.keep_keys(|[key, _]| keys.contains(text(key)));
+    }
+
+    /// Whether classes of backends count together.
+    pub(super) fn merges_classes(&self) -> bool {
+        self.merges_classes.load(Ordering::Relaxed)
+    }
+
+    /// Forgets backends that are in no pool any more. `view` is called after the backends that have
+    /// series were listed, so a backend that joins meanwhile stays.
+    pub(super) fn follow(&self, view: impl FnOnce() -> Vec<PoolView>) -> Vec<PoolView> {
+        let listed = self.backends.keys().into_iter().chain(self.retried.keys());
+        let listed = listed.map(|[pool, backend, _]| [pool, backend]);
+        let listed: HashSet<[Name; 2]> = listed.filter(|name| name.iter().any(|part| text(part) != OTHER)).collect();
+        let pools = view();
+        let names = |pool: &PoolView| pool.backends.iter().map(|own| [Arc::clone(&pool.name), Arc::clone(&own.name)]).collect::<Vec<_>>();
+        let present: HashSet<[Name; 2]> = pools.iter().flat_map(names).map(|name| name.map(Some)).collect();
+        if !self.merges_classes() {
+            self.merge_classes(present.len());
+        }
+        let gone: HashSet<&[Name; 2]> = listed.difference(&present).collect();
+        if !gone.is_empty() {
+            let stays = |[pool, backend, _]: &[Name; 3]| !gone.contains(&[pool.clone(), backend.clone()]);
+            self.keep_backends(stays);
+            self.retried.retain(|name| stays(name) || {
+                let _ = self.retries.remove_label_values(&name.each_ref().map(text));
+                false
+            });
+        }
+        pools
+    }
+
+    fn merge_classes(&self, backends: usize) {
+        let merge = backends * self.classes.load(Ordering::Relaxed) > BACKENDS;
+        if self.merges_classes.swap(merge, Ordering::Relaxed) != merge {
+            self.keep_backends(|_| false);
+        }
+    }
+
+    /// Forgets the other pairs of backend and class.
+    fn keep_backends(&self, is_wanted: impl Fn(&[Name; 3]) -> bool) {
+        self.backends.retain(|name| is_wanted(name) || {
+            let [pool, backend, class] = name.each_ref().map(text);
+            for outcome in Outcome::LABELS {
+                let _ = self.requests.remove_label_values(&[pool, backend, class, outcome]);
+            }
+            let _ = self.ttft.remove_label_values(&[pool, backend, class]);
+            let _ = self.tpot.remove_label_values(&[pool, backend, class]);
+            false
+        });
+    }
+
+    /// Forgets the other pairs of key and class. All pairs of a key share one histogram.
+    fn keep_keys(&self, is_wanted: impl Fn(&[Name; 2]) -> bool) {
+        self.keys.retain(|name| is_wanted(name) || {
+            let [key, class] = name.each_ref().map(text);
+            for outcome in Outcome::LABELS {
+                let _ = self.key_requests.remove_label_values(&[key, class, outcome]);
+            }
+            let _ = self.key_prompt.remove_label_values(&[key, class]);
+            let _ = self.key_generation.remove_label_values(&[key, class]);
+            let _ = self.key_ttft.remove_label_values(&[key, class]);
+            let _ = self.key_wait.remove_label_values(&[key]);
+            false
+        });
     }
 
     /// Counts a finished request.
     pub(super) fn count(&self, record: &Record) {
-        for (reason, backend) in record.retries.iter().zip(&record.retried_on) {
-            let pool = record.pool.as_deref().unwrap_or_default();
-            self.retries.with_label_values(&[pool, backend, reason.label()]).inc();
+        for (reason, [pool, backend]) in record.retries.iter().zip(&record.retried_on) {
+            let name = [pool.clone(), backend.clone(), Some(reason.label().into())];
+            let other = || [Some(OTHER.into()), Some(OTHER.into()), Some(reason.label().into())];
+            self.retried.get(name, other, |name| self.retries.with_label_values(&name.each_ref().map(text))).inc();
         }
         if record.backend.is_some() {
             self.count_at_backend(record);
@@ -89,15 +184,15 @@ impl ByEngine {
     }
 
     fn count_at_backend(&self, record: &Record) {
-        let name = [record.pool.clone(), record.backend.clone(), record.class.clone()];
-        let all = || [record.pool.clone(), record.backend.clone(), Some(ALL.into())];
-        let series = self.backends.get(name, all, |[pool, backend, class]| {
-            let (pool, backend, class) = (text(pool), text(backend), text(class));
+        let class = if self.merges_classes() { self.all_classes.clone() } else { record.class.clone() };
+        let other = || [Some(OTHER.into()), Some(OTHER.into()), self.all_classes.clone()];
+        let series = self.backends.get([record.pool.clone(), record.backend.clone(), class], other, |name| {
+            let labels @ [pool, backend, class] = name.each_ref().map(text);
             BackendSeries {
                 outcomes: Outcome::LABELS
                     .map(|outcome| self.requests.with_label_values(&[pool, backend, class, outcome])),
-                ttft: self.ttft.with_label_values(&[pool, backend, class]),
-                tpot: self.tpot.with_label_values(&[pool, backend, class]),
+                ttft: self.ttft.with_label_values(&labels),
+                tpot: self.tpot.with_label_values(&labels),
             }
         });
         series.outcomes[outcome_index(record.outcome)].inc();
@@ -115,16 +210,17 @@ impl ByEngine {
     }
 
     fn count_at_key(&self, record: &Record) {
-        let name = [record.key.clone(), record.class.clone()];
-        let other = || [Some(OTHER.into()), Some(ALL.into())];
-        let series = self.keys.get(name, other, |[key, class]| {
-            let (key, class) = (text(key), text(class));
+        let is_merged = self.merges_classes_of_keys.load(Ordering::Relaxed);
+        let class = if is_merged { self.all_classes.clone() } else { record.class.clone() };
+        let other = || [Some(OTHER.into()), self.all_classes.clone()];
+        let series = self.keys.get([record.key.clone(), class], other, |name| {
+            let labels @ [key, class] = name.each_ref().map(text);
             KeySeries {
                 outcomes: Outcome::LABELS.map(|outcome| self.key_requests.with_label_values(&[key, class, outcome])),
-                prompt: self.key_prompt.with_label_values(&[key, class]),
-                generation: self.key_generation.with_label_values(&[key, class]),
+                prompt: self.key_prompt.with_label_values(&labels),
+                generation: self.key_generation.with_label_values(&labels),
                 wait: self.key_wait.with_label_values(&[key]),
-                ttft: self.key_ttft.with_label_values(&[key, class]),
+                ttft: self.key_ttft.with_label_values(&labels),
             }
         });
         series.outcomes[outcome_index(record.outcome)].inc();

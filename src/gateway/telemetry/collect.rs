@@ -30,7 +30,7 @@ use super::access_log::{AccessLogError, AccessLogWriter};
 use super::by_engine::ByEngine;
 use super::clients::{self, ClientView};
 use super::cluster::{self, ClusterMetrics};
-use super::engines::{self, EngineMetrics, PoolEngines};
+use super::engines::{self, EngineMetrics, EnginePage, PoolEngines};
 use super::experiments;
 use super::exposition::{Page, PoolViews, Scraped, shown};
 use super::families::{self, Family};
@@ -48,7 +48,7 @@ use super::series::{self, PoolSeries, Series, SeriesTable};
 use super::totals::{TotalsTable, TotalsView};
 use super::tuner::{self, TunerView};
 use crate::experiment::ExperimentReport;
-use crate::flow::keys::KeyTokens;
+use crate::flow::keys::{KeyInFlight, KeyTokens};
 use crate::flow::owner::KeyWork;
 use crate::flow::{Outcome, Record, Recorder};
 use sluice_config::{Config, Model};
@@ -59,7 +59,7 @@ use sluice_core::meter::StreamStats;
 pub struct Telemetry {
     registry: Registry,
     table: Arc<SeriesTable>,
-    by_engine: ByEngine,
+    by_engine: Arc<ByEngine>,
     totals: TotalsTable,
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
@@ -125,10 +125,12 @@ impl Telemetry {
     pub fn with(pools: PoolViews, access_log: Option<AccessLogWriter>) -> Self {
         let registry = Registry::new();
         let table = Arc::new(SeriesTable::new(&registry));
-        let (with_objectives, lines) = (Arc::clone(&table), access_log.clone());
+        let by_engine = Arc::new(ByEngine::new(&registry));
+        let (counted, followed, lines) = (Arc::clone(&table), Arc::clone(&by_engine), access_log.clone());
         let read = move |page: &mut Page| {
             let dropped = lines.as_ref().map_or(0, AccessLogWriter::dropped);
-            gauges::add(&pools(), &attainments(&with_objectives), dropped, page);
+            gauges::add(&followed.follow(&pools), &attainments(&counted), dropped, page);
+            counted.merge().add(followed.merges_classes(), page);
         };
         series::register(&registry, Scraped::new(&gauges::FAMILIES, read));
         let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
@@ -143,8 +145,8 @@ impl Telemetry {
             overhead_estimate: overhead.with_label_values(&["estimate"]),
             overhead_connect: overhead.with_label_values(&["connect"]),
             client_wait: client_wait.with_label_values::<&str>(&[]),
-            by_engine: ByEngine::new(&registry),
-            totals: TotalsTable::new(),
+            by_engine,
+            totals: TotalsTable::default(),
             registry,
             table,
             reloads,
@@ -205,6 +207,16 @@ impl Telemetry {
         self.show(keys::TOKENS, move |page| keys::add_tokens(&view(), page));
     }
 
+    /// Adds the requests that API keys have in flight, which `view` reads, to the metrics page.
+    pub fn show_keys_in_flight(&self, view: impl Fn() -> Vec<KeyInFlight> + Send + Sync + 'static) {
+        self.show(keys::IN_FLIGHT, move |page| keys::add_in_flight(&view(), page));
+    }
+
+    /// Adds the values of the engines' own pages, which `view` reads, to the metrics page.
+    pub fn show_engine_pages(&self, view: impl Fn() -> Vec<EnginePage> + Send + Sync + 'static) {
+        self.show(engines::PAGES, move |page| engines::add_pages(&view(), page));
+    }
+
     /// Adds the present findings, of which `view` reads cause, pool and subject, to the metrics page.
     pub fn show_findings(&self, view: impl Fn() -> Vec<[String; 3]> + Send + Sync + 'static) {
         self.show([families::FINDING], move |page| {
@@ -231,9 +243,12 @@ impl Telemetry {
         let _ = self.observer.set(Box::new(observe));
     }
 
-    /// Applies the objectives of a configuration's pools and the dates of the certificates. Creates
-    /// the counters of the pools at zero, so that a rate sees their first step.
+    /// Applies the objectives of a configuration's pools, the rules for the size of the page and the
+    /// dates of the certificates. Creates the counters of the pools at zero, so that a rate sees
+    /// their first step.
     pub fn configured(&self, config: &Config) {
+        self.table.configured(config);
+        self.by_engine.configured(config, self.table.merge().classes_of_keys);
         self.slo_targets.reset();
         let names = config.pools.iter().map(|pool| pool.name.clone()).collect();
         let before: HashSet<String> = std::mem::replace(&mut *self.pools.lock(), names);

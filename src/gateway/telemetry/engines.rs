@@ -1,8 +1,8 @@
-//! Metrics of the engines that the gateway runs, and of the number of engines that pools should
-//! have.
+//! Metrics of the engines that the gateway runs, of the number of engines that pools should have,
+//! and of the pages that engines show themselves.
 //!
 //! They are read at scrape time from views that `serve` passes in. Engines that another program
-//! runs have none. The wanted numbers are for KEDA or an HPA: each gateway of a pool reports by the
+//! runs have only the values of their own pages. The wanted numbers are for KEDA or an HPA: each gateway of a pool reports by the
 //! load that it sees, and the largest number counts. Pools without an `autoscale` table have none.
 
 use super::exposition::Page;
@@ -36,6 +36,33 @@ pub struct PoolEngines {
     pub start_seconds: f64,
 }
 
+/// The last metrics page of a backend's engine, summed over the engine's ranks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EnginePage {
+    /// The pool of the backend.
+    pub pool: String,
+    /// The backend.
+    pub backend: String,
+    /// Requests that run.
+    pub running: f64,
+    /// Requests that wait.
+    pub waiting: f64,
+    /// Share of the KV cache in use, 0 to 1.
+    pub kv_usage: f64,
+    /// Preemptions since the engine's start.
+    pub preemptions: f64,
+    /// Tokens looked up in the prefix cache, and found, since the engine's start.
+    pub prefix: [f64; 2],
+}
+
+pub(super) const PAGES: [Family; 6] = [
+    families::VLLM_RUNNING,
+    families::VLLM_WAITING,
+    families::VLLM_KV_USAGE,
+    families::VLLM_PREEMPTIONS,
+    families::VLLM_PREFIX_QUERIES,
+    families::VLLM_PREFIX_HITS,
+];
 pub(super) const FAMILIES: [Family; 4] =
     [families::ENGINE_RESTARTS, families::ENGINE_CRASHES, families::ENGINE_PHASE, families::ENGINE_START];
 pub(super) const WANTED: [Family; 2] = [families::ENGINES_WANTED, families::ENGINE_START_EXPECTED];
@@ -48,6 +75,16 @@ pub(super) fn add(engines: &[EngineMetrics], phases: &[&str], page: &mut Page) {
         page.add_states(&families::ENGINE_PHASE, &labels, phases.iter().copied(), &engine.phase);
         if let Some(started) = engine.started {
             page.add(&families::ENGINE_START, &labels, started);
+        }
+    }
+}
+
+pub(super) fn add_pages(engines: &[EnginePage], page: &mut Page) {
+    for engine in engines {
+        let [queries, hits] = engine.prefix;
+        let values = [engine.running, engine.waiting, engine.kv_usage, engine.preemptions, queries, hits];
+        for (family, value) in PAGES.iter().zip(values) {
+            page.add(family, &[&engine.pool, &engine.backend], value);
         }
     }
 }

@@ -80,6 +80,11 @@ impl Exemplars {
         TracedHistogram { counts: vec.with_label_values(values), bounds, row }
     }
 
+    /// Forgets all rows.
+    pub(super) fn reset(&self) {
+        self.0.write().clear();
+    }
+
     pub(super) fn found(&self) -> Found {
         let rows = |rows: &BTreeMap<String, Row>| {
             let each = rows.iter().map(|(labels, row)| (labels, row.lock().clone()));
@@ -112,8 +117,8 @@ mod tests {
     fn a_bucket_shows_the_last_traced_request_in_it() {
         let (registry, exemplars) = (Registry::new(), Exemplars::default());
         let vec = series::histograms(&registry, &families::QUEUE_WAIT_SECONDS);
-        let own = exemplars.histogram(&families::QUEUE_WAIT_SECONDS, &vec, &["a\"b"]);
-        let other = exemplars.histogram(&families::QUEUE_WAIT_SECONDS, &vec, &["other"]);
+        let own = exemplars.histogram(&families::QUEUE_WAIT_SECONDS, &vec, &["a\"b", "short"]);
+        let other = exemplars.histogram(&families::QUEUE_WAIT_SECONDS, &vec, &["other", "short"]);
         other.observe(0.25, &traced("00"));
         own.observe(0.25, &traced("01"));
         own.observe(0.2, &traced("01"));
@@ -123,7 +128,7 @@ mod tests {
         let lines: Vec<&str> = page.lines().filter(|line| line.contains(" # ")).collect();
         let [bounded, last] = lines[..] else { panic!("{page}") };
         assert!(
-            bounded.starts_with("sluice_queue_wait_seconds_bucket{pool=\"a\\\"b\",le=\"0.25\"} 3 # {trace_id="),
+            bounded.starts_with("sluice_queue_wait_seconds_bucket{class=\"short\",pool=\"a\\\"b\",le=\"0.25\"} 3 # {trace_id="),
             "{bounded}"
         );
         assert!(

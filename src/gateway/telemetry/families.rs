@@ -156,7 +156,7 @@ families! {
     BACKEND_PREFILL_RATE: "sluice_backend_prefill_tokens_per_second" MetricKind::Gauge, BACKEND,
         "Prompt tokens that a backend computes per second, as the gateway has measured; absent until then";
     KEY_REQUESTS: "sluice_key_requests_total" MetricKind::Counter, &["key", "class", "outcome"],
-        "Finished requests by API key; keys beyond the first 300 pairs of key and class count as key other";
+        "Finished requests by API key; keys beyond 1,024 pairs of key and class count as key other";
     KEY_PROMPT_TOKENS: "sluice_key_prompt_tokens_total" MetricKind::Counter, &["key", "class"],
         "Prompt tokens by API key";
     KEY_GENERATION_TOKENS: "sluice_key_generation_tokens_total" MetricKind::Counter, &["key", "class"],
@@ -165,6 +165,25 @@ families! {
         "Time that requests of an API key waited for a backend";
     KEY_TTFT: "sluice_key_time_to_first_token_seconds" MetricKind::Histogram(FEW_TIMES), &["key", "class"],
         "Time to first token by API key, including time in the queue";
+    KEY_IN_FLIGHT: "sluice_key_in_flight" MetricKind::Gauge, &["key", "unit"],
+        "Requests, sequences and tokens (prompts and expected outputs) that an API key has in flight at this gateway; \
+         absent for a key without a request in flight";
+    KEY_IN_FLIGHT_LIMIT: "sluice_key_in_flight_limit" MetricKind::Gauge, &["key", "unit"],
+        "The limit that belongs to sluice_key_in_flight, of all gateways together; absent without the limit";
+    VLLM_RUNNING: "sluice_vllm_num_requests_running" MetricKind::Gauge, BACKEND,
+        "Requests that an engine runs (vllm:num_requests_running), as this gateway last read it, at most 2 min ago";
+    VLLM_WAITING: "sluice_vllm_num_requests_waiting" MetricKind::Gauge, BACKEND,
+        "Requests that wait in an engine (vllm:num_requests_waiting)";
+    VLLM_KV_USAGE: "sluice_vllm_kv_cache_usage_perc" MetricKind::Gauge, BACKEND,
+        "Share of an engine's KV cache in use, 0 to 1, of the fullest rank (vllm:kv_cache_usage_perc)";
+    VLLM_PREEMPTIONS: "sluice_vllm_num_preemptions_total" MetricKind::Counter, BACKEND,
+        "Requests that an engine has preempted (vllm:num_preemptions_total)";
+    VLLM_PREFIX_QUERIES: "sluice_vllm_prefix_cache_queries_total" MetricKind::Counter, BACKEND,
+        "Tokens that an engine has looked up in the prefix cache (vllm:prefix_cache_queries_total)";
+    VLLM_PREFIX_HITS: "sluice_vllm_prefix_cache_hits_total" MetricKind::Counter, BACKEND,
+        "Tokens that an engine has found in the prefix cache (vllm:prefix_cache_hits_total)";
+    METRICS_MERGED: "sluice_metrics_merged" MetricKind::Gauge, &["metrics", "label"],
+        "1 where values of a label count together as other (models) or all (classes), because the configuration has too many";
     FINDING: "sluice_finding" MetricKind::Gauge, &["cause", "pool", "subject"],
         "1 for each present finding: a cause of slow requests, by pool and by the backend or key; sluice status has the sentences";
     BACKEND_STATE: "sluice_backend_state" MetricKind::Gauge, &["pool", "backend", "state"],

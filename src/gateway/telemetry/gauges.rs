@@ -19,7 +19,8 @@ const BACKEND_GAUGES: [(Family, BackendValue); 5] = [
     (families::LONG_PREFILLS, |backend| f64::from(backend.used.long_prefills)),
 ];
 
-pub(super) const FAMILIES: [Family; 19] = [
+pub(super) const FAMILIES: [Family; 20] = [
+    families::METRICS_MERGED,
     families::BACKEND_PREFILL_RATE,
     families::IN_FLIGHT,
     families::SLOTS,

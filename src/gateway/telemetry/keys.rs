@@ -1,16 +1,18 @@
-//! Metrics of API keys: tokens used of their limits, and engine time and waiting requests in fair
-//! pools.
+//! Metrics of API keys: tokens used of their limits, requests in flight with their limits, and
+//! engine time and waiting requests in fair pools.
 //!
 //! They are read at scrape time from views that `serve` passes in, so that a request costs nothing.
 //! Keys without such a limit have no tokens. Bounds: the keys of the configuration; for tokens the
-//! [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys nearest to a limit.
+//! [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys nearest to a limit, and as many keys with most
+//! requests in flight.
 
 use super::exposition::Page;
 use super::families::{self, Family};
-use crate::flow::keys::KeyTokens;
+use crate::flow::keys::{KeyInFlight, KeyTokens};
 use crate::flow::owner::KeyWork;
 
 pub(super) const TOKENS: [Family; 2] = [families::KEY_TOKENS, families::KEY_TOKENS_LIMIT];
+pub(super) const IN_FLIGHT: [Family; 2] = [families::KEY_IN_FLIGHT, families::KEY_IN_FLIGHT_LIMIT];
 pub(super) const WORK: [Family; 2] = [families::KEY_WORK, families::KEY_WAITING];
 
 pub(super) fn add_tokens(keys: &[KeyTokens], page: &mut Page) {
@@ -19,6 +21,17 @@ pub(super) fn add_tokens(keys: &[KeyTokens], page: &mut Page) {
             let Some((tokens, limit)) = counts else { continue };
             page.add(&families::KEY_TOKENS, &[&key.name, window], tokens as f64);
             page.add(&families::KEY_TOKENS_LIMIT, &[&key.name, window], limit as f64);
+        }
+    }
+}
+
+pub(super) fn add_in_flight(keys: &[KeyInFlight], page: &mut Page) {
+    for key in keys {
+        for (unit, (used, limit)) in [("requests", key.requests), ("sequences", key.sequences), ("tokens", key.tokens)] {
+            page.add(&families::KEY_IN_FLIGHT, &[&key.name, unit], used as f64);
+            if let Some(limit) = limit {
+                page.add(&families::KEY_IN_FLIGHT_LIMIT, &[&key.name, unit], limit as f64);
+            }
         }
     }
 }

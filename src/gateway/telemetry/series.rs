@@ -4,15 +4,17 @@
 //! touches about ten. So the children of one combination (pool, model, arm, class) are resolved
 //! when it is first seen and kept together; a request needs one look-up for all.
 //!
-//! Bounds: [`MAX_SERIES`] combinations, [`MAX_HISTORIES`] histories and [`MAX_POOLS_SEEN`] pools,
-//! names of earlier configurations included. Beyond that, requests count under the label "other"
-//! everywhere, so totals stay right. One combination takes about 6 KiB.
+//! Bounds: [`MAX_SERIES`] combinations, [`MAX_HISTORIES`] histories and [`MAX_POOLS_SEEN`] pools.
+//! Beyond that, requests count under the label "other" everywhere, so totals stay right.
+//! [`super::merge`] lets combinations share series. One combination takes about 6 KiB.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
 use foldhash::quality::RandomState;
+use parking_lot::RwLock;
 use prometheus::core::{Atomic, GenericGaugeVec};
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 use tokio::time::Instant;
@@ -21,12 +23,13 @@ use super::buckets::{GapCounts, GapHistograms};
 use super::exemplars::{Exemplars, TracedHistogram};
 use super::exposition::pairs;
 use super::families::{self, Family, MetricKind};
-
 use super::history_report::PairHistory;
+use super::merge::Merge;
 use super::recent::Recent;
 use crate::flow::record::RetryReason;
 use crate::flow::routing_table::OTHER;
 use crate::flow::{Outcome, Record};
+use sluice_config::Config;
 use sluice_core::openai::{Route, ShedReason};
 
 /// The most combinations of pool, model, arm and class: enough for a large configuration, and a
@@ -136,6 +139,9 @@ pub(super) struct SeriesTable {
     series: Bounded<SeriesLabels, Series>,
     pools: Bounded<Option<Arc<str>>, PoolSeries>,
     histories: Bounded<[Option<Arc<str>>; 2], PairHistory>,
+    merge: RwLock<Merge>,
+    /// Names of the pools, models and classes in force.
+    names: RwLock<HashSet<String>>,
 }
 
 impl SeriesTable {
@@ -163,7 +169,50 @@ impl SeriesTable {
             series: Bounded::new(MAX_SERIES),
             pools: Bounded::new(MAX_POOLS_SEEN),
             histories: Bounded::new(MAX_HISTORIES),
+            merge: RwLock::default(),
+            names: RwLock::default(),
         }
+    }
+
+    /// Applies the rules for the size of a configuration. If the rules change or a name is gone, all
+    /// counts begin again, so that names of earlier configurations do not stay.
+    pub(super) fn configured(&self, config: &Config) {
+        let pools = config.pools.iter().map(|pool| format!("pool {}", pool.name));
+        let models = config.models.iter().map(|model| format!("model {}", model.name));
+        let classes = config.classes.iter().map(|class| format!("class {}", class.name));
+        let names: HashSet<String> = pools.chain(models).chain(classes).collect();
+        let merge = Merge::of(config);
+        let stay = *self.merge.read() == merge && self.names.read().is_subset(&names);
+        self.histories.retain(|[class, pool]| {
+            let has = |kind: &str, name: &Option<Arc<str>>| {
+                matches!(text(name), "" | OTHER) || names.contains(&format!("{kind} {}", text(name)))
+            };
+            has("class", class) && has("pool", pool)
+        });
+        if merge != Merge::default() {
+            tracing::info!("some models or classes count together in metrics: see sluice_metrics_merged");
+        }
+        (*self.merge.write(), *self.names.write()) = (merge, names);
+        if !stay {
+            self.begin_again();
+        }
+    }
+
+    /// Whether labels are merged, and which.
+    pub(super) fn merge(&self) -> Merge {
+        self.merge.read().clone()
+    }
+
+    fn begin_again(&self) {
+        for vec in [&self.ttft, &self.tpot, &self.duration, &self.other_duration, &self.queue_wait, &self.estimate_ratio] {
+            vec.reset();
+        }
+        let counters = [&self.requests, &self.prompt, &self.cached, &self.expected_cached, &self.generation, &self.slo];
+        counters.iter().for_each(|vec| vec.reset());
+        self.itl.reset();
+        self.exemplars.reset();
+        // Last: an entry that was made meanwhile may have series that are gone from the page.
+        self.series.clear();
     }
 
     /// The series of requests with the labels of this one.
@@ -199,15 +248,10 @@ impl SeriesTable {
         let (route, position) = route(record);
         let index = position * OUTCOMES + outcome_index(record.outcome);
         series.requests[index].get_or_init(|| {
-            let labels = &series.labels;
-            let values = [
-                route,
-                text(&labels.pool),
-                text(&labels.model),
-                text(&labels.arm),
-                record.outcome.label(),
-                text(&labels.class),
-            ];
+            let (labels, merge) = (&series.labels, self.merge.read());
+            let (pool, class) = (text(&labels.pool), merge.class(text(&labels.class)));
+            let model = merge.model(pool, text(&labels.model));
+            let values = [route, pool, model, text(&labels.arm), record.outcome.label(), class];
             self.requests.with_label_values(&values)
         })
     }
@@ -234,15 +278,18 @@ impl SeriesTable {
         }
         let (route, position) = route(record);
         series.other_duration[position].get_or_init(|| {
-            let values = [route, text(&series.labels.pool), text(&series.labels.model)];
+            let pool = text(&series.labels.pool);
+            let values = [route, pool, self.merge.read().model(pool, text(&series.labels.model))];
             self.exemplars.histogram(&families::OTHER_REQUEST_DURATION, &self.other_duration, &values)
         })
     }
 
     fn resolve(&self, labels: &SeriesLabels) -> Series {
         let SeriesLabels { pool, home, model, arm, class } = labels;
-        let (pool, home, model, arm, class) = (text(pool), text(home), text(model), text(arm), text(class));
-        let request = [pool, model, arm, class];
+        let merge = self.merge.read();
+        let (pool, home, arm, class) = (text(pool), text(home), text(arm), merge.class(text(class)));
+        let (model, merged) = (text(model), merge.model(pool, text(model)));
+        let request = [pool, merged, arm, class];
         let spilled = pool != home;
         Series {
             ttft: self.exemplars.histogram(&families::TIME_TO_FIRST_TOKEN, &self.ttft, &request),
@@ -251,8 +298,8 @@ impl SeriesTable {
             other_duration: [const { OnceLock::new() }; ROUTES],
             itl: self.itl.row(pairs(&families::INTER_TOKEN_LATENCY, &request)),
             prompt: self.prompt.with_label_values(&request),
-            cached: self.cached.with_label_values(&[pool, model, arm]),
-            expected_cached: self.expected_cached.with_label_values(&[pool, model, arm]),
+            cached: self.cached.with_label_values(&[pool, merged, arm]),
+            expected_cached: self.expected_cached.with_label_values(&[pool, merged, arm]),
             generation: self.generation.with_label_values(&request),
             estimate_ratio: self.estimate_ratio.with_label_values(&[model]),
             spill: spilled.then(|| self.spill.with_label_values(&[home, pool])),
@@ -326,6 +373,22 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
         self.map.iter().map(|entry| (entry.key().clone(), Arc::clone(entry.value()))).collect()
     }
 
+    /// Keeps the entries whose keys are wanted.
+    pub(super) fn retain(&self, is_wanted: impl Fn(&K) -> bool) {
+        self.map.retain(|key, _| is_wanted(key) || {
+            self.len.fetch_sub(1, Ordering::Relaxed);
+            false
+        });
+    }
+
+    pub(super) fn clear(&self) {
+        self.retain(|_| false);
+    }
+
+    pub(super) fn keys(&self) -> Vec<K> {
+        self.map.iter().map(|entry| entry.key().clone()).collect()
+    }
+
     fn all(&self) -> Vec<Arc<V>> {
         self.map.iter().map(|entry| Arc::clone(entry.value())).collect()
     }
@@ -372,5 +435,7 @@ mod tests {
         let get = |key| *map.get(key, || 99, |key| *key);
         assert_eq!([get(1), get(2), get(3), get(4), get(1)], [1, 2, 99, 99, 1]);
         assert_eq!(map.all().len(), 3);
+        map.retain(|key| *key == 2);
+        assert_eq!([get(5), get(6)], [5, 99]);
     }
 }

@@ -89,6 +89,13 @@ impl Facts {
     pub fn key(&self, name: &str) -> Totals {
         self.keys.iter().find(|(key, _)| **key == *name).map(|(_, totals)| *totals).unwrap_or_default()
     }
+
+    /// Seconds of engine time and waiting requests of the key in all fair pools; `None` if none has
+    /// the key.
+    pub fn work(&self, name: &str) -> Option<(f64, f64)> {
+        let own = self.pools.iter().flat_map(|pool| &pool.keys).filter(|(key, ..)| **key == *name);
+        own.map(|(_, seconds, waiting)| (*seconds, *waiting)).reduce(|one, other| (one.0 + other.0, one.1 + other.1))
+    }
 }
 
 impl PoolFacts {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use facts::Facts;
+use facts::{EngineFacts, Facts};
 use sluice_gateway::telemetry::totals::Totals;
 
 /// Time between two looks.
@@ -167,6 +167,38 @@ pub struct LastMinute {
     /// Typical seconds per output token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_s: Option<f64>,
+    /// Engine seconds that fair pools charged to a key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub work_s: Option<f64>,
+    /// Requests of a key that wait in fair pools now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<u64>,
+    /// The engine's own metrics page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineMinute>,
+}
+
+/// The metrics page of an engine, as last read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineMinute {
+    /// Requests that run.
+    pub running: f64,
+    /// Requests that wait in the engine.
+    pub waiting: f64,
+    /// Share of the KV cache in use, 0 to 1.
+    pub kv_usage: f64,
+    /// Preemptions in the last minute.
+    pub preemptions: f64,
+}
+
+impl EngineMinute {
+    fn new(now: &EngineFacts, before: Option<EngineFacts>) -> Self {
+        // A sum that fell belongs to an engine that has started again.
+        let before = before.map_or(now.preemptions, |before| before.preemptions);
+        let preemptions = if now.preemptions >= before { now.preemptions - before } else { now.preemptions };
+        Self { running: now.running, waiting: now.waiting, kv_usage: now.kv_usage, preemptions }
+    }
 }
 
 impl LastMinute {
@@ -181,6 +213,9 @@ impl LastMinute {
             queue_wait_s: totals.mean_wait(),
             engine_ttft_s: known(totals.mean_engine_ttft()),
             tpot_s: known(totals.tpot.mean()),
+            work_s: None,
+            waiting: None,
+            engine: None,
         }
     }
 }
@@ -269,14 +304,25 @@ impl Findings {
         let Some((last, facts)) = self.samples.back() else { return Default::default() };
         let earlier = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= *last);
         let Some((_, before)) = earlier else { return Default::default() };
-        let of_key = |(key, totals): &(Arc<str>, Totals)| LastMinute::new("", key, &totals.since(&before.key(key)));
+        let of_key = |(key, totals): &(Arc<str>, Totals)| {
+            let (work, earlier) = (facts.work(key), before.work(key).map_or(0.0, |(seconds, _)| seconds));
+            LastMinute {
+                // A key that was idle for a while begins at zero.
+                work_s: work.map(|(now, _)| if now >= earlier { now - earlier } else { now }),
+                waiting: work.map(|(_, waiting)| waiting as u64),
+                ..LastMinute::new("", key, &totals.since(&before.key(key)))
+            }
+        };
         let mut keys: Vec<LastMinute> = facts.keys.iter().map(of_key).filter(|key| key.requests > 0).collect();
         keys.sort_by_key(|key| std::cmp::Reverse(key.tokens));
         let engines = facts.pools.iter().flat_map(|pool| {
             pool.backends.iter().map(|backend| {
                 let before = before.pool(&pool.name).and_then(|pool| pool.backend(&backend.name));
-                let before = before.map(|before| before.totals).unwrap_or_default();
-                LastMinute::new(&pool.name, &backend.name, &backend.totals.since(&before))
+                let totals = backend.totals.since(&before.map(|before| before.totals).unwrap_or_default());
+                LastMinute {
+                    engine: backend.engine.map(|now| EngineMinute::new(&now, before.and_then(|before| before.engine))),
+                    ..LastMinute::new(&pool.name, &backend.name, &totals)
+                }
             })
         });
         (keys, engines.collect())

@@ -211,3 +211,25 @@ fn names_of_causes_are_distinct_and_a_finding_reads_back() {
         assert_eq!(serde_json::to_value(cause).expect("JSON"), cause.label());
     }
 }
+
+#[test]
+fn the_last_minute_has_the_engines_pages_and_the_work_of_keys() {
+    let (mut traffic, mut findings) = (Traffic::new(2), Findings::default());
+    for number in 1..=20 {
+        traffic.engines[1].facts.preemptions += 2.0;
+        // The first engine starts again shortly before the end.
+        traffic.engines[0].facts.preemptions = if number < 20 { 50.0 } else { 1.0 };
+        traffic.facts.pools[0].keys = vec![("a".into(), 3.0 * f64::from(number), 4.0)];
+        traffic.pass();
+        findings.look(traffic.facts.clone(), LOOK * number);
+    }
+    let (keys, engines) = findings.last_minute();
+    let key = |name: &str| keys.iter().find(|key| key.name == name).map(|key| (key.work_s, key.waiting));
+    assert_eq!((key("a"), key("b")), (Some((Some(18.0), Some(4))), Some((None, None))));
+    let preemptions: Vec<f64> = engines.iter().map(|engine| engine.engine.unwrap().preemptions).collect();
+    assert_eq!(preemptions, [1.0, 12.0]);
+    assert_eq!(
+        engines[1].engine.map(|engine| (engine.running, engine.waiting, engine.kv_usage)),
+        Some((8.0, 0.0, 0.3))
+    );
+}

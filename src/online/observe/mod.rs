@@ -30,7 +30,7 @@ use self::loss::{LOSS_OF_SHED, Undisturbed, judge, tpot_ratio};
 use self::recent::{Recent, RecentRequest};
 use self::tally::Tally;
 use self::window::{PoolWindow, Window};
-use sluice_config::{Config, Pool};
+use sluice_config::{Config, OTHER_CLASS, Pool};
 use sluice_core::meter::slo::Objectives;
 use sluice_gateway::experiment::{CopyOutcome, OriginShares};
 use sluice_gateway::flow::Record;
@@ -45,7 +45,8 @@ const PREFILL_RATE: f64 = 10_000.0;
 #[derive(Debug)]
 struct Observed {
     name: Arc<str>,
-    objectives: Objectives,
+    /// By class; the objectives of other requests last.
+    objectives: Vec<(Arc<str>, Objectives)>,
     undisturbed: Undisturbed,
     widest: u32,
     window: PoolWindow,
@@ -55,6 +56,20 @@ struct Observed {
     ended: Tally,
     /// Judged requests since the gateway started, and the number that missed an objective.
     totals: (f64, f64),
+}
+
+impl Observed {
+    /// The objectives of a class.
+    fn objectives(&self, class: Option<&str>) -> Objectives {
+        let found = self.objectives.iter().find(|(name, _)| Some(&**name) == class);
+        found.or(self.objectives.last()).map(|(_, own)| *own).unwrap_or_default()
+    }
+}
+
+/// The objectives of each class in `pool`, and last of requests that are in no class.
+pub(crate) fn objectives(config: &Config, pool: &Pool) -> impl Iterator<Item = (Arc<str>, Objectives)> {
+    let of_classes = config.classes.iter().map(|class| (class.name.as_str().into(), class.objectives_in(pool)));
+    of_classes.chain([(OTHER_CLASS.into(), pool.slo.objectives())])
 }
 
 #[derive(Debug, Default)]
@@ -78,7 +93,7 @@ impl Observer {
             let known = known.iter().find(|other| *other.name == *pool.name);
             Observed {
                 name: pool.name.as_str().into(),
-                objectives: pool.slo.objectives(),
+                objectives: objectives(config, pool).collect(),
                 widest: 1,
                 undisturbed: known
                     .map_or(Undisturbed { prefill_rate: PREFILL_RATE, tpot: 1.0 }, |other| other.undisturbed),
@@ -107,19 +122,20 @@ impl Observer {
             return;
         }
         recent.add(record, now);
-        pool.tally.add(record, &pool.objectives);
-        pool.ended.add(record, &pool.objectives);
+        let objectives = pool.objectives(record.class.as_deref());
+        pool.tally.add(record, &objectives);
+        pool.ended.add(record, &objectives);
         pool.window.ended += 1.0;
         pool.widest = pool.widest.max(record.sequences);
         let tpot = record.stats.as_ref().and_then(|stats| stats.tpot).map(|tpot| tpot.as_secs_f64());
         if let Some(tpot) = tpot {
             pool.undisturbed.tpot = (pool.undisturbed.tpot * FORGET).min(tpot);
         }
-        let judged = judge(record, &pool.objectives, pool.undisturbed);
+        let judged = judge(record, &objectives, pool.undisturbed);
         if let Some(judged) = judged {
             let tokens = record.estimate.map_or(0, |estimate| estimate.tokens);
             pool.window.add(arrived, tokens, judged);
-            pool.window.add_tpot(arrived, tpot_ratio(record, &pool.objectives));
+            pool.window.add_tpot(arrived, tpot_ratio(record, &objectives));
             pool.totals.0 += 1.0;
             pool.totals.1 += f64::from(u8::from(judged.loss > 0.0));
         }

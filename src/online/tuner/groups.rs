@@ -10,7 +10,9 @@ use crate::event::Acting;
 use crate::limits::Limits;
 use crate::limits::controller::Controller;
 use crate::observe::engines::EngineWatch;
-use sluice_config::{Config, ModelScope, Pool, TunerMode};
+use crate::observe::objectives;
+use sluice_config::{Config, ModelScope, Pool, TunerMode, attainment};
+use sluice_core::meter::slo::Objectives;
 
 /// How long after arrival a request counts, without an objective for E2EL.
 pub(crate) const HORIZON: Duration = Duration::from_secs(5);
@@ -41,14 +43,15 @@ impl Group {
         let own = || pools.iter().map(|at| &config.pools[*at]);
         let names = own().map(|pool| pool.name.clone()).collect();
         let limits = Limits(pools.iter().map(|at| configured.0[*at]).collect());
-        let target = own().map(|pool| pool.slo.attainment).fold(0.0, f64::max);
-        let longest = own().filter_map(|pool| pool.slo.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
+        let objectives: Vec<Objectives> = own().flat_map(|pool| objectives(config, pool)).map(|(_, own)| own).collect();
+        let target = own().map(|pool| attainment(&config.classes, pool)).fold(0.0, f64::max);
+        let longest = objectives.iter().filter_map(|own| own.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
         let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
         let mut controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
         // There may have been other engines earlier.
         controller.engines_since = now;
         controller.set_simulates(simulates(config));
-        let has_objectives = own().any(|pool| !pool.slo.objectives().is_empty());
+        let has_objectives = objectives.iter().any(|own| !own.is_empty());
         Self { pools: pools.clone(), controller, has_objectives, engines: BTreeMap::new() }
     }
 }

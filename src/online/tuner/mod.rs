@@ -479,7 +479,8 @@ fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duratio
     *action == Action::Apply
 }
 
-/// Names, models, backends and objectives of the pools: the best limits depend on them.
+/// Names, models, backends and objectives of the pools, and classes with own objectives: the best
+/// limits depend on them.
 fn context(config: &Config) -> String {
     let pool = |pool: &Pool| {
         let backends: Vec<_> = pool.backends.iter().map(|backend| backend.target.endpoint().to_string()).collect();
@@ -488,5 +489,6 @@ fn context(config: &Config) -> String {
         let backends = pool.kubernetes.as_ref().map_or(format!("{backends:?}"), pods);
         format!("{} {:?} {backends} {:?}", pool.name, pool.models, pool.slo)
     };
-    config.pools.iter().map(pool).collect::<Vec<_>>().join("\n")
+    let judged = config.classes.iter().filter(|class| !class.slo.objectives().is_empty());
+    config.pools.iter().map(pool).chain(judged.map(|class| format!("{class:?}"))).collect::<Vec<_>>().join("\n")
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::cluster::{OtherLoad, OtherLoads};
 use parking_lot::Mutex;
 use sluice_cluster::PoolLoad;
-use sluice_config::{Config, Pool};
+use sluice_config::{Class, Config, Pool, attainment};
 use sluice_fleet::discovery::PodsView;
 use sluice_fleet::{EngineView, Step};
 use sluice_gateway::pool::{Cordon, PoolView};
@@ -84,7 +84,7 @@ impl Demand {
         scaled.retain(|name, _| config.pools.iter().any(|pool| pool.name == *name && pool.autoscale.is_some()));
         let mut changes = Vec::new();
         for pool in &config.pools {
-            let Some(rules) = rules(pool) else { continue };
+            let Some(rules) = rules(&config.classes, pool) else { continue };
             let Some(view) = view.iter().find(|view| *view.name == *pool.name) else { continue };
             let engines: Vec<&EngineView> = engines.iter().filter(|engine| is_of(engine, &pool.name)).collect();
             let starting = starting(view, &engines, pods);
@@ -173,14 +173,14 @@ fn in_flight(view: &PoolView) -> usize {
     view.backends.iter().map(|backend| backend.used.slots as usize).sum()
 }
 
-fn rules(pool: &Pool) -> Option<ScalerRules> {
+fn rules(classes: &[Class], pool: &Pool) -> Option<ScalerRules> {
     let autoscale = pool.autoscale?;
     let listed = u32::try_from(pool.backends.len()).unwrap_or(u32::MAX);
     let max = if autoscale.apply && pool.kubernetes.is_none() { autoscale.max.min(listed) } else { autoscale.max };
     Some(ScalerRules {
         min: autoscale.min,
         max,
-        attainment: pool.slo.attainment,
+        attainment: attainment(classes, pool),
         cold_start: autoscale.cold_start,
         down_after: autoscale.down_after,
         idle_after: autoscale.idle_after,

@@ -97,7 +97,9 @@ fn add(items: &mut Items, seen: &mut Seen, entry: &Value, at: f64, options: &Rea
     let count = |key: &str| entry.get(key).and_then(Value::as_u64).filter(|count| *count > 0);
     let Some(tokens) = count("prompt_tokens").or_else(|| count("estimate_tokens")) else { return false };
     let output = count("completion_tokens");
-    let class = items.class(entry.get("home").or(entry.get("pool")).and_then(Value::as_str).unwrap_or("all"));
+    // Records of earlier versions have no class; there the class was the home pool.
+    let class = ["class", "home", "pool"].into_iter().find_map(|key| entry.get(key)?.as_str());
+    let class = items.class(class.unwrap_or("all"));
     let adapter = items.adapter(entry.get("model").and_then(Value::as_str), options.model);
     let blocks = blocks(entry.get("prefix").and_then(Value::as_array).map_or(&[], Vec::as_slice));
     if let Some(bytes) = count("prompt_bytes").filter(|_| !blocks.is_empty()) {

@@ -94,7 +94,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
     /// Notes that the last attempt is repeated.
     pub(in crate::flow) fn retried(&mut self, reason: RetryReason) {
         self.record.retries.push(reason);
-        self.record.retried_on.push(self.record.backend.clone().unwrap_or_default());
+        self.record.retried_on.push([self.record.pool.clone(), self.record.backend.clone()]);
     }
 
     /// Notes the class of a placed request.
