@@ -35,7 +35,10 @@ fn limits_and_ranges_are_shown_with_both_values() {
             "pool.short.tokens: not limited -> \"9k\"",
             "pool.short.prompt_tokens.max: \"5k\" -> \"6k\"",
             "pool.long.prompt_tokens.min: \"5k\" -> \"6k\"",
-        ]
+            "class.short.prompt_tokens.max: \"5k\" -> \"6k\"",
+            "class.long.prompt_tokens.min: \"5k\" -> \"6k\"",
+        ],
+        "the derived classes follow"
     );
 }
 
