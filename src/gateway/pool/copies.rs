@@ -40,7 +40,7 @@ impl Admission {
 }
 
 impl AdmissionState {
-    fn enter_copy(&mut self, request: &AdmissionRequest) -> Option<(Grant, u64)> {
+    fn enter_copy(&mut self, request: &AdmissionRequest) -> Option<(Box<Grant>, u64)> {
         let request = &AdmissionRequest { wants: self.wants_of(request), ..request.clone() };
         let home = request.home;
         if self.closed_to_copies || self.is_removed(home) || request.layout != self.layout {
@@ -68,8 +68,9 @@ impl AdmissionState {
         if !self.with_copies.contains(&backend) {
             self.with_copies.push(backend);
         }
-        let grant = self.grant_of(backend, (Allocation::default(), 0.0), request);
-        Some((Grant { abort: cut, ..grant }, serial))
+        let mut grant = self.grant_of(backend, (Allocation::default(), 0.0), request);
+        grant.abort = cut;
+        Some((grant, serial))
     }
 
     /// The backend of a pool that is open to this copy but not to requests.

@@ -1,6 +1,7 @@
 //! Capacity taken on one backend, between the state behind the lock and a lease; and how waits end.
 //!
-//! Dropping a grant returns nothing. Only dropping [`super::Lease`] does.
+//! Dropping a grant returns nothing. Only dropping [`super::Lease`] does. A grant is boxed, because
+//! it is large and is passed on through many futures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::bill::Bill;
 use super::capacity::Allocation;
 use super::liveness::Progress;
 use sluice_config::Address;
@@ -22,6 +24,8 @@ pub(super) struct Grant {
     pub(super) name: Arc<str>,
     pub(super) address: Arc<Address>,
     pub(super) allocation: Allocation,
+    /// The charge to the request's owner. Corrected once, even after the release.
+    pub(super) bill: Option<Bill>,
     pub(super) progress: Arc<Progress>,
     pub(super) abort: CancellationToken,
     pub(super) prefill_time: Duration,

@@ -14,7 +14,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::bill::Bill;
 use super::engine_load::DecodeStart;
 use super::engine_work::EngineWatch;
 use super::fault_report::FaultReport;
@@ -31,7 +30,7 @@ use sluice_core::base::{BackendId, PoolId};
 #[derive(Debug)]
 pub struct Lease {
     shared: Arc<SharedState>,
-    grant: Grant,
+    grant: Box<Grant>,
     /// Everything was returned; the backend id may refer to another backend by now.
     released: bool,
     decoding: Option<DecodeStart>,
@@ -39,17 +38,14 @@ pub struct Lease {
     /// The serial of a copy. A copy holds no capacity of requests, and reports of copies are
     /// ignored.
     copy: Option<u64>,
-    /// The charge to the request's owner. Corrected once, even after the release.
-    bill: Option<Bill>,
 }
 
 impl Lease {
-    pub(super) fn new(shared: Arc<SharedState>, grant: Grant) -> Self {
-        let bill = grant.allocation.bill;
-        Self { shared, grant, released: false, decoding: None, origin: Origin::default(), copy: None, bill }
+    pub(super) fn new(shared: Arc<SharedState>, grant: Box<Grant>) -> Self {
+        Self { shared, grant, released: false, decoding: None, origin: Origin::default(), copy: None }
     }
 
-    pub(super) fn of_copy(shared: Arc<SharedState>, grant: Grant, serial: u64) -> Self {
+    pub(super) fn of_copy(shared: Arc<SharedState>, grant: Box<Grant>, serial: u64) -> Self {
         Self {
             shared,
             grant,
@@ -57,7 +53,6 @@ impl Lease {
             decoding: None,
             origin: Origin::default(),
             copy: Some(serial),
-            bill: None,
         }
     }
 
@@ -245,7 +240,7 @@ impl Lease {
     /// except the `cached` ones, and the output tokens. `None`: as expected. Only the first call
     /// counts, even after the release.
     pub fn settle(&mut self, prompt_tokens: Option<u64>, cached: Option<u64>, output_tokens: u64) {
-        if let Some(mut bill) = self.bill.take() {
+        if let Some(mut bill) = self.grant.bill.take() {
             let cached = cached.unwrap_or(bill.cached);
             let computed = prompt_tokens.map_or(bill.computed, |prompt| prompt.saturating_sub(cached));
             if let Some(pool) = self.shared.lock().pools.get_mut(bill.pool.index()) {

@@ -161,7 +161,7 @@ impl AdmissionState {
         &mut self,
         mut request: AdmissionRequest,
         wakers: &mut Wakers,
-    ) -> AdmissionDecision<Grant, WaiterId> {
+    ) -> AdmissionDecision<Box<Grant>, WaiterId> {
         if self.is_removed(request.home) {
             return AdmissionDecision::Reclassify;
         }
@@ -207,7 +207,7 @@ impl AdmissionState {
     }
 
     /// Takes capacity in the first pool that has room and for which no request waits.
-    fn grant_at_once(&mut self, pools: &[PoolId], request: &AdmissionRequest) -> Option<Grant> {
+    fn grant_at_once(&mut self, pools: &[PoolId], request: &AdmissionRequest) -> Option<Box<Grant>> {
         for pool in pools {
             if self.has_no_waiters(*pool)
                 && let Some(backend) = self.pick(*pool, request)
@@ -226,7 +226,7 @@ impl AdmissionState {
         request: AdmissionRequest,
         deadline: Instant,
         wakers: &mut Wakers,
-    ) -> AdmissionDecision<Grant, WaiterId> {
+    ) -> AdmissionDecision<Box<Grant>, WaiterId> {
         let home = request.home;
         let queue_length = self.pools[home.index()].rules.queue_length;
         let mut untried = request.clone();
@@ -266,7 +266,7 @@ impl AdmissionState {
         self.pools.get(pool.index()).map_or(&[], |pool| &pool.members)
     }
 
-    fn grant(&mut self, backend: BackendId, request: &AdmissionRequest) -> Grant {
+    fn grant(&mut self, backend: BackendId, request: &AdmissionRequest) -> Box<Grant> {
         let taken = self.take(backend, request).expect("picked from the members of a pool");
         self.grant_of(backend, taken, request)
     }
@@ -276,14 +276,15 @@ impl AdmissionState {
         backend: BackendId,
         (allocation, ahead): (Allocation, f64),
         request: &AdmissionRequest,
-    ) -> Grant {
+    ) -> Box<Grant> {
         let found = self.backend(backend).expect("a backend stays while anything is held on it");
-        Grant {
+        Box::new(Grant {
             backend,
             pool: found.pool,
             pool_name: Arc::clone(&self.pools[found.pool.index()].name),
             name: Arc::clone(&found.name),
             address: Arc::clone(&found.address),
+            bill: allocation.bill,
             allocation,
             progress: Arc::clone(&found.liveness.progress),
             abort: found.liveness.abort.clone(),
@@ -292,7 +293,7 @@ impl AdmissionState {
             ahead,
             by_priority: self.pools[found.pool.index()].rules.by_priority.unwrap_or(found.engine.by_priority),
             prefix: Arc::clone(&request.prefix),
-        }
+        })
     }
 
     fn enqueue(&mut self, request: AdmissionRequest) -> WaiterId {
@@ -329,7 +330,7 @@ impl AdmissionState {
 
     /// The outcome of a wait; `None` while the waiter waits: then `waker` is called when that
     /// changes.
-    pub(super) fn poll_waiter(&mut self, id: WaiterId, waker: &Waker) -> Option<WaitResult<Grant>> {
+    pub(super) fn poll_waiter(&mut self, id: WaiterId, waker: &Waker) -> Option<WaitResult<Box<Grant>>> {
         let outcome = self.take_outcome(id);
         if outcome.is_none()
             && let Some(waiter) = self.waiters[id as usize].as_mut()
@@ -340,7 +341,7 @@ impl AdmissionState {
         outcome
     }
 
-    fn take_outcome(&mut self, id: WaiterId) -> Option<WaitResult<Grant>> {
+    fn take_outcome(&mut self, id: WaiterId) -> Option<WaitResult<Box<Grant>>> {
         let waiter = self.waiters[id as usize].take_if(|waiter| waiter.outcome.is_some())?;
         self.free.push(id);
         let grant = |(backend, allocation, ahead)| self.grant_of(backend, (allocation, ahead), &waiter.request);
