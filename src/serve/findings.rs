@@ -1,11 +1,12 @@
 //! Looks for the causes of slow requests every ten seconds, whether this gateway leads or not.
 //!
-//! A look reads the metrics pages of at most [`PAGES`] engines, in turn; for the others the last
-//! page counts. Findings that appear and go are logged once. Bound: one page's numbers for each
+//! A look reads the metrics pages of at most [`PAGES`] engines, silent ones first and the others in
+//! turn; for the rest the last page counts. Findings that appear and go are logged once. Bound: one page's numbers for each
 //! backend in rotation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -14,21 +15,23 @@ use tokio::time::Instant;
 use crate::core::Core;
 use sluice_admin::status::Diagnosis;
 use sluice_core::base::BackendId;
-use sluice_core::vllm::metrics::MetricsSnapshot;
-use sluice_gateway::pool::{BackendView, Cordon, PoolView};
-use sluice_gateway::telemetry::totals::TotalsView;
-use sluice_online::findings::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
+use sluice_gateway::pool::{BackendView, PoolView};
+use sluice_gateway::telemetry::EnginePage;
+use sluice_online::findings::facts::{EngineFacts, Facts};
 use sluice_online::findings::{Finding, Findings, LOOK};
 
 /// The most metrics pages that one look reads.
 const PAGES: usize = 32;
+/// Age from which a page is not shown as metrics. The pages of 200 engines are read in 70 s.
+const SHOWN_FOR: Duration = Duration::from_mins(2);
 
 /// The findings of a running gateway.
 #[derive(Debug)]
 pub(crate) struct FindingsService {
     core: Arc<Core>,
     findings: parking_lot::Mutex<Findings>,
-    pages: parking_lot::Mutex<HashMap<BackendId, EngineFacts>>,
+    /// The last page of each engine, and when it was read.
+    pages: parking_lot::Mutex<HashMap<BackendId, (Instant, EngineFacts)>>,
 }
 
 impl FindingsService {
@@ -63,7 +66,11 @@ impl FindingsService {
         let serving: Vec<&BackendView> = backends(&view).filter(|backend| backend.in_rotation()).collect();
         self.pages.lock().retain(|id, _| serving.iter().any(|backend| backend.id == *id));
         let mut reads = JoinSet::new();
-        for backend in serving.iter().cycle().skip(turn % serving.len().max(1)).take(PAGES.min(serving.len())) {
+        // The page of a silent engine shows whether the engine works.
+        let is_silent = |backend: &&BackendView| backend.silent_since.is_some_and(|since| since.elapsed() >= LOOK / 2);
+        let (silent, others): (Vec<_>, Vec<_>) = serving.into_iter().partition(is_silent);
+        let in_turn = others.iter().cycle().skip(turn % others.len().max(1)).take(others.len());
+        for backend in silent.iter().chain(in_turn).take(PAGES) {
             let (id, address) = (backend.id, Arc::clone(&backend.address));
             reads.spawn(async move { (id, sluice_fleet::scrape(&address, limit).await) });
         }
@@ -71,7 +78,7 @@ impl FindingsService {
             if let Ok((id, Some(page))) = read
                 && page.lacks().next().is_none()
             {
-                self.pages.lock().insert(id, facts_of(&page));
+                self.pages.lock().insert(id, (Instant::now(), EngineFacts::from(&page)));
             }
         }
     }
@@ -100,6 +107,24 @@ impl FindingsService {
         Diagnosis { findings: self.all(), keys, engines, ..Diagnosis::default() }
     }
 
+    /// The engines' own pages that are younger than [`SHOWN_FOR`].
+    pub(crate) fn engine_pages(&self) -> Vec<EnginePage> {
+        let (view, pages) = (self.core.admission.view(), self.pages.lock());
+        let page = |pool: &PoolView, backend: &BackendView| {
+            let (_, facts) = pages.get(&backend.id).filter(|(read, _)| read.elapsed() < SHOWN_FOR)?;
+            Some(EnginePage {
+                pool: pool.name.to_string(),
+                backend: backend.name.to_string(),
+                running: facts.running,
+                waiting: facts.waiting,
+                kv_usage: facts.kv_usage,
+                preemptions: facts.preemptions,
+                prefix: facts.prefix,
+            })
+        };
+        view.iter().flat_map(|pool| pool.backends.iter().filter_map(|own| page(pool, own))).collect()
+    }
+
     fn facts(&self) -> Facts {
         let (view, totals) = (self.core.admission.view(), self.core.telemetry.totals());
         let settings: HashMap<String, Vec<String>> = self
@@ -110,65 +135,23 @@ impl FindingsService {
             .map(|engine| (engine.backend, engine.settings.split_whitespace().map(ToOwned::to_owned).collect()))
             .collect();
         let work = self.core.flow.routing_table().keys.work(&view);
-        let pools = view.iter().map(|pool| PoolFacts {
-            name: Arc::clone(&pool.name),
-            queue: pool.queue_length as f64,
-            totals: of(&totals.pools, &pool.name),
-            backends: pool.backends.iter().map(|backend| self.backend(pool, backend, &totals, &settings)).collect(),
-            keys: work
-                .iter()
-                .filter(|key| *key.pool == *pool.name)
-                .map(|key| (key.key.as_str().into(), key.seconds, key.waiting as f64))
-                .collect(),
-            differences: {
-                let members = pool.backends.iter().filter(|backend| !backend.removed);
-                self.core.reported.differences(members.map(|backend| (&*backend.name, backend.id)))
-            },
+        let mut facts = Facts::of(&view, totals, |backend| {
+            let silent = backend.silent_since.map(|since| Instant::now().saturating_duration_since(since));
+            (silent, self.pages.lock().get(&backend.id).map(|(_, facts)| *facts))
         });
-        Facts { pools: pools.collect(), keys: totals.keys.clone() }
-    }
-
-    fn backend(
-        &self,
-        pool: &PoolView,
-        backend: &BackendView,
-        totals: &TotalsView,
-        settings: &HashMap<String, Vec<String>>,
-    ) -> BackendFacts {
-        let own = totals.backends.iter().find(|([of, name], _)| *of == pool.name && *name == backend.name);
-        let flags = settings.get(&format!("{}/{}", pool.name, backend.name)).cloned().unwrap_or_default();
-        BackendFacts {
-            name: Arc::clone(&backend.name),
-            serves: backend.in_rotation(),
-            is_put_aside: backend.draining || backend.removed || backend.closed || backend.cordon != Cordon::Open,
-            state: backend.state(),
-            in_flight: f64::from(backend.used.requests),
-            slots: f64::from(backend.limits.slots),
-            silent: backend.silent_since.map(|since| Instant::now().saturating_duration_since(since)),
-            totals: own.map(|(_, totals)| *totals).unwrap_or_default(),
-            engine: self.pages.lock().get(&backend.id).copied(),
-            flags,
+        for (pool, own) in view.iter().zip(&mut facts.pools) {
+            let keys = work.iter().filter(|key| *key.pool == *pool.name);
+            own.keys = keys.map(|key| (key.key.as_str().into(), key.seconds, key.waiting as f64)).collect();
+            let members = pool.backends.iter().filter(|backend| !backend.removed);
+            own.differences = self.core.reported.differences(members.map(|backend| (&*backend.name, backend.id)));
+            for backend in &mut own.backends {
+                backend.flags = settings.get(&format!("{}/{}", pool.name, backend.name)).cloned().unwrap_or_default();
+            }
         }
+        facts
     }
 }
 
 fn backends(view: &[PoolView]) -> impl Iterator<Item = &BackendView> {
     view.iter().flat_map(|pool| &pool.backends)
-}
-
-fn of<T: Copy + Default>(all: &[(Arc<str>, T)], name: &str) -> T {
-    all.iter().find(|(own, _)| **own == *name).map(|(_, value)| *value).unwrap_or_default()
-}
-
-fn facts_of(page: &MetricsSnapshot) -> EngineFacts {
-    EngineFacts {
-        running: page.running,
-        waiting: page.waiting,
-        deferred: page.deferred.unwrap_or(0.0),
-        kv_usage: page.kv_usage,
-        preemptions: page.preemptions,
-        ttft: (page.ttft.1, page.ttft.0),
-        cache_tokens: page.cache_tokens,
-        adapters: page.adapters.as_ref().map(|adapters| (adapters.names.len() as u64, adapters.slots)),
-    }
 }

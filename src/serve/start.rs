@@ -278,6 +278,11 @@ fn show_on_metrics_page(app: &Arc<App>) {
     app.core.telemetry.show_tuner(view, app.tuner.state.observe());
     let keys = Arc::clone(&app.core.learned.key_usage);
     app.core.telemetry.show_keys(move || keys.tokens(Instant::now()));
+    let keys = Arc::clone(&app.core.learned.key_usage);
+    app.core.telemetry.show_keys_in_flight(move || keys.in_flight());
+    let shown = Arc::downgrade(app);
+    let pages = |app: Arc<App>| app.findings.engine_pages();
+    app.core.telemetry.show_engine_pages(move || shown.upgrade().map_or_else(Vec::new, pages));
     let shown = Arc::downgrade(app);
     let names = |app: Arc<App>| app.findings.all();
     app.core.telemetry.show_findings(move || {

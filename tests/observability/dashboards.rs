@@ -68,6 +68,7 @@ fn panels_have_ids_titles_units_and_a_place_of_their_own() {
                 let unit = text(&panel["fieldConfig"]["defaults"], "unit");
                 assert!(UNITS.contains(&unit), "{name}: {title} has the unit {unit}");
                 assert!(!list(panel, "targets").is_empty(), "{name}: {title} shows nothing");
+                assert!(!text(panel, "description").is_empty(), "{name}: {title} has no description");
             }
         }
     }
@@ -78,7 +79,7 @@ fn all_data_comes_from_the_data_source_variable() {
     for (name, board) in files() {
         let variables = list(&board["templating"], "list");
         let names: Vec<&str> = variables.iter().map(|variable| text(variable, "name")).collect();
-        assert_eq!(names, ["datasource", "job", "instance", "pool", "model"], "{name}");
+        assert_eq!(names, ["datasource", "job", "instance", "class", "pool", "model", "key"], "{name}");
         let panels = list(&board, "panels").iter().filter(|panel| text(panel, "type") != "row");
         let targets = list(&board, "panels").iter().flat_map(|panel| list(panel, "targets"));
         for part in panels.chain(targets).chain(&variables[1..]).chain(list(&board["annotations"], "list")) {
@@ -102,8 +103,8 @@ fn every_selector_follows_the_job_and_the_replica() {
                 assert!(filtered, "{name}: {metric} is not filtered: {expr}");
             }
             for word in expr.split('$').skip(1) {
-                let known =
-                    ["job", "instance", "pool", "model", "__rate_interval"].iter().any(|name| word.starts_with(name));
+                let variables = ["job", "instance", "class", "pool", "model", "key", "__rate_interval"];
+                let known = variables.iter().any(|name| word.starts_with(name));
                 assert!(known, "{name}: unknown variable ${word}");
             }
         }

@@ -3,13 +3,19 @@
 //!
 //! Selectors are written with a placeholder, so that no expression can miss a filter: `{@gw}`
 //! selects gateways by `$job` and `$instance`, `{@pool}` also by `$pool`, `{@model}` also by
-//! `$model`, `{@req}` by all four. Positions and ids follow from the order of the panels.
+//! `$model`, `{@req}` by all four, `{@class}` also by `$class`; `{@engine}` by pool and class,
+//! `{@key}` by `$key`, `{@tenant}` by key and class. Positions and ids follow from the order of the
+//! panels.
 
 use serde_json::{Value, json};
 
 /// Width of a dashboard in Grafana's grid.
 pub(crate) const GRID: u32 = 24;
-const FILTERS: [(&str, &str); 4] = [
+const FILTERS: [(&str, &str); 8] = [
+    ("@class", "@req,class=~\"$class\""),
+    ("@engine", "@pool,class=~\"$class\""),
+    ("@tenant", "@key,class=~\"$class\""),
+    ("@key", "@gw,key=~\"$key\""),
     ("@req", "@pool,model=~\"$model\""),
     ("@model", "@gw,model=~\"$model\""),
     ("@pool", "@gw,pool=~\"$pool\""),
@@ -64,13 +70,26 @@ impl Target {
     }
 }
 
-/// P50, P90 and P99 of a histogram of requests, by a label.
+/// The legend of series with these labels, such as "pool, backend".
+pub(crate) fn legend(by: &str) -> String {
+    by.split(", ").map(|label| format!("{{{{{label}}}}}")).collect::<Vec<_>>().join(" ")
+}
+
+/// A quantile of a histogram of requests, by labels.
+pub(crate) fn quantile(q: f64, family: &str, filter: &str, by: &str) -> Target {
+    let rate = format!("rate({family}_bucket{{{filter}}}[$__rate_interval])");
+    let expr = format!("histogram_quantile({q}, sum by (le, {by}) ({rate}))");
+    between(expr, format!("{} P{}", legend(by), q * 100.0))
+}
+
+/// P50 and P99 of a histogram of requests, by labels.
+pub(crate) fn median_and_tail(family: &str, filter: &str, by: &str) -> Vec<Target> {
+    [0.5, 0.99].map(|q| quantile(q, family, filter, by)).into()
+}
+
+/// P50, P90 and P99 of a histogram of requests, by labels.
 pub(crate) fn quantiles(family: &str, filter: &str, by: &str) -> Vec<Target> {
-    let one = |q: f64, name: &str| {
-        let rate = format!("rate({family}_bucket{{{filter}}}[$__rate_interval])");
-        between(format!("histogram_quantile({q}, sum by (le, {by}) ({rate}))"), format!("{{{{{by}}}}} {name}"))
-    };
-    vec![one(0.5, "P50"), one(0.9, "P90"), one(0.99, "P99")]
+    [0.5, 0.9, 0.99].map(|q| quantile(q, family, filter, by)).into()
 }
 
 /// A panel, or the title of a row.
@@ -79,6 +98,8 @@ pub(crate) struct Panel {
     kind: &'static str,
     pub(crate) title: &'static str,
     about: &'static str,
+    /// The dashboard that shows more, by name.
+    more: Option<&'static str>,
     size: (u32, u32),
     pub(crate) targets: Vec<Target>,
     /// `fieldConfig.defaults` and `options`.
@@ -88,7 +109,8 @@ pub(crate) struct Panel {
 
 pub(crate) fn row(title: &'static str) -> Panel {
     let size = (GRID, 1);
-    Panel { kind: "row", title, about: "", size, targets: Vec::new(), field: Value::Null, options: Value::Null }
+    let (field, options) = (Value::Null, Value::Null);
+    Panel { kind: "row", title, about: "", more: None, size, targets: Vec::new(), field, options }
 }
 
 pub(crate) fn stat(title: &'static str, unit: &str, targets: Vec<Target>) -> Panel {
@@ -99,7 +121,7 @@ pub(crate) fn stat(title: &'static str, unit: &str, targets: Vec<Target>) -> Pan
     let options = json!({
         "colorMode": "value", "graphMode": "area", "justifyMode": "auto", "textMode": "auto", "reduceOptions": reduce,
     });
-    Panel { kind: "stat", title, about: "", size: (4, 4), targets, field, options }
+    Panel { kind: "stat", title, about: "", more: None, size: (4, 4), targets, field, options }
 }
 
 pub(crate) fn lines(title: &'static str, unit: &str, targets: Vec<Target>) -> Panel {
@@ -112,7 +134,7 @@ pub(crate) fn lines(title: &'static str, unit: &str, targets: Vec<Target>) -> Pa
         "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": [] },
         "tooltip": { "mode": "multi", "sort": "desc" },
     });
-    Panel { kind: "timeseries", title, about: "", size: (8, 8), targets, field, options }
+    Panel { kind: "timeseries", title, about: "", more: None, size: (8, 8), targets, field, options }
 }
 
 /// A distribution over time. Grafana reads the buckets from the label `le`.
@@ -127,7 +149,7 @@ pub(crate) fn heatmap(title: &'static str, unit: &str, bucket: Target) -> Panel 
         "filterValues": { "le": 1e-9 },
     });
     let field = json!({ "unit": unit });
-    Panel { kind: "heatmap", title, about: "", size: (12, 9), targets: vec![bucket], field, options }
+    Panel { kind: "heatmap", title, about: "", more: None, size: (12, 9), targets: vec![bucket], field, options }
 }
 
 /// States over time: each value has a name and a colour.
@@ -143,12 +165,38 @@ pub(crate) fn timeline(title: &'static str, words: &[(u32, &str, &str)], targets
         "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": [] },
         "tooltip": { "mode": "single", "sort": "none" },
     });
-    Panel { kind: "state-timeline", title, about: "", size: (GRID, 8), targets, field, options }
+    Panel { kind: "state-timeline", title, about: "", more: None, size: (GRID, 8), targets, field, options }
+}
+
+/// The labels of each series as a row, the latest value only.
+pub(crate) fn table(title: &'static str, columns: &[(&str, &str)], series: Target) -> Panel {
+    let names: serde_json::Map<_, _> = columns.iter().map(|(label, name)| ((*label).to_owned(), json!(name))).collect();
+    let order: serde_json::Map<_, _> =
+        columns.iter().enumerate().map(|(at, (label, _))| ((*label).to_owned(), json!(at))).collect();
+    let field = json!({ "unit": "none", "custom": { "align": "left", "inspect": false } });
+    let options = json!({
+        "showHeader": true, "cellHeight": "sm",
+        "rows": { "excludeByName": { "Time": true, "Value": true }, "renameByName": names, "indexByName": order },
+    });
+    Panel { kind: "table", title, about: "", more: None, size: (GRID, 5), targets: vec![series], field, options }
 }
 
 impl Panel {
     pub(crate) fn about(self, about: &'static str) -> Self {
         Self { about, ..self }
+    }
+
+    /// Links to the dashboard that shows more, with the same variables and time.
+    pub(crate) fn more(self, board: &'static str) -> Self {
+        Self { more: Some(board), ..self }
+    }
+
+    /// Links each value to a view of the live page of the replica that has it.
+    pub(crate) fn live(mut self, view: &str) -> Self {
+        let instance = if self.kind == "table" { "${__data.fields.Replica}" } else { "${__field.labels.instance}" };
+        let url = format!("http://{instance}/#{view}");
+        self.field["links"] = json!([{ "title": "Live page of this replica", "url": url, "targetBlank": true }]);
+        self
     }
 
     pub(crate) fn wide(self, width: u32) -> Self {
@@ -190,17 +238,29 @@ impl Panel {
                 "type": "row", "id": id, "title": self.title, "collapsed": false, "panels": [], "gridPos": position,
             });
         }
-        let format = if self.kind == "heatmap" { "heatmap" } else { "time_series" };
+        let format = match self.kind {
+            "heatmap" | "table" => self.kind,
+            _ => "time_series",
+        };
+        let is_table = self.kind == "table";
         let targets = self.targets.iter().zip('A'..).map(|(target, name)| {
             json!({
                 "datasource": datasource(), "refId": name, "expr": target.expr, "legendFormat": target.legend,
-                "range": true, "editorMode": "code", "format": format,
+                "range": !is_table, "instant": is_table, "editorMode": "code", "format": format,
             })
         });
+        let links = self.more.iter().map(|board| {
+            let url = format!("/d/sluice-{board}?${{__url_time_range}}&${{__all_variables}}");
+            json!({ "title": format!("More: {board}"), "url": url, "targetBlank": false })
+        });
+        let mut options = self.options.clone();
+        let rows = options.as_object_mut().and_then(|options| options.remove("rows"));
+        let changes = rows.map(|rows| json!({ "id": "organize", "options": rows }));
         json!({
             "type": self.kind, "id": id, "title": self.title, "description": self.about, "datasource": datasource(),
-            "gridPos": position, "fieldConfig": { "defaults": self.field, "overrides": [] }, "options": self.options,
-            "targets": targets.collect::<Vec<_>>(),
+            "gridPos": position, "fieldConfig": { "defaults": self.field, "overrides": [] }, "options": options,
+            "targets": targets.collect::<Vec<_>>(), "links": links.collect::<Vec<_>>(),
+            "transformations": changes.into_iter().collect::<Vec<_>>(),
         })
     }
 }

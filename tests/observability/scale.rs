@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_core::openai::ShedReason;
+use sluice_gateway::flow::keys::{KeyInFlight, KeyTokens};
+use sluice_gateway::flow::owner::KeyWork;
 use sluice_gateway::flow::{Outcome, Record};
-use sluice_gateway::telemetry::Telemetry;
-use sluice_gateway::telemetry::testing::{
-    BACKENDS_OF_A_POOL, MODELS_OF_A_PAIR, PAIRS, completed, large_admission, large_traffic, record,
-};
+use sluice_gateway::telemetry::testing::{CLASSES, FEW_POOLS, KEYS, Large, MANY_POOLS, completed, record};
+use sluice_gateway::telemetry::{EngineMetrics, EnginePage, Telemetry};
 use tokio::time::{Instant, advance};
 
-/// Maximum series of a page with 200 backends and 50 models.
-const MAX_SERIES: usize = 35_000;
+/// Maximum size of a page with 200 backends, 50 models, 8 classes and 100 keys: 3 MB.
+const MAX_BYTES: usize = 3_000_000;
 /// Set in the environment of the process that simulates a day.
 const DAY: &str = "SLUICE_TEST_DAY";
 const HOURS: u32 = 24;
@@ -56,23 +56,75 @@ fn strange(number: u32) -> Record {
     }
 }
 
-#[test]
-fn two_hundred_backends_and_fifty_models_have_bounded_series() {
-    let admission = large_admission(Instant::now());
+/// Telemetry of a large deployment in which the gateway runs every engine, every key has limits and
+/// every pool has a fair queue.
+fn large(shape: &Large) -> Telemetry {
+    let admission = shape.admission(Instant::now());
+    let config = shape.config();
     let telemetry = Telemetry::with(Box::new(move || admission.view()), None);
-    large_traffic().iter().for_each(|record| telemetry.record(record));
-    telemetry.record(&strange(0));
-    let before = telemetry.page();
-    (1..1_000).for_each(|number| telemetry.record(&strange(number)));
-    let page = telemetry.page();
-    let names = |page: &str| series(page).map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!(names(&before), names(&page), "clients have added series");
-    let labels = values(&page);
-    let count = |label: &str| labels.get(label).map_or(0, BTreeSet::len);
-    let (pools, models) = (2 * PAIRS, PAIRS * MODELS_OF_A_PAIR);
-    // One more value: a request that was refused early has neither label.
-    assert_eq!([count("pool"), count("model"), count("backend")], [pools + 1, models + 1, pools * BACKENDS_OF_A_POOL]);
-    assert!(series(&page).count() < MAX_SERIES, "{}", series(&page).count());
+    let pools = config.pools.iter();
+    let names: Vec<[String; 2]> = pools
+        .flat_map(|pool| pool.backends.iter().map(|backend| [pool.name.clone(), backend.name.clone()]))
+        .collect();
+    let engines = names.clone();
+    telemetry.show_engines(PHASES.to_vec(), move || {
+        let of = |[pool, backend]: [String; 2]| EngineMetrics { pool, backend, started: Some(1e9), ..EngineMetrics::default() };
+        engines.iter().cloned().map(of).collect()
+    });
+    telemetry.show_engine_pages(move || {
+        let of = |[pool, backend]: [String; 2]| EnginePage { pool, backend, running: 12.0, ..EnginePage::default() };
+        names.iter().cloned().map(of).collect()
+    });
+    let keys: Vec<String> = config.auth.keys.iter().map(|key| key.name.clone()).collect();
+    let pools: Vec<String> = config.pools.iter().map(|pool| pool.name.clone()).collect();
+    let name = |key: &String| -> Arc<str> { key.as_str().into() };
+    let (limited, counted) = (keys.clone(), keys.clone());
+    telemetry.show_keys(move || {
+        let count = Some((1_000, 2_000));
+        limited.iter().map(|key| KeyTokens { name: name(key), minute: count, day: count }).collect()
+    });
+    telemetry.show_keys_in_flight(move || {
+        let count = (10, Some(20));
+        counted.iter().map(|key| KeyInFlight { name: name(key), requests: count, sequences: count, tokens: count }).collect()
+    });
+    telemetry.show_key_work(move || {
+        let of = |pool: &String, key: &String| KeyWork { pool: pool.clone(), key: key.clone(), seconds: 1.5, waiting: 2 };
+        // Each key uses two pools.
+        keys.iter().enumerate().flat_map(|(index, key)| [0, 1].map(|next| of(&pools[(index + next) % pools.len()], key))).collect()
+    });
+    telemetry.configured(&config);
+    shape.traffic().iter().for_each(|record| telemetry.record(record));
+    telemetry
+}
+
+/// As many phases as an engine has.
+const PHASES: [&str; 12] =
+    ["start", "warm_up", "serve", "drain", "stop", "backoff", "hold", "probe", "adopt", "wait", "sleep", "wake"];
+
+#[test]
+fn two_hundred_backends_and_fifty_models_have_a_bounded_page() {
+    for (shape, merged) in [(MANY_POOLS, "class"), (FEW_POOLS, "model")] {
+        let telemetry = large(&shape);
+        telemetry.record(&strange(0));
+        let before = telemetry.page();
+        (1..1_000).for_each(|number| telemetry.record(&strange(number)));
+        let begun = std::time::Instant::now();
+        let page = telemetry.page();
+        let (took, count) = (begun.elapsed(), series(&page).count());
+        println!("{} pools: {count} series, {} bytes, {took:?}", 2 * shape.pairs, page.len());
+        let names = |page: &str| series(page).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(names(&before), names(&page), "clients have added series");
+        assert_eq!(names(&page).iter().collect::<BTreeSet<_>>().len(), count, "a series twice");
+        assert!(page.len() < MAX_BYTES, "{}", page.len());
+        assert!(page.contains(&format!("sluice_metrics_merged{{label=\"{merged}\",metrics=\"requests\"}} 1")));
+        let labels = values(&page);
+        let count = |label: &str| labels.get(label).map_or(0, BTreeSet::len);
+        let pools = 2 * shape.pairs;
+        // One more value: a request that was refused early has no pool, class or model.
+        assert_eq!([count("pool"), count("backend"), count("key")], [pools + 1, pools * shape.backends_of_a_pool, KEYS]);
+        // Objectives have every class and every model that their rule admits.
+        assert!(count("class") > CLASSES && count("model") > 30, "{} {}", count("class"), count("model"));
+    }
 }
 
 fn resident() -> u64 {
@@ -115,9 +167,8 @@ fn a_day_adds_neither_series_nor_memory() {
 fn a_day() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {
-        let admission = large_admission(Instant::now());
-        let telemetry = Arc::new(Telemetry::with(Box::new(move || admission.view()), None));
-        let traffic = large_traffic();
+        let telemetry = Arc::new(large(&MANY_POOLS));
+        let traffic = MANY_POOLS.traffic();
         let mut first = None;
         for round in 0..HOURS * 360 {
             requests(&telemetry, &traffic, round);

@@ -29,6 +29,33 @@ pub const SCHEDULER: [&str; 5] = [
     "num_preemptions_total",
 ];
 
+/// Bounds of buckets of `iteration_tokens_total`, tokens.
+pub const STEP_TOKENS: [f64; 5] = [256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
+/// For each of [`STEP_TOKENS`], the lowest bound of a bucket of prompt lengths that is not below.
+const PROMPT_TOKENS: [f64; STEP_TOKENS.len()] = [500.0, 1_000.0, 2_000.0, 5_000.0, 5_000.0];
+
+/// Samples of a histogram above each of [`STEP_TOKENS`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Above {
+    all: f64,
+    /// Samples up to each bound; `None` if the page has no such bucket.
+    up_to: [Option<f64>; STEP_TOKENS.len()],
+}
+
+impl Above {
+    /// The number of samples above each bound; 0 where it is not known.
+    pub fn counts(&self) -> [f64; STEP_TOKENS.len()] {
+        self.up_to.map(|up_to| up_to.map_or(0.0, |up_to| self.all - up_to))
+    }
+
+    fn add_bucket(&mut self, bounds: &[f64; STEP_TOKENS.len()], labels: &str, count: f64) {
+        let bound = label(labels, "le").and_then(|bound| bound.parse::<f64>().ok());
+        for (up_to, _) in self.up_to.iter_mut().zip(bounds).filter(|(_, own)| bound == Some(**own)) {
+            *up_to = Some(up_to.unwrap_or(0.0) + count);
+        }
+    }
+}
+
 /// The values of a page, summed over engines.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MetricsSnapshot {
@@ -56,6 +83,8 @@ pub struct MetricsSnapshot {
     pub prefix_hits: f64,
     /// Time to first token: number of samples and their sum, seconds.
     pub ttft: (f64, f64),
+    /// Time between tokens: number of samples and their sum, seconds.
+    pub itl: (f64, f64),
     /// Value of `num_gpu_blocks`, if the page shows it.
     pub gpu_blocks: Option<u64>,
     /// Tokens that the prefix cache of one engine holds, if the page shows it: the size of the KV
@@ -65,6 +94,11 @@ pub struct MetricsSnapshot {
     pub deferred: Option<f64>,
     /// Adapters with requests, if the engine serves adapters and has had a request for one.
     pub adapters: Option<AdaptersInUse>,
+    /// Engine steps since the start that computed more tokens than each of [`STEP_TOKENS`].
+    pub steps_above: Above,
+    /// Requests since the start of which more prompt tokens were computed than each of
+    /// [`STEP_TOKENS`], or than the next bucket above; 0 before 0.20.
+    pub computed_above: Above,
     progress: f64,
     /// The names of [`SCHEDULER`] that have samples.
     shown: [bool; SCHEDULER.len()],
@@ -138,11 +172,21 @@ impl MetricsSnapshot {
             "prompt_tokens_total" => self.prompt_tokens += value,
             "generation_tokens_total" => self.generation_tokens += value,
             "num_preemptions_total" => self.preemptions += value,
-            "iteration_tokens_total_count" => self.iterations += value,
+            "iteration_tokens_total_count" => {
+                self.iterations += value;
+                self.steps_above.all += value;
+            }
+            "iteration_tokens_total_bucket" => self.steps_above.add_bucket(&STEP_TOKENS, labels, value),
+            "request_prefill_kv_computed_tokens_count" => self.computed_above.all += value,
+            "request_prefill_kv_computed_tokens_bucket" => {
+                self.computed_above.add_bucket(&PROMPT_TOKENS, labels, value);
+            }
             "prefix_cache_queries_total" => self.prefix_queries += value,
             "prefix_cache_hits_total" => self.prefix_hits += value,
             "time_to_first_token_seconds_count" => self.ttft.0 += value,
             "time_to_first_token_seconds_sum" => self.ttft.1 += value,
+            "inter_token_latency_seconds_count" => self.itl.0 += value,
+            "inter_token_latency_seconds_sum" => self.itl.1 += value,
             "request_success_total" => {
                 let slot = match label(labels, "finished_reason") {
                     Some("stop") => &mut self.success.stop,
@@ -317,6 +361,26 @@ mod tests {
         let idle = MetricsSnapshot::parse(&(page + &at("", "", 6)));
         assert_eq!(idle.adapters.unwrap().names, [""; 0]);
         assert_eq!(MetricsSnapshot::parse("vllm:num_requests_waiting 3\n").adapters, None);
+    }
+
+    #[test]
+    fn steps_and_prompts_above_a_number_of_tokens_are_counted_where_the_page_has_the_bucket() {
+        let bucket = |family: &str, bound: &str, count: u32| {
+            format!("vllm:{family}_bucket{{engine=\"0\",le=\"{bound}\"}} {count}\n")
+        };
+        let page = bucket("iteration_tokens_total", "256.0", 70)
+            + &bucket("iteration_tokens_total", "512.0", 100)
+            + &bucket("iteration_tokens_total", "1024.0", 100)
+            + &bucket("iteration_tokens_total", "2048.0", 100)
+            + &bucket("iteration_tokens_total", "4096.0", 100)
+            + "vllm:iteration_tokens_total_count{engine=\"0\"} 100\n"
+            + &bucket("request_prefill_kv_computed_tokens", "500.0", 4)
+            + &bucket("request_prefill_kv_computed_tokens", "1000.0", 5)
+            + &bucket("request_prefill_kv_computed_tokens", "2000.0", 8)
+            + "vllm:request_prefill_kv_computed_tokens_count{engine=\"0\"} 9\n";
+        let snapshot = MetricsSnapshot::parse(&page);
+        assert_eq!(snapshot.steps_above.counts(), [30.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(snapshot.computed_above.counts(), [5.0, 4.0, 1.0, 0.0, 0.0]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Records and pools for tests of telemetry and of the code that shows telemetry.
 //!
-//! The small fixture has two pools, "short" and "long", with one backend each. The large one has
-//! the size of a big deployment, for benchmarks of the page.
+//! The small fixture has two pools, "short" and "long", with one backend each. The large ones have
+//! the size of a big deployment, for tests and benchmarks of the page: 200 backends and 50 models,
+//! in many pools or in few.
 
 #![allow(missing_docs, unreachable_pub, reason = "used by tests alone")]
 
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::flow::{Outcome, Record};
 use crate::pool::{Admission, BackendLimits, BackendSpec, HealthRules, LongPrefix, PoolRules, PoolSpec, QueueOrder};
-use sluice_config::{Address, Endpoint, Policy};
+use sluice_config::{Address, Config, Endpoint, Machine, Policy, Surroundings};
 use sluice_core::meter::{ItlHistogram, StreamStats};
 use sluice_core::openai::Route;
 use sluice_core::openai::response::TokenUsage;
@@ -86,16 +87,17 @@ pub fn completed(ttft: Duration, tpot: Duration) -> Record {
     }
 }
 
+const RULES: HealthRules = HealthRules {
+    probe_failures: 1,
+    request_failures: 3,
+    eject_base: Duration::from_secs(1),
+    eject_max: Duration::from_secs(30),
+    max_ejected: 0.5,
+};
+
 pub fn admission(now: Instant) -> Arc<Admission> {
-    let rules = HealthRules {
-        probe_failures: 1,
-        request_failures: 3,
-        eject_base: Duration::from_secs(1),
-        eject_max: Duration::from_secs(30),
-        max_ejected: 0.5,
-    };
-    let admission = Admission::new(now, rules, 1);
-    let layout = admission.apply(&[spec("short", "gpu0", 8000), spec("long", "gpu1", 8001)], rules, now);
+    let admission = Admission::new(now, RULES, 1);
+    let layout = admission.apply(&[spec("short", "gpu0", 8000), spec("long", "gpu1", 8001)], RULES, now);
     admission.record_probe(layout.backends[0][0], true, now);
     admission
 }
@@ -124,52 +126,94 @@ pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
     }
 }
 
-/// A large deployment of 200 backends and 50 models: pairs of a pool for short and a pool for long
-/// prompts. The constants are the number of pairs, of backends in each pool, and of models that
-/// each pair serves.
-pub const PAIRS: usize = 25;
-pub const BACKENDS_OF_A_POOL: usize = 4;
-pub const MODELS_OF_A_PAIR: usize = 2;
-
-/// The pools of the large deployment.
-pub fn large_admission(now: Instant) -> Arc<Admission> {
-    let rules = HealthRules {
-        probe_failures: 1,
-        request_failures: 3,
-        eject_base: Duration::from_secs(1),
-        eject_max: Duration::from_secs(30),
-        max_ejected: 0.5,
-    };
-    let pool = |name: String| {
-        let mut pool = spec(&name, "gpu0", 8000);
-        let first = pool.backends.remove(0);
-        pool.backends.extend((0..BACKENDS_OF_A_POOL).map(|index| BackendSpec {
-            name: format!("{name}-gpu{index}").into(),
-            address: Arc::clone(&first.address),
-            ..first
-        }));
-        pool
-    };
-    let pools: Vec<PoolSpec> =
-        (0..PAIRS).flat_map(|pair| ["short", "long"].map(|kind| pool(format!("{kind}-{pair}")))).collect();
-    let admission = Admission::new(now, rules, 1);
-    admission.apply(&pools, rules, now);
-    admission
+/// A large deployment: pairs of a pool for short and a pool for long prompts, with [`CLASSES`]
+/// classes and [`KEYS`] keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Large {
+    pub pairs: usize,
+    pub backends_of_a_pool: usize,
+    pub models_of_a_pair: usize,
 }
 
-/// A request of each kind in the large deployment: short, long, and long in the short pool, of
-/// every model.
-pub fn large_traffic() -> Vec<Record> {
-    let of_model = |model: usize| {
-        let pool = |kind: &str| -> Arc<str> { format!("{kind}-{}", model / MODELS_OF_A_PAIR).into() };
-        let placed = |home: &str, ran: &str| Record {
-            model: Some(format!("model-{model}").into()),
-            home: Some(pool(home)),
-            pool: Some(pool(ran)),
-            backend: Some(format!("{}-gpu0", pool(ran)).into()),
-            ..completed(Duration::from_millis(30), Duration::from_millis(6))
+pub const CLASSES: usize = 8;
+pub const KEYS: usize = 100;
+
+/// 200 backends and 50 models in many pools and in few.
+pub const MANY_POOLS: Large = Large { pairs: 25, backends_of_a_pool: 4, models_of_a_pair: 2 };
+pub const FEW_POOLS: Large = Large { pairs: 1, backends_of_a_pool: 100, models_of_a_pair: 50 };
+
+impl Large {
+    fn pools(&self) -> impl Iterator<Item = (usize, String)> {
+        (0..self.pairs).flat_map(|pair| ["short", "long"].map(|kind| (pair, format!("{kind}-{pair}"))))
+    }
+
+    fn backend(pool: &str, index: usize) -> Arc<str> {
+        format!("{pool}-gpu{index}").into()
+    }
+
+    pub fn admission(&self, now: Instant) -> Arc<Admission> {
+        let pool = |(_, name): (usize, String)| {
+            let mut pool = spec(&name, "gpu0", 8000);
+            let first = pool.backends.remove(0);
+            pool.backends.extend((0..self.backends_of_a_pool).map(|index| BackendSpec {
+                name: Self::backend(&name, index),
+                address: Arc::clone(&first.address),
+                ..first
+            }));
+            pool
         };
-        [placed("short", "short"), placed("long", "long"), placed("long", "short")]
-    };
-    (0..PAIRS * MODELS_OF_A_PAIR).flat_map(of_model).collect()
+        let pools: Vec<PoolSpec> = self.pools().map(pool).collect();
+        let admission = Admission::new(now, RULES, 1);
+        admission.apply(&pools, RULES, now);
+        admission
+    }
+
+    pub fn config(&self) -> Config {
+        let mut text = "[slo]\nttft = \"1s\"\n".to_owned();
+        for model in 0..self.pairs * self.models_of_a_pair {
+            text += &format!("[[model]]\nname = \"model-{model}\"\n");
+        }
+        for class in 0..CLASSES {
+            text += &format!("[[class]]\nname = \"class-{class}\"\nprompt_tokens = {{ min = {} }}\n", 1_000 * class);
+        }
+        for key in 0..KEYS {
+            text += &format!("[[auth.keys]]\nname = \"key-{key}\"\nsha256 = \"{key:064x}\"\n");
+        }
+        for (pair, name) in self.pools() {
+            let first = pair * self.models_of_a_pair;
+            let models: Vec<String> = (first..first + self.models_of_a_pair).map(|model| format!("model-{model}")).collect();
+            text += &format!("[[pool]]\nname = \"{name}\"\nmodels = {models:?}\n");
+            for index in 0..self.backends_of_a_pool {
+                let backend = Self::backend(&name, index);
+                let host = format!("10.0.{pair}.{index}");
+                text += &format!("[[pool.backend]]\nname = \"{backend}\"\nurl = \"http://{host}:80{}\"\n", name.len());
+            }
+        }
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+        Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
+    }
+
+    /// Requests of every model and class: short, long, and long in the short pool; on every
+    /// backend, of every key.
+    pub fn traffic(&self) -> Vec<Record> {
+        let mut records = Vec::new();
+        for model in 0..self.pairs * self.models_of_a_pair {
+            let pool = |kind: &str| -> Arc<str> { format!("{kind}-{}", model / self.models_of_a_pair).into() };
+            for class in 0..CLASSES {
+                for (home, ran) in [("short", "short"), ("long", "long"), ("long", "short")] {
+                    let number = records.len();
+                    records.push(Record {
+                        model: Some(format!("model-{model}").into()),
+                        class: Some(format!("class-{class}").into()),
+                        key: Some(format!("key-{}", number % KEYS).into()),
+                        home: Some(pool(home)),
+                        pool: Some(pool(ran)),
+                        backend: Some(Self::backend(&pool(ran), number / 3 % self.backends_of_a_pool)),
+                        ..completed(Duration::from_millis(30), Duration::from_millis(6))
+                    });
+                }
+            }
+        }
+        records
+    }
 }

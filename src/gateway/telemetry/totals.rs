@@ -19,7 +19,7 @@ const OTHER: &str = "other";
 type Name = Option<Arc<str>>;
 
 /// Sums by pool, by pool and backend, and by key.
-pub(super) struct TotalsTable {
+pub struct TotalsTable {
     pools: Bounded<Name, Mutex<Totals>>,
     backends: Bounded<[Name; 2], Mutex<Totals>>,
     keys: Bounded<Name, Mutex<Totals>>,
@@ -36,12 +36,15 @@ pub struct TotalsView {
     pub keys: Vec<(Arc<str>, Totals)>,
 }
 
-impl TotalsTable {
-    pub(super) fn new() -> Self {
+impl Default for TotalsTable {
+    fn default() -> Self {
         Self { pools: Bounded::new(NAMES_MAX), backends: Bounded::new(NAMES_MAX), keys: Bounded::new(NAMES_MAX) }
     }
+}
 
-    pub(super) fn count(&self, record: &Record) {
+impl TotalsTable {
+    /// Adds a request.
+    pub fn count(&self, record: &Record) {
         let other = || Some(OTHER.into());
         if record.home.is_none() {
             return;
@@ -51,12 +54,16 @@ impl TotalsTable {
             let name = [record.pool.clone(), record.backend.clone()];
             self.backends.get(name, || [other(), other()], |_| Mutex::default()).lock().add(record);
         }
+        for name in &record.retried_on {
+            self.backends.get(name.clone(), || [other(), other()], |_| Mutex::default()).lock().failed += 1.0;
+        }
         if record.key.is_some() {
             self.keys.get(record.key.clone(), other, |_| Mutex::default()).lock().add(record);
         }
     }
 
-    pub(super) fn view(&self) -> TotalsView {
+    /// The sums so far.
+    pub fn view(&self) -> TotalsView {
         let name = |name: Name| name.unwrap_or_default();
         let by_name = |table: &Bounded<Name, Mutex<Totals>>| {
             table.entries().into_iter().map(|(key, totals)| (name(key), *totals.lock())).collect()
@@ -70,55 +77,66 @@ impl TotalsTable {
     }
 }
 
-/// Number, sum and sum of squares of a logarithm, for a mean with an uncertainty.
+/// Weighted sums of a logarithm and of its square, for a mean with an uncertainty.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moments {
-    count: f64,
+    weight: f64,
     sum: f64,
-    squares: f64,
+    /// Sums of the squared weight times the logarithm to the power of 0, 1 and 2.
+    squares: [f64; 3],
 }
 
 impl Moments {
     /// Adds the logarithm of a positive value; other values are left out.
     pub fn add(&mut self, value: f64) {
+        self.add_weighted(value, 1.0);
+    }
+
+    /// Adds the logarithm of a positive value, with a positive weight.
+    pub fn add_weighted(&mut self, value: f64, weight: f64) {
         let ln = value.ln();
-        if ln.is_finite() {
-            *self = Self { count: self.count + 1.0, sum: self.sum + ln, squares: self.squares + ln * ln };
+        if ln.is_finite() && weight > 0.0 {
+            let square = weight * weight;
+            let added = Self { weight, sum: weight * ln, squares: [square, square * ln, square * ln * ln] };
+            *self = self.since(Self::default().since(added));
         }
     }
 
-    /// Number of values.
+    /// Number of values with equal weights that say as much.
     pub fn count(&self) -> f64 {
-        self.count
+        if self.squares[0] > 0.0 { self.weight * self.weight / self.squares[0] } else { 0.0 }
     }
 
     /// The geometric mean.
     pub fn mean(&self) -> f64 {
-        if self.count > 0.0 { (self.sum / self.count).exp() } else { f64::NAN }
+        if self.weight > 0.0 { (self.sum / self.weight).exp() } else { f64::NAN }
     }
 
     /// Variance of the mean of the logarithms. Infinite below two values.
     fn variance_of_mean(&self) -> f64 {
-        if self.count < 2.0 {
+        let count = self.count();
+        if count < 2.0 {
             return f64::INFINITY;
         }
-        let spread = (self.squares - self.sum * self.sum / self.count).max(0.0) / (self.count - 1.0);
+        let (mean, [zeroth, first, second]) = (self.sum / self.weight, self.squares);
+        let spread = (second - 2.0 * mean * first + mean * mean * zeroth).max(0.0) / (self.weight * self.weight);
         // Equal values of a few requests prove little.
-        (spread + 0.01) / self.count
+        spread * count / (count - 1.0) + 0.01 / count
     }
 
     /// The factor between the geometric means of `self` and `other` that is exceeded with
     /// certainty: four standard errors below the measured factor.
     pub fn surely_above(&self, other: &Self) -> f64 {
         let error = (self.variance_of_mean() + other.variance_of_mean()).sqrt();
-        let ratio = self.sum / self.count - other.sum / other.count;
+        let ratio = self.sum / self.weight - other.sum / other.weight;
         let sure = (ratio - 4.0 * error).exp();
         if sure.is_finite() { sure } else { 0.0 }
     }
 
     /// The values of `self` that are not in the earlier sums `before`.
     fn since(self, before: Self) -> Self {
-        Self { count: self.count - before.count, sum: self.sum - before.sum, squares: self.squares - before.squares }
+        let squares = std::array::from_fn(|power| self.squares[power] - before.squares[power]);
+        Self { weight: self.weight - before.weight, sum: self.sum - before.sum, squares }
     }
 }
 
@@ -129,7 +147,7 @@ pub struct Totals {
     pub ended: f64,
     /// Requests that were shed.
     pub shed: f64,
-    /// Requests that a backend or a timeout ended.
+    /// Requests that a backend or a timeout ended. At a backend also attempts that were repeated.
     pub failed: f64,
     /// Seconds in the queue of the gateway.
     pub queue_wait: f64,
@@ -141,11 +159,13 @@ pub struct Totals {
     pub tokens: f64,
     /// Lengths of prompts, tokens.
     pub prompts: Moments,
+    /// Lengths of prompts, weighted by the length: where most tokens are.
+    pub prompt_tokens: Moments,
     /// Times per output token, seconds.
     pub tpot: Moments,
     /// Sum of the times from sending to the first token, seconds, and their number.
     pub engine_ttft: (f64, f64),
-    /// Estimated lengths of prompts divided by the engine's count.
+    /// Estimated lengths of prompts divided by the engine's count, weighted by the count.
     pub estimates: Moments,
 }
 
@@ -167,10 +187,12 @@ impl Totals {
         if !record.generates() {
             return;
         }
-        self.prompts.add(record.estimate.map_or(0, |estimate| estimate.tokens) as f64);
+        let estimated = record.estimate.map_or(0, |estimate| estimate.tokens) as f64;
+        self.prompts.add(estimated);
+        self.prompt_tokens.add_weighted(estimated, estimated);
         let counted = record.stats.as_ref().and_then(|stats| stats.usage.prompt);
         if let Some((estimate, counted)) = record.estimate.zip(counted) {
-            self.estimates.add(estimate.tokens as f64 / counted as f64);
+            self.estimates.add_weighted(estimate.tokens as f64 / counted as f64, counted as f64);
         }
         // While the engine was not read, the client held it up.
         if record.held_up {
@@ -195,6 +217,7 @@ impl Totals {
             sent: self.sent - before.sent,
             tokens: self.tokens - before.tokens,
             prompts: self.prompts.since(before.prompts),
+            prompt_tokens: self.prompt_tokens.since(before.prompt_tokens),
             tpot: self.tpot.since(before.tpot),
             engine_ttft: (self.engine_ttft.0 - before.engine_ttft.0, self.engine_ttft.1 - before.engine_ttft.1),
             estimates: self.estimates.since(before.estimates),

@@ -5,7 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluice_gateway::telemetry::totals::Totals;
+use sluice_core::vllm::metrics::{MetricsSnapshot, STEP_TOKENS};
+use sluice_gateway::pool::{BackendView, Cordon, PoolView};
+use sluice_gateway::telemetry::totals::{Totals, TotalsView};
 
 /// The values of an engine's metrics page that findings need; sums since the engine's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -22,10 +24,40 @@ pub struct EngineFacts {
     pub preemptions: f64,
     /// TTFT as the engine measures it: sum in seconds, and number.
     pub ttft: (f64, f64),
+    /// Time between tokens as the engine measures it: sum in seconds, and number.
+    pub itl: (f64, f64),
+    /// A number that grows only while the engine works.
+    pub progress: f64,
+    /// Steps with more tokens than each of [`STEP_TOKENS`].
+    pub large_steps: [f64; STEP_TOKENS.len()],
+    /// Prompts of which more tokens than each of [`STEP_TOKENS`] were computed.
+    pub large_prompts: [f64; STEP_TOKENS.len()],
+    /// Tokens looked up in the prefix cache, and found.
+    pub prefix: [f64; 2],
     /// Tokens that the KV cache holds, if known.
     pub cache_tokens: Option<u64>,
     /// Adapters with requests, and slots for adapters.
     pub adapters: Option<(u64, u64)>,
+}
+
+impl From<&MetricsSnapshot> for EngineFacts {
+    fn from(page: &MetricsSnapshot) -> Self {
+        Self {
+            running: page.running,
+            waiting: page.waiting,
+            deferred: page.deferred.unwrap_or(0.0),
+            kv_usage: page.kv_usage,
+            preemptions: page.preemptions,
+            ttft: (page.ttft.1, page.ttft.0),
+            itl: (page.itl.1, page.itl.0),
+            progress: page.progress(),
+            large_steps: page.steps_above.counts(),
+            large_prompts: page.computed_above.counts(),
+            prefix: [page.prefix_queries, page.prefix_hits],
+            cache_tokens: page.cache_tokens,
+            adapters: page.adapters.as_ref().map(|adapters| (adapters.names.len() as u64, adapters.slots)),
+        }
+    }
 }
 
 /// One backend.
@@ -80,6 +112,39 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// The state of the pools and the sums. `engine`: how long a backend has been silent, and the
+    /// engine's page. Leaves flags, keys of pools and reported differences empty.
+    pub fn of(
+        view: &[PoolView],
+        totals: TotalsView,
+        engine: impl Fn(&BackendView) -> (Option<Duration>, Option<EngineFacts>),
+    ) -> Self {
+        let backend = |pool: &PoolView, backend: &BackendView| {
+            let own = totals.backends.iter().find(|([of, name], _)| *of == pool.name && *name == backend.name);
+            let (silent, engine) = engine(backend);
+            BackendFacts {
+                name: Arc::clone(&backend.name),
+                serves: backend.in_rotation(),
+                is_put_aside: backend.draining || backend.removed || backend.closed || backend.cordon != Cordon::Open,
+                state: backend.state(),
+                in_flight: f64::from(backend.used.requests),
+                slots: f64::from(backend.limits.slots),
+                silent,
+                totals: own.map(|(_, totals)| *totals).unwrap_or_default(),
+                engine,
+                flags: Vec::new(),
+            }
+        };
+        let pools = view.iter().map(|pool| PoolFacts {
+            name: Arc::clone(&pool.name),
+            queue: pool.queue_length as f64,
+            totals: totals.pools.iter().find(|(name, _)| *name == pool.name).map(|(_, sums)| *sums).unwrap_or_default(),
+            backends: pool.backends.iter().map(|of| backend(pool, of)).collect(),
+            ..PoolFacts::default()
+        });
+        Self { pools: pools.collect(), keys: totals.keys }
+    }
+
     /// The pool with this name.
     pub fn pool(&self, name: &str) -> Option<&PoolFacts> {
         self.pools.iter().find(|pool| *pool.name == *name)
@@ -102,5 +167,11 @@ impl PoolFacts {
     /// The backend with this name.
     pub fn backend(&self, name: &str) -> Option<&BackendFacts> {
         self.backends.iter().find(|backend| *backend.name == *name)
+    }
+
+    /// Whether the pages of engines that serve are known, and all are so.
+    pub(super) fn all_engines(&self, is: impl Fn(&EngineFacts) -> bool) -> bool {
+        let mut pages = self.backends.iter().filter(|backend| backend.serves).filter_map(|own| own.engine).peekable();
+        pages.peek().is_some() && pages.all(|engine| is(&engine))
     }
 }

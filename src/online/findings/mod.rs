@@ -8,8 +8,11 @@
 //! Bounds: [`SAMPLES_MAX`] facts, every look for the last five minutes and one a minute before; at
 //! most [`FINDINGS_MAX`] findings, the most severe first. Pure: time is a parameter.
 
-mod causes;
 pub mod facts;
+mod minute;
+mod engines;
+mod load;
+mod causes;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -236,11 +239,13 @@ impl Findings {
         let oldest = self.samples.front().filter(|(at, _)| recent.is_some_and(|(from, _)| *at + RECENT <= *from));
         let found = match recent {
             Some((from, before)) => {
+                let is_fine = |at: &Duration| *at + FINE >= now;
                 let looks: Vec<&Facts> =
-                    self.samples.iter().filter(|(at, _)| at >= from).map(|(_, facts)| facts).collect();
+                    self.samples.iter().filter(|(at, _)| is_fine(at)).map(|(_, facts)| facts).collect();
+                let recent = self.samples.iter().filter(|(at, _)| at >= from).count();
                 let earlier = oldest.map(|(begun, first)| (first, from.saturating_sub(*begun).as_secs_f64()));
                 let span = now.saturating_sub(*from).as_secs_f64();
-                causes::of(&causes::Compared { now: &facts, before, span, looks: &looks, earlier })
+                causes::of(&minute::Compared { now: &facts, before, span, looks: &looks, recent, earlier })
             }
             None => Vec::new(),
         };

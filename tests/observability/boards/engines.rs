@@ -38,7 +38,9 @@ fn states() -> Vec<Panel> {
         stat("Ready", "none", vec![between(format!("sum(min by {ready})"), "")])
             .wide(6)
             .about("Backends that every replica finds ready"),
-        stat("Configured", "none", vec![between(format!("count(count by {ready})"), "")]).wide(6),
+        stat("Configured", "none", vec![between(format!("count(count by {ready})"), "")])
+            .wide(6)
+            .about("Backends of the selected pools"),
         stat("Down or ejected", "none", vec![between(failed, "")])
             .wide(6)
             .colors(&[(None, "green"), (Some(1.0), "red")])
@@ -78,7 +80,8 @@ fn load() -> Vec<Panel> {
                 format!("{by} (sluice_in_flight{{@pool}}) / {by} (sluice_slots{{@pool}})"),
                 "{{pool}}/{{backend}}",
             )],
-        ),
+        )
+        .about("At 100 % a backend takes no further request"),
         lines(
             "Outstanding tokens",
             "none",
@@ -105,7 +108,8 @@ fn prefill() -> Vec<Panel> {
                 adds(format!("{by} (sluice_long_prefills{{@pool}})"), "{{pool}}/{{backend}}"),
                 adds(format!("{by} (sluice_long_prefills_max{{@pool}})"), "{{pool}}/{{backend}} permits"),
             ],
-        ),
+        )
+        .about("Each long prompt in prefill holds a permit"),
         lines(
             "Permits in use",
             "percentunit",
@@ -136,7 +140,9 @@ fn caches() -> Vec<Panel> {
         )
         .wide(12)
         .about("Share of prompt tokens that engines report as cached (vLLM: with --enable-prompt-tokens-details), and share that the gateway expected when it chose the engine"),
-        lines("Retries by reason", "reqps", vec![adds(retries, "{{pool}} {{reason}}")]).wide(12),
+        lines("Retries by reason", "reqps", vec![adds(retries, "{{pool}} {{reason}}")])
+            .wide(12)
+            .about("Repeated attempts, by the pool of the last attempt"),
     ]
 }
 
@@ -155,7 +161,8 @@ fn engines() -> Vec<Panel> {
         row("Engines that the gateway runs"),
         lines("Phase", "none", vec![between(phase, "{{pool}}/{{backend}} {{phase}}").or_empty(external)])
             .about("The value is 1 for the current phase of each engine"),
-        lines("Running for", "s", vec![between(running, "{{pool}}/{{backend}}").or_empty(external)]),
+        lines("Running for", "s", vec![between(running, "{{pool}}/{{backend}}").or_empty(external)])
+            .about("Time since the start of each engine"),
         lines(
             "Restarts and crashes in an hour",
             "none",
@@ -163,13 +170,15 @@ fn engines() -> Vec<Panel> {
                 adds(count("sluice_engine_restarts_total"), "{{pool}}/{{backend}} restarts").or_empty(external),
                 adds(count("sluice_engine_crashes_total"), "{{pool}}/{{backend}} crashes").or_empty(external),
             ],
-        ),
+        )
+        .about("Starts after the first, and failures, within the last hour"),
         lines(
             "Engines wanted",
             "none",
             vec![between(wanted, "{{pool}} wanted").or_empty(fixed), between(ready, "{{pool}} ready")],
         )
         .about("The largest number of engines that pool.autoscale computes on any replica, and the number of ready backends"),
-        lines("Expected start of an engine", "s", vec![between(start, "{{pool}}").or_empty(fixed)]),
+        lines("Expected start of an engine", "s", vec![between(start, "{{pool}}").or_empty(fixed)])
+            .about("Time from the order of an engine to its first request"),
     ]
 }

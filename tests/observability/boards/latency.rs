@@ -2,7 +2,7 @@
 //!
 //! Which tail is long, and which part of it: the queue, the gateway, or the engine?
 
-use crate::panel::{Panel, Target, adds, between, heatmap, lines, quantiles, row};
+use crate::panel::{Panel, adds, between, heatmap, lines, median_and_tail, quantiles, row};
 
 const LATENCIES: [(&str, &str, &str); 4] = [
     ("TTFT", "sluice_time_to_first_token_seconds", "Time to first token of streams, queue included"),
@@ -13,15 +13,14 @@ const LATENCIES: [(&str, &str, &str); 4] = [
 
 pub(super) fn panels() -> Vec<Panel> {
     [
-        vec![row("By class (the home pool for the length of the prompt)")],
-        by("class", ["TTFT by class", "ITL by class", "TPOT by class", "E2EL by class"]),
+        vec![row("By class (the kind of the request) and model")],
+        by("class, model", ["TTFT by model", "ITL by model", "TPOT by model", "E2EL by model"]),
         vec![row("Which part"), parts(), estimate()],
         vec![row("Distributions of the selected pools and models")],
         distributions(),
-        vec![row("By pool (where the request ran; it differs from the class if the request spilled)")],
+        vec![row("By pool (where the request ran), and calls that generate nothing")],
         by("pool", ["TTFT by pool", "ITL by pool", "TPOT by pool", "E2EL by pool"]),
-        vec![row("By model, and calls that generate nothing")],
-        by_model(),
+        vec![others()],
     ]
     .concat()
 }
@@ -30,7 +29,7 @@ fn by(label: &str, titles: [&'static str; 4]) -> Vec<Panel> {
     let each = LATENCIES
         .iter()
         .zip(titles)
-        .map(|((_, family, about), title)| lines(title, "s", quantiles(family, "@req", label)).wide(12).about(about));
+        .map(|((_, family, about), title)| lines(title, "s", median_and_tail(family, "@class", label)).wide(12).about(about));
     each.collect()
 }
 
@@ -42,15 +41,15 @@ fn mean(family: &str, filter: &str, by: &str) -> String {
 
 /// The parts of mean TTFT: means can be added, quantiles cannot.
 fn parts() -> Panel {
-    let queue = mean("sluice_queue_wait_seconds", "@pool", " by (pool)");
-    let ttft = mean("sluice_time_to_first_token_seconds", "@req", " by (class)");
+    let queue = mean("sluice_queue_wait_seconds", "@engine", " by (class)");
+    let ttft = mean("sluice_time_to_first_token_seconds", "@class", " by (class)");
     let gateway = |stage: &str| mean("sluice_overhead_seconds", &format!("@gw,stage=\"{stage}\""), "");
     lines(
         "Mean TTFT and the parts outside the engine",
         "s",
         vec![
             between(ttft, "{{class}} TTFT"),
-            between(queue, "{{pool}} in the queue"),
+            between(queue, "{{class}} in the queue"),
             between(gateway("estimate"), "gateway: read, estimate, place"),
             between(gateway("connect"), "gateway: connect"),
         ],
@@ -69,21 +68,14 @@ fn estimate() -> Panel {
 fn distributions() -> Vec<Panel> {
     let each = [("TTFT, distribution", 0), ("ITL, distribution", 1)].map(|(title, index)| {
         let family = LATENCIES[index].1;
-        heatmap(title, "s", adds(format!("sum by (le) (rate({family}_bucket{{@req}}[$__rate_interval]))"), "{{le}}"))
+        let buckets = format!("sum by (le) (rate({family}_bucket{{@class}}[$__rate_interval]))");
+        heatmap(title, "s", adds(buckets, "{{le}}")).about("Requests per second in each bucket; the colour is the rate")
     });
     each.to_vec()
 }
 
-fn by_model() -> Vec<Panel> {
-    let p99 = |family: &str, by: &str| -> Vec<Target> {
-        let rate = format!("rate({family}_bucket{{@req}}[$__rate_interval])");
-        let legend = by.split(", ").map(|label| format!("{{{{{label}}}}}")).collect::<Vec<_>>().join(" ");
-        vec![between(format!("histogram_quantile(0.99, sum by (le, {by}) ({rate}))"), legend)]
-    };
-    vec![
-        lines("TTFT P99 by model and class", "s", p99(LATENCIES[0].1, "model, class")),
-        lines("E2EL P99 by model and class", "s", p99(LATENCIES[3].1, "model, class")),
-        lines("Calls that generate nothing, P99", "s", p99("sluice_other_request_duration_seconds", "route"))
-            .about("Calls such as tokenize, count_tokens and embeddings, from arrival to the last byte"),
-    ]
+fn others() -> Panel {
+    lines("Calls that generate nothing", "s", median_and_tail("sluice_other_request_duration_seconds", "@req", "route"))
+        .wide(24)
+        .about("Calls such as tokenize, count_tokens and embeddings, from arrival to the last byte")
 }

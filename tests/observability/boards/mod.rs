@@ -1,4 +1,4 @@
-//! The four dashboards: their common parts, and their files.
+//! The five dashboards: their common parts, and their files.
 //!
 //! `SLUICE_UPDATE=1 cargo test --test observability` writes `grafana/dashboards`.
 //!
@@ -7,11 +7,12 @@
 //! replica gives, are added.
 //!
 //! "All" of `$job` and `$instance` are the values in the list, because other programs, too, have a
-//! metric such as `process_open_fds`. "All" of `$pool` and `$model` is `.*`, because a request that
-//! was refused early has neither label, and `.*` matches an absent label.
+//! metric such as `process_open_fds`. "All" of the other variables is `.*`, because a request that
+//! was refused early lacks their labels, and `.*` matches an absent label.
 
 mod engines;
 mod experiments;
+mod gateway;
 mod latency;
 mod overview;
 
@@ -30,9 +31,10 @@ pub(crate) struct Board {
 pub(crate) fn all() -> Vec<Board> {
     let board = |name, title, about, panels| Board { name, title, about, panels };
     vec![
-        board("overview", "sluice: overview", "Is traffic served, are objectives met, what waits?", overview::panels()),
+        board("overview", "sluice: overview", "Is it us, the engines, or a tenant?", overview::panels()),
         board("latency", "sluice: latency by class", "Which tail is long, and which part of it?", latency::panels()),
         board("engines", "sluice: engines", "Which backend is it, and what does it do?", engines::panels()),
+        board("gateway", "sluice: gateway", "Does a replica lack something, and do replicas agree?", gateway::panels()),
         board(
             "experiments",
             "sluice: experiments and tuner",
@@ -66,7 +68,8 @@ fn variable(name: &str, label: &str, query: &str, all: Option<&str>) -> Value {
 }
 
 fn variables() -> Value {
-    let gateway = "job=~\"$job\",instance=~\"$instance\"";
+    let values =
+        |metric: &str, label: &str| format!("label_values({metric}{{job=~\"$job\",instance=~\"$instance\"}}, {label})");
     json!([
         {
             "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1,
@@ -75,8 +78,10 @@ fn variables() -> Value {
         },
         variable("job", "Job", "label_values(sluice_build_info, job)", None),
         variable("instance", "Replica", "label_values(sluice_build_info{job=~\"$job\"}, instance)", None),
-        variable("pool", "Pool", &format!("label_values(sluice_queue_length{{{gateway}}}, pool)"), Some(".*")),
-        variable("model", "Model", &format!("label_values(sluice_requests_total{{{gateway}}}, model)"), Some(".*")),
+        variable("class", "Class", &values("sluice_requests_total", "class"), Some(".*")),
+        variable("pool", "Pool", &values("sluice_queue_length", "pool"), Some(".*")),
+        variable("model", "Model", &values("sluice_requests_total", "model"), Some(".*")),
+        variable("key", "Key", &values("sluice_key_requests_total", "key"), Some(".*")),
     ])
 }
 

@@ -51,8 +51,17 @@ impl Drop for Process {
     }
 }
 
-fn sluice(args: &[&str]) -> Process {
+/// The client keys, which are their own names, and their SHA-256.
+pub(crate) const KEYS: [[&str; 2]; 2] = [
+    ["tenant-a", "80a707af7dc77ee1228f9127180f3964835e5beb4c4ab0d812f0fe7593579b3a"],
+    ["tenant-b", "df6b6a5f230ea55af66fbc138653f50906674c62e103019d7af1d3bba6862ac2"],
+];
+/// Headers of a JSON request with the first key.
+const JSON: &str = "content-type: application/json\r\nauthorization: Bearer tenant-a\r\n";
+
+fn sluice(args: &[&str], key: &str) -> Process {
     let mut command = Command::new(binary());
+    command.env("OPENAI_API_KEY", key);
     Process::spawn(command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()), "cargo build")
 }
 
@@ -72,6 +81,11 @@ pub(crate) struct Deployment {
 fn config(ports: [u16; 2], engines: [u16; 2], own: bool) -> String {
     let [listen, admin] = ports;
     let [short, long] = engines;
+    let limit = "limit = { in_flight = 500, tokens_per_minute = \"100M\" }";
+    let keys: String = KEYS
+        .iter()
+        .map(|[name, digest]| format!("[[auth.keys]]\nname = \"{name}\"\nsha256 = \"{digest}\"\n{limit}\n"))
+        .collect();
     let own = if own {
         let command = serde_json::to_string(&binary().to_string_lossy()).unwrap();
         format!(
@@ -86,7 +100,7 @@ fn config(ports: [u16; 2], engines: [u16; 2], own: bool) -> String {
          [slo]\nttft = \"200ms\"\ntpot = \"100ms\"\n\
          [tracing]\nendpoint = \"http://127.0.0.1:9\"\nmetrics_interval = \"2s\"\n\
          [records]\npath = \"records.jsonl\"\n\
-         [[model]]\nname = \"m\"\n[[model]]\nname = \"n\"\n\
+         {keys}[[model]]\nname = \"m\"\n[[model]]\nname = \"n\"\n\
          [[pool]]\nname = \"short\"\nmodels = [\"m\", \"n\"]\nprompt_tokens = {{ max = \"2k\" }}\nslots = 16\n\
          long_prefix = {{ threshold = \"2k\", slots = 1 }}\n\
          [[pool.backend]]\nname = \"gpu0\"\nurl = \"http://127.0.0.1:{short}\"\n\
@@ -105,7 +119,7 @@ impl Gateway {
         let ports = [free_port(), free_port()];
         let file = folder.path().join("sluice.toml");
         fs::write(&file, config(ports, engines, own)).unwrap();
-        let process = sluice(&["serve", "--config", file.to_str().unwrap()]);
+        let process = sluice(&["serve", "--config", file.to_str().unwrap()], "");
         Self { port: ports[0], admin: ports[1], _process: process, _folder: folder }
     }
 
@@ -117,8 +131,7 @@ impl Gateway {
 
     /// Sends a request that generates nothing.
     pub(crate) fn tokenize(&self) {
-        let json = "content-type: application/json\r\n";
-        let answer = http(self.port, "POST /tokenize", json, r#"{"model":"m","prompt":"hello"}"#);
+        let answer = http(self.port, "POST /tokenize", JSON, r#"{"model":"m","prompt":"hello"}"#);
         assert!(matches!(answer, Some((200, _))), "{answer:?}");
     }
 
@@ -126,36 +139,23 @@ impl Gateway {
     pub(crate) fn use_the_rest(&self) {
         let post =
             |path: &str, headers: &str, body: &str| http(self.port, &format!("POST {path}"), headers, body).unwrap().0;
-        let json = "content-type: application/json\r\n";
-        assert_eq!(post("/v1/completions", json, r#"{"model":"unknown","prompt":"hello"}"#), 404);
-        let id = format!("{json}x-request-id: rated-1\r\n");
+        assert_eq!(post("/v1/completions", JSON, r#"{"model":"unknown","prompt":"hello"}"#), 404);
+        let id = format!("{JSON}x-request-id: rated-1\r\n");
         assert_eq!(post("/v1/completions", &id, r#"{"model":"m","prompt":"hello","max_tokens":4}"#), 200);
-        let headers = format!("{json}x-sluice-admin: 1\r\n");
-        let rated = || http(self.admin, "POST /admin/feedback/rated-1", &headers, r#"{"good":true}"#);
-        let reload = || http(self.admin, "POST /admin/reload", &headers, "");
+        let headers = "content-type: application/json\r\nx-sluice-admin: 1\r\n";
+        let rated = || http(self.admin, "POST /admin/feedback/rated-1", headers, r#"{"good":true}"#);
+        let reload = || http(self.admin, "POST /admin/reload", headers, "");
         assert!(matches!(reload(), Some((200, _))), "{:?}", reload());
         eventually("the answer is rated", || matches!(rated(), Some((200..=299, _))));
     }
 
-    /// Starts load on this gateway for `seconds`, at `rate` requests per second. The load ends when
-    /// the process is dropped.
-    pub(crate) fn load(&self, rate: f64, seconds: u32) -> Process {
+    /// Starts load of a key on this gateway for `seconds`, at `rate` requests per second. The load
+    /// ends when the process is dropped.
+    pub(crate) fn load(&self, key: &str, rate: f64, seconds: u32) -> Process {
         let (url, rate, seconds) = (format!("http://127.0.0.1:{}", self.port), rate.to_string(), seconds.to_string());
-        sluice(&[
-            "bench",
-            "--base-url",
-            &url,
-            "--model",
-            "m",
-            "--request-rate",
-            &rate,
-            "--duration",
-            &seconds,
-            "--class",
-            "short:weight=6,in=200,out=40",
-            "--class",
-            "long:weight=1,in=12000,out=16",
-        ])
+        let lengths = ["--class", "short:weight=6,in=200,out=40", "--class", "long:weight=1,in=12000,out=16"];
+        let load = ["bench", "--base-url", &url, "--model", "m", "--request-rate", &rate, "--duration", &seconds];
+        sluice(&[&load[..], &lengths].concat(), key)
     }
 }
 
@@ -164,7 +164,8 @@ impl Deployment {
     pub(crate) fn start() -> Self {
         let ports = [free_port(), free_port()];
         let engines = ports.map(|port| {
-            sluice(&["sim", "m", "--host", "127.0.0.1", "--port", &port.to_string(), "--served-model-name", "m", "n"])
+            let place = ["--host", "127.0.0.1", "--port", &port.to_string()];
+            sluice(&[&["sim", "m"], &place[..], &["--served-model-name", "m", "n"]].concat(), "")
         });
         let gateways = vec![Gateway::start(ports, true), Gateway::start(ports, false)];
         for (gateway, backends) in gateways.iter().zip([3, 2]) {

@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::boards;
 use crate::metrics::{named, selecting, to_come};
 use crate::panel::{Replicas, Target};
-use deployment::{Deployment, eventually};
+use deployment::{Deployment, KEYS, eventually};
 use prometheus::{Prometheus, Vector};
 
 /// Maximum seconds of load; the load also ends with the test.
@@ -32,7 +32,8 @@ const WINDOW: &str = "15s";
 /// Allowed relative error of sums of floats.
 const ROUNDING: f64 = 1e-9;
 /// Metrics of alerts that have no series in this test, and the reason.
-const QUIET: [(&str, &str); 2] = [
+const QUIET: [(&str, &str); 3] = [
+    ("sluice_finding", "nothing is wrong until an engine is killed"),
     ("sluice_tls_certificate_expiry_timestamp_seconds", "the gateways of this test use no TLS"),
     ("sluice_engines_wanted", "no pool of this test has autoscale"),
 ];
@@ -53,8 +54,9 @@ fn of_counts(expr: &str) -> String {
 
 /// An expression with values for all variables except the replica.
 fn filled(expr: &str) -> String {
-    let values = [("$job", "gw"), ("$pool", ".*"), ("$model", ".*"), ("$__rate_interval", WINDOW)];
-    values.iter().fold(expr.to_owned(), |expr, (name, value)| expr.replace(name, value))
+    let all = ["$class", "$pool", "$model", "$key"].map(|name| (name, ".*"));
+    let values = [("$job", "gw"), ("$__rate_interval", WINDOW)];
+    values.iter().chain(&all).fold(expr.to_owned(), |expr, (name, value)| expr.replace(name, value))
 }
 
 impl Asked<'_> {
@@ -138,6 +140,33 @@ fn panels(asked: &Asked<'_>, complaints: &mut Vec<String>) {
     );
 }
 
+/// Panels that must show each of these values of a label.
+const PARTS: [(&str, [&str; 2], &[&str]); 3] = [
+    ("class", ["short", "long"], &["TTFT by class", "TPOT by class", "E2EL by class", "Objectives met by class and model"]),
+    (
+        "backend",
+        ["gpu0", "gpu1"],
+        &["Requests by engine", "Engine TTFT", "Engine TPOT", "Prefill pace", "Scheduler state", "Cache utilization", "Preemptions"],
+    ),
+    (
+        "key",
+        [KEYS[0][0], KEYS[1][0]],
+        &["Requests and shed requests by key", "Tokens per second by key", "Queue wait by key", "TTFT by key", "Engine time by key"],
+    ),
+];
+
+fn parts(asked: &Asked<'_>, complaints: &mut Vec<String>) {
+    let boards = boards::all();
+    for (label, values, titles) in PARTS {
+        for title in titles {
+            let panel = boards.iter().flat_map(|board| &board.panels).find(|panel| panel.title == *title);
+            let shown: String = asked.both(&panel.unwrap().targets[0]).into_keys().collect();
+            let lacks = values.iter().filter(|value| !shown.contains(&format!("\"{label}\":\"{value}\"")));
+            complaints.extend(lacks.map(|value| format!("{title} has no {label} {value}: {shown}")));
+        }
+    }
+}
+
 fn rules(asked: &Asked<'_>, complaints: &mut Vec<String>) {
     let (mut recorded, mut alerts) = (0, 0);
     for (name, expr, kind) in asked.prometheus.rules() {
@@ -178,8 +207,8 @@ fn two_replicas_mean_the_same_as_one_and_every_expression_has_data() {
     let ports: Vec<u16> = deployment.gateways.iter().map(|gateway| gateway.admin).collect();
     let prometheus = Prometheus::start(&ports);
     eventually("both are scraped", || prometheus.query("sum(up)", None).values().sum::<f64>() == 2.0);
-    let _load: Vec<_> =
-        deployment.gateways.iter().zip([14.0, 7.0]).map(|(gateway, rate)| gateway.load(rate, LOAD)).collect();
+    let loads = [(0, KEYS[0], 10.0), (0, KEYS[1], 4.0), (1, KEYS[1], 7.0)];
+    let _load = loads.map(|(gateway, [key, _], rate)| deployment.gateways[gateway].load(key, rate, LOAD));
     deployment.gateways.iter().for_each(|gateway| gateway.use_the_rest());
     let completed = "min(sum by (instance) (sluice_requests_total{outcome=\"completed\"}))";
     // The window of the rates must lie within the time of the load.
@@ -194,6 +223,7 @@ fn two_replicas_mean_the_same_as_one_and_every_expression_has_data() {
     let asked = Asked { prometheus: &prometheus, replicas, at: now() - AGO };
     let mut complaints = Vec::new();
     panels(&asked, &mut complaints);
+    parts(&asked, &mut complaints);
     rules(&asked, &mut complaints);
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
     let traces = prometheus.exemplars("sluice_time_to_first_token_seconds_bucket");
@@ -227,5 +257,13 @@ fn one_engine_less(asked: &Asked<'_>, deployment: &mut Deployment) {
     let pending =
         || asked.prometheus.query("ALERTS{alertname=\"SluiceNoBackendReady\",pool=\"long\"}", None).len() == 2;
     eventually("an alert for the pool without a backend begins on both replicas", pending);
-    println!("one engine less: 1 ready with one replica and with two, and an alert began");
+    let finding = |metric: &str| {
+        let found = asked.prometheus.query(&format!("{metric},cause=\"engine_down\",subject=\"gpu1\"}}"), None);
+        found.len()
+    };
+    eventually("both replicas find the engine down", || finding("sluice_finding{job=\"gw\"") == 2);
+    let table = filled(&find("Causes of slow requests").expr).replace("$instance", ".*");
+    assert!(!asked.prometheus.query(&table, None).is_empty(), "the table shows the finding");
+    eventually("an alert for the finding begins", || finding("ALERTS{alertname=\"SluiceFinding\"") == 1);
+    println!("one engine less: 1 ready with one replica and with two, a finding, and two alerts began");
 }

@@ -1,0 +1,190 @@
+//! The rules about one engine: silent, down, failing, slow, short of memory or of adapter slots, or
+//! behind a slow way. At most one cause of an engine is seen, the most specific one.
+//!
+//! An engine is compared with the other engines of its pool. Metrics pages of engines are sums
+//! since the start of the engine, in seconds and numbers.
+
+use super::facts::{BackendFacts, EngineFacts, PoolFacts};
+use super::minute::{Minute, VALUES_MIN};
+use super::{Cause, Finding};
+use sluice_gateway::telemetry::totals::Totals;
+
+/// An engine is slow from this factor on, with certainty.
+const SLOWER: f64 = 1.5;
+/// An engine of which few requests end is slow if its page shows this factor in each look of a
+/// minute, for at least so many tokens.
+const SLOWER_LIVE: (f64, f64) = (3.0, 40.0);
+/// A silence is a cause from this many seconds on: with a page that shows no work, and without one.
+const SILENT_S: (f64, f64) = (10.0, 40.0);
+/// The way to an engine is slow if the gateway sees first tokens this much later than the engine,
+/// compared with other engines or the past: seconds, and relative to the engine's own time.
+const WAY: (f64, f64) = (0.03, 0.4);
+/// First tokens of a minute that a comparison of the ways needs.
+const WAY_MIN: f64 = 20.0;
+/// Preemptions of an engine in a minute.
+const PREEMPTIONS_MIN: f64 = 5.0;
+/// An engine fails if so many requests of a minute, and this share of them, fail there.
+const FAILS: (f64, f64) = (5.0, 0.3);
+
+/// The most specific cause at one backend.
+pub(super) fn of(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
+    silence(minute, backend).or_else(|| failures(minute, backend)).or_else(|| {
+        let rules = [memory, adapters, pace, live_pace, way];
+        rules.iter().filter(|_| backend.serves).find_map(|rule| rule(minute, backend))
+    })
+}
+
+fn silence(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
+    let silent = backend.silent?.as_secs_f64();
+    let (pool, name) = (&minute.pool.name, &*backend.name);
+    // A long prompt, and a response that is not a stream, are silent too.
+    let page_before = minute.looks.get(1).and_then(|look| look.backend(name)?.engine);
+    let bound = match (page_before, backend.engine) {
+        (Some(before), Some(now)) if now.progress != before.progress => return None,
+        (Some(_), Some(_)) => SILENT_S.0,
+        _ => SILENT_S.1,
+    };
+    if silent < bound {
+        return None;
+    }
+    let sentence = format!("Engine {name} of pool {pool} has sent nothing for {silent:.0} s, with requests in flight.");
+    let evidence = format!("{} requests in flight", backend.in_flight);
+    let advice = "Look at the engine's log (sluice backend logs); restart it if it hangs.";
+    Some(minute.finding(Cause::SilentEngine, name, sentence, evidence, advice))
+}
+
+/// An engine that is out of rotation, or fails requests that other engines do not fail.
+fn failures(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
+    if backend.is_put_aside {
+        return None;
+    }
+    let (pool, name) = (&minute.pool.name, &*backend.name);
+    let own = minute.of_backend(backend);
+    let share = own.failed / own.ended.max(own.failed);
+    let others = others(minute, backend);
+    let fails = own.failed >= FAILS.0 && share >= FAILS.1 && others.failed < 0.5 * share * others.ended.max(1.0);
+    let sentence = if !backend.serves {
+        format!("Engine {name} of pool {pool} is {} and gets no requests.", backend.state)
+    } else if fails {
+        format!("Engine {name} of pool {pool} fails requests.")
+    } else {
+        return None;
+    };
+    let evidence = format!("{:.0} requests failed there in the last minute", own.failed);
+    let advice = "sluice status has the reason; look at the engine's log.";
+    Some(minute.finding(Cause::EngineDown, name, sentence, evidence, advice))
+}
+
+/// The requests of the last minute of all other engines that serve.
+fn others(minute: &Minute<'_>, backend: &BackendFacts) -> Totals {
+    let others = minute.pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
+    others.fold(Totals::default(), |sum, other| sum.and(&minute.of_backend(other)))
+}
+
+fn memory(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
+    let (before, now) = minute.engine_pair(backend)?;
+    let preemptions = now.preemptions - before.preemptions;
+    if preemptions < PREEMPTIONS_MIN {
+        return None;
+    }
+    let name = &*backend.name;
+    let sentence = format!(
+        "Engine {name} of pool {} interrupts requests, because its KV cache is full, and computes them again later.",
+        minute.pool.name
+    );
+    let evidence =
+        format!("{preemptions:.0} preemptions in a minute, {:.0} % of the KV cache in use", now.kv_usage * 100.0);
+    let advice = "Set tokens of the pool to the size of the KV cache, or lower slots.";
+    Some(minute.finding(Cause::KvCacheFull, name, sentence, evidence, advice))
+}
+
+fn adapters(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
+    let waits = |engine: &EngineFacts| {
+        engine.adapters.is_some_and(|(used, slots)| used > slots) && engine.waiting.max(engine.deferred) > 0.0
+    };
+    let name = &*backend.name;
+    let now = backend.engine.filter(|now| waits(now))?;
+    let (used, slots) = now.adapters?;
+    if minute.share(|pool| pool.backend(name).and_then(|own| own.engine).is_some_and(|own| waits(&own))) < 0.5 {
+        return None;
+    }
+    let sentence = format!(
+        "Requests of engine {name} in pool {} wait for an adapter slot: {used} adapters share {slots} slots.",
+        minute.pool.name
+    );
+    let evidence = format!("{:.0} requests run, {:.0} wait", now.running, now.waiting.max(now.deferred));
+    let advice = "Raise --max-loras, or spread the adapters over pools.";
+    Some(minute.finding(Cause::AdaptersWait, name, sentence, evidence, advice))
+}
+
+fn pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
+    let (own, others) = (minute.of_backend(backend).tpot, others(minute, backend).tpot);
+    let enough = own.count() >= VALUES_MIN && others.count() >= VALUES_MIN;
+    if !enough || own.surely_above(&others) < SLOWER {
+        return None;
+    }
+    let requests = format!("{:.0} requests in a minute", own.count());
+    Some(slow(minute, backend, (own.mean(), others.mean()), &requests))
+}
+
+/// The pace of an engine by its page, for requests that have not ended.
+fn live_pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
+    let times = |from: &PoolFacts, to: &PoolFacts, name: &str| {
+        let (from, to) = (from.backend(name)?.engine?, to.backend(name)?.engine?);
+        Some((to.itl.0 - from.itl.0, to.itl.1 - from.itl.1)).filter(|(_, tokens)| *tokens > 0.0)
+    };
+    let all = |name: &str| times(minute.before, minute.pool, name).filter(|(_, tokens)| *tokens >= SLOWER_LIVE.1);
+    let own = all(&backend.name)?;
+    let others = minute.pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
+    let others = others.filter_map(|other| all(&other.name)).reduce(|a, b| (a.0 + b.0, a.1 + b.1))?;
+    let pace = others.0 / others.1;
+    let is_slow = |(seconds, tokens): (f64, f64)| seconds / tokens >= SLOWER_LIVE.0 * pace;
+    let always = minute.looks.windows(2).take(minute.of_minute - 1).all(|looks| {
+        let [to, from] = looks else { return false };
+        times(from, to, &backend.name).is_some_and(is_slow)
+    });
+    always.then(|| slow(minute, backend, (own.0 / own.1, pace), &format!("{:.0} tokens in a minute", own.1)))
+}
+
+fn slow(minute: &Minute<'_>, backend: &BackendFacts, (own, others): (f64, f64), basis: &str) -> Finding {
+    let (name, factor) = (&*backend.name, own / others);
+    let sentence = format!("Engine {name} of pool {} is {factor:.1} times as slow as the others.", minute.pool.name);
+    let evidence = format!("{:.1} ms per output token, {:.1} ms at the others; {basis}", own * 1e3, others * 1e3);
+    let advice = "Compare clock, temperature and neighbours of its GPU (nvidia-smi); drain it (sluice backend drain) until it is mended.";
+    minute.finding(Cause::SlowEngine, name, sentence, evidence, advice)
+}
+
+/// Mean seconds to the first token between two moments: as the gateway sees it, and as the engine
+/// does.
+fn ways(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<(f64, f64)> {
+    let (from, to) = (from.backend(name)?, to.backend(name)?);
+    let (before, now) = (from.engine?, to.engine?);
+    let recent = to.totals.since(&from.totals);
+    let (sum, count) = (now.ttft.0 - before.ttft.0, now.ttft.1 - before.ttft.1);
+    let enough = now.progress >= before.progress && count.min(recent.engine_ttft.1) >= WAY_MIN;
+    enough.then(|| (recent.mean_engine_ttft() + recent.connect / recent.sent.max(1.0), sum / count))
+}
+
+fn way(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
+    let name = &*backend.name;
+    let (seen, own) = ways(minute.before, minute.pool, name)?;
+    // Requests that end now may have had their first tokens minutes ago.
+    let minutes = || minute.looks.iter().step_by((minute.of_minute - 1).max(1));
+    let earlier = minutes().zip(minutes().skip(1)).filter_map(|(to, from)| ways(from, to, name));
+    let engine = earlier.fold(own, |most, (_, engine)| most.max(engine));
+    // A constant distance to all engines is no incident.
+    let others = minute.pool.backends.iter().filter(|other| *other.name != *name && other.serves);
+    let others = others.filter_map(|other| ways(minute.before, minute.pool, &other.name));
+    let usual = others.map(|(seen, engine)| seen - engine).min_by(f64::total_cmp);
+    let past = || ways(minute.past?.0, minute.before, name).map(|(seen, engine)| seen - engine);
+    let late = seen - engine - usual.or_else(past)?.max(0.0);
+    if late < WAY.0 || late < WAY.1 * engine {
+        return None;
+    }
+    let sentence =
+        format!("First tokens of engine {name} in pool {} are delayed on the way to the gateway.", minute.pool.name);
+    let evidence = format!("first token after {:.0} ms at the gateway, {:.0} ms at the engine", seen * 1e3, own * 1e3);
+    let advice =
+        "Check the network between gateway and engine, proxies in between, and the CPU of the engine's API server.";
+    Some(minute.finding(Cause::SlowNetwork, name, sentence, evidence, advice))
+}

@@ -1,0 +1,216 @@
+//! The rules about the load of a pool: a busy key, a burst, longer prompts, few slots, a pool at its
+//! limit, all engines slower than before, and wrong estimates.
+//!
+//! Rates are requests a second, lengths tokens, times seconds. Except for estimates, each rule needs
+//! requests that wait or first tokens that are late. At most one rule about the load applies, the
+//! first in the order of [`of`].
+
+use super::facts::{BackendFacts, PoolFacts};
+use super::minute::{Compared, Minute, ROOM, VALUES_MIN};
+use super::{Cause, Finding};
+use sluice_gateway::telemetry::totals::Moments;
+
+/// Share of a pool's work above which a key is busy.
+const BUSY_SHARE: f64 = 0.5;
+/// Growth of a busy key's share of the work from which on the key explains a burst.
+const BUSIER: f64 = 1.2;
+/// Mean seconds that requests of other keys wait while a key is busy.
+const OTHERS_WAIT_S: f64 = 0.05;
+/// The load has risen from this factor on, and prompts have become longer.
+const RISEN: f64 = 1.6;
+const LONGER: f64 = 1.4;
+/// All engines of a pool are slow from this factor on, with certainty.
+const ALL_SLOWER: f64 = 2.5;
+/// Use of the KV cache, and of all slots, from which on engines are full.
+const FULL: f64 = 0.9;
+/// Estimates are off from this factor on, in either direction.
+const OFF: f64 = 1.3;
+/// Requests of a minute below which a pool says nothing about its load.
+const REQUESTS_MIN: f64 = 20.0;
+
+/// The cause of a load that makes requests wait, and wrong estimates.
+pub(super) fn of(minute: &Minute<'_>, compared: &Compared<'_>, found: &mut Vec<Finding>) {
+    found.extend(estimates(minute));
+    let has_symptom = minute.waits() || minute.is_late();
+    if has_symptom && minute.recent.ended + minute.pool.queue >= REQUESTS_MIN {
+        found.extend(
+            busy_key(minute, compared)
+                .or_else(|| longer(minute))
+                .or_else(|| burst(minute))
+                .or_else(|| slower(minute))
+                .or_else(|| slots(minute))
+                .or_else(|| limit(minute)),
+        );
+    }
+}
+
+/// A key with most of the pool's work, while requests of others wait.
+fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<Finding> {
+    let (pool, now, before) = (minute.pool, compared.now, compared.before);
+    let recent = |key: &str| now.key(key).since(&before.key(key));
+    let work_of = |now: &PoolFacts, before: &PoolFacts, key: &str| {
+        let seconds =
+            |pool: &PoolFacts| pool.keys.iter().find(|(own, ..)| **own == *key).map(|(_, seconds, _)| *seconds);
+        let (now, before) = (seconds(now)?, seconds(before).unwrap_or(0.0));
+        // A key that was idle for a while begins at zero.
+        Some(if now >= before { now - before } else { now })
+    };
+    let is_fair = !pool.keys.is_empty();
+    let names: Vec<&str> = if is_fair {
+        pool.keys.iter().map(|(key, ..)| &**key).collect()
+    } else {
+        now.keys.iter().map(|(key, _)| &**key).collect()
+    };
+    let work = |key: &&str| if is_fair { work_of(pool, minute.before, key).unwrap_or(0.0) } else { recent(key).tokens };
+    let all: f64 = names.iter().map(work).sum();
+    let key = names.iter().max_by(|a, b| work(a).total_cmp(&work(b)))?;
+    let (share, active) = (work(key) / all, names.iter().filter(|key| work(key) > 0.0).count());
+    let others: Vec<_> = names.iter().filter(|other| *other != key).map(|other| recent(other)).collect();
+    let wait =
+        others.iter().map(|key| key.queue_wait).sum::<f64>() / others.iter().map(|key| key.ended).sum::<f64>().max(1.0);
+    let lets_wait = minute.waits() && wait >= OTHERS_WAIT_S || minute.is_late();
+    if active < 2 || share <= BUSY_SHARE || !lets_wait {
+        return None;
+    }
+    // A key explains a change only if the key's share has grown, and longer prompts only if the key
+    // sends more of them. Tokens of keys are known for the past, too.
+    if let Some((first, seconds)) = compared.earlier {
+        let past = |key: &str| before.key(key).since(&first.key(key));
+        let all = |of: &dyn Fn(&str) -> f64| now.keys.iter().map(|(key, _)| of(key)).sum::<f64>();
+        let (tokens, earlier) = (|key: &str| recent(key).tokens, |key: &str| past(key).tokens);
+        let has_grown = tokens(key) / all(&tokens) >= BUSIER * (earlier(key) / all(&earlier));
+        let sends_more = recent(key).ended / minute.span >= BUSIER * past(key).ended / seconds;
+        let other =
+            longer(minute).filter(|_| !has_grown || !sends_more).or_else(|| burst(minute).filter(|_| !has_grown));
+        if other.is_some() || !(has_grown || minute.waits()) {
+            return None;
+        }
+    }
+    let percent = share * 100.0;
+    let sentence = format!("Key {key} has {percent:.0} % of the work of pool {} while requests wait.", pool.name);
+    let evidence = format!(
+        "{percent:.0} % of the {} of the last minute, {:.0} requests of {active} keys' {:.0}",
+        if is_fair { "engine time" } else { "tokens" },
+        recent(key).ended,
+        minute.recent.ended
+    );
+    let advice =
+        "Ask its owner, limit it (auth.keys: in_flight, tokens_per_minute), or let keys take turns (queue.fair).";
+    Some(minute.finding(Cause::BusyKey, key, sentence, evidence, advice))
+}
+
+/// The requests that wait, in words.
+fn symptom(minute: &Minute<'_>) -> String {
+    let in_engines = minute.pool.backends.iter().filter_map(|backend| backend.engine).map(|engine| engine.waiting);
+    format!(
+        "{:.0} requests wait ({:.1} s in the mean) and {:.0} in engines; first tokens after {:.1} s",
+        minute.pool.queue,
+        minute.recent.mean_wait(),
+        in_engines.sum::<f64>(),
+        minute.recent.mean_engine_ttft(),
+    )
+}
+
+fn longer(minute: &Minute<'_>) -> Option<Finding> {
+    let (_, past, _) = minute.past?;
+    // Few long prompts can have most of the tokens.
+    let pairs = [(minute.recent.prompts, past.prompts), (minute.recent.prompt_tokens, past.prompt_tokens)];
+    let is_longer = |(now, then): &(Moments, Moments)| {
+        now.count().min(then.count()) >= VALUES_MIN && now.surely_above(then) >= LONGER
+    };
+    let (now, then) = pairs.into_iter().find(is_longer).map(|(now, then)| (now.mean(), then.mean()))?;
+    let sentence = format!("Prompts of pool {} are {:.1} times as long as before.", minute.pool.name, now / then);
+    let evidence = format!("typically {now:.0} tokens, before {then:.0}; {}", symptom(minute));
+    let advice =
+        "Find the client that sends them (sluice diagnose, By key); give long prompts permits (long_prefix) or a pool.";
+    Some(minute.finding(Cause::LongerPrompts, "", sentence, evidence, advice))
+}
+
+/// The rates of the last minute and before, if the rate has certainly risen.
+fn rise(minute: &Minute<'_>) -> Option<(f64, f64)> {
+    let (_, past, seconds) = minute.past?;
+    let open = |pool: &PoolFacts| pool.queue + pool.backends.iter().map(|backend| backend.in_flight).sum::<f64>();
+    let requests = minute.recent.ended + open(minute.pool) - open(minute.before);
+    let past_rate = past.ended / seconds;
+    // Four standard deviations of independent arrivals.
+    let sure = (requests - 4.0 * requests.max(0.0).sqrt()) / minute.span;
+    (sure >= RISEN * past_rate).then_some((requests / minute.span, past_rate))
+}
+
+fn burst(minute: &Minute<'_>) -> Option<Finding> {
+    let (rate, past) = rise(minute)?;
+    let sentence = format!("Pool {} gets {:.1} times as many requests as before.", minute.pool.name, rate / past);
+    let evidence = format!("{rate:.1} requests a second, before {past:.1}; {}", symptom(minute));
+    let advice =
+        "If it stays, add engines (pool.autoscale computes how many); shed early with a shorter queue.timeout.";
+    Some(minute.finding(Cause::Burst, "", sentence, evidence, advice))
+}
+
+/// All engines of the pool are slower than before.
+fn slower(minute: &Minute<'_>) -> Option<Finding> {
+    let (now, then) = (minute.recent.tpot, minute.past?.1.tpot);
+    if now.count().min(then.count()) < VALUES_MIN || now.surely_above(&then) < ALL_SLOWER {
+        return None;
+    }
+    let (name, factor) = (&minute.pool.name, now.mean() / then.mean());
+    let sentence = format!("The engines of pool {name} are {factor:.1} times as slow as before.");
+    let (now, then) = (now.mean() * 1e3, then.mean() * 1e3);
+    let evidence = format!("{now:.1} ms per output token, before {then:.1} ms; {}", symptom(minute));
+    let advice = "Look for a change of all engines: flags, version, driver, power, other programs on the GPUs.";
+    Some(minute.finding(Cause::SlowEngine, "", sentence, evidence, advice))
+}
+
+fn serving(pool: &PoolFacts) -> impl Iterator<Item = &BackendFacts> + Clone {
+    pool.backends.iter().filter(|backend| backend.serves)
+}
+
+fn slots_are_full(pool: &PoolFacts) -> bool {
+    let mut serving = serving(pool).peekable();
+    serving.peek().is_some() && serving.all(|backend| backend.in_flight >= FULL * backend.slots)
+}
+
+fn slots(minute: &Minute<'_>) -> Option<Finding> {
+    let pool = minute.pool;
+    let have_room = |pool: &PoolFacts| pool.all_engines(|engine| engine.waiting <= 0.0 && engine.kv_usage < ROOM);
+    let waits = |pool: &PoolFacts| pool.queue > 0.0 && slots_are_full(pool) && have_room(pool);
+    if !waits(pool) || minute.share(waits) < 0.5 {
+        return None;
+    }
+    let slots: f64 = serving(pool).map(|backend| backend.slots).sum();
+    let kv =
+        serving(pool).filter_map(|backend| backend.engine).fold(0.0, |most: f64, engine| most.max(engine.kv_usage));
+    let sentence = format!("Requests of pool {} wait for slots, while its engines have room.", pool.name);
+    let evidence = format!("{slots:.0} slots in use, at most {:.0} % of a KV cache; {}", kv * 100.0, symptom(minute));
+    let advice = "Raise slots of the pool, or let the tuner find it (tuner.mode).";
+    Some(minute.finding(Cause::SlotsTooSmall, "", sentence, evidence, advice))
+}
+
+fn limit(minute: &Minute<'_>) -> Option<Finding> {
+    let pool = minute.pool;
+    let is_full = |pool: &PoolFacts| {
+        slots_are_full(pool) || pool.all_engines(|engine| engine.waiting > 0.0 || engine.kv_usage >= FULL)
+    };
+    if !minute.waits() || minute.share(is_full) < 0.5 {
+        return None;
+    }
+    let used: f64 = serving(pool).map(|backend| backend.in_flight).sum();
+    let slots: f64 = serving(pool).map(|backend| backend.slots).sum();
+    let sentence = format!("Pool {} is at its limit: requests wait for its engines.", pool.name);
+    let rate = minute.recent.ended / minute.span;
+    let evidence = format!("{used:.0} of {slots:.0} slots in use at {rate:.1} requests a second; {}", symptom(minute));
+    let advice = "Add engines, or tune their flags (sluice tune) for this load.";
+    Some(minute.finding(Cause::NearLimit, "", sentence, evidence, advice))
+}
+
+fn estimates(minute: &Minute<'_>) -> Option<Finding> {
+    let estimates = minute.recent.estimates;
+    let factor = estimates.mean();
+    if estimates.count() < REQUESTS_MIN || !(factor >= OFF || factor <= 1.0 / OFF) {
+        return None;
+    }
+    let sentence =
+        format!("Estimated lengths of prompts in pool {} are {factor:.2} times the engine's counts.", minute.pool.name);
+    let evidence = format!("as {:.0} equal requests in a minute show", estimates.count());
+    let advice = "Set tokenizer of the model, so that prompts near a limit are counted exactly.";
+    Some(minute.finding(Cause::EstimatesOff, "", sentence, evidence, advice))
+}

@@ -1,0 +1,119 @@
+//! One pool in the last minute, next to the hour before, with the symptoms that rules ask for,
+//! because a change without a symptom needs no action.
+//!
+//! | symptom | bound |
+//! |---|---|
+//! | requests wait | in half of the looks in the gateway or in all engines, or [`SHED_MIN`] were shed |
+//! | first tokens are late | mean time at the engines at least [`LATER`] times the time before |
+
+use super::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
+use super::{Cause, Finding};
+use sluice_gateway::telemetry::totals::Totals;
+
+/// Values that a comparison needs at least.
+pub(super) const VALUES_MIN: f64 = 8.0;
+/// Requests that were shed in a minute.
+const SHED_MIN: f64 = 3.0;
+/// First tokens are late from this factor on.
+const LATER: f64 = 1.5;
+/// Use of the KV cache up to which an engine has room.
+pub(super) const ROOM: f64 = 0.7;
+/// Seconds of earlier facts that a comparison with the past needs.
+const PAST_MIN_S: f64 = 60.0;
+
+/// The facts that are compared.
+pub(super) struct Compared<'a> {
+    pub(super) now: &'a Facts,
+    /// The facts a minute ago.
+    pub(super) before: &'a Facts,
+    /// Seconds between `before` and `now`.
+    pub(super) span: f64,
+    /// The looks of the last five minutes, the latest last, and how many of them are of the last
+    /// minute.
+    pub(super) looks: &'a [&'a Facts],
+    pub(super) recent: usize,
+    /// The earliest facts, and the seconds from there to `before`.
+    pub(super) earlier: Option<(&'a Facts, f64)>,
+}
+
+/// One pool in the last minute.
+pub(super) struct Minute<'a> {
+    pub(super) pool: &'a PoolFacts,
+    pub(super) before: &'a PoolFacts,
+    pub(super) recent: Totals,
+    /// The pool in the hour before: the first facts, the requests, and the seconds that they took.
+    pub(super) past: Option<(&'a PoolFacts, Totals, f64)>,
+    pub(super) span: f64,
+    /// The pool in the looks of the last five minutes, the present included, the latest first.
+    pub(super) looks: Vec<&'a PoolFacts>,
+    /// How many of `looks` are of the last minute.
+    pub(super) of_minute: usize,
+}
+
+impl<'a> Minute<'a> {
+    /// `None`: the pool is new.
+    pub(super) fn new(compared: &Compared<'a>, pool: &'a PoolFacts) -> Option<Self> {
+        let before = compared.before.pool(&pool.name)?;
+        let past = compared.earlier.filter(|(_, seconds)| *seconds >= PAST_MIN_S).and_then(|(first, seconds)| {
+            let first = first.pool(&pool.name)?;
+            Some((first, before.totals.since(&first.totals), seconds))
+        });
+        let earlier = compared.looks.iter().rev().map_while(|facts| facts.pool(&pool.name));
+        Some(Self {
+            pool,
+            before,
+            recent: pool.totals.since(&before.totals),
+            past,
+            span: compared.span,
+            looks: std::iter::once(pool).chain(earlier).collect(),
+            of_minute: compared.recent + 1,
+        })
+    }
+
+    /// The share of the looks of the last minute in which the pool was so.
+    pub(super) fn share(&self, is: impl Fn(&PoolFacts) -> bool) -> f64 {
+        let looks = self.looks.iter().take(self.of_minute);
+        looks.clone().filter(|pool| is(pool)).count() as f64 / looks.count() as f64
+    }
+
+    pub(super) fn waits(&self) -> bool {
+        self.share(|pool| pool.queue > 0.0) >= 0.5
+            || self.recent.shed >= SHED_MIN
+            || self.share(|pool| pool.all_engines(|engine| engine.waiting > 0.0)) >= 0.5
+    }
+
+    pub(super) fn is_late(&self) -> bool {
+        let past = self.past.map_or(f64::NAN, |(_, past, _)| past.mean_engine_ttft());
+        self.recent.mean_engine_ttft() >= LATER * past
+    }
+
+    pub(super) fn finding(
+        &self,
+        cause: Cause,
+        subject: &str,
+        sentence: String,
+        evidence: String,
+        advice: &str,
+    ) -> Finding {
+        Finding {
+            cause,
+            pool: self.pool.name.to_string(),
+            subject: subject.to_owned(),
+            sentence,
+            evidence,
+            advice: advice.to_owned(),
+            since_seconds: 0.0,
+        }
+    }
+
+    pub(super) fn of_backend(&self, backend: &BackendFacts) -> Totals {
+        let before = self.before.backend(&backend.name).map(|before| before.totals).unwrap_or_default();
+        backend.totals.since(&before)
+    }
+
+    /// The engine's page a minute ago and now, unless the engine has started in between.
+    pub(super) fn engine_pair(&self, backend: &BackendFacts) -> Option<(EngineFacts, EngineFacts)> {
+        let before = self.before.backend(&backend.name)?.engine?;
+        backend.engine.filter(|now| now.progress >= before.progress).map(|now| (before, now))
+    }
+}
