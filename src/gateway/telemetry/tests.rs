@@ -108,7 +108,7 @@ fn experiment() -> ExperimentReport {
         let observation = Observation {
             origin: Origin::default(),
             blamed: true,
-            class: 0,
+            stratum: 0,
             cell: (number / 2 % 64) as u16,
             values: [Some(seconds); Quantity::ALL.len()],
             ending: Ending::Completed,
