@@ -62,7 +62,11 @@ mod tests {
         let mut result = RunResult { config, requests, ..RunResult::default() };
         divide(&mut result, &Class::usual());
         assert_eq!(result.warnings.len(), 1, "{:?}", result.warnings);
-        assert!(result.warnings[0].starts_with("2 requests that the load calls 'short' are not"), "{:?}", result.warnings);
+        assert!(
+            result.warnings[0].starts_with("2 requests that the load calls 'short' are not"),
+            "{:?}",
+            result.warnings
+        );
         assert_eq!(SliceBy::shown(&result).take(2).collect::<Vec<_>>(), [SliceBy::Class, SliceBy::Load]);
         result.requests.remove(1);
         result.requests.remove(1);

@@ -147,7 +147,10 @@ pub(super) fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     for by in SliceBy::shown(run) {
         let parts = slices(run, by);
         if parts.len() > 1 {
-            page.section(format!("By {}", by.name()), format!("Latencies in milliseconds. {}", meaning(run, by)).trim_end());
+            page.section(
+                format!("By {}", by.name()),
+                format!("Latencies in milliseconds. {}", meaning(run, by)).trim_end(),
+            );
             let rows = parts.iter().map(|(name, metrics)| (name, metrics));
             page.table(&metrics_table(by.name(), run.config.has_slo(), rows));
         }

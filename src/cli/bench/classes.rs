@@ -49,7 +49,8 @@ impl FromStr for ByClass {
                 "min" => class.prompt_tokens.min = tokens()?,
                 "max" => class.prompt_tokens.max = Some(tokens()?),
                 "adapter" => {
-                    class.adapter = Some(value.parse().map_err(|_| format!("'{value}' of {key} is not true or false"))?);
+                    class.adapter =
+                        Some(value.parse().map_err(|_| format!("'{value}' of {key} is not true or false"))?);
                 }
                 _ => return Err(format!("a class has no key '{key}'; its keys are min, max, adapter")),
             }

@@ -63,7 +63,9 @@ pub struct Subject<'a> {
     /// The name of the API key.
     pub key: Option<&'a str>,
     /// The position of the home pool.
-    pub class: usize,
+    pub home: usize,
+    /// The stratum in which the request is measured. It must not depend on the arm.
+    pub stratum: usize,
 }
 
 /// The arm of a request.
@@ -73,6 +75,8 @@ pub struct Assigned {
     /// The position of the arm.
     pub arm: usize,
     unit: Unit,
+    /// The stratum in which the request is measured, from before the arm was drawn.
+    pub(crate) stratum: usize,
     /// Whether the request is measured: not after an arm was promoted.
     measured: bool,
     /// The arm could not serve the request, so it was served as without the experiment.
@@ -269,7 +273,7 @@ impl ExperimentSet {
         self.0.iter().find_map(|experiment| {
             let Experiment { plan, state } = experiment;
             let phase = state.phase();
-            if phase == Phase::Stopped || !plan.is_for(subject.model, subject.key, subject.class) {
+            if phase == Phase::Stopped || !plan.is_for(subject.model, subject.key, subject.home) {
                 return None;
             }
             let unit = unit(plan)?;
@@ -285,7 +289,15 @@ impl ExperimentSet {
                 return None;
             }
             let measured = phase == Phase::Running;
-            Some(Assigned { experiment: experiment.clone(), arm, unit, measured, fell_back: false, lacked_room: false })
+            Some(Assigned {
+                experiment: experiment.clone(),
+                arm,
+                unit,
+                stratum: subject.stratum,
+                measured,
+                fell_back: false,
+                lacked_room: false,
+            })
         })
     }
 }

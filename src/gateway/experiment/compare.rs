@@ -7,7 +7,7 @@
 //! of load reaches all arms. Only requests of one unit share a label, so the variance is taken
 //! between groups of whole units.
 //!
-//! - [`Pair::ratio`]: difference of means of logarithms, by length class (post-stratification).
+//! - [`Pair::ratio`]: difference of means of logarithms, by class and length (post-stratification).
 //! - [`Pair::failures`]: if the arms do not differ, an arm has the same share of failures as of
 //!   requests. Exact for rare events. Failures that come together within units count less, by the
 //!   design effect: the variance between groups over the variance of independent failures.
@@ -16,7 +16,7 @@
 use sluice_core::stats::{Estimate, always_valid};
 
 use super::counts::Counts;
-use super::ledger::{ArmLedger, ByClass, CLASSES, Quantity};
+use super::ledger::{ArmLedger, ByStratum, Quantity, STRATA};
 use super::quality::Quality;
 use super::unit::GROUPS;
 
@@ -57,10 +57,11 @@ pub struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// The ratio of a quantity. `effect`: the change that is detected soonest. Within each length
-    /// class, takes the difference of the means of logarithms; averages the classes, weighted by
-    /// the requests of both arms, so that unequal mixes do not decide. The variance is the variance
-    /// of the sum over groups of their parts in it (linearization).
+    /// The ratio of a quantity. `effect`: the change that is detected soonest. Within each stratum,
+    /// takes the difference of the means of logarithms; averages the strata, weighted by the
+    /// requests of both arms, so that unequal mixes do not decide. The variance is the variance of
+    /// the sum over groups of their parts in it (linearization). It grows by the degrees of freedom
+    /// that the means of the strata take, since a stratum of one request has no variance.
     pub fn ratio(&self, quantity: Quantity, effect: f64) -> Ratio {
         let [control, arm] = [self.control, self.arm].map(|ledger| &ledger.quantities[quantity as usize]);
         ratio(control, arm, effect, self.confidence)
@@ -139,14 +140,15 @@ impl Pair<'_> {
     }
 }
 
-fn ratio(control: &ByClass, arm: &ByClass, effect: f64, confidence: f64) -> Ratio {
+fn ratio(control: &ByStratum, arm: &ByStratum, effect: f64, confidence: f64) -> Ratio {
     let weights = weights(control, arm);
     let (mut log, mut variance, mut freedom) = (0.0, 0.0, f64::INFINITY);
     let mut enough = true;
     for (side, sign) in [(control, -1.0), (arm, 1.0)] {
         let (mean, own, groups) = weighted_mean(side, &weights);
         log += sign * mean;
-        variance += own;
+        let (count, strata) = (side.count(), weights.iter().filter(|weight| **weight > 0.0).count() as f64);
+        variance += own * count / (count - strata);
         freedom = freedom.min(groups as f64 - 1.0);
         enough &= groups >= GROUPS_MIN && side.count() >= VALUES_MIN;
     }
@@ -159,24 +161,28 @@ fn ratio(control: &ByClass, arm: &ByClass, effect: f64, confidence: f64) -> Rati
     Ratio { change, variance, freedom }
 }
 
-/// The weight of each length class: its share of the requests of both arms, among classes that both
-/// have.
-fn weights(control: &ByClass, arm: &ByClass) -> [f64; CLASSES] {
-    let counts: [f64; CLASSES] = std::array::from_fn(|class| {
-        let (one, other) = (control.0[class].total.0, arm.0[class].total.0);
-        if one > 0.0 && other > 0.0 { one + other } else { 0.0 }
-    });
+/// The weight of each stratum: the share of the requests of both arms that are in it, among strata
+/// that both arms have.
+fn weights(control: &ByStratum, arm: &ByStratum) -> [f64; STRATA] {
+    let mut counts = [0.0; STRATA];
+    for (stratum, sums) in control.all() {
+        let other = arm.all().find(|(other, _)| *other == stratum).map_or(0.0, |(_, other)| other.total.0);
+        if other > 0.0 {
+            counts[stratum] = sums.total.0 + other;
+        }
+    }
     let all: f64 = counts.iter().sum();
     counts.map(|count| if all > 0.0 { count / all } else { 0.0 })
 }
 
-/// The weighted mean of logarithms over classes, the variance of this mean, and the number of
-/// groups with values.
-fn weighted_mean(side: &ByClass, weights: &[f64; CLASSES]) -> (f64, f64, usize) {
+/// The weighted mean of logarithms over strata, the variance of this mean, and the number of groups
+/// with values.
+fn weighted_mean(side: &ByStratum, weights: &[f64; STRATA]) -> (f64, f64, usize) {
     let mut whole = 0.0;
     let mut parts = [0.0; GROUPS];
     let mut used = [false; GROUPS];
-    for (sums, weight) in side.0.iter().zip(weights).filter(|(_, weight)| **weight > 0.0) {
+    for (stratum, sums) in side.all().filter(|(stratum, _)| weights[*stratum] > 0.0) {
+        let weight = weights[stratum];
         let (count, sum) = sums.cells.iter().fold((0.0, 0.0), |(count, sum), cell| (count + cell.0, sum + cell.1));
         let mean = sum / count;
         whole += weight * mean;
@@ -258,19 +264,62 @@ pub fn quantile(ledger: &ArmLedger, quantity: Quantity, q: f64, clustered: bool,
 
 /// How many values are worth one independent value, because values of one unit are correlated. At
 /// least 1.
-fn clustering(values: &ByClass) -> f64 {
+fn clustering(values: &ByStratum) -> f64 {
     let weights = weights(values, values);
     let (_, variance, groups) = weighted_mean(values, &weights);
     let independent: f64 = values
-        .0
-        .iter()
-        .zip(weights)
-        .filter(|(_, weight)| *weight > 0.0)
-        .map(|(sums, weight)| {
+        .all()
+        .map(|(stratum, sums)| {
+            let weight = weights[stratum];
             let (count, sum) = sums.cells.iter().fold((0.0, 0.0), |(count, sum), cell| (count + cell.0, sum + cell.1));
             weight * weight * (sums.squares / count - (sum / count).powi(2)).max(0.0) / count
         })
         .sum();
     let effect = variance / independent;
     if groups > 1 && effect.is_finite() { effect.max(1.0) } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::ledger::{Ending, Observation, stratum};
+    use crate::origin::Origin;
+    use sluice_core::base::Rng;
+    use sluice_core::openai::Answer;
+
+    /// A ledger of 1,000 requests, of which this many are long and a hundred times as slow.
+    fn ledger(seed: u64, long: usize, by_class: bool) -> ArmLedger {
+        let (mut ledger, mut rng) = (ArmLedger::default(), Rng::new(seed));
+        for request in 0..1_000_usize {
+            let is_long = request < long;
+            let time = rng.exponential() * if is_long { 1.0 } else { 0.01 };
+            ledger.add(&Observation {
+                origin: Origin::default(),
+                blamed: true,
+                // Short and long prompts of one range of lengths: only the class separates them.
+                stratum: stratum(usize::from(is_long && by_class), 3_000),
+                cell: rng.below(64) as u16,
+                values: [Some(time); Quantity::ALL.len()],
+                ending: Ending::Completed,
+                missed: None,
+                fell_back: false,
+                cached: None,
+                answer: Answer::default(),
+            });
+        }
+        ledger
+    }
+
+    fn change(by_class: bool) -> Estimate {
+        let (control, arm) = (ledger(1, 100, by_class), ledger(2, 500, by_class));
+        let pair = Pair { control: &control, arm: &arm, clustered: false, confidence: 0.95, share: None };
+        pair.ratio(Quantity::Ttft, 0.1).change
+    }
+
+    #[test]
+    fn arms_with_unequal_mixes_of_classes_are_compared_within_each_class() {
+        let (mixed, within) = (change(false), change(true));
+        assert!(mixed.low > 1.0, "the mix alone makes the arm slower: {mixed:?}");
+        assert!(within.contains(0.0) && within.high < 0.5, "{within:?}");
+    }
 }

@@ -322,7 +322,7 @@ mod tests {
             let observation = Observation {
                 origin: Origin::default(),
                 blamed: true,
-                class: 0,
+                stratum: 0,
                 cell: (number / 2 % 64) as u16,
                 values: [Some(time); Quantity::ALL.len()],
                 ending: Ending::Completed,

@@ -114,7 +114,7 @@ impl Simulated {
         let observation = Observation {
             origin: Origin::default(),
             blamed: true,
-            class: usize::from(long),
+            stratum: usize::from(long),
             cell: self.hash.cell(unit),
             values,
             ending: if failed { Ending::Failed } else { Ending::Completed },

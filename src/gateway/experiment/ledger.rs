@@ -1,14 +1,16 @@
 //! The measurements of each arm, in bounded memory.
 //!
-//! Requests are separated by prompt length (five *length classes*), so that arms with unequal mixes
-//! can be compared; and by the group of their unit (64 groups, see [`unit`](super::unit)), so that
-//! the spread between groups shows the amount of chance, including correlation within units. For
-//! each quantity a group keeps a count and a sum of logarithms: the ratio of two geometric means is
-//! the factor by which one arm is slower, and a heavy tail cannot dominate it. Quantiles come from
-//! histograms with bins of 5 %.
+//! Requests are separated by class (`[[class]]`) and prompt length (*strata*), so that arms with
+//! unequal mixes can be compared; and by the group of their unit (64 groups, see
+//! [`unit`](super::unit)), so that the spread between groups shows the amount of chance, including
+//! correlation within units. For each quantity a group keeps a count and a sum of logarithms: the
+//! ratio of two geometric means is the factor by which one arm is slower, and a heavy tail cannot
+//! dominate it. Quantiles come from histograms with bins of 5 %.
 //!
 //! Failures and missed objectives count by origin (`origins.rs`), so that no client alone decides
-//! about an arm. Bound: about 120 KiB for each arm, whatever the number of requests.
+//! about an arm. Bound: about 25 KiB for each arm and stratum with requests, at most [`STRATA`].
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,12 +18,15 @@ use super::counts::{Counts, UnitCells};
 use super::quality::Quality;
 use super::unit::{GROUPS, group_of};
 use crate::origin::Origin;
+use sluice_config::limits::MAX_CLASSES;
 use sluice_core::openai::Answer;
 
-/// Upper bounds, in prompt tokens, of the length classes; the last class has none.
-pub const LENGTHS: [u64; 4] = [512, 2_048, 8_192, 32_768];
-/// Number of length classes.
-pub const CLASSES: usize = LENGTHS.len() + 1;
+/// Ends, in prompt tokens, of the ranges of lengths within a class; the last range has none.
+const LENGTHS: [u64; 4] = [512, 2_048, 8_192, 32_768];
+/// Number of ranges.
+const RANGES: usize = LENGTHS.len() + 1;
+/// The most strata: the ranges of each class, and of requests that are in no class.
+pub const STRATA: usize = RANGES * (MAX_CLASSES + 1);
 /// Ratio of the bounds of a bin.
 const BIN: f64 = 1.05;
 /// Smaller values count as this: 10 us, or 0.01 tokens.
@@ -29,9 +34,9 @@ const SMALLEST: f64 = 1e-5;
 /// Bins up to 1,000 s, or a million tokens.
 const BINS: usize = 378;
 
-/// The length class of a prompt.
-pub fn length_class(tokens: u64) -> usize {
-    LENGTHS.partition_point(|bound| *bound <= tokens)
+/// The stratum of a request, by the position of the class and the length of the prompt.
+pub fn stratum(class: usize, tokens: u64) -> usize {
+    class.min(MAX_CLASSES) * RANGES + LENGTHS.partition_point(|bound| *bound <= tokens)
 }
 
 /// A quantity that is measured for each request, in seconds unless noted.
@@ -98,8 +103,8 @@ pub struct Observation {
     /// was shed from pools that all arms share, or if the origin has too many of them
     /// (`origins.rs`).
     pub blamed: bool,
-    /// Length class of the prompt.
-    pub class: usize,
+    /// The stratum, at most [`STRATA`] of them; see [`stratum`].
+    pub stratum: usize,
     /// Cell of the unit.
     pub cell: u16,
     /// The measured values, in the order of [`Quantity::ALL`].
@@ -156,12 +161,34 @@ impl Sums {
     }
 }
 
+/// The sums of each stratum; a stratum without values has none.
+///
+/// Earlier versions saved one stratum for each range of lengths. They are read as the strata of the
+/// first class, which is right because any division that does not depend on the arm is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct ByClass(pub(super) [Sums; CLASSES]);
+pub(super) struct ByStratum(Vec<Option<Sums>>);
 
-impl ByClass {
+impl ByStratum {
+    fn add(&mut self, stratum: usize, group: usize, value: f64) {
+        let stratum = stratum.min(STRATA - 1);
+        if self.0.len() <= stratum {
+            self.0.resize(stratum + 1, None);
+        }
+        self.0[stratum].get_or_insert_default().add(group, value);
+    }
+
+    /// The strata with values.
+    pub(super) fn all(&self) -> impl Iterator<Item = (usize, &Sums)> {
+        let with_values = |sums: &&Sums| sums.total.0 > 0.0;
+        self.0.iter().enumerate().filter_map(move |(at, sums)| Some((at, sums.as_ref().filter(with_values)?)))
+    }
+
     pub(super) fn count(&self) -> f64 {
-        self.0.iter().map(|sums| sums.total.0).sum()
+        self.count_in(0..STRATA)
+    }
+
+    fn count_in(&self, strata: Range<usize>) -> f64 {
+        self.all().filter(|(stratum, _)| strata.contains(stratum)).map(|(_, sums)| sums.total.0).sum()
     }
 
     /// The quantile `rank` (0 to 1), to the width of a bin. `None` without values.
@@ -170,7 +197,7 @@ impl ByClass {
         let wanted = rank.clamp(0.0, 1.0) * count;
         let mut below = 0.0;
         let bin = (0..BINS).find(|bin| {
-            below += self.0.iter().map(|sums| f64::from(sums.bins[*bin])).sum::<f64>();
+            below += self.all().map(|(_, sums)| f64::from(sums.bins[*bin])).sum::<f64>();
             below > 0.0 && below >= wanted
         })?;
         Some(SMALLEST * BIN.powf(bin as f64 + 0.5))
@@ -180,7 +207,7 @@ impl ByClass {
 /// The measurements of one arm. `Counts` are by group of units.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ArmLedger {
-    pub(super) quantities: [ByClass; Quantity::ALL.len()],
+    pub(super) quantities: [ByStratum; Quantity::ALL.len()],
     /// All assigned requests, counted at assignment.
     #[serde(default)]
     pub(super) assigned: Counts,
@@ -258,7 +285,7 @@ impl ArmLedger {
         }
         for (quantity, value) in self.quantities.iter_mut().zip(observation.values) {
             if let Some(value) = value {
-                quantity.0[observation.class].add(group, value);
+                quantity.add(observation.stratum, group, value);
             }
         }
     }
@@ -296,8 +323,8 @@ impl ArmLedger {
 
     /// The mean of a quantity; `None` without values.
     pub fn mean(&self, quantity: Quantity) -> Option<f64> {
-        let sums = &self.quantities[quantity as usize].0;
-        let (count, sum) = sums.iter().fold((0.0, 0.0), |(count, sum), one| (count + one.total.0, sum + one.total.1));
+        let sums = self.quantities[quantity as usize].all();
+        let (count, sum) = sums.fold((0.0, 0.0), |(count, sum), (_, one)| (count + one.total.0, sum + one.total.1));
         (count > 0.0).then(|| sum / count)
     }
 
@@ -306,8 +333,60 @@ impl ArmLedger {
         self.quantities[quantity as usize].count() as u64
     }
 
-    /// Values of a quantity in each length class.
-    pub fn counts(&self, quantity: Quantity) -> [u64; CLASSES] {
-        std::array::from_fn(|class| self.quantities[quantity as usize].0[class].total.0 as u64)
+    /// Values of a quantity in the class at this position.
+    pub fn count_in_class(&self, quantity: Quantity, class: usize) -> u64 {
+        self.quantities[quantity as usize].count_in(class * RANGES..(class + 1) * RANGES) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served(stratum: usize) -> Observation {
+        Observation {
+            origin: Origin::default(),
+            blamed: true,
+            stratum,
+            cell: 1,
+            values: [Some(0.1); Quantity::ALL.len()],
+            ending: Ending::Completed,
+            missed: None,
+            fell_back: false,
+            cached: None,
+            answer: Answer::default(),
+        }
+    }
+
+    #[test]
+    fn a_stratum_is_a_class_and_a_range_of_lengths_and_their_number_is_bounded() {
+        assert_eq!([stratum(0, 511), stratum(0, 512), stratum(1, 40_000)], [0, 1, 9]);
+        assert_eq!(stratum(usize::MAX, u64::MAX), STRATA - 1);
+        let mut ledger = ArmLedger::default();
+        for observation in [stratum(0, 10), stratum(0, 600), stratum(1, 6_000), usize::MAX].map(served) {
+            ledger.add(&observation);
+        }
+        let in_class = |class| ledger.count_in_class(Quantity::E2el, class);
+        assert_eq!([in_class(0), in_class(1), in_class(2), in_class(MAX_CLASSES)], [2, 1, 0, 1]);
+        assert_eq!(ledger.count(Quantity::E2el), 4);
+    }
+
+    #[test]
+    fn ledgers_that_an_earlier_version_saved_are_read_and_go_on() {
+        let mut saved = serde_json::to_value(ArmLedger::default()).unwrap();
+        let ranges: Vec<Sums> = (0..5)
+            .map(|range| {
+                let mut sums = Sums::default();
+                (0..range).for_each(|_| sums.add(1, 0.1));
+                sums
+            })
+            .collect();
+        saved["quantities"][Quantity::E2el as usize] = serde_json::to_value(&ranges).unwrap();
+        let mut ledger: ArmLedger = serde_json::from_value(saved).unwrap();
+        assert_eq!((ledger.count(Quantity::E2el), ledger.mean(Quantity::E2el)), (10, Some(0.1)));
+        ledger.add(&served(stratum(1, 6_000)));
+        assert_eq!([0, 1].map(|class| ledger.count_in_class(Quantity::E2el, class)), [10, 1]);
+        let again: ArmLedger = serde_json::from_value(serde_json::to_value(&ledger).unwrap()).unwrap();
+        assert_eq!(again, ledger);
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::unit::UnitHash;
-use sluice_config::{Config, Guardrail, ModelScope, RampStep, Shadow, Sticky, Traffic};
+use sluice_config::{Config, Guardrail, ModelScope, OTHER_CLASS, RampStep, Shadow, Sticky, Traffic};
 use sluice_core::base::ModelId;
 
 /// One experiment.
@@ -34,6 +34,8 @@ pub struct ExperimentPlan {
     pub identity: u64,
     /// How the experiment is judged.
     pub rules: Rules,
+    /// The classes of the configuration, and last of requests that are in none.
+    pub classes: Vec<String>,
     /// Whether the same pools and backends serve all arms, so that requests of all arms wait for
     /// the same room.
     pub shares_pools: bool,
@@ -41,7 +43,7 @@ pub struct ExperimentPlan {
     /// Whether requests for undeclared models take part.
     undeclared: bool,
     keys: Vec<String>,
-    classes: Vec<usize>,
+    homes: Vec<usize>,
     traffic: Traffic,
     ramp: Vec<RampStep>,
 }
@@ -115,21 +117,22 @@ impl ExperimentPlan {
                 guardrail: experiment.guardrail.clone(),
                 promote: experiment.promote,
             },
+            classes: config.classes.iter().map(|class| &*class.name).chain([OTHER_CLASS]).map(str::to_owned).collect(),
             shares_pools: shares_pools(experiment, config),
             models: experiment.models.clone(),
             keys: experiment.keys.clone(),
-            classes: experiment.classes.iter().map(|pool| pool.index()).collect(),
+            homes: experiment.classes.iter().map(|pool| pool.index()).collect(),
             traffic: experiment.traffic.clone(),
             ramp: experiment.ramp.clone(),
         }
     }
 
-    /// Whether requests of this model (`None`: undeclared), key and class (the position of the home
-    /// pool) may take part.
-    pub fn is_for(&self, model: Option<ModelId>, key: Option<&str>, class: usize) -> bool {
+    /// Whether requests of this model (`None`: undeclared), key and home pool (the position) may
+    /// take part.
+    pub fn is_for(&self, model: Option<ModelId>, key: Option<&str>, home: usize) -> bool {
         model.map_or(self.undeclared, |model| self.models.includes(model))
             && (self.keys.is_empty() || key.is_some_and(|key| self.keys.iter().any(|name| name == key)))
-            && (self.classes.is_empty() || self.classes.contains(&class))
+            && (self.homes.is_empty() || self.homes.contains(&home))
     }
 
     /// The share of units that take part this long after the ramp began.

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::assign::Experiment;
 use super::compare::{Rates, quantile};
 use super::diagnosis::{Diagnosis, diagnose};
-use super::ledger::{ArmLedger, CLASSES, Quantity};
-use super::plan::ArmPlan;
+use super::ledger::{ArmLedger, Quantity};
+use super::plan::{ArmPlan, ExperimentPlan};
 use super::shadow::CopyOutcome;
 use super::state::{Decision, Moment, Phase};
 use super::verdict::{Comparison, Conclusion, compare};
@@ -88,9 +88,9 @@ pub struct ArmReport {
     pub missed: (u64, u64),
     /// Requests that were served without the arm, because it could not serve them.
     pub fell_back: u64,
-    /// Completed requests by length of the prompt: below 512, 2,048, 8,192, 32,768 tokens, and
-    /// more.
-    pub lengths: [u64; CLASSES],
+    /// Completed requests by class, without classes that have none.
+    #[serde(default)]
+    pub classes: Vec<(String, u64)>,
     /// How answers ended and were rated.
     #[serde(default)]
     pub quality: QualityReport,
@@ -235,7 +235,7 @@ impl ExperimentReport {
                 failed: ledger.failed(),
                 missed: ledger.missed(),
                 fell_back: ledger.fell_back(),
-                lengths: ledger.counts(Quantity::E2el),
+                classes: by_class(plan, ledger),
                 quality: QualityReport {
                     finish: ledger.quality().finish(),
                     refused: ledger.quality().refused(),
@@ -272,6 +272,12 @@ fn waiting(Experiment { plan, state }: &Experiment, arm: usize) -> Option<String
     let (model, _) = model.as_ref().filter(|_| state.is_waiting(arm) && state.phase() != Phase::Stopped)?;
     let what = if shadow.is_some() { "it gets no copies" } else { "no request takes part" };
     Some(format!("the arm {name} waits: no ready backend serves the model {model}; {what} until one does"))
+}
+
+fn by_class(plan: &ExperimentPlan, ledger: &ArmLedger) -> Vec<(String, u64)> {
+    let count = |class| ledger.count_in_class(Quantity::E2el, class);
+    let each = plan.classes.iter().enumerate().map(|(class, name)| (name.clone(), count(class)));
+    each.filter(|(_, count)| *count > 0).collect()
 }
 
 fn quantities(ledger: &ArmLedger, clustered: bool, confidence: f64) -> Vec<QuantityReport> {

@@ -31,7 +31,7 @@ pub(super) fn experiment(name: &str, keys: &str) -> String {
 
 /// The arm of a user of model `m`.
 fn arm_of(set: &ExperimentSet, user: u64) -> Option<(String, usize)> {
-    let subject = Subject { model: Some(ModelId::new(0)), key: None, class: 0 };
+    let subject = Subject { model: Some(ModelId::new(0)), key: None, home: 0, stratum: 0 };
     let unit = Unit::new(format!("user-{user}").as_bytes());
     let assigned = set.assign(&subject, |_| Some(unit), |_| true)?;
     Some((assigned.arm().label.to_string(), assigned.arm))
@@ -42,7 +42,7 @@ fn completed(seconds: f64, cell: u16, answer: Answer) -> Observation {
     Observation {
         origin: Origin::default(),
         blamed: true,
-        class: 0,
+        stratum: 0,
         cell,
         values: [Some(seconds); Quantity::ALL.len()],
         ending: Ending::Completed,
@@ -62,7 +62,7 @@ fn five_million_units_hit_the_weights_and_two_gateways_agree_on_every_one() {
     const UNITS: u64 = 5_000_000;
     let config = config(&experiment("x", ""));
     let [one, other] = [(); 2].map(|()| Experiments::default().configure(&config));
-    let subject = Subject { model: Some(ModelId::new(0)), key: None, class: 0 };
+    let subject = Subject { model: Some(ModelId::new(0)), key: None, home: 0, stratum: 0 };
     let mut counts = [0u64; 2];
     for user in 0..UNITS {
         let arm = |set: &ExperimentSet| {
@@ -153,8 +153,8 @@ fn groups_are_independent_of_arms_and_equally_large() {
 fn only_requests_that_it_is_for_take_part() {
     let text = "[auth]\nkeys = [{ name = \"a\", sha256 = \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\" }]\n";
     let set = set(&(text.to_owned() + &experiment("x", "keys = [\"a\"]\nclasses = [\"p\"]")));
-    let takes_part = |model: usize, key: Option<&str>, class: usize, may_use: bool| {
-        let subject = Subject { model: Some(ModelId::new(model)), key, class };
+    let takes_part = |model: usize, key: Option<&str>, home: usize, may_use: bool| {
+        let subject = Subject { model: Some(ModelId::new(model)), key, home, stratum: 0 };
         set.assign(&subject, |_| Some(Unit::new(b"u")), |_| may_use).is_some()
     };
     assert!(takes_part(0, Some("a"), 0, true));
@@ -162,7 +162,7 @@ fn only_requests_that_it_is_for_take_part() {
     assert!(!takes_part(0, Some("b"), 0, true) && !takes_part(0, None, 0, true), "another key");
     assert!(!takes_part(0, Some("a"), 1, true), "another class");
     assert!(!takes_part(0, Some("a"), 0, false), "a key that may not use the models of all arms");
-    let subject = Subject { model: Some(ModelId::new(0)), key: Some("a"), class: 0 };
+    let subject = Subject { model: Some(ModelId::new(0)), key: Some("a"), home: 0, stratum: 0 };
     assert!(set.assign(&subject, |_| None, |_| true).is_none(), "nothing to be sticky by");
 }
 
@@ -173,7 +173,7 @@ fn models_that_are_not_declared_take_part_where_every_arm_serves_them_as_they_ar
             "[[experiment]]\nname = \"x\"\nmodels = [{models}]\n[[experiment.arm]]\nname = \"a\"\nweight = 50\n\
              [[experiment.arm]]\nname = \"b\"\nweight = 50\n{arm}\n"
         );
-        let subject = Subject { model: None, key: None, class: 0 };
+        let subject = Subject { model: None, key: None, home: 0, stratum: 0 };
         set(&text).assign(&subject, |_| Some(Unit::new(b"u")), |_| true).is_some()
     };
     assert!(takes_part("\"*\"", "pool = \"p\""));
@@ -379,7 +379,7 @@ fn the_budget_of_a_shadow_arm_bounds_its_copies_in_flight_and_their_rate() {
         .replace("weight = 40", "shadow = { share = 1.0, in_flight = 2, per_second = 10.0 }");
     let experiments = Experiments::default();
     let set = experiments.configure(&config(&text));
-    let subject = Subject { model: Some(ModelId::new(0)), key: None, class: 0 };
+    let subject = Subject { model: Some(ModelId::new(0)), key: None, home: 0, stratum: 0 };
     let assigned = set.assign(&subject, |_| Some(Unit::new(b"user")), |_| true).unwrap();
     assert_eq!(assigned.arm, 0, "a shadow arm has no units");
     let (now, mut number) = (tokio::time::Instant::now(), 0);
@@ -412,7 +412,7 @@ fn a_share_of_the_requests_is_copied_and_a_shadow_arm_is_not_promoted_by_itself(
         .replace("weight = 40", "shadow = { share = 0.25, in_flight = 1024, per_second = 10000.0 }");
     let experiments = Experiments::default();
     let set = experiments.configure(&config(&text));
-    let subject = Subject { model: Some(ModelId::new(0)), key: None, class: 0 };
+    let subject = Subject { model: Some(ModelId::new(0)), key: None, home: 0, stratum: 0 };
     let assigned = set.assign(&subject, |_| Some(Unit::new(b"user")), |_| true).unwrap();
     let (start, mut copied) = (tokio::time::Instant::now(), 0);
     for number in 0..10_000_u32 {

@@ -15,6 +15,7 @@ use super::incoming::IncomingRequest;
 use super::keys::ApiKey;
 use super::record::{RecordGuard, Recorder};
 use super::routing_table::{ModelRoute, RoutingTable};
+use crate::experiment::ledger::stratum;
 use crate::experiment::{Assigned, ExperimentPlan, Subject, Unit};
 use sluice_config::Sticky;
 use sluice_core::base::BackendId;
@@ -40,7 +41,7 @@ pub(super) fn assign<R: Recorder>(
     incoming: &IncomingRequest,
     view: &RequestView<'_>,
     model: &ModelRoute,
-    class: usize,
+    home: usize,
     record: &mut RecordGuard<'_, R>,
 ) -> Option<Assigned> {
     if let Some(arm) = &incoming.copy_for {
@@ -54,7 +55,8 @@ pub(super) fn assign<R: Recorder>(
         return None;
     }
     let key = incoming.key.as_ref();
-    let subject = Subject { model: model.declared, key: key.map(|key| &**key.name()), class };
+    let stratum = stratum(record.class_index(), record.estimate.map_or(0, |estimate| estimate.tokens));
+    let subject = Subject { model: model.declared, key: key.map(|key| &**key.name()), home, stratum };
     let may_use = |model| key.is_none_or(|key| key.may_use(Some(model)));
     let assigned = incoming.routing.experiments.assign(&subject, |plan| unit(plan, incoming, view), may_use)?;
     record.arm = Some(Arc::clone(&assigned.arm().label));

@@ -80,6 +80,7 @@ pub(super) async fn prepare<R: Recorder>(
         in_flight.take(&need, permitted_output(&view), incoming.arrived).map_err(|error| key_refusal(key, error))?;
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
+    record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
     // Only the backend that stores a response can continue it, so no experiment assigns it.
     let assign = || assign::assign(incoming, &view, model.route, placement.home, record);
     let assigned = continued.is_none().then(assign).flatten();
@@ -87,7 +88,6 @@ pub(super) async fn prepare<R: Recorder>(
     let target = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
     let (arm, placement) = target.map_or((None, placement), |(arm, placement)| (Some(arm), placement));
     let home = &table.pools[placement.home];
-    record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
     record.set_home(home);
     let arm_name = arm.as_ref().and_then(|arm| arm.model.as_deref());
     let model_of = |name: &str| table.model(name).map(|found| found.route);

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use super::trace::RequestTrace;
 use crate::estimate::PromptEstimate;
-use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
+use crate::experiment::{Assigned, CopyOutcome, Ending, Observation};
 use crate::origin::Origin;
 use sluice_core::meter::StreamStats;
 use sluice_core::openai::{PromptPrefix, Route, ShedReason};
@@ -316,7 +316,7 @@ impl Record {
         Observation {
             origin: self.origin,
             blamed: !(lacked_room && assigned.shares_pools()),
-            class: ledger::length_class(self.estimate.map_or(0, |estimate| estimate.tokens)),
+            stratum: assigned.stratum,
             cell: assigned.cell(),
             values: [
                 ttft.map(seconds),

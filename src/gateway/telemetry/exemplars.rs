@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn both_formats_have_the_same_samples() {
-        let telemetry = crate::telemetry::Telemetry::with(Box::new(Vec::new), None);
+        let admission = testing::admission(tokio::time::Instant::now());
+        let telemetry = crate::telemetry::Telemetry::with(Box::new(move || admission.view()), None);
         telemetry.record(&traced("00"));
         let samples = |page: &str| {
             let own = page.lines().filter(|line| !line.starts_with('#') && !line.starts_with("process_"));

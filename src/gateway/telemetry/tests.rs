@@ -17,7 +17,7 @@ use super::line::{Shown, line};
 use super::testing::{admission, completed, record, spec};
 use super::*;
 use crate::experiment::{CopyOutcome, Ending, ExperimentReport, Experiments, Observation, Quantity};
-use crate::flow::keys::KeyTokens;
+use crate::flow::keys::{KeyInFlight, KeyTokens};
 use crate::flow::owner::KeyWork;
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::flow::{Outcome, Record};
@@ -43,8 +43,12 @@ fn mixed() -> Vec<Record> {
     let failed = |outcome| Record { pool: Some("short".into()), backend: Some("gpu0".into()), ..record(outcome) };
     vec![
         completed(ms(30), ms(6)),
-        Record { home: Some("long".into()), ..completed(ms(900), ms(12)) },
-        Record { retries: smallvec![RetryReason::Connect, RetryReason::StaleConnection], ..completed(ms(50), ms(7)) },
+        Record { home: Some("long".into()), class: Some("long".into()), ..completed(ms(900), ms(12)) },
+        Record {
+            retries: smallvec![RetryReason::Connect, RetryReason::StaleConnection],
+            retried_on: smallvec![[Some("short".into()), Some("gpu0".into())], [Some("long".into()), Some("gpu1".into())]],
+            ..completed(ms(50), ms(7))
+        },
         Record { arm: Some("int8".into()), slo_met: Some(false), ..completed(ms(20), ms(5)) },
         Record { outcome: Outcome::ClientGone, slo_met: None, ..completed(ms(25), ms(6)) },
         record(Outcome::Shed(ShedReason::QueueFull)),
@@ -108,7 +112,7 @@ fn experiment() -> ExperimentReport {
         let observation = Observation {
             origin: Origin::default(),
             blamed: true,
-            class: 0,
+            stratum: 0,
             cell: (number / 2 % 64) as u16,
             values: [Some(seconds); Quantity::ALL.len()],
             ending: Ending::Completed,
@@ -216,7 +220,13 @@ fn a_copy_is_counted_as_no_request_and_is_marked_in_its_line() {
 fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     let admission = admission(Instant::now());
     admission.divide();
-    let telemetry = telemetry_of(admission);
+    let measured = move || {
+        let mut view = admission.view();
+        view[0].backends[0].prefill_seen = Some(Instant::now());
+        view
+    };
+    let telemetry = Telemetry::with(Box::new(measured), None);
+    telemetry.show_clients(ClientView::default);
     telemetry.show_cluster(|| ClusterMetrics {
         standing: "holding",
         standings: vec!["joining", "holding"],
@@ -227,11 +237,18 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     });
     let (minute, day) = (Some((7_000, 6_000)), Some((9, 500)));
     telemetry.show_keys(move || vec![KeyTokens { name: "team-a".into(), minute, day }]);
+    let (requests, tokens) = ((1, Some(8)), (900, None));
+    telemetry.show_keys_in_flight(move || vec![KeyInFlight { name: "team-a".into(), requests, sequences: (1, None), tokens }]);
+    telemetry.show_findings(|| vec![["burst", "short", ""].map(str::to_owned)]);
+    let [pool, backend] = ["short", "gpu0"].map(str::to_owned);
+    telemetry.show_engine_pages(move || {
+        vec![EnginePage { pool: pool.clone(), backend: backend.clone(), running: 3.0, ..EnginePage::default() }]
+    });
     telemetry.show_pool_engines(|| vec![PoolEngines { pool: "short".to_owned(), wanted: 2, start_seconds: 90.0 }]);
     let work = KeyWork { pool: "short".to_owned(), key: "team-a".to_owned(), seconds: 1.5, waiting: 2 };
     telemetry.show_key_work(move || vec![work.clone()]);
-    mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.configured(&with_objectives());
+    mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);
     telemetry.show_experiments(|| vec![experiment()]);
     telemetry.show_tuner(|| TunerView { events: vec![("kept", 3)], ..TunerView::default() }, |_| ());
@@ -290,7 +307,7 @@ fn a_record_of_each_outcome_counts_exactly_once() {
         let counts: f64 = outcomes
             .iter()
             .map(|outcome| {
-                let labels = "arm=\"\",model=\"llama\",outcome=\"";
+                let labels = "arm=\"\",class=\"short\",model=\"llama\",outcome=\"";
                 let rest = "\",pool=\"short\",route=\"chat_completions\"";
                 value(&page, &format!("sluice_requests_total{{{labels}{}{rest}}}", outcome.label()))
             })
@@ -309,7 +326,7 @@ fn a_spilled_request_counts_where_it_ran_and_by_the_class_it_is_of() {
     assert_eq!(value(&page, &format!("sluice_time_to_first_token_seconds_count{request}")), 1.0);
     assert_eq!(value(&page, &format!("sluice_inter_token_latency_seconds_count{request}")), 49.0);
     assert_eq!(value(&page, "sluice_spill_total{from=\"long\",to=\"short\"}"), 1.0);
-    assert_eq!(value(&page, "sluice_queue_wait_seconds_count{pool=\"long\"}"), 1.0);
+    assert_eq!(value(&page, "sluice_queue_wait_seconds_count{class=\"long\",pool=\"long\"}"), 1.0);
     let minute = |pool: &str| telemetry.minute(pool);
     assert_eq!((minute("long").completed, minute("long").spilled, minute("short").completed), (1, 1, 0));
 }

@@ -1,9 +1,11 @@
 //! Sums over the requests of each backend, key and pool since the start, from which findings and
 //! `sluice diagnose` take differences.
 //!
-//! Bounds: [`NAMES_MAX`] names of each kind, names of earlier configurations included; further
-//! requests count as "other". A request costs three look-ups and an uncontended lock each.
+//! Bounds: [`NAMES_MAX`] engines and as many keys, names of earlier configurations included;
+//! further requests count as "other". A request costs a look-up and an uncontended lock, with a key
+//! twice.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -11,17 +13,17 @@ use parking_lot::Mutex;
 use super::series::Bounded;
 use crate::flow::{Outcome, Record};
 
-/// The most backends, keys and pools.
+/// The most engines, and the most keys.
 const NAMES_MAX: usize = 1_024;
 /// The name beyond the bound.
 const OTHER: &str = "other";
 
 type Name = Option<Arc<str>>;
 
-/// Sums by pool, by pool and backend, and by key.
+/// Sums by engine and by key.
 pub struct TotalsTable {
-    pools: Bounded<Name, Mutex<Totals>>,
-    backends: Bounded<[Name; 2], Mutex<Totals>>,
+    /// By home pool, and by pool and backend of the last attempt.
+    engines: Bounded<[Name; 3], Mutex<Totals>>,
     keys: Bounded<Name, Mutex<Totals>>,
 }
 
@@ -36,26 +38,30 @@ pub struct TotalsView {
     pub keys: Vec<(Arc<str>, Totals)>,
 }
 
+impl std::fmt::Debug for TotalsTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TotalsTable").finish_non_exhaustive()
+    }
+}
+
 impl Default for TotalsTable {
     fn default() -> Self {
-        Self { pools: Bounded::new(NAMES_MAX), backends: Bounded::new(NAMES_MAX), keys: Bounded::new(NAMES_MAX) }
+        Self { engines: Bounded::new(NAMES_MAX), keys: Bounded::new(NAMES_MAX) }
     }
 }
 
 impl TotalsTable {
     /// Adds a request.
     pub fn count(&self, record: &Record) {
-        let other = || Some(OTHER.into());
         if record.home.is_none() {
             return;
         }
-        self.pools.get(record.home.clone(), other, |_| Mutex::default()).lock().add(record);
-        if record.backend.is_some() {
-            let name = [record.pool.clone(), record.backend.clone()];
-            self.backends.get(name, || [other(), other()], |_| Mutex::default()).lock().add(record);
-        }
-        for name in &record.retried_on {
-            self.backends.get(name.clone(), || [other(), other()], |_| Mutex::default()).lock().failed += 1.0;
+        let other = || Some(OTHER.into());
+        let engine = |name| self.engines.get(name, || [other(), other(), other()], |_| Mutex::default());
+        engine([record.home.clone(), record.pool.clone(), record.backend.clone()]).lock().add(record);
+        for [pool, backend] in &record.retried_on {
+            // Without a home, because the request counts in its pool once.
+            engine([None, pool.clone(), backend.clone()]).lock().failed += 1.0;
         }
         if record.key.is_some() {
             self.keys.get(record.key.clone(), other, |_| Mutex::default()).lock().add(record);
@@ -64,15 +70,23 @@ impl TotalsTable {
 
     /// The sums so far.
     pub fn view(&self) -> TotalsView {
-        let name = |name: Name| name.unwrap_or_default();
-        let by_name = |table: &Bounded<Name, Mutex<Totals>>| {
-            table.entries().into_iter().map(|(key, totals)| (name(key), *totals.lock())).collect()
-        };
-        let backends = self.backends.entries().into_iter();
+        let (mut pools, mut backends) = (BTreeMap::<_, Totals>::new(), BTreeMap::<_, Totals>::new());
+        for ([home, pool, backend], totals) in self.engines.entries() {
+            let totals = *totals.lock();
+            if let Some(home) = home {
+                let sum = pools.entry(home).or_default();
+                *sum = sum.and(&totals);
+            }
+            if let (Some(pool), Some(backend)) = (pool, backend) {
+                let sum = backends.entry([pool, backend]).or_default();
+                *sum = sum.and(&totals);
+            }
+        }
+        let keys = self.keys.entries().into_iter();
         TotalsView {
-            pools: by_name(&self.pools),
-            backends: backends.map(|(key, totals)| (key.map(name), *totals.lock())).collect(),
-            keys: by_name(&self.keys),
+            pools: pools.into_iter().collect(),
+            backends: backends.into_iter().collect(),
+            keys: keys.map(|(key, totals)| (key.unwrap_or_default(), *totals.lock())).collect(),
         }
     }
 }
@@ -94,11 +108,15 @@ impl Moments {
 
     /// Adds the logarithm of a positive value, with a positive weight.
     pub fn add_weighted(&mut self, value: f64, weight: f64) {
-        let ln = value.ln();
+        self.add_ln(value.ln(), weight);
+    }
+
+    fn add_ln(&mut self, ln: f64, weight: f64) {
         if ln.is_finite() && weight > 0.0 {
             let square = weight * weight;
-            let added = Self { weight, sum: weight * ln, squares: [square, square * ln, square * ln * ln] };
-            *self = self.since(Self::default().since(added));
+            (self.weight, self.sum) = (self.weight + weight, self.sum + weight * ln);
+            let added = [square, square * ln, square * ln * ln];
+            self.squares.iter_mut().zip(added).for_each(|(sum, value)| *sum += value);
         }
     }
 
@@ -188,8 +206,9 @@ impl Totals {
             return;
         }
         let estimated = record.estimate.map_or(0, |estimate| estimate.tokens) as f64;
-        self.prompts.add(estimated);
-        self.prompt_tokens.add_weighted(estimated, estimated);
+        let ln = estimated.ln();
+        self.prompts.add_ln(ln, 1.0);
+        self.prompt_tokens.add_ln(ln, estimated);
         let counted = record.stats.as_ref().and_then(|stats| stats.usage.prompt);
         if let Some((estimate, counted)) = record.estimate.zip(counted) {
             self.estimates.add_weighted(estimate.tokens as f64 / counted as f64, counted as f64);

@@ -104,6 +104,11 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         self.record.class = Some(Arc::clone(classes.name(self.class)));
     }
 
+    /// The position of the class.
+    pub(in crate::flow) fn class_index(&self) -> ClassIndex {
+        self.class
+    }
+
     /// Corrects the class by the length of the prompt as the engine counted it.
     pub(in crate::flow) fn correct_class(&mut self, classes: &Classes, prompt_tokens: u64) {
         let kind = Kind { tokens: prompt_tokens, ..self.kind };

@@ -164,7 +164,7 @@ fn a_record_has_hashes_and_nothing_that_says_who_or_what() {
     assert_eq!(line["backend_ttft_ms"], 30.0);
     // A key that the access log gains later may identify a client; it must be listed here to enter
     // records.
-    let known = "version time route model class pool home backend arm fell_back_from copy stream estimate_tokens estimate_how \
+    let known = "version time route model pool home class backend arm fell_back_from copy stream estimate_tokens estimate_how \
                  prompt_tokens completion_tokens token_events cached_tokens queue_ms connect_ms ttft_ms backend_ttft_ms tpot_ms \
                  e2el_ms total_ms status outcome detail retries slo_met prompt_bytes prefix";
     let known: BTreeSet<&str> = known.split_whitespace().collect();
