@@ -51,6 +51,7 @@ fn strange(number: u32) -> Record {
         refused_model: Some(format!("unknown-{number}").into()),
         route: None,
         home: None,
+        key: None,
         model: None,
         ..record(Outcome::Refused)
     }
@@ -149,9 +150,10 @@ fn resident() -> u64 {
 
 /// Records the requests of ten seconds: many with existing models, and one of each bad kind.
 fn requests(telemetry: &Telemetry, traffic: &[Record], round: u32) {
+    // Spread so that every pool has requests within five minutes, the window of attainment.
     let first = round as usize * 7;
     for index in 0..20 {
-        let mut record = traffic[(first + index) % traffic.len()].clone();
+        let mut record = traffic[(first + 60 * index) % traffic.len()].clone();
         record.request_id = format!("{round}-{index}").into();
         record.upstream_id = record.request_id.clone();
         telemetry.record(&record);

@@ -55,19 +55,19 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bo
     // A fair pool names the keys that use it.
     let is_of_pool = |key: &str| pool.keys.is_empty() || pool.keys.iter().any(|(own, ..)| **own == *key);
     let names: Vec<&str> = now.keys.iter().map(|(key, _)| &**key).filter(|key| is_of_pool(key)).collect();
-    let tokens = |key: &str| now.arrived(before, key).1;
-    let share_of =
-        |tokens: &dyn Fn(&str) -> f64, key: &str| tokens(key) / names.iter().map(|key| tokens(key)).sum::<f64>();
-    let key = *names.iter().max_by(|a, b| tokens(a).total_cmp(&tokens(b)))?;
-    let (share, active) = (share_of(&tokens, key), names.iter().filter(|key| tokens(key) > 0.0).count());
+    let recent: Vec<(f64, f64)> = names.iter().map(|key| now.arrived(before, key)).collect();
+    let share_of = |all: &[(f64, f64)], index: usize| all[index].1 / all.iter().map(|(_, tokens)| tokens).sum::<f64>();
+    let index = (0..names.len()).max_by(|a, b| recent[*a].1.total_cmp(&recent[*b].1))?;
+    let (key, requests, share) = (names[index], recent[index].0, share_of(&recent, index));
+    let active = recent.iter().filter(|(_, tokens)| *tokens > 0.0).count();
     if active < 2 || share <= BUSY_SHARE {
         return None;
     }
     // Longer prompts explain more than the key, unless the key also sends more requests.
     let has_grown = compared.earlier.is_some_and(|(first, seconds)| {
-        let past = |key: &str| before.arrived(first, key).1;
-        let rates = [now.arrived(before, key).0 / minute.span, before.arrived(first, key).0 / seconds];
-        share >= BUSIER * share_of(&past, key) && (rates[0] >= BUSIER * rates[1] || longer(minute).is_none())
+        let past: Vec<(f64, f64)> = names.iter().map(|key| before.arrived(first, key)).collect();
+        let sends_more = requests / minute.span >= BUSIER * past[index].0 / seconds;
+        share >= BUSIER * share_of(&past, index) && (sends_more || longer(minute).is_none())
     });
     let others = names.iter().filter(|other| **other != key).map(|other| now.key(other).since(&before.key(other)));
     let wait = others.fold(Totals::default(), |sum, other| sum.and(&other)).mean_wait();
@@ -77,8 +77,7 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bo
     let percent = share * 100.0;
     let sentence = format!("Key {key} has {percent:.0} % of the work of pool {} while requests wait.", pool.name);
     let evidence = format!(
-        "{percent:.0} % of the tokens of the last minute, {:.0} new requests; {active} keys are active, others wait {wait:.1} s",
-        now.arrived(before, key).0,
+        "{percent:.0} % of the tokens of the last minute, {requests:.0} new requests; {active} keys are active, others wait {wait:.1} s",
     );
     let advice =
         "Ask its owner, limit it (auth.keys: in_flight, tokens_per_minute), or let keys take turns (queue.fair).";

@@ -244,6 +244,14 @@ fn causes_that_look_like_others_are_kept_apart() {
     assert_eq!(waiting, one(Cause::BusyKey, "a"));
     let failing = found(3, |traffic| traffic.engines[1].fails = 0.8);
     assert_eq!(failing, one(Cause::EngineDown, "gpu1"));
+    // The cause at the engines explains why requests wait.
+    let adapters = found(2, |traffic| {
+        (traffic.queue, traffic.wait) = (9.0, 1.0);
+        for engine in &mut traffic.engines {
+            (engine.facts.adapters, engine.facts.waiting) = (Some((4, 2)), 3.0);
+        }
+    });
+    assert_eq!(adapters, ["gpu0", "gpu1"].map(|engine| (Cause::AdaptersWait, engine.to_owned())));
     // One of the engines never computes more than 512 tokens in a step.
     let pieces = found(2, |traffic| {
         for (engine, most) in traffic.engines.iter_mut().zip([4, 2]) {
