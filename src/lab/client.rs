@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use sluice_bench::{Api, Outcome, Record, RequestFailure};
 use sluice_gateway::flow::record::{Outcome as GatewayOutcome, Record as GatewayRecord};
 use sluice_gateway::flow::{ClientGone, Downstream, ResponseHead};
+use sluice_gateway::telemetry::totals::{TotalsTable, TotalsView};
 use sluice_online::observe::Observer;
 
 /// Text that occurs in each token event and in no other event: for completions, and for chats.
@@ -168,18 +169,24 @@ impl Downstream for LabClient {
 pub(crate) struct LastRecord {
     last: Arc<parking_lot::Mutex<Option<Box<GatewayRecord>>>>,
     observer: Arc<Observer>,
+    totals: Arc<TotalsTable>,
     start: Instant,
 }
 
 impl LastRecord {
     /// The recorder of a run that begins at `start`.
     pub(crate) fn new(start: Instant) -> Self {
-        Self { last: Arc::default(), observer: Arc::default(), start }
+        Self { last: Arc::default(), observer: Arc::default(), totals: Arc::default(), start }
     }
 
     /// The observer of the online tuner.
     pub(crate) fn observer(&self) -> &Arc<Observer> {
         &self.observer
+    }
+
+    /// The sums over all requests.
+    pub(crate) fn totals(&self) -> TotalsView {
+        self.totals.view()
     }
 
     /// Takes the record. Only valid right after the caller's own request has ended.
@@ -191,6 +198,7 @@ impl LastRecord {
 impl sluice_gateway::flow::Recorder for LastRecord {
     fn record(&self, record: &GatewayRecord) {
         self.observer.record(record, self.start.elapsed());
+        self.totals.count(record);
         *self.last.lock() = Some(Box::new(record.clone()));
     }
 }

@@ -14,9 +14,11 @@ use std::time::Duration;
 use crate::setup::{EngineChange, EngineSetup, PlantedFault};
 use sluice_bench::result::record::{ServerSample, ServerSide};
 use sluice_core::base::Rng;
+use sluice_core::vllm::metrics::STEP_TOKENS;
 use sluice_gateway::experiment::EngineAdapters;
+use sluice_online::findings::facts::EngineFacts;
 use sluice_online::observe::engines::EngineSample;
-use sluice_sim::engine::SequenceId;
+use sluice_sim::engine::{Admitted, BLOCK_TOKENS, SequenceId};
 use sluice_sim::http::wire::Finish;
 use sluice_sim::real_time::output_collector::{Broken, OutputCollector};
 use sluice_sim::virtual_server::StepEnd;
@@ -109,6 +111,9 @@ pub(crate) struct Engine {
     was_deferring: bool,
     next_sample: Duration,
     fault: Option<PlantedFault>,
+    /// Sums for the metrics page, and the requests without a first token: their time and length.
+    sums: EngineFacts,
+    waits: BySequence<(Duration, u32)>,
 }
 
 /// The server after its start. All adapters in its flags are loaded, even adapters that no request
@@ -144,6 +149,8 @@ impl Engine {
             was_deferring: false,
             next_sample: Duration::ZERO,
             fault: None,
+            sums: EngineFacts::default(),
+            waits: BySequence::default(),
         }
     }
 
@@ -211,6 +218,23 @@ impl Engine {
         }
     }
 
+    /// The values that findings take from the engine's metrics page.
+    pub(crate) fn facts(&self) -> EngineFacts {
+        let (page, flags) = (self.sample(), &self.config.engine);
+        let blocks = if flags.prefix_caching { flags.num_blocks } else { 0 };
+        EngineFacts {
+            running: page.running,
+            waiting: page.waiting,
+            deferred: page.deferred.unwrap_or(0.0),
+            kv_usage: page.kv_usage,
+            preemptions: page.preemptions,
+            progress: self.stats.steps as f64,
+            cache_tokens: Some(u64::from(blocks) * u64::from(BLOCK_TOKENS)),
+            adapters: page.adapters.map(|(slots, used)| (used as u64, slots)),
+            ..self.sums
+        }
+    }
+
     /// Submits a request whose tokens go to `collector`.
     pub(crate) fn submit(
         &mut self,
@@ -236,6 +260,7 @@ impl Engine {
         }
         self.stats.side.prompt_tokens += f64::from(request.prompt_tokens);
         self.streams.insert(id, collector);
+        self.waits.insert(id, (now, request.prompt_tokens));
         let EngineRequest { prompt_tokens, output_tokens, adapter, priority, ref content } = *request;
         let content = content.clone();
         let sequence = Request { id, prompt_tokens, output_tokens, adapter, priority, content, ..Request::default() };
@@ -248,6 +273,7 @@ impl Engine {
     /// Aborts a sequence whose client disconnected. Does nothing if the sequence has already ended.
     pub(crate) fn abort(&mut self, id: SequenceId) {
         if self.streams.remove(&id).is_some() {
+            self.waits.remove(&id);
             self.server.abort(id);
             self.update_next();
         }
@@ -291,6 +317,7 @@ impl Engine {
             EngineChange::Stop => {
                 (self.up, self.hung) = (false, false);
                 self.replace_server(now);
+                self.waits.clear();
                 self.streams.drain().for_each(|(_, collector)| collector.fail(Broken::EngineDead));
             }
             EngineChange::Start => self.up = true,
@@ -332,6 +359,7 @@ impl Engine {
             }
         }
         for (id, _) in &end.refused {
+            self.waits.remove(id);
             self.streams.remove(id).inspect(|collector| collector.fail(Broken::EngineDead));
         }
         !end.emitted.is_empty() || !end.refused.is_empty()
@@ -342,6 +370,7 @@ impl Engine {
         let (running, waiting) = (engine.running() as f64, engine.waiting() as f64);
         let kv_usage = engine.blocks().usage();
         let deferred = engine.deferred();
+        self.count_for_findings(end);
         let (stats, slower) = (&mut self.stats, self.clock.slower);
         stats.steps += 1;
         stats.computed_tokens += u64::from(end.load.tokens);
@@ -362,6 +391,24 @@ impl Engine {
         if at >= self.next_sample && side.samples.len() < MAX_SAMPLES {
             side.samples.push(ServerSample { at: at.as_secs_f64(), running, waiting, kv_usage });
             self.next_sample = at + SAMPLE_INTERVAL;
+        }
+    }
+
+    fn count_for_findings(&mut self, end: &StepEnd) {
+        let of_prompt = |admitted: &Admitted| Some(self.waits.get(&admitted.id)?.1 - admitted.cached_tokens);
+        let prompts: Vec<u32> = end.admitted.iter().filter_map(of_prompt).collect();
+        let (sums, ended) = (&mut self.sums, self.clock.to_run(end.ended));
+        let mut first = 0;
+        for (sent, _) in end.emitted.iter().filter_map(|token| self.waits.remove(&token.id)) {
+            first += 1;
+            sums.ttft = (sums.ttft.0 + ended.saturating_sub(sent).as_secs_f64(), sums.ttft.1 + 1.0);
+        }
+        let from = self.last_step.map_or(end.started, |(_, seen)| seen.max(end.started));
+        let (lasted, later) = (end.ended.saturating_sub(from).as_secs_f64(), (end.emitted.len() - first) as f64);
+        sums.itl = (sums.itl.0 + lasted * self.clock.slower * later, sums.itl.1 + later);
+        for (index, bound) in STEP_TOKENS.iter().enumerate() {
+            sums.large_steps[index] += f64::from(u8::from(f64::from(end.load.tokens) > *bound));
+            sums.large_prompts[index] += prompts.iter().filter(|tokens| f64::from(**tokens) > *bound).count() as f64;
         }
     }
 

@@ -1,5 +1,5 @@
 //! The event queue of the simulation: arrivals, later turns of conversations, changes of engines,
-//! probes, looks of the online tuner and of the autoscaler.
+//! probes, looks of the online tuner, of the autoscaler and for causes of slow requests.
 //!
 //! The events of an engine are in its virtual server. Arrivals are drawn before the run starts, as
 //! `sluice bench` draws them. Events with the same time are taken in the order in which they were
@@ -36,6 +36,8 @@ pub(crate) enum Event {
     Tune,
     /// The autoscaler looks at the pool.
     Scale,
+    /// The gateway looks for causes of slow requests.
+    Look,
 }
 
 /// Events, ordered by time.

@@ -31,6 +31,7 @@ mod job;
 mod event_queue;
 mod tuning;
 mod autoscale;
+mod findings;
 pub mod classes;
 pub mod run;
 pub mod forecast;

@@ -23,6 +23,7 @@ use crate::cluster::Cluster;
 use crate::engine::{Engine, EngineStats};
 use crate::error::LabError;
 use crate::event_queue::{Event, EventQueue};
+use crate::findings::LabFindings;
 use crate::job::{Ended, Job, LabFlow, parsed_request};
 use crate::setup::Lab;
 use crate::tuning::{LabDeployment, LabTuner};
@@ -37,6 +38,7 @@ use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{Admission, Bound, Served};
 use sluice_online::drive::LOOK_INTERVAL;
 use sluice_online::event::Event as TunerEvent;
+use sluice_online::findings::{Finding, LOOK};
 use sluice_online::observe::window::Window;
 use sluice_online::tuner::report::TunerReport;
 use sluice_sim::engine::BLOCK_TOKENS;
@@ -65,6 +67,8 @@ pub struct LabRun {
     pub tuning: Vec<TunerEvent>,
     /// The tuner's estimates at the end.
     pub tuner: Option<TunerReport>,
+    /// Findings that appeared, with the seconds from the start.
+    pub findings: Vec<(f64, Finding)>,
     /// Losses of requests by pool, as the tuner sees them; without a tuner, since the start.
     pub window: Window,
 }
@@ -140,6 +144,7 @@ struct Simulation {
     ended: Arc<Mutex<Vec<Ended>>>,
     tuner: Option<LabTuner>,
     scaler: Option<LabScaler>,
+    findings: LabFindings,
 }
 
 impl Simulation {
@@ -193,6 +198,7 @@ impl Simulation {
             ended: Arc::default(),
             tuner,
             scaler,
+            findings: LabFindings::default(),
             lab,
         };
         simulation.schedule(seed)?;
@@ -202,6 +208,7 @@ impl Simulation {
     /// Adds all events that are known in advance.
     fn schedule(&mut self, seed: u64) -> Result<(), LabError> {
         self.events.add(Duration::ZERO, Event::Probe);
+        self.events.add(LOOK, Event::Look);
         if self.tuner.is_some() {
             self.events.add(LOOK_INTERVAL, Event::Tune);
         }
@@ -272,6 +279,7 @@ impl Simulation {
                 Event::Probe => self.probe(now),
                 Event::Tune => self.tune(now),
                 Event::Scale => self.scale(now),
+                Event::Look => self.look(now),
             }
             woken = true;
         }
@@ -376,6 +384,13 @@ impl Simulation {
         }
     }
 
+    fn look(&mut self, now: Duration) {
+        self.findings.look(now, self.start, &self.flow, (&self.cluster, &self.backends));
+        if self.events.has_requests() || !self.in_flight.is_empty() {
+            self.events.add(now + LOOK, Event::Look);
+        }
+    }
+
     fn arrive(&mut self, now: Duration, traffic: usize, ordinal: u64) {
         let plan = &self.lab.traffic[traffic];
         let due = (!matches!(plan.arrival, Arrival::ClosedLoop { .. })).then_some(now);
@@ -438,6 +453,7 @@ impl Simulation {
     fn result(self) -> LabRun {
         #[cfg(test)]
         self.check_released();
+        let findings = self.findings.appeared;
         let Self {
             lab, events, mut records, in_flight, cluster, clock, learned, tuner, scaler, flow, backends, ..
         } = self;
@@ -457,7 +473,7 @@ impl Simulation {
         let pools: Vec<usize> = (0..lab.config.pools.len()).collect();
         let window = flow.recorder().observer().window(&pools);
         let (tuning, tuner) = tuner.map(LabTuner::result).unzip();
-        LabRun { result, engines, experiments, tuning: tuning.unwrap_or_default(), tuner, window }
+        LabRun { result, engines, experiments, tuning: tuning.unwrap_or_default(), tuner, findings, window }
     }
 }
 

@@ -3,8 +3,10 @@
 //! Each topic has a file. This file holds shared helpers and tests of the default behaviour.
 
 mod autoscale;
+mod classes;
 mod experiments;
 mod faults;
+mod findings;
 mod loops;
 mod measured;
 mod engine_tuner;

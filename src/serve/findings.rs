@@ -139,6 +139,8 @@ impl FindingsService {
             let silent = backend.silent_since.map(|since| Instant::now().saturating_duration_since(since));
             (silent, self.pages.lock().get(&backend.id).map(|(_, facts)| *facts))
         });
+        let in_flight = self.core.learned.key_usage.in_flight().into_iter();
+        facts.in_flight = in_flight.map(|key| (key.name, key.requests.0 as f64, key.tokens.0 as f64)).collect();
         for (pool, own) in view.iter().zip(&mut facts.pools) {
             let keys = work.iter().filter(|key| *key.pool == *pool.name);
             own.keys = keys.map(|key| (key.key.as_str().into(), key.seconds, key.waiting as f64)).collect();

@@ -51,6 +51,7 @@ fn strange(number: u32) -> Record {
         refused_model: Some(format!("unknown-{number}").into()),
         route: None,
         home: None,
+        key: None,
         model: None,
         ..record(Outcome::Refused)
     }
@@ -63,12 +64,16 @@ fn large(shape: &Large) -> Telemetry {
     let config = shape.config();
     let telemetry = Telemetry::with(Box::new(move || admission.view()), None);
     let pools = config.pools.iter();
-    let names: Vec<[String; 2]> = pools
-        .flat_map(|pool| pool.backends.iter().map(|backend| [pool.name.clone(), backend.name.clone()]))
-        .collect();
+    let names: Vec<[String; 2]> =
+        pools.flat_map(|pool| pool.backends.iter().map(|backend| [pool.name.clone(), backend.name.clone()])).collect();
     let engines = names.clone();
     telemetry.show_engines(PHASES.to_vec(), move || {
-        let of = |[pool, backend]: [String; 2]| EngineMetrics { pool, backend, started: Some(1e9), ..EngineMetrics::default() };
+        let of = |[pool, backend]: [String; 2]| EngineMetrics {
+            pool,
+            backend,
+            started: Some(1e9),
+            ..EngineMetrics::default()
+        };
         engines.iter().cloned().map(of).collect()
     });
     telemetry.show_engine_pages(move || {
@@ -85,12 +90,19 @@ fn large(shape: &Large) -> Telemetry {
     });
     telemetry.show_keys_in_flight(move || {
         let count = (10, Some(20));
-        counted.iter().map(|key| KeyInFlight { name: name(key), requests: count, sequences: count, tokens: count }).collect()
+        counted
+            .iter()
+            .map(|key| KeyInFlight { name: name(key), requests: count, sequences: count, tokens: count })
+            .collect()
     });
     telemetry.show_key_work(move || {
-        let of = |pool: &String, key: &String| KeyWork { pool: pool.clone(), key: key.clone(), seconds: 1.5, waiting: 2 };
+        let of =
+            |pool: &String, key: &String| KeyWork { pool: pool.clone(), key: key.clone(), seconds: 1.5, waiting: 2 };
         // Each key uses two pools.
-        keys.iter().enumerate().flat_map(|(index, key)| [0, 1].map(|next| of(&pools[(index + next) % pools.len()], key))).collect()
+        keys.iter()
+            .enumerate()
+            .flat_map(|(index, key)| [0, 1].map(|next| of(&pools[(index + next) % pools.len()], key)))
+            .collect()
     });
     telemetry.configured(&config);
     shape.traffic().iter().for_each(|record| telemetry.record(record));
@@ -121,7 +133,10 @@ fn two_hundred_backends_and_fifty_models_have_a_bounded_page() {
         let count = |label: &str| labels.get(label).map_or(0, BTreeSet::len);
         let pools = 2 * shape.pairs;
         // One more value: a request that was refused early has no pool, class or model.
-        assert_eq!([count("pool"), count("backend"), count("key")], [pools + 1, pools * shape.backends_of_a_pool, KEYS]);
+        assert_eq!(
+            [count("pool"), count("backend"), count("key")],
+            [pools + 1, pools * shape.backends_of_a_pool, KEYS]
+        );
         // Objectives have every class and every model that their rule admits.
         assert!(count("class") > CLASSES && count("model") > 30, "{} {}", count("class"), count("model"));
     }
@@ -135,9 +150,10 @@ fn resident() -> u64 {
 
 /// Records the requests of ten seconds: many with existing models, and one of each bad kind.
 fn requests(telemetry: &Telemetry, traffic: &[Record], round: u32) {
+    // Spread so that every pool has requests within five minutes, the window of attainment.
     let first = round as usize * 7;
     for index in 0..20 {
-        let mut record = traffic[(first + index) % traffic.len()].clone();
+        let mut record = traffic[(first + 60 * index) % traffic.len()].clone();
         record.request_id = format!("{round}-{index}").into();
         record.upstream_id = record.request_id.clone();
         telemetry.record(&record);

@@ -7,7 +7,7 @@ import { KEYS, Rig, TOKEN, live, show, until } from "./rig.mjs";
 
 const VIEWS = ["overview", "latency", "engines", "keys", "experiments", "tuner", "requests"];
 /** Things that a link shows: the address, and a text that is there. */
-const THINGS = { engine: ["#engine=short/gpu1", "Engine short/gpu1"], key: ["#key=team/b", "Key team/b"], request: ["#request=visit/1", "visit/1"] };
+const THINGS = { engine: ["#engine=short/gpu1", "Engine short/gpu1"], key: ["#key=team/b", "Key team/b"] };
 const SECONDS = 170;
 /** Findings need a minute of requests, and two looks at them. */
 const FINDINGS_MS = 120_000;
@@ -216,10 +216,10 @@ async function checks() {
     });
     assert.equal(await text("#nav a[href='#overview'] .count"), String(await page.locator(".findings li").count()));
     await page.locator(".findings li", { hasText: "gpu1" }).locator("text=the engine").click();
-    await page.locator("h2", { hasText: "Engine short/gpu1" }).waitFor();
+    await page.locator("#view h2", { hasText: "Engine short/gpu1" }).waitFor();
     await page.goBack();
     await page.locator(".findings li").first().locator("text=latency since then").click();
-    await page.locator("h2", { hasText: "pool short" }).waitFor();
+    await page.locator("#view h2", { hasText: "pool short" }).waitFor();
     assert.ok(await page.locator(".chart .curve").count() >= 4);
   });
 
@@ -257,10 +257,10 @@ async function checks() {
   });
 
   await check("a link to a thing shows it, also after a reload", async () => {
-    for (const [address, said] of Object.values(THINGS)) {
+    for (const [address, said] of [...Object.values(THINGS), ["#request=visit/1", "visit/1"]]) {
       await page.goto(rig.admin + "/" + address);
       await page.reload();
-      await page.locator("h2", { hasText: said }).waitFor();
+      await page.locator("#view h2", { hasText: said }).waitFor();
     }
     await page.goto(rig.admin + "/#engine=short/none");
     await page.locator("[role=alert]", { hasText: "no engine short/none" }).waitFor();
@@ -292,11 +292,12 @@ async function checks() {
         if (view === "requests") await on.locator("table a.link").first().click();
         if (view === "overview") await row("gpu0", on).locator("summary").click();
         assert.deepEqual(await violations(on), [], view);
+        await on.evaluate(() => scrollTo(0, 0));
         await on.screenshot({ path: `${shots}/${colorScheme === "light" ? "desktop" : "dark"}-${view}.png`, fullPage: true });
       }
       for (const [name, [address, said]] of Object.entries(THINGS)) {
         await on.goto(rig.admin + "/" + address);
-        await on.locator("h2", { hasText: said }).waitFor();
+        await on.locator("#view h2", { hasText: said }).waitFor();
         assert.deepEqual(await violations(on), [], name);
         await on.screenshot({ path: `${shots}/${colorScheme === "light" ? "desktop" : "dark"}-${name}.png`, fullPage: true });
       }
@@ -309,7 +310,7 @@ async function checks() {
     const phone = await rig.page({ width: 390, height: 844 });
     for (const view of [...VIEWS, "engine", "key"]) {
       if (THINGS[view]) await phone.goto(rig.admin + "/" + THINGS[view][0]); else await show(phone, view);
-      if (THINGS[view]) await phone.locator("h2", { hasText: THINGS[view][1] }).waitFor();
+      if (THINGS[view]) await phone.locator("#view h2", { hasText: THINGS[view][1] }).waitFor();
       const [wide, room] = await phone.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
       assert.ok(wide <= room, `${view}: ${wide} px of ${room}`);
       await phone.screenshot({ path: `${shots}/phone-${view}.png`, fullPage: true });

@@ -7,7 +7,7 @@ import { engineLink, link } from "./links.js";
 const FAIL = ["silent_engine", "engine_down"];
 /** Seconds after a start in which the gateway cannot compare yet. */
 const YOUNG = 90;
-/** Seconds before the begin of a cause that a link shows. */
+/** Seconds before the beginning of a cause that a link shows. */
 const BEFORE = 300;
 
 export const kind = finding => FAIL.includes(finding.cause) ? "bad" : "warn";

@@ -61,7 +61,7 @@ function keyCard(row, { report, status }) {
     row.found.length > 0 && list(row.found, status),
     minute && h("div", { class: "tiles" },
       tile(count(minute.requests), "", "requests"), tile(count(minute.lost), "", "shed or failed", minute.lost ? "warn" : ""), tile(count(minute.tokens), "", `tokens, ${percent(row.share, 0)} of all`),
-      tile(minute.work_s === undefined ? NONE : count(minute.work_s), "s", "engine time"), tile(timeText(wait(row)), "", "queue wait"), tile(timeText(minute.engine_ttft_s === undefined ? null : minute.engine_ttft_s * 1000), "", "engine TTFT")),
+      tile(count(minute.work_s), minute.work_s !== undefined && "s", "engine time"), tile(timeText(wait(row)), "", "queue wait"), tile(timeText(minute.engine_ttft_s === undefined ? null : minute.engine_ttft_s * 1000), "", "engine TTFT")),
     uses.some(([, used]) => used) && h("div", { class: "tiles" }, uses.map(([name, used]) => used && (used.limit === undefined ? tile(count(used.used), "", name) : bar(name, used)))),
     requestsOf(report, one => one.key === row.name));
 }

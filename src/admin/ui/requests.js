@@ -4,6 +4,9 @@ import { NONE, clock, count, timeText, words } from "./units.js";
 import { read } from "./actions.js";
 import { engineLink, link } from "./links.js";
 
+/** Slow, and failed, requests that are shown of one key or engine. */
+const OF_ONE = 8;
+
 /** A link to the timeline of a request. */
 function requestLink(id) {
   return h("a", { class: "link mono", href: link({ request: id }), title: id }, id.length > 16 ? id.slice(0, 4) + "…" + id.slice(-8) : id);
@@ -22,8 +25,8 @@ export async function find(id, app) {
 
 /** The slow and the failed requests of a key or an engine, among those that are listed. */
 export function requestsOf(report, is) {
-  const slow = report?.requests.slowest.filter(is) || [], failed = report?.requests.failures.filter(is) || [];
-  return h("div", {},
+  const slow = report?.requests.slowest.filter(is).slice(0, OF_ONE) || [], failed = report?.requests.failures.filter(is).slice(0, OF_ONE) || [];
+  return h("div", { class: "stacked" },
     h("h3", {}, "Among the slowest and the last failed requests"),
     !slow.length && !failed.length && h("p", { class: "empty" }, "None."),
     slow.length > 0 && slowest(slow), failed.length > 0 && failureTable(failed));

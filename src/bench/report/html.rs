@@ -168,7 +168,9 @@ fn meaning(run: &RunResult, by: SliceBy) -> String {
     let classes = &run.config.gateway_classes;
     match by {
         SliceBy::Class if !classes.is_empty() => {
-            let each = classes.iter().map(|class| format!("{}: {}", class.name, class.requests));
+            let found = by.names(run, |_| true);
+            let known = classes.iter().filter(|class| found.contains(&&*class.name));
+            let each = known.map(|class| format!("{}: {}", class.name, class.requests));
             format!("Classes of the gateway by prompt tokens; {}.", each.collect::<Vec<_>>().join("; "))
         }
         SliceBy::Load => "Classes of the load, as it was sent.".to_owned(),

@@ -8,6 +8,7 @@ use super::*;
 use sluice_bench::result::file;
 use sluice_bench::testing::{MockEngine, MockResponse, completion_stream};
 
+mod classes;
 mod lengths;
 
 #[derive(Debug, clap::Parser)]

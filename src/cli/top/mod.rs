@@ -1,7 +1,7 @@
 //! `sluice top`: a live view of a running gateway in the terminal.
 //!
-//! Reads `/admin/status`, `/metrics` and `/admin/requests` of the admin port once a second. While
-//! the gateway does not respond, the view says so and retries. `--once` prints one frame to stdout
+//! Reads `/admin/status`, `/metrics`, `/admin/history` and `/admin/requests` of the admin port once
+//! a second. While the gateway does not respond, the view says so and retries. `--once` prints one frame to stdout
 //! and ends, for scripts. The terminal is restored at the end, after Ctrl-C or a signal, and if the
 //! program panics.
 //!
@@ -47,7 +47,7 @@ const KEY_INTERVAL: Duration = Duration::from_millis(100);
 const KEYS_MAX: usize = 32;
 /// Columns of a frame that is printed without a terminal.
 const COLUMNS: usize = 80;
-/// Rows of a printed frame without backends; most rows with backends.
+/// Rows of a printed frame without backends, findings and classes; most rows with them.
 const FRAME_ROWS: usize = 20;
 const FRAME_ROWS_MAX: usize = 500;
 
@@ -73,9 +73,10 @@ pub fn run(args: &TopArgs) -> ExitCode {
 async fn sample(client: &AdminClient) -> Result<Sample, AdminClientError> {
     let status: Status = client.get("/admin/status").await?;
     let page = client.text("/metrics").await?;
-    // Only this path needs the token.
+    // Only these paths need the token.
+    let recent = client.get("/admin/history").await.unwrap_or_default();
     let requests = client.get("/admin/requests").await.map_err(|error| error.to_string());
-    Ok(Sample::of(status, &page, requests))
+    Ok(Sample::of(status, &page, recent, requests))
 }
 
 /// Prints one frame, with a row for every backend, and without the keys.
@@ -89,7 +90,8 @@ async fn once(client: &AdminClient) -> ExitCode {
 fn frame(sample: Sample, columns: usize) -> String {
     let mut state = State::default();
     state.add(sample);
-    let rows = (FRAME_ROWS + state.backends().count()).min(FRAME_ROWS_MAX);
+    let rows = FRAME_ROWS + state.backends().count() + view::FINDING_ROWS_MAX + view::class_rows(&state);
+    let rows = rows.min(FRAME_ROWS_MAX);
     let size = [columns, rows].map(|size| u16::try_from(size).unwrap_or(u16::MAX));
     // Drawing into memory cannot fail.
     let mut terminal = match Terminal::new(TestBackend::new(size[0], size[1])) {

@@ -5,10 +5,13 @@
 
 use std::collections::VecDeque;
 
+use serde::Deserialize;
+
 use super::histogram::{Histogram, MEASURES};
 use sluice_admin::Status;
 use sluice_admin::snapshot::RequestLists;
 use sluice_admin::status::{BackendStatus, PoolStatus};
+use sluice_gateway::telemetry::{HistoryReport, HistoryRow};
 
 /// Samples whose histograms are kept: the latest, and ten seconds before it.
 const SAMPLES_MAX: usize = 11;
@@ -18,16 +21,32 @@ const SAMPLES_MAX: usize = 11;
 pub(super) struct Sample {
     pub(super) status: Status,
     pub(super) histograms: [Histogram; MEASURES.len()],
+    /// The last five minutes by class, short prompts first; empty if the gateway does not say.
+    pub(super) classes: Vec<HistoryRow>,
     /// The last finished requests, or why they are unknown.
     pub(super) requests: Result<RequestLists, String>,
 }
 
+/// The response to `/admin/history`, without the last hour.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Recent {
+    pub(super) recent: HistoryReport,
+}
+
 impl Sample {
-    /// Makes a sample from the response to `/admin/status`, the metrics page, and the response to
+    /// Makes a sample from the responses to `/admin/status`, `/metrics`, `/admin/history` and
     /// `/admin/requests`.
-    pub(super) fn of(status: Status, page: &str, requests: Result<RequestLists, String>) -> Self {
-        Self { status, histograms: MEASURES.map(|(_, family)| Histogram::parse(page, family)), requests }
+    pub(super) fn of(status: Status, page: &str, recent: Recent, requests: Result<RequestLists, String>) -> Self {
+        let mut classes = recent.recent.classes;
+        classes.retain(|row| row.class.as_ref().is_some_and(|class| !class.is_empty()));
+        classes.sort_by(|one, other| prompt(one).total_cmp(&prompt(other)));
+        Self { status, histograms: MEASURES.map(|(_, family)| Histogram::parse(page, family)), classes, requests }
     }
+}
+
+/// Mean tokens of the prompts of a class.
+pub(super) fn prompt(row: &HistoryRow) -> f64 {
+    row.prompt_tokens as f64 / row.completed.max(1) as f64
 }
 
 /// An action that a key requests.
@@ -50,6 +69,8 @@ pub(super) enum Order {
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub(super) status: Option<Status>,
+    /// See [`Sample`].
+    pub(super) classes: Vec<HistoryRow>,
     /// See [`Sample`]; `None` before the first sample.
     pub(super) requests: Option<Result<RequestLists, String>>,
     pub(super) shows_slowest: bool,
@@ -73,6 +94,7 @@ impl State {
         }
         self.histograms.push_back(sample.histograms);
         self.status = Some(sample.status);
+        self.classes = sample.classes;
         self.requests = Some(sample.requests);
         self.selected = self.selected.min(self.backends().count().saturating_sub(1));
     }
@@ -119,7 +141,7 @@ pub(super) mod tests {
     use super::*;
     use sluice_admin::About;
     use sluice_admin::status::Used;
-    use sluice_gateway::telemetry::{Quantiles, RequestView, WindowStats};
+    use sluice_gateway::telemetry::{Quantiles, RequestView, Tails, WindowStats};
 
     /// A gateway with `backends` backends in two pools, the last backend ejected, after `requests`
     /// requests.
@@ -167,13 +189,20 @@ pub(super) mod tests {
         );
         let slow = RequestView { request_id: "req-1".into(), total_ms: 2_500.0, ..RequestView::default() };
         let requests = RequestLists { kept: 1, slowest: vec![slow], ..RequestLists::default() };
+        let row = |class: &str, prompt_tokens: u64| HistoryRow {
+            class: Some(class.into()),
+            completed: 100,
+            shed: 3,
+            prompt_tokens,
+            ttft_ms: Some(Tails { p50: 21.4, p90: 40.0, p99: 1_088.0 }),
+            ..HistoryRow::default()
+        };
+        let classes = vec![row("long", 900_000), row("", 0), row("short", 20_000)];
+        let recent = HistoryReport { classes, covered_seconds: 50.0, ..HistoryReport::default() };
         Sample::of(
-            Status {
-                about,
-                pools: vec![pool("short", short), pool("long", long)],
-                ..Status::default()
-            },
+            Status { about, pools: vec![pool("short", short), pool("long", long)], ..Status::default() },
             &page,
+            Recent { recent },
             Ok(requests),
         )
     }

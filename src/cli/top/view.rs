@@ -1,5 +1,5 @@
-//! Draws the view with ratatui: pools, backends, a reason, a histogram or the slowest requests, the
-//! keys.
+//! Draws the view with ratatui: findings, pools, classes, backends, a reason, a histogram or the
+//! slowest requests, the keys.
 //!
 //! Made for 80 columns and 24 rows. On smaller screens the histogram goes first, then rows of
 //! pools; backends scroll. A state is a word and, unless `NO_COLOR` is set, a colour.
@@ -13,17 +13,24 @@ use ratatui::widgets::{Bar, BarChart, BarGroup, Cell, Paragraph, Row, Table, Tab
 use super::cells::{bold, header, right};
 use super::histogram::MEASURES;
 use super::slowest;
-use super::state::State;
+use super::state::{State, prompt};
 use crate::cli::status::{ms, span, used, why};
+use crate::cli::terminal::wrapped;
 use sluice_admin::status::{BackendStatus, PoolStatus};
 use sluice_gateway::telemetry::Quantiles;
 
 /// Most pools with a row; the number of pools is shown.
 const POOLS_MAX: usize = 6;
+/// Most classes with a row.
+const CLASSES_MAX: usize = 8;
+/// Most rows of findings.
+pub(super) const FINDING_ROWS_MAX: usize = 4;
 /// Rows of the histogram: title, bars, labels.
 const HISTOGRAM_ROWS: u16 = 8;
-/// Rows that the histogram leaves to the rest.
+/// Rows that the slowest requests leave to the rest; an operator has asked for them.
 const REST_ROWS: u16 = 12;
+/// Rows of backends that the histogram leaves, the header included.
+const BACKEND_ROWS: u16 = 5;
 /// Rows of a usual screen. On a higher screen the histogram grows, at most to twice the rows.
 const USUAL_ROWS: u16 = 24;
 /// Columns for the names of pools and backends on a wide screen, so that the numbers stay next to
@@ -37,17 +44,24 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     let area = frame.area();
     let pools = state.status.as_ref().map_or(0, |status| status.pools.len());
     let pool_rows = u16::try_from(pools.min(POOLS_MAX)).unwrap_or(0) + 1;
+    let findings = findings(state, area);
+    let finding_rows = u16::try_from(findings.len()).unwrap_or(0);
+    let class_rows = u16::try_from(class_rows(state)).unwrap_or(0);
     let backend_rows = u16::try_from(state.backends().count()).unwrap_or(u16::MAX).saturating_add(1);
+    let rest = finding_rows + pool_rows + class_rows + 5;
     // Rows of a large screen that no backend needs.
-    let spare = area.height.saturating_sub(USUAL_ROWS.max(backend_rows.saturating_add(pool_rows + HISTOGRAM_ROWS + 5)));
-    let histogram = match area.height >= HISTOGRAM_ROWS + REST_ROWS {
+    let spare = area.height.saturating_sub(USUAL_ROWS.max(backend_rows.saturating_add(rest + HISTOGRAM_ROWS)));
+    let needed = if state.shows_slowest { REST_ROWS } else { rest + backend_rows.min(BACKEND_ROWS) };
+    let histogram = match area.height >= HISTOGRAM_ROWS + needed {
         true => HISTOGRAM_ROWS + spare.min(HISTOGRAM_ROWS),
         false => 0,
     };
-    let [title, notice, top, middle, reason, bars, _] = Layout::vertical([
+    let [title, notice, first, top, classes, middle, reason, bars, _] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
+        Constraint::Length(finding_rows),
         Constraint::Length(pool_rows),
+        Constraint::Length(class_rows),
         Constraint::Min(2),
         Constraint::Length(2),
         Constraint::Length(histogram),
@@ -57,7 +71,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     frame.render_widget(headline(state), title);
     frame.render_widget(notice_line(state, colours), notice);
     if state.status.is_some() {
+        frame.render_widget(Paragraph::new(findings), first);
         draw_pools(frame, state, top);
+        draw_classes(frame, state, classes);
         draw_backends(frame, state, colours, middle);
         draw_reason(frame, state, reason);
         match &state.requests {
@@ -104,15 +120,32 @@ fn notice_line(state: &State, colours: bool) -> Line<'static> {
     }
 }
 
+/// The rows of the table of classes, with the header; none without classes.
+pub(super) fn class_rows(state: &State) -> usize {
+    if state.classes.is_empty() { 0 } else { state.classes.len().min(CLASSES_MAX) + 1 }
+}
+
+/// The findings in lines, at most a sixth of the screen.
+fn findings(state: &State, area: Rect) -> Vec<Line<'static>> {
+    let all = state.status.iter().flat_map(|status| &status.findings);
+    let most = FINDING_ROWS_MAX.min(usize::from(area.height / 6));
+    let text: String = all.map(|finding| wrapped(&format!("! {}\n", finding.sentence), area.width.into())).collect();
+    let mut lines: Vec<Line<'static>> = text.lines().take(most).map(bold).collect();
+    if text.lines().count() > most
+        && let Some(last) = lines.last_mut()
+    {
+        *last = bold("! more findings: sluice diagnose");
+    }
+    lines
+}
+
 fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
     let pools = state.status.iter().flat_map(|status| &status.pools);
     let all = pools.clone().count();
     let room = name_columns(area.width, 68, pools.clone().map(|pool| pool.name.chars().count()));
     let rows = pools.take(POOLS_MAX).map(|pool| {
         let minute = &pool.last_5_minutes;
-        let of = |quantiles: Option<Quantiles>, which: fn(Quantiles) -> f64| {
-            right(quantiles.map_or_else(|| "-".to_owned(), |quantiles| ms(which(quantiles))))
-        };
+        let of = |quantiles: Option<Quantiles>, which: fn(Quantiles) -> f64| time(quantiles.map(which));
         Row::new([
             Cell::from(without_middle(&pool.name, usize::from(room))),
             right(used(pool.queue)),
@@ -127,18 +160,36 @@ fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
     });
     let first = if all > POOLS_MAX { "first, 5 min" } else { "pool, 5 min" };
     let names = [first, "queue", "req/s", "TTFT P50", "TTFT P99", "TPOT P99", "in slo", "shed", "failed"];
-    let widths = [
-        Constraint::Length(room),
-        Constraint::Length(8),
-        Constraint::Length(7),
-        Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Length(7),
-        Constraint::Length(5),
-        Constraint::Length(6),
-    ];
-    frame.render_widget(Table::new(rows, widths).header(header(&names)), area);
+    frame.render_widget(Table::new(rows, pool_widths(room)).header(header(&names)), area);
+}
+
+/// The columns of pools and classes.
+fn pool_widths(room: u16) -> [Constraint; 9] {
+    [room, 8, 7, 9, 9, 9, 7, 5, 6].map(Constraint::Length)
+}
+
+fn time(value: Option<f64>) -> Cell<'static> {
+    right(value.map_or_else(|| "-".to_owned(), ms))
+}
+
+fn draw_classes(frame: &mut Frame<'_>, state: &State, area: Rect) {
+    let pools = state.status.iter().flat_map(|status| &status.pools);
+    let room = name_columns(area.width, 68, pools.map(|pool| pool.name.chars().count()));
+    let rows = state.classes.iter().take(CLASSES_MAX).map(|row| {
+        Row::new([
+            Cell::from(without_middle(row.class.as_deref().unwrap_or_default(), usize::from(room))),
+            right(format!("{:.0}", prompt(row))),
+            right((row.completed + row.shed + row.failed + row.client_gone + row.refused).to_string()),
+            time(row.ttft_ms.map(|tails| tails.p50)),
+            time(row.ttft_ms.map(|tails| tails.p99)),
+            time(row.tpot_ms.map(|tails| tails.p99)),
+            right(row.attainment.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))),
+            right(row.shed.to_string()),
+            right(row.failed.to_string()),
+        ])
+    });
+    let names = ["class, 5 min", "prompt", "ended", "TTFT P50", "TTFT P99", "TPOT P99", "in slo", "shed", "failed"];
+    frame.render_widget(Table::new(rows, pool_widths(room)).header(header(&names)), area);
 }
 
 /// The columns that `rest`, the other columns, leave to names; on a wide screen not more than the
@@ -252,6 +303,7 @@ mod tests {
     use super::super::state::tests::sample;
     use super::super::state::{Order, State};
     use super::*;
+    use sluice_online::findings::{Cause, Finding};
 
     fn screen(state: &State, columns: u16, rows: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
@@ -305,6 +357,39 @@ mod tests {
         state.fail("no response from the admin port".to_owned());
         let last = screen(&state, 80, 24);
         assert!(last.contains("trying again (1)") && last.contains("short/gpu0"), "{last}");
+    }
+
+    #[test]
+    fn findings_are_the_first_lines_and_leave_room_for_the_rest() {
+        let finding = |subject: &str| Finding {
+            cause: Cause::SlowEngine,
+            pool: "short".to_owned(),
+            subject: subject.to_owned(),
+            sentence: format!("Engine {subject} of pool short is 9.8 times as slow as the others."),
+            evidence: String::new(),
+            advice: String::new(),
+            since_seconds: 30.0,
+        };
+        let with = |findings: Vec<Finding>| {
+            let mut sample = sample(2, 100);
+            sample.status.findings = findings;
+            let mut state = State::default();
+            state.add(sample);
+            screen(&state, 80, 24)
+        };
+        let one = with(vec![finding("gpu1")]);
+        assert_eq!(
+            one.lines().nth(2),
+            Some("! Engine gpu1 of pool short is 9.8 times as slow as the others."),
+            "{one}"
+        );
+        let many = with((0..9).map(|number| finding(&format!("gpu{number}"))).collect());
+        assert_eq!(many.lines().nth(5), Some("! more findings: sluice diagnose"), "{many}");
+        let rows: Vec<&str> = many.lines().filter(|line| line.starts_with("long")).collect();
+        assert!(
+            rows.len() == 3 && rows[1].contains("9000      103   21.4 ms    1.09 s"),
+            "pool, class, backend: {many}"
+        );
     }
 
     #[test]

@@ -39,6 +39,20 @@ fn every_configuration_has_a_class_of_short_and_one_of_long_prompts() {
 }
 
 #[test]
+fn the_strictest_share_of_a_class_with_objectives_is_the_share_of_a_pool() {
+    let share = |text: &str| {
+        let config = read(&format!("{POOL}{text}")).expect("a valid configuration").config;
+        crate::attainment(&config.classes, &config.pools[0])
+    };
+    let class = |name: &str, slo: &str| format!("[[class]]\nname = \"{name}\"\nslo = {{ {slo} }}\n");
+    assert_eq!(share("[slo]\nttft = \"1s\"\nattainment = 0.8\n"), 0.8);
+    let loose = class("a", "ttft = \"1s\", attainment = 0.5");
+    assert_eq!(share(&loose), 0.5);
+    assert_eq!(share(&(loose.clone() + &class("b", "e2el = \"9s\", attainment = 0.9"))), 0.9);
+    assert_eq!(share(&(loose + &class("b", "attainment = 0.9"))), 0.5, "a class without objectives has no share");
+}
+
+#[test]
 fn more_ends_give_more_classes_up_to_the_bound() {
     let three = pools(&[("max = \"2k\"", ""), ("min = \"2k\", max = \"16k\"", ""), ("min = \"16k\"", "")]);
     let expected = [("short", 0, Some(2_000)), ("medium", 2_000, Some(16_000)), ("long", 16_000, None)];

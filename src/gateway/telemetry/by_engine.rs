@@ -116,7 +116,9 @@ impl ByEngine {
         let listed = listed.map(|[pool, backend, _]| [pool, backend]);
         let listed: HashSet<[Name; 2]> = listed.filter(|name| name.iter().any(|part| text(part) != OTHER)).collect();
         let pools = view();
-        let names = |pool: &PoolView| pool.backends.iter().map(|own| [Arc::clone(&pool.name), Arc::clone(&own.name)]).collect::<Vec<_>>();
+        let names = |pool: &PoolView| {
+            pool.backends.iter().map(|own| [Arc::clone(&pool.name), Arc::clone(&own.name)]).collect::<Vec<_>>()
+        };
         let present: HashSet<[Name; 2]> = pools.iter().flat_map(names).map(|name| name.map(Some)).collect();
         if !self.merges_classes() {
             self.merge_classes(present.len());
@@ -125,9 +127,11 @@ impl ByEngine {
         if !gone.is_empty() {
             let stays = |[pool, backend, _]: &[Name; 3]| !gone.contains(&[pool.clone(), backend.clone()]);
             self.keep_backends(stays);
-            self.retried.retain(|name| stays(name) || {
-                let _ = self.retries.remove_label_values(&name.each_ref().map(text));
-                false
+            self.retried.retain(|name| {
+                stays(name) || {
+                    let _ = self.retries.remove_label_values(&name.each_ref().map(text));
+                    false
+                }
             });
         }
         pools
@@ -142,29 +146,33 @@ impl ByEngine {
 
     /// Forgets the other pairs of backend and class.
     fn keep_backends(&self, is_wanted: impl Fn(&[Name; 3]) -> bool) {
-        self.backends.retain(|name| is_wanted(name) || {
-            let [pool, backend, class] = name.each_ref().map(text);
-            for outcome in Outcome::LABELS {
-                let _ = self.requests.remove_label_values(&[pool, backend, class, outcome]);
+        self.backends.retain(|name| {
+            is_wanted(name) || {
+                let [pool, backend, class] = name.each_ref().map(text);
+                for outcome in Outcome::LABELS {
+                    let _ = self.requests.remove_label_values(&[pool, backend, class, outcome]);
+                }
+                let _ = self.ttft.remove_label_values(&[pool, backend, class]);
+                let _ = self.tpot.remove_label_values(&[pool, backend, class]);
+                false
             }
-            let _ = self.ttft.remove_label_values(&[pool, backend, class]);
-            let _ = self.tpot.remove_label_values(&[pool, backend, class]);
-            false
         });
     }
 
     /// Forgets the other pairs of key and class. All pairs of a key share one histogram.
     fn keep_keys(&self, is_wanted: impl Fn(&[Name; 2]) -> bool) {
-        self.keys.retain(|name| is_wanted(name) || {
-            let [key, class] = name.each_ref().map(text);
-            for outcome in Outcome::LABELS {
-                let _ = self.key_requests.remove_label_values(&[key, class, outcome]);
+        self.keys.retain(|name| {
+            is_wanted(name) || {
+                let [key, class] = name.each_ref().map(text);
+                for outcome in Outcome::LABELS {
+                    let _ = self.key_requests.remove_label_values(&[key, class, outcome]);
+                }
+                let _ = self.key_prompt.remove_label_values(&[key, class]);
+                let _ = self.key_generation.remove_label_values(&[key, class]);
+                let _ = self.key_ttft.remove_label_values(&[key, class]);
+                let _ = self.key_wait.remove_label_values(&[key]);
+                false
             }
-            let _ = self.key_prompt.remove_label_values(&[key, class]);
-            let _ = self.key_generation.remove_label_values(&[key, class]);
-            let _ = self.key_ttft.remove_label_values(&[key, class]);
-            let _ = self.key_wait.remove_label_values(&[key]);
-            false
         });
     }
 

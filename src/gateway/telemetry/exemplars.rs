@@ -128,7 +128,9 @@ mod tests {
         let lines: Vec<&str> = page.lines().filter(|line| line.contains(" # ")).collect();
         let [bounded, last] = lines[..] else { panic!("{page}") };
         assert!(
-            bounded.starts_with("sluice_queue_wait_seconds_bucket{class=\"short\",pool=\"a\\\"b\",le=\"0.25\"} 3 # {trace_id="),
+            bounded.starts_with(
+                "sluice_queue_wait_seconds_bucket{class=\"short\",pool=\"a\\\"b\",le=\"0.25\"} 3 # {trace_id="
+            ),
             "{bounded}"
         );
         assert!(

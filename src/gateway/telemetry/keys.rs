@@ -27,7 +27,8 @@ pub(super) fn add_tokens(keys: &[KeyTokens], page: &mut Page) {
 
 pub(super) fn add_in_flight(keys: &[KeyInFlight], page: &mut Page) {
     for key in keys {
-        for (unit, (used, limit)) in [("requests", key.requests), ("sequences", key.sequences), ("tokens", key.tokens)] {
+        for (unit, (used, limit)) in [("requests", key.requests), ("sequences", key.sequences), ("tokens", key.tokens)]
+        {
             page.add(&families::KEY_IN_FLIGHT, &[&key.name, unit], used as f64);
             if let Some(limit) = limit {
                 page.add(&families::KEY_IN_FLIGHT_LIMIT, &[&key.name, unit], limit as f64);

@@ -118,7 +118,10 @@ mod tests {
     #[test]
     fn in_many_pools_classes_merge_before_models() {
         let merge = Merge::of(&Large { pairs: 10, backends_of_a_pool: 4, models_of_a_pair: 3 }.config());
-        assert_eq!([merge.class("class-3"), merge.class(""), merge.model("short-1", "model-5")], [ALL_CLASSES, "", "model-5"]);
+        assert_eq!(
+            [merge.class("class-3"), merge.class(""), merge.model("short-1", "model-5")],
+            [ALL_CLASSES, "", "model-5"]
+        );
         let more = Merge::of(&MANY_POOLS.config());
         assert_eq!([more.class("class-3"), more.model("short-1", "model-3")], [ALL_CLASSES, OTHER]);
     }
@@ -147,17 +150,16 @@ mod tests {
         let of_new = Record { key: Some("new".into()), class: Some("huge".into()), ..records[0].clone() };
         telemetry.record(&of_new);
         telemetry.record(&records[0]);
-        let count = "sluice_time_to_first_token_seconds_count{arm=\"\",class=\"huge\",model=\"model-0\",pool=\"short-0\"} 1";
+        let count =
+            "sluice_time_to_first_token_seconds_count{arm=\"\",class=\"huge\",model=\"model-0\",pool=\"short-0\"} 1";
         assert!(telemetry.page().contains(count), "{}", telemetry.page());
         assert!(shown(&telemetry, "sluice_key_queue_wait_seconds_count{key=\"new\"} 1"));
     }
 
     #[test]
     fn a_backend_that_left_its_pool_leaves_the_page() {
-        let telemetry = Telemetry::with(
-            Box::new(|| super::super::testing::admission(tokio::time::Instant::now()).view()),
-            None,
-        );
+        let telemetry =
+            Telemetry::with(Box::new(|| super::super::testing::admission(tokio::time::Instant::now()).view()), None);
         let record = completed(Duration::from_millis(30), Duration::from_millis(5));
         telemetry.record(&record);
         telemetry.record(&Record { backend: Some("pod-1".into()), ..record });

@@ -204,7 +204,9 @@ impl SeriesTable {
     }
 
     fn begin_again(&self) {
-        for vec in [&self.ttft, &self.tpot, &self.duration, &self.other_duration, &self.queue_wait, &self.estimate_ratio] {
+        for vec in
+            [&self.ttft, &self.tpot, &self.duration, &self.other_duration, &self.queue_wait, &self.estimate_ratio]
+        {
             vec.reset();
         }
         let counters = [&self.requests, &self.prompt, &self.cached, &self.expected_cached, &self.generation, &self.slo];
@@ -375,9 +377,11 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
 
     /// Keeps the entries whose keys are wanted.
     pub(super) fn retain(&self, is_wanted: impl Fn(&K) -> bool) {
-        self.map.retain(|key, _| is_wanted(key) || {
-            self.len.fetch_sub(1, Ordering::Relaxed);
-            false
+        self.map.retain(|key, _| {
+            is_wanted(key) || {
+                self.len.fetch_sub(1, Ordering::Relaxed);
+                false
+            }
         });
     }
 

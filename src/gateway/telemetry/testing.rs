@@ -181,9 +181,11 @@ impl Large {
         }
         for (pair, name) in self.pools() {
             let first = pair * self.models_of_a_pair;
-            let models: Vec<String> = (first..first + self.models_of_a_pair).map(|model| format!("model-{model}")).collect();
+            let models: Vec<String> =
+                (first..first + self.models_of_a_pair).map(|model| format!("model-{model}")).collect();
             let lengths = if name.starts_with("short") { "max" } else { "min" };
-            text += &format!("[[pool]]\nname = \"{name}\"\nmodels = {models:?}\nprompt_tokens = {{ {lengths} = 4000 }}\n");
+            text +=
+                &format!("[[pool]]\nname = \"{name}\"\nmodels = {models:?}\nprompt_tokens = {{ {lengths} = 4000 }}\n");
             for index in 0..self.backends_of_a_pool {
                 let backend = Self::backend(&name, index);
                 let host = format!("10.0.{pair}.{index}");

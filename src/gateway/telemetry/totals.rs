@@ -177,8 +177,8 @@ pub struct Totals {
     pub tokens: f64,
     /// Lengths of prompts, tokens.
     pub prompts: Moments,
-    /// Lengths of prompts, weighted by the length: where most tokens are.
-    pub prompt_tokens: Moments,
+    /// Lengths of prompts, weighted by the square of the length: few long prompts count most.
+    pub long_prompts: Moments,
     /// Times per output token, seconds.
     pub tpot: Moments,
     /// Sum of the times from sending to the first token, seconds, and their number.
@@ -208,7 +208,7 @@ impl Totals {
         let estimated = record.estimate.map_or(0, |estimate| estimate.tokens) as f64;
         let ln = estimated.ln();
         self.prompts.add_ln(ln, 1.0);
-        self.prompt_tokens.add_ln(ln, estimated);
+        self.long_prompts.add_ln(ln, estimated * estimated);
         let counted = record.stats.as_ref().and_then(|stats| stats.usage.prompt);
         if let Some((estimate, counted)) = record.estimate.zip(counted) {
             self.estimates.add_weighted(estimate.tokens as f64 / counted as f64, counted as f64);
@@ -236,7 +236,7 @@ impl Totals {
             sent: self.sent - before.sent,
             tokens: self.tokens - before.tokens,
             prompts: self.prompts.since(before.prompts),
-            prompt_tokens: self.prompt_tokens.since(before.prompt_tokens),
+            long_prompts: self.long_prompts.since(before.long_prompts),
             tpot: self.tpot.since(before.tpot),
             engine_ttft: (self.engine_ttft.0 - before.engine_ttft.0, self.engine_ttft.1 - before.engine_ttft.1),
             estimates: self.estimates.since(before.estimates),

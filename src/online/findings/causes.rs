@@ -9,14 +9,22 @@ use super::minute::{Compared, Minute, ROOM, VALUES_MIN};
 use super::{Cause, Finding, engines, load};
 use sluice_core::vllm::metrics::STEP_TOKENS;
 
+/// The most that the large steps of an engine say about the next long prompt, and the logarithm of
+/// the chance below which a missing large step is no chance.
+const SURE_STEP: f64 = 0.95;
+const LN_CHANCE: f64 = -9.0;
+
 /// Every cause that is seen now.
 pub(super) fn of(compared: &Compared<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for pool in &compared.now.pools {
         let Some(minute) = Minute::new(compared, pool) else { continue };
-        found.extend(pool.backends.iter().filter_map(|backend| engines::of(&minute, backend)));
+        let of_engines: Vec<Finding> =
+            pool.backends.iter().filter_map(|backend| engines::of(&minute, backend)).collect();
+        let is_explained = !of_engines.is_empty();
+        found.extend(of_engines);
         flags(&minute, &mut found);
-        load::of(&minute, compared, &mut found);
+        load::of(&minute, compared, is_explained, &mut found);
     }
     found
 }
@@ -64,10 +72,10 @@ fn steps(pool: &PoolFacts) -> Option<String> {
     STEP_TOKENS.iter().enumerate().find_map(|(index, tokens)| {
         let large = |engine: &EngineFacts| engine.large_steps[index] / engine.large_prompts[index].max(1.0);
         let (widest, most) = engines.iter().max_by(|a, b| large(&a.1).total_cmp(&large(&b.1)))?;
-        // With the flags of the other engine, this one would have had so many large steps.
-        let expected = |engine: &EngineFacts| engine.large_prompts[index] * large(most).min(1.0);
+        // With the flags of the other engine, no large step would be a very rare chance.
+        let ln_chance = |engine: &EngineFacts| engine.large_prompts[index] * (1.0 - large(most).min(SURE_STEP)).ln();
         let (name, engine) = engines.iter().find(|(_, engine)| {
-            engine.large_steps[index] <= 0.0 && expected(engine) >= VALUES_MIN && most.large_steps[index] >= VALUES_MIN
+            engine.large_steps[index] <= 0.0 && ln_chance(engine) <= LN_CHANCE && most.large_steps[index] >= VALUES_MIN
         })?;
         Some(format!(
             "{name} never computes more than {tokens} tokens in a step, in {:.0} longer prompts; {widest} did in {:.0} steps",

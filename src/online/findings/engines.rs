@@ -11,9 +11,13 @@ use sluice_gateway::telemetry::totals::Totals;
 
 /// An engine is slow from this factor on, with certainty.
 const SLOWER: f64 = 1.5;
-/// An engine of which few requests end is slow if its page shows this factor in each look of a
-/// minute, for at least so many tokens.
-const SLOWER_LIVE: (f64, f64) = (3.0, 40.0);
+/// An engine of which few requests end is slow from this factor on: with certainty, or by its page
+/// in each look of a minute in which it generated, with at least so many tokens in all and in so
+/// many looks.
+const MUCH_SLOWER: f64 = 3.0;
+const LIVE_MIN: (f64, usize) = (40.0, 3);
+/// Values of requests that prove much slower.
+const VALUES_FEW: f64 = 4.0;
 /// A silence is a cause from this many seconds on: with a page that shows no work, and without one.
 const SILENT_S: (f64, f64) = (10.0, 40.0);
 /// The way to an engine is slow if the gateway sees first tokens this much later than the engine,
@@ -23,8 +27,9 @@ const WAY: (f64, f64) = (0.03, 0.4);
 const WAY_MIN: f64 = 20.0;
 /// Preemptions of an engine in a minute.
 const PREEMPTIONS_MIN: f64 = 5.0;
-/// An engine fails if so many requests of a minute, and this share of them, fail there.
-const FAILS: (f64, f64) = (5.0, 0.3);
+/// An engine fails if so many requests of a minute, and this share of them, fail there, in so many
+/// looks: a restart fails requests once.
+const FAILS: (f64, f64, usize) = (5.0, 0.3, 3);
 
 /// The most specific cause at one backend.
 pub(super) fn of(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
@@ -62,7 +67,13 @@ fn failures(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let own = minute.of_backend(backend);
     let share = own.failed / own.ended.max(own.failed);
     let others = others(minute, backend);
-    let fails = own.failed >= FAILS.0 && share >= FAILS.1 && others.failed < 0.5 * share * others.ended.max(1.0);
+    let in_look = |looks: &&[&PoolFacts]| {
+        let failed = |look: &PoolFacts| look.backend(name).map(|own| own.totals.failed);
+        looks.iter().map(|look| failed(look)).reduce(|to, from| Some(to? - from?)).flatten() > Some(0.0)
+    };
+    let persists = minute.looks.windows(2).take(minute.of_minute - 1).filter(in_look).count() >= FAILS.2;
+    let fails =
+        persists && own.failed >= FAILS.0 && share >= FAILS.1 && others.failed < 0.5 * share * others.ended.max(1.0);
     let sentence = if !backend.serves {
         format!("Engine {name} of pool {pool} is {} and gets no requests.", backend.state)
     } else if fails {
@@ -119,8 +130,9 @@ fn adapters(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
 
 fn pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let (own, others) = (minute.of_backend(backend).tpot, others(minute, backend).tpot);
-    let enough = own.count() >= VALUES_MIN && others.count() >= VALUES_MIN;
-    if !enough || own.surely_above(&others) < SLOWER {
+    let bound = if own.count() >= VALUES_MIN { SLOWER } else { MUCH_SLOWER };
+    let enough = own.count() >= VALUES_FEW && others.count() >= VALUES_MIN;
+    if !enough || own.surely_above(&others) < bound {
         return None;
     }
     let requests = format!("{:.0} requests in a minute", own.count());
@@ -133,16 +145,17 @@ fn live_pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
         let (from, to) = (from.backend(name)?.engine?, to.backend(name)?.engine?);
         Some((to.itl.0 - from.itl.0, to.itl.1 - from.itl.1)).filter(|(_, tokens)| *tokens > 0.0)
     };
-    let all = |name: &str| times(minute.before, minute.pool, name).filter(|(_, tokens)| *tokens >= SLOWER_LIVE.1);
+    let all = |name: &str| times(minute.before, minute.pool, name).filter(|(_, tokens)| *tokens >= LIVE_MIN.0);
     let own = all(&backend.name)?;
     let others = minute.pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
     let others = others.filter_map(|other| all(&other.name)).reduce(|a, b| (a.0 + b.0, a.1 + b.1))?;
     let pace = others.0 / others.1;
-    let is_slow = |(seconds, tokens): (f64, f64)| seconds / tokens >= SLOWER_LIVE.0 * pace;
-    let always = minute.looks.windows(2).take(minute.of_minute - 1).all(|looks| {
-        let [to, from] = looks else { return false };
-        times(from, to, &backend.name).is_some_and(is_slow)
-    });
+    let in_looks: Vec<(f64, f64)> = minute.looks[..minute.of_minute.min(minute.looks.len())]
+        .windows(2)
+        .filter_map(|looks| times(looks[1], looks[0], &backend.name))
+        .collect();
+    let always =
+        in_looks.len() >= LIVE_MIN.1 && in_looks.iter().all(|(seconds, tokens)| seconds / tokens >= MUCH_SLOWER * pace);
     always.then(|| slow(minute, backend, (own.0 / own.1, pace), &format!("{:.0} tokens in a minute", own.1)))
 }
 
@@ -154,29 +167,35 @@ fn slow(minute: &Minute<'_>, backend: &BackendFacts, (own, others): (f64, f64), 
     minute.finding(Cause::SlowEngine, name, sentence, evidence, advice)
 }
 
-/// Mean seconds to the first token between two moments: as the gateway sees it, and as the engine
-/// does.
-fn ways(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<(f64, f64)> {
+/// Mean seconds to the first token between two moments and the number of first tokens: as the
+/// gateway sees them, and as the engine does.
+fn ways(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<[(f64, f64); 2]> {
     let (from, to) = (from.backend(name)?, to.backend(name)?);
     let (before, now) = (from.engine?, to.engine?);
     let recent = to.totals.since(&from.totals);
     let (sum, count) = (now.ttft.0 - before.ttft.0, now.ttft.1 - before.ttft.1);
-    let enough = now.progress >= before.progress && count.min(recent.engine_ttft.1) >= WAY_MIN;
-    enough.then(|| (recent.mean_engine_ttft() + recent.connect / recent.sent.max(1.0), sum / count))
+    let seen = (recent.mean_engine_ttft() + recent.connect / recent.sent.max(1.0), recent.engine_ttft.1);
+    (now.progress >= before.progress && count > 0.0).then(|| [seen, (sum / count, count)])
+}
+
+/// [`ways`], with enough first tokens for a comparison.
+fn ways_of_many(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<(f64, f64)> {
+    let [seen, engine] = ways(from, to, name)?;
+    (seen.1.min(engine.1) >= WAY_MIN).then_some((seen.0, engine.0))
 }
 
 fn way(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let name = &*backend.name;
-    let (seen, own) = ways(minute.before, minute.pool, name)?;
+    let (seen, own) = ways_of_many(minute.before, minute.pool, name)?;
     // Requests that end now may have had their first tokens minutes ago.
     let minutes = || minute.looks.iter().step_by((minute.of_minute - 1).max(1));
     let earlier = minutes().zip(minutes().skip(1)).filter_map(|(to, from)| ways(from, to, name));
-    let engine = earlier.fold(own, |most, (_, engine)| most.max(engine));
+    let engine = earlier.fold(own, |most, [_, (engine, _)]| most.max(engine));
     // A constant distance to all engines is no incident.
     let others = minute.pool.backends.iter().filter(|other| *other.name != *name && other.serves);
-    let others = others.filter_map(|other| ways(minute.before, minute.pool, &other.name));
+    let others = others.filter_map(|other| ways_of_many(minute.before, minute.pool, &other.name));
     let usual = others.map(|(seen, engine)| seen - engine).min_by(f64::total_cmp);
-    let past = || ways(minute.past?.0, minute.before, name).map(|(seen, engine)| seen - engine);
+    let past = || ways_of_many(minute.past?.0, minute.before, name).map(|(seen, engine)| seen - engine);
     let late = seen - engine - usual.or_else(past)?.max(0.0);
     if late < WAY.0 || late < WAY.1 * engine {
         return None;

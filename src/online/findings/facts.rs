@@ -109,11 +109,14 @@ pub struct Facts {
     pub pools: Vec<PoolFacts>,
     /// Sums over the requests of each API key.
     pub keys: Vec<(Arc<str>, Totals)>,
+    /// Requests that wait or run, and their tokens, by API key.
+    pub in_flight: Vec<(Arc<str>, f64, f64)>,
 }
 
 impl Facts {
     /// The state of the pools and the sums. `engine`: how long a backend has been silent, and the
-    /// engine's page. Leaves flags, keys of pools and reported differences empty.
+    /// engine's page. Leaves flags, keys of pools, requests in flight and reported differences
+    /// empty.
     pub fn of(
         view: &[PoolView],
         totals: TotalsView,
@@ -142,7 +145,7 @@ impl Facts {
             backends: pool.backends.iter().map(|of| backend(pool, of)).collect(),
             ..PoolFacts::default()
         });
-        Self { pools: pools.collect(), keys: totals.keys }
+        Self { pools: pools.collect(), keys: totals.keys, in_flight: Vec::new() }
     }
 
     /// The pool with this name.
@@ -153,6 +156,16 @@ impl Facts {
     /// The sums of the key with this name.
     pub fn key(&self, name: &str) -> Totals {
         self.keys.iter().find(|(key, _)| **key == *name).map(|(_, totals)| *totals).unwrap_or_default()
+    }
+
+    /// Requests of the key that came since `before`, and their tokens.
+    pub(super) fn arrived(&self, before: &Self, name: &str) -> (f64, f64) {
+        let in_flight = |facts: &Self| {
+            let own = facts.in_flight.iter().find(|(key, ..)| **key == *name);
+            own.map_or((0.0, 0.0), |(_, requests, tokens)| (*requests, *tokens))
+        };
+        let (ended, now, then) = (self.key(name).since(&before.key(name)), in_flight(self), in_flight(before));
+        ((ended.ended + now.0 - then.0).max(0.0), (ended.tokens + now.1 - then.1).max(0.0))
     }
 
     /// Seconds of engine time and waiting requests of the key in all fair pools; `None` if none has

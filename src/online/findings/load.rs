@@ -8,17 +8,19 @@
 use super::facts::{BackendFacts, PoolFacts};
 use super::minute::{Compared, Minute, ROOM, VALUES_MIN};
 use super::{Cause, Finding};
-use sluice_gateway::telemetry::totals::Moments;
+use sluice_gateway::telemetry::totals::{Moments, Totals};
 
 /// Share of a pool's work above which a key is busy.
 const BUSY_SHARE: f64 = 0.5;
 /// Growth of a busy key's share of the work from which on the key explains a burst.
 const BUSIER: f64 = 1.2;
-/// Mean seconds that requests of other keys wait while a key is busy.
+/// A busy key whose share has not grown has at least this many equal shares, and requests of other
+/// keys wait so long, seconds.
+const FAIR_SHARES: f64 = 1.5;
 const OTHERS_WAIT_S: f64 = 0.05;
 /// The load has risen from this factor on, and prompts have become longer.
 const RISEN: f64 = 1.6;
-const LONGER: f64 = 1.4;
+const LONGER: f64 = 1.3;
 /// All engines of a pool are slow from this factor on, with certainty.
 const ALL_SLOWER: f64 = 2.5;
 /// Use of the KV cache, and of all slots, from which on engines are full.
@@ -28,75 +30,58 @@ const OFF: f64 = 1.3;
 /// Requests of a minute below which a pool says nothing about its load.
 const REQUESTS_MIN: f64 = 20.0;
 
-/// The cause of a load that makes requests wait, and wrong estimates.
-pub(super) fn of(minute: &Minute<'_>, compared: &Compared<'_>, found: &mut Vec<Finding>) {
+/// The cause of a load that makes requests wait, and wrong estimates. `is_explained`: a cause at an
+/// engine explains why requests wait, but no change of the load.
+pub(super) fn of(minute: &Minute<'_>, compared: &Compared<'_>, is_explained: bool, found: &mut Vec<Finding>) {
     found.extend(estimates(minute));
     let has_symptom = minute.waits() || minute.is_late();
-    if has_symptom && minute.recent.ended + minute.pool.queue >= REQUESTS_MIN {
-        found.extend(
-            busy_key(minute, compared)
-                .or_else(|| longer(minute))
-                .or_else(|| burst(minute))
-                .or_else(|| slower(minute))
-                .or_else(|| slots(minute))
-                .or_else(|| limit(minute)),
-        );
+    if !has_symptom || minute.recent.ended + minute.pool.queue < REQUESTS_MIN {
+        return;
     }
+    let busy = busy_key(minute, compared);
+    let (grown, usual) = if busy.as_ref().is_some_and(|(_, grown)| *grown) { (busy, None) } else { (None, busy) };
+    let change = grown.map(|(finding, _)| finding).or_else(|| longer(minute)).or_else(|| burst(minute));
+    let state = || {
+        let usual = || usual.filter(|_| minute.waits()).map(|(finding, _)| finding);
+        slower(minute).or_else(|| slots(minute)).or_else(usual).or_else(|| limit(minute))
+    };
+    found.extend(change.or_else(|| if is_explained { None } else { state() }));
 }
 
-/// A key with most of the pool's work, while requests of others wait.
-fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<Finding> {
+/// A key with most of the tokens of the last minute, and whether the key explains a change;
+/// otherwise requests of other keys must wait.
+fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bool)> {
     let (pool, now, before) = (minute.pool, compared.now, compared.before);
-    let recent = |key: &str| now.key(key).since(&before.key(key));
-    let work_of = |now: &PoolFacts, before: &PoolFacts, key: &str| {
-        let seconds =
-            |pool: &PoolFacts| pool.keys.iter().find(|(own, ..)| **own == *key).map(|(_, seconds, _)| *seconds);
-        let (now, before) = (seconds(now)?, seconds(before).unwrap_or(0.0));
-        // A key that was idle for a while begins at zero.
-        Some(if now >= before { now - before } else { now })
-    };
-    let is_fair = !pool.keys.is_empty();
-    let names: Vec<&str> = if is_fair {
-        pool.keys.iter().map(|(key, ..)| &**key).collect()
-    } else {
-        now.keys.iter().map(|(key, _)| &**key).collect()
-    };
-    let work = |key: &&str| if is_fair { work_of(pool, minute.before, key).unwrap_or(0.0) } else { recent(key).tokens };
-    let all: f64 = names.iter().map(work).sum();
-    let key = names.iter().max_by(|a, b| work(a).total_cmp(&work(b)))?;
-    let (share, active) = (work(key) / all, names.iter().filter(|key| work(key) > 0.0).count());
-    let others: Vec<_> = names.iter().filter(|other| *other != key).map(|other| recent(other)).collect();
-    let wait =
-        others.iter().map(|key| key.queue_wait).sum::<f64>() / others.iter().map(|key| key.ended).sum::<f64>().max(1.0);
-    let lets_wait = minute.waits() && wait >= OTHERS_WAIT_S || minute.is_late();
-    if active < 2 || share <= BUSY_SHARE || !lets_wait {
+    // A fair pool names the keys that use it.
+    let is_of_pool = |key: &str| pool.keys.is_empty() || pool.keys.iter().any(|(own, ..)| **own == *key);
+    let names: Vec<&str> = now.keys.iter().map(|(key, _)| &**key).filter(|key| is_of_pool(key)).collect();
+    let recent: Vec<(f64, f64)> = names.iter().map(|key| now.arrived(before, key)).collect();
+    let share_of = |all: &[(f64, f64)], index: usize| all[index].1 / all.iter().map(|(_, tokens)| tokens).sum::<f64>();
+    let index = (0..names.len()).max_by(|a, b| recent[*a].1.total_cmp(&recent[*b].1))?;
+    let (key, requests, share) = (names[index], recent[index].0, share_of(&recent, index));
+    let active = recent.iter().filter(|(_, tokens)| *tokens > 0.0).count();
+    if active < 2 || share <= BUSY_SHARE {
         return None;
     }
-    // A key explains a change only if the key's share has grown, and longer prompts only if the key
-    // sends more of them. Tokens of keys are known for the past, too.
-    if let Some((first, seconds)) = compared.earlier {
-        let past = |key: &str| before.key(key).since(&first.key(key));
-        let all = |of: &dyn Fn(&str) -> f64| now.keys.iter().map(|(key, _)| of(key)).sum::<f64>();
-        let (tokens, earlier) = (|key: &str| recent(key).tokens, |key: &str| past(key).tokens);
-        let has_grown = tokens(key) / all(&tokens) >= BUSIER * (earlier(key) / all(&earlier));
-        let sends_more = recent(key).ended / minute.span >= BUSIER * past(key).ended / seconds;
-        let other =
-            longer(minute).filter(|_| !has_grown || !sends_more).or_else(|| burst(minute).filter(|_| !has_grown));
-        if other.is_some() || !(has_grown || minute.waits()) {
-            return None;
-        }
+    // Longer prompts explain more than the key, unless the key also sends more requests.
+    let has_grown = compared.earlier.is_some_and(|(first, seconds)| {
+        let past: Vec<(f64, f64)> = names.iter().map(|key| before.arrived(first, key)).collect();
+        let sends_more = requests / minute.span >= BUSIER * past[index].0 / seconds;
+        share >= BUSIER * share_of(&past, index) && (sends_more || longer(minute).is_none())
+    });
+    let others = names.iter().filter(|other| **other != key).map(|other| now.key(other).since(&before.key(other)));
+    let wait = others.fold(Totals::default(), |sum, other| sum.and(&other)).mean_wait();
+    if !has_grown && (wait < OTHERS_WAIT_S || share < FAIR_SHARES / active as f64) {
+        return None;
     }
     let percent = share * 100.0;
     let sentence = format!("Key {key} has {percent:.0} % of the work of pool {} while requests wait.", pool.name);
     let evidence = format!(
-        "{percent:.0} % of the {} of the last minute, {:.0} requests of {active} keys' {:.0}",
-        if is_fair { "engine time" } else { "tokens" },
-        recent(key).ended,
-        minute.recent.ended
+        "{percent:.0} % of the tokens of the last minute, {requests:.0} new requests; {active} keys are active, others wait {wait:.1} s",
     );
     let advice =
         "Ask its owner, limit it (auth.keys: in_flight, tokens_per_minute), or let keys take turns (queue.fair).";
-    Some(minute.finding(Cause::BusyKey, key, sentence, evidence, advice))
+    Some((minute.finding(Cause::BusyKey, key, sentence, evidence, advice), has_grown))
 }
 
 /// The requests that wait, in words.
@@ -114,7 +99,7 @@ fn symptom(minute: &Minute<'_>) -> String {
 fn longer(minute: &Minute<'_>) -> Option<Finding> {
     let (_, past, _) = minute.past?;
     // Few long prompts can have most of the tokens.
-    let pairs = [(minute.recent.prompts, past.prompts), (minute.recent.prompt_tokens, past.prompt_tokens)];
+    let pairs = [(minute.recent.prompts, past.prompts), (minute.recent.long_prompts, past.long_prompts)];
     let is_longer = |(now, then): &(Moments, Moments)| {
         now.count().min(then.count()) >= VALUES_MIN && now.surely_above(then) >= LONGER
     };
@@ -190,7 +175,7 @@ fn limit(minute: &Minute<'_>) -> Option<Finding> {
     let is_full = |pool: &PoolFacts| {
         slots_are_full(pool) || pool.all_engines(|engine| engine.waiting > 0.0 || engine.kv_usage >= FULL)
     };
-    if !minute.waits() || minute.share(is_full) < 0.5 {
+    if !minute.waits() || !is_full(pool) || minute.share(is_full) < 0.5 {
         return None;
     }
     let used: f64 = serving(pool).map(|backend| backend.in_flight).sum();

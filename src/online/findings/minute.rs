@@ -3,7 +3,7 @@
 //!
 //! | symptom | bound |
 //! |---|---|
-//! | requests wait | in half of the looks in the gateway or in all engines, or [`SHED_MIN`] were shed |
+//! | requests wait | now and in half of the looks in the gateway or all engines, or [`SHED_MIN`] shed |
 //! | first tokens are late | mean time at the engines at least [`LATER`] times the time before |
 
 use super::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
@@ -77,9 +77,10 @@ impl<'a> Minute<'a> {
     }
 
     pub(super) fn waits(&self) -> bool {
-        self.share(|pool| pool.queue > 0.0) >= 0.5
+        let in_engines = |pool: &PoolFacts| pool.all_engines(|engine| engine.waiting > 0.0);
+        (self.pool.queue > 0.0 && self.share(|pool| pool.queue > 0.0) >= 0.5)
+            || (in_engines(self.pool) && self.share(in_engines) >= 0.5)
             || self.recent.shed >= SHED_MIN
-            || self.share(|pool| pool.all_engines(|engine| engine.waiting > 0.0)) >= 0.5
     }
 
     pub(super) fn is_late(&self) -> bool {

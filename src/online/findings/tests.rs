@@ -20,18 +20,28 @@ struct Engine {
     ttft: (f64, f64),
     facts: EngineFacts,
     silent: f64,
+    /// Whether the page shows work although nothing is sent.
+    works: bool,
     serves: bool,
+    /// Share of the requests that fail.
+    fails: f64,
+    /// Whether requests end here.
+    ends: bool,
 }
 
 struct Traffic {
     rng: Rng,
     engines: Vec<Engine>,
     slots: f64,
-    /// Requests a second of the pool, prompt tokens, and waiting requests.
+    /// Requests a second of the pool, prompt tokens of most requests and of every tenth request,
+    /// and waiting requests.
     rate: f64,
     prompt: f64,
+    long: f64,
     queue: f64,
     wait: f64,
+    /// Whether all slots are in use while requests wait.
+    is_full: bool,
     estimate: f64,
     /// Share of the first of two keys in the requests.
     first_key: f64,
@@ -41,7 +51,16 @@ struct Traffic {
 impl Traffic {
     fn new(engines: usize) -> Self {
         let facts = EngineFacts { running: 8.0, kv_usage: 0.3, cache_tokens: Some(500_000), ..EngineFacts::default() };
-        let engine = Engine { tpot: 0.006, ttft: (0.03, 0.002), facts, silent: 0.0, serves: true };
+        let engine = Engine {
+            tpot: 0.006,
+            ttft: (0.03, 0.002),
+            facts,
+            silent: 0.0,
+            works: false,
+            serves: true,
+            fails: 0.0,
+            ends: true,
+        };
         let names =
             (0..engines).map(|index| BackendFacts { name: format!("gpu{index}").into(), ..BackendFacts::default() });
         let pool = PoolFacts { name: "all".into(), backends: names.collect(), ..PoolFacts::default() };
@@ -51,11 +70,17 @@ impl Traffic {
             slots: 64.0,
             rate: 12.0,
             prompt: 500.0,
+            long: 3_000.0,
             queue: 0.0,
             wait: 0.0,
+            is_full: true,
             estimate: 1.0,
             first_key: 0.5,
-            facts: Facts { pools: vec![pool], keys: ["a", "b"].map(|key| (key.into(), Totals::default())).to_vec() },
+            facts: Facts {
+                pools: vec![pool],
+                keys: ["a", "b"].map(|key| (key.into(), Totals::default())).to_vec(),
+                ..Facts::default()
+            },
         }
     }
 
@@ -70,33 +95,42 @@ impl Traffic {
         for number in 0..requests {
             let at = serving[number % serving.len()];
             let engine = self.engines[at];
-            let (prompt, tpot, ttft) = (self.prompt * self.jitter() * self.jitter(), self.jitter(), self.jitter());
+            let typical = if number % 10 == 9 { self.long } else { self.prompt };
+            let (prompt, tpot, ttft) = (typical * self.jitter() * self.jitter(), self.jitter(), self.jitter());
+            let fails = self.rng.unit() < engine.fails;
+            let page = &mut self.engines[at].facts;
+            page.itl = (page.itl.0 + 60.0 * engine.tpot * tpot, page.itl.1 + 60.0);
+            if !engine.ends {
+                continue;
+            }
             let add = |totals: &mut Totals| {
                 totals.ended += 1.0;
+                totals.failed += f64::from(u8::from(fails));
                 totals.sent += 1.0;
                 totals.queue_wait += self.wait;
                 totals.connect += 0.0003;
                 totals.tokens += prompt + 100.0;
                 totals.prompts.add(prompt);
+                totals.long_prompts.add_weighted(prompt, prompt * prompt);
                 totals.tpot.add(engine.tpot * tpot);
                 totals.engine_ttft.0 += engine.ttft.0 * ttft + engine.ttft.1;
                 totals.engine_ttft.1 += 1.0;
-                totals.estimates.add(self.estimate);
+                totals.estimates.add_weighted(self.estimate, prompt);
             };
             let key = usize::from((number as f64 + 0.5) / requests as f64 > self.first_key);
-            let Facts { pools, keys } = &mut self.facts;
+            let Facts { pools, keys, .. } = &mut self.facts;
             add(&mut pools[0].totals);
             add(&mut pools[0].backends[at].totals);
             add(&mut keys[key].1);
-            let facts = &mut self.engines[at].facts.ttft;
-            *facts = (facts.0 + engine.ttft.0 * ttft, facts.1 + 1.0);
+            page.ttft = (page.ttft.0 + engine.ttft.0 * ttft, page.ttft.1 + 1.0);
         }
         self.facts.pools[0].queue = self.queue;
-        for (engine, backend) in self.engines.iter().zip(&mut self.facts.pools[0].backends) {
+        for (engine, backend) in self.engines.iter_mut().zip(&mut self.facts.pools[0].backends) {
+            engine.facts.progress += f64::from(u8::from(engine.works || engine.silent == 0.0));
             backend.serves = engine.serves;
             backend.state = if engine.serves { "ready" } else { "ejected" };
             backend.slots = self.slots;
-            backend.in_flight = if self.queue > 0.0 { self.slots } else { 8.0 };
+            backend.in_flight = if self.queue > 0.0 && self.is_full { self.slots } else { 8.0 };
             backend.silent = (engine.silent > 0.0).then(|| Duration::from_secs_f64(engine.silent));
             backend.engine = Some(engine.facts);
         }
@@ -105,8 +139,12 @@ impl Traffic {
 
 /// The causes that are found, after ten minutes of good traffic, within two minutes of `plant`
 /// (called before each look). Good traffic has none, and the findings go with the cause.
-fn found(engines: usize, mut plant: impl FnMut(&mut Traffic)) -> Vec<(Cause, String)> {
-    let (mut traffic, mut findings) = (Traffic::new(engines), Findings::default());
+fn found(engines: usize, plant: impl FnMut(&mut Traffic)) -> Vec<(Cause, String)> {
+    found_in(Traffic::new(engines), plant)
+}
+
+fn found_in(mut traffic: Traffic, mut plant: impl FnMut(&mut Traffic)) -> Vec<(Cause, String)> {
+    let mut findings = Findings::default();
     let mut look = |traffic: &mut Traffic, number: u32| {
         traffic.pass();
         findings.look(traffic.facts.clone(), LOOK * number);
@@ -173,6 +211,92 @@ fn each_planted_cause_is_found_within_two_minutes_and_nothing_else() {
         traffic.engines.iter_mut().for_each(|engine| (engine.facts.waiting, engine.facts.kv_usage) = (5.0, 0.95));
     });
     assert_eq!(limit, one(Cause::NearLimit, ""));
+}
+
+#[test]
+fn causes_that_look_like_others_are_kept_apart() {
+    let one = |cause, subject: &str| vec![(cause, subject.to_owned())];
+    let late = |traffic: &mut Traffic| traffic.engines.iter_mut().for_each(|engine| engine.ttft.0 = 0.06);
+    // A tenth of the prompts, with most of the tokens, doubles in length.
+    let longer = found(2, |traffic| {
+        traffic.long = 6_000.0;
+        late(traffic);
+    });
+    assert_eq!(longer, one(Cause::LongerPrompts, ""));
+    // A burst of all keys, of which one always has most of the work.
+    let burst = found_in(Traffic { first_key: 0.7, ..Traffic::new(2) }, |traffic| {
+        (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0);
+    });
+    assert_eq!(burst, one(Cause::Burst, ""));
+    // Few requests of a slow engine end, but the page shows the pace.
+    let slow = found(3, |traffic| (traffic.engines[2].tpot, traffic.engines[2].ends) = (0.06, false));
+    assert_eq!(slow, one(Cause::SlowEngine, "gpu2"));
+    let all =
+        found(2, |traffic| traffic.engines.iter_mut().for_each(|engine| (engine.tpot, engine.ttft.0) = (0.06, 0.3)));
+    assert_eq!(all, one(Cause::SlowEngine, ""));
+    // The requests of a busy key wait, and few have ended.
+    let mut open = 0.0;
+    let waiting = found(2, |traffic| {
+        open += 100.0;
+        traffic.facts.in_flight = vec![("a".into(), open, 3_000.0 * open)];
+        (traffic.queue, traffic.wait) = (open, 3.0);
+    });
+    assert_eq!(waiting, one(Cause::BusyKey, "a"));
+    let failing = found(3, |traffic| traffic.engines[1].fails = 0.8);
+    assert_eq!(failing, one(Cause::EngineDown, "gpu1"));
+    // The cause at the engines explains why requests wait.
+    let adapters = found(2, |traffic| {
+        (traffic.queue, traffic.wait) = (9.0, 1.0);
+        for engine in &mut traffic.engines {
+            (engine.facts.adapters, engine.facts.waiting) = (Some((4, 2)), 3.0);
+        }
+    });
+    assert_eq!(adapters, ["gpu0", "gpu1"].map(|engine| (Cause::AdaptersWait, engine.to_owned())));
+    // One of the engines never computes more than 512 tokens in a step.
+    let pieces = found(2, |traffic| {
+        for (engine, most) in traffic.engines.iter_mut().zip([4, 2]) {
+            engine.facts.large_prompts[..3].iter_mut().for_each(|prompts| *prompts += 2.0);
+            engine.facts.large_steps[..most - 1].iter_mut().for_each(|steps| *steps += 3.0);
+        }
+    });
+    assert_eq!(pieces, one(Cause::FlagsDiffer, ""));
+    let only = found(1, |traffic| traffic.engines[0].ttft.1 = 0.08);
+    assert_eq!(only, one(Cause::SlowNetwork, "gpu0"));
+}
+
+#[test]
+fn changes_without_harm_are_no_findings() {
+    // A long prompt, or a response that is not a stream: the engine works and sends nothing.
+    let works = found(2, |traffic| (traffic.engines[0].silent, traffic.engines[0].works) = (25.0, true));
+    assert_eq!(works, []);
+    // An engine that is restarted loses its requests once.
+    let mut is_first = true;
+    let restart = found(3, |traffic| {
+        traffic.facts.pools[0].backends[1].totals.failed += if std::mem::take(&mut is_first) { 200.0 } else { 0.0 };
+    });
+    assert_eq!(restart, []);
+    let shed = found(2, |traffic| traffic.facts.pools[0].totals.shed = 1.0);
+    assert_eq!(shed, []);
+    let risen = found(2, |traffic| (traffic.rate, traffic.prompt) = (30.0, 1_000.0));
+    assert_eq!(risen, []);
+    // Long prompts wait for a permit, while short ones do not.
+    let permits = found(2, |traffic| {
+        (traffic.is_full, traffic.queue, traffic.wait) = (false, 2.0, 0.02);
+    });
+    assert_eq!(permits, []);
+    // All engines are far away.
+    let mut far = Traffic::new(3);
+    far.engines.iter_mut().for_each(|engine| engine.ttft.1 = 0.08);
+    assert_eq!(found_in(far, |_| {}), []);
+    // First tokens were late for a minute, and the requests end later than that.
+    let mut looks = 0;
+    let past = found(2, |traffic| {
+        looks += 1;
+        let (engine, way) = if looks <= 6 { (0.6, 0.0) } else { (0.03, if looks <= 9 { 0.5 } else { 0.0 }) };
+        traffic.engines.iter_mut().for_each(|own| own.ttft = (engine, way));
+        traffic.engines[1].ttft.1 /= 8.0;
+    });
+    assert_eq!(past, []);
 }
 
 #[test]

@@ -26,10 +26,9 @@ pub(super) fn panels() -> Vec<Panel> {
 }
 
 fn by(label: &str, titles: [&'static str; 4]) -> Vec<Panel> {
-    let each = LATENCIES
-        .iter()
-        .zip(titles)
-        .map(|((_, family, about), title)| lines(title, "s", median_and_tail(family, "@class", label)).wide(12).about(about));
+    let each = LATENCIES.iter().zip(titles).map(|((_, family, about), title)| {
+        lines(title, "s", median_and_tail(family, "@class", label)).wide(12).about(about)
+    });
     each.collect()
 }
 

@@ -6,7 +6,8 @@
 use crate::panel::{Panel, Target, adds, apart, between, lines, median_and_tail, quantiles, row, stat, table};
 
 pub(super) fn panels() -> Vec<Panel> {
-    [findings(), now(), classes(), engines(), states_of_engines(), keys(), limits_of_keys(), traffic(), gateway()].concat()
+    [findings(), now(), classes(), engines(), states_of_engines(), keys(), limits_of_keys(), traffic(), gateway()]
+        .concat()
 }
 
 /// The rate of a counter by labels.
@@ -90,7 +91,9 @@ fn classes() -> Vec<Panel> {
     let missed = |window: &str| format!("{} / {}", judged(",result=\"missed\"", window), judged("", window));
     let target = "max by (job, pool, class) (sluice_slo_attainment_target{@engine})";
     let burn = |window: &str| format!("{} / on (job, pool, class) group_left () (1 - {target})", missed(window));
-    let met = |result: &str| format!("sum by (class, model) (rate(sluice_slo_requests_total{{@class{result}}}[$__rate_interval]))");
+    let met = |result: &str| {
+        format!("sum by (class, model) (rate(sluice_slo_requests_total{{@class{result}}}[$__rate_interval]))")
+    };
     vec![
         row("By class: is a kind of requests slow?"),
         latency("TTFT by class", "sluice_time_to_first_token_seconds", "Time to first token of streams, queue included"),
@@ -127,10 +130,14 @@ fn engines() -> Vec<Panel> {
     };
     vec![
         row("By engine: is it an engine?"),
-        lines("Requests by engine", "reqps", vec![adds(rate("pool, backend", "sluice_backend_requests_total", "@engine"), BACKEND)])
-            .wide(6)
-            .more("engines")
-            .about("Finished requests by the backend of the last attempt"),
+        lines(
+            "Requests by engine",
+            "reqps",
+            vec![adds(rate("pool, backend", "sluice_backend_requests_total", "@engine"), BACKEND)],
+        )
+        .wide(6)
+        .more("engines")
+        .about("Finished requests by the backend of the last attempt"),
         lines(
             "Failures and retries by engine",
             "reqps",
@@ -142,8 +149,16 @@ fn engines() -> Vec<Panel> {
         .wide(6)
         .more("engines")
         .about("Requests that a backend broke or did not answer in time, and attempts that were repeated"),
-        latency("Engine TTFT", "sluice_backend_time_to_first_token_seconds", "From the sending of a request to the first token, without the gateway's queue"),
-        latency("Engine TPOT", "sluice_backend_time_per_output_token_seconds", "Time per output token of completed streams"),
+        latency(
+            "Engine TTFT",
+            "sluice_backend_time_to_first_token_seconds",
+            "From the sending of a request to the first token, without the gateway's queue",
+        ),
+        latency(
+            "Engine TPOT",
+            "sluice_backend_time_per_output_token_seconds",
+            "Time per output token of completed streams",
+        ),
     ]
 }
 
@@ -200,7 +215,10 @@ fn keys() -> Vec<Panel> {
         lines(
             "Requests and shed requests by key",
             "reqps",
-            vec![adds(requests(""), "{{key}}"), adds(requests(",outcome=\"shed\""), "{{key}} shed")].into_iter().map(no_keys).collect(),
+            vec![adds(requests(""), "{{key}}"), adds(requests(",outcome=\"shed\""), "{{key}} shed")]
+                .into_iter()
+                .map(no_keys)
+                .collect(),
         )
         .wide(6)
         .about("Finished requests of each API key, and requests refused early for lack of capacity"),
@@ -224,7 +242,8 @@ fn keys() -> Vec<Panel> {
 }
 
 fn limits_of_keys() -> Vec<Panel> {
-    let in_flight = "sum by (key, unit) (sluice_key_in_flight{@key}) / max by (key, unit) (sluice_key_in_flight_limit{@key})";
+    let in_flight =
+        "sum by (key, unit) (sluice_key_in_flight{@key}) / max by (key, unit) (sluice_key_in_flight_limit{@key})";
     let used = "sluice_key_tokens{@key} / sluice_key_tokens_limit{@key}";
     let fair = "no pool has a fair queue";
     vec![
@@ -281,12 +300,15 @@ fn traffic() -> Vec<Panel> {
             .wide(6)
             .about("Requests that wait for a backend"),
         lines("Queue in use", "percentunit", vec![between(used, "{{pool}}")]).wide(6).about("Share of queue.length"),
-        lines("Queue wait", "s", quantiles("sluice_queue_wait_seconds", "@engine", "pool, class")).wide(6).about("By home pool and class"),
+        lines("Queue wait", "s", quantiles("sluice_queue_wait_seconds", "@engine", "pool, class"))
+            .wide(6)
+            .about("By home pool and class"),
         lines(
             "Shed, spill, retries per second",
             "reqps",
             vec![
-                adds(some("pool, reason", "sluice_shed_total"), "shed {{pool}} {{reason}}").or_empty("nothing was shed"),
+                adds(some("pool, reason", "sluice_shed_total"), "shed {{pool}} {{reason}}")
+                    .or_empty("nothing was shed"),
                 adds(spill, "spill {{from}} to {{to}}").or_empty("nothing spilled"),
                 adds(some("pool, reason", "sluice_retries_total"), "retry {{pool}} {{reason}}").or_empty("no retries"),
             ],
@@ -297,7 +319,8 @@ fn traffic() -> Vec<Panel> {
 }
 
 fn gateway() -> Vec<Panel> {
-    let overhead = "histogram_quantile(0.99, sum by (le, stage) (rate(sluice_overhead_seconds_bucket{@gw}[$__rate_interval])))";
+    let overhead =
+        "histogram_quantile(0.99, sum by (le, stage) (rate(sluice_overhead_seconds_bucket{@gw}[$__rate_interval])))";
     vec![
         row("The gateway: is it us?"),
         lines("Time added by the gateway, P99", "s", vec![between(overhead, "{{stage}}")])

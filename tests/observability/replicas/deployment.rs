@@ -59,9 +59,8 @@ pub(crate) const KEYS: [[&str; 2]; 2] = [
 /// Headers of a JSON request with the first key.
 const JSON: &str = "content-type: application/json\r\nauthorization: Bearer tenant-a\r\n";
 
-fn sluice(args: &[&str], key: &str) -> Process {
+fn sluice(args: &[&str]) -> Process {
     let mut command = Command::new(binary());
-    command.env("OPENAI_API_KEY", key);
     Process::spawn(command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()), "cargo build")
 }
 
@@ -119,7 +118,7 @@ impl Gateway {
         let ports = [free_port(), free_port()];
         let file = folder.path().join("sluice.toml");
         fs::write(&file, config(ports, engines, own)).unwrap();
-        let process = sluice(&["serve", "--config", file.to_str().unwrap()], "");
+        let process = sluice(&["serve", "--config", file.to_str().unwrap()]);
         Self { port: ports[0], admin: ports[1], _process: process, _folder: folder }
     }
 
@@ -152,10 +151,22 @@ impl Gateway {
     /// Starts load of a key on this gateway for `seconds`, at `rate` requests per second. The load
     /// ends when the process is dropped.
     pub(crate) fn load(&self, key: &str, rate: f64, seconds: u32) -> Process {
+        Process::spawn(self.bench_command(key, rate, seconds).stdout(Stdio::null()), "cargo build")
+    }
+
+    /// Waits for the end of such a load and returns its result.
+    pub(crate) fn bench(&self, key: &str, rate: f64, seconds: u32) -> serde_json::Value {
+        let output = self.bench_command(key, rate, seconds).arg("--json").output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    }
+
+    fn bench_command(&self, key: &str, rate: f64, seconds: u32) -> Command {
         let (url, rate, seconds) = (format!("http://127.0.0.1:{}", self.port), rate.to_string(), seconds.to_string());
-        let lengths = ["--class", "short:weight=6,in=200,out=40", "--class", "long:weight=1,in=12000,out=16"];
-        let load = ["bench", "--base-url", &url, "--model", "m", "--request-rate", &rate, "--duration", &seconds];
-        sluice(&[&load[..], &lengths].concat(), key)
+        let mut command = Command::new(binary());
+        command.args(["bench", "--base-url", &url, "--model", "m", "--request-rate", &rate, "--duration", &seconds]);
+        command.args(["--class", "short:weight=6,in=200,out=40", "--class", "long:weight=1,in=12000,out=16"]);
+        command.env("OPENAI_API_KEY", key).stdin(Stdio::null()).stderr(Stdio::null());
+        command
     }
 }
 
@@ -165,7 +176,7 @@ impl Deployment {
         let ports = [free_port(), free_port()];
         let engines = ports.map(|port| {
             let place = ["--host", "127.0.0.1", "--port", &port.to_string()];
-            sluice(&[&["sim", "m"], &place[..], &["--served-model-name", "m", "n"]].concat(), "")
+            sluice(&[&["sim", "m"], &place[..], &["--served-model-name", "m", "n"]].concat())
         });
         let gateways = vec![Gateway::start(ports, true), Gateway::start(ports, false)];
         for (gateway, backends) in gateways.iter().zip([3, 2]) {

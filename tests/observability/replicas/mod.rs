@@ -11,6 +11,7 @@
 mod deployment;
 mod http;
 mod prometheus;
+mod tails;
 
 use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -142,16 +143,34 @@ fn panels(asked: &Asked<'_>, complaints: &mut Vec<String>) {
 
 /// Panels that must show each of these values of a label.
 const PARTS: [(&str, [&str; 2], &[&str]); 3] = [
-    ("class", ["short", "long"], &["TTFT by class", "TPOT by class", "E2EL by class", "Objectives met by class and model"]),
+    (
+        "class",
+        ["short", "long"],
+        &["TTFT by class", "TPOT by class", "E2EL by class", "Objectives met by class and model"],
+    ),
     (
         "backend",
         ["gpu0", "gpu1"],
-        &["Requests by engine", "Engine TTFT", "Engine TPOT", "Prefill pace", "Scheduler state", "Cache utilization", "Preemptions"],
+        &[
+            "Requests by engine",
+            "Engine TTFT",
+            "Engine TPOT",
+            "Prefill pace",
+            "Scheduler state",
+            "Cache utilization",
+            "Preemptions",
+        ],
     ),
     (
         "key",
         [KEYS[0][0], KEYS[1][0]],
-        &["Requests and shed requests by key", "Tokens per second by key", "Queue wait by key", "TTFT by key", "Engine time by key"],
+        &[
+            "Requests and shed requests by key",
+            "Tokens per second by key",
+            "Queue wait by key",
+            "TTFT by key",
+            "Engine time by key",
+        ],
     ),
 ];
 

@@ -114,6 +114,10 @@ fn an_access_log_is_replayed() {
     assert_eq!(items.adapters, ["lora"]);
     assert_eq!(items.list.iter().map(|item| item.adapter).collect::<Vec<_>>(), [Some(0), None, None]);
     assert_eq!(items.notes.len(), 3, "{:?}", items.notes);
+    let classed = text.replace("\"home\":", "\"class\":\"chat\",\"home\":");
+    let items = read(&classed, &DatasetFormat::AccessLog).unwrap();
+    let names: Vec<&str> = items.list.iter().map(|item| &*items.classes[item.class as usize].name).collect();
+    assert_eq!(names, ["long", "chat", "chat"], "the recorded class, and before there were classes the pool");
 }
 
 #[test]

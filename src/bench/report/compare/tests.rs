@@ -3,7 +3,8 @@
 //! One test counts how often equal runs are called different.
 
 use super::*;
-use crate::result::record::{ClassConfig, Slo};
+use crate::result::record::{ClassConfig, GatewayClass, Slo};
+use crate::result::slices;
 use sluice_core::base::Rng;
 
 /// An open loop at 20 requests per second, with latencies multiplied by `slower`.
@@ -257,6 +258,34 @@ fn each_class_has_rows_of_its_own() {
     assert!(comparison.verdict().contains("long: TTFT P50"));
     let one_class = compared(&run(1, 100, 1.0), &run(2, 100, 1.0));
     assert!(one_class.rows.iter().all(|row| !row.name.contains(':')));
+}
+
+#[test]
+fn classes_of_the_gateway_have_rows_unless_they_are_others_in_each_result() {
+    let divided = |seed, end: &str, is_long: fn(u64) -> bool| {
+        let mut run = run(seed, 400, 1.0);
+        run.config.classes = vec![class("all")];
+        let class = |name: &str, requests: &str| GatewayClass { name: name.to_owned(), requests: requests.to_owned() };
+        let classes = vec![class("short", &format!("0 to {end}")), class("long", &format!("{end} and more"))];
+        slices::divide(&mut run, classes, |record| usize::from(is_long(record.index)));
+        run
+    };
+    let names = |a: &RunResult, b: &RunResult| {
+        let comparison = compared(a, b);
+        assert_eq!(comparison.loads, Vec::<String>::new());
+        let rows = comparison.rows.iter().filter(|row| row.name.ends_with(": TTFT P99"));
+        let differ = comparison.notes.iter().filter(|note| note.contains("classes of the gateway")).count();
+        (rows.map(|row| row.name.clone()).collect::<Vec<_>>(), differ)
+    };
+    let even = |index: u64| index.is_multiple_of(2);
+    let a = divided(1, "5k", even);
+    assert_eq!(
+        names(&a, &divided(2, "5k", even)),
+        (vec!["short: TTFT P99".to_owned(), "long: TTFT P99".to_owned()], 0)
+    );
+    assert_eq!(names(&a, &divided(2, "8k", even)), (vec![], 1));
+    let short = divided(1, "5k", |_| false);
+    assert_eq!(names(&short, &divided(2, "5k", |_| false)), (vec![], 0), "the rows of all requests say the same");
 }
 
 #[test]

@@ -27,6 +27,9 @@ fn while_pools_are_compared_nothing_is_changed() {
     let text = TWO_POOLS.replace("ttft = \"1s\"", "");
     let report = Tuner::new(&self::config(&text), &observer, Duration::ZERO).report();
     assert!(report.groups[0].why.contains("[slo]"), "{report:?}");
+    let class = "[[class]]\nname = \"short\"\nprompt_tokens = { max = \"5k\" }\nslo = { tpot = \"50ms\" }\n";
+    let report = Tuner::new(&self::config(&(text + class)), &observer, Duration::ZERO).report();
+    assert!(!report.groups[0].why.contains("[slo]"), "the objectives of a class are enough: {report:?}");
 }
 
 fn config(text: &str) -> Config {

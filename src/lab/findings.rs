@@ -1,0 +1,42 @@
+//! Findings in a run: the gateway looks for causes of slow requests on virtual time, as in `sluice
+//! serve`.
+//!
+//! The engines' pages are read without a network. Findings are recorded when they appear, with
+//! seconds from the start; good traffic has none.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::client::seconds;
+use crate::cluster::Cluster;
+use crate::job::LabFlow;
+use sluice_core::base::BackendId;
+use sluice_online::findings::facts::Facts;
+use sluice_online::findings::{Finding, Findings};
+
+/// The findings of a run.
+#[derive(Debug, Default)]
+pub(crate) struct LabFindings {
+    findings: Findings,
+    pub(crate) appeared: Vec<(f64, Finding)>,
+}
+
+impl LabFindings {
+    /// One look. `backends`: the gateway's backends, each with the index of its engine.
+    pub(crate) fn look(
+        &mut self,
+        now: Duration,
+        start: Instant,
+        flow: &LabFlow,
+        (cluster, backends): (&Cluster, &[(BackendId, usize)]),
+    ) {
+        let facts = Facts::of(&flow.admission().view(), flow.recorder().totals(), |backend| {
+            let silent = backend.silent_since.map(|since| (start + now).saturating_duration_since(since));
+            let engine = backends.iter().find(|(id, _)| *id == backend.id).map(|(_, engine)| *engine);
+            (silent, engine.and_then(|engine| cluster.facts(engine)))
+        });
+        let appeared = self.findings.look(facts, now).appeared;
+        self.appeared.extend(appeared.into_iter().map(|finding| (seconds(now), finding)));
+    }
+}
