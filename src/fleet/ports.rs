@@ -38,9 +38,9 @@ pub enum PortsError {
     Held {
         /// The port.
         port: u16,
-        /// The engine that should get it.
+        /// The engine that should get the port.
         engine: String,
-        /// The engine that has it.
+        /// The engine that has the port.
         holder: String,
     },
     /// The assigned ports cannot be read or stored.

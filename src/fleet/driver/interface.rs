@@ -75,10 +75,10 @@ pub struct StopRules {
 }
 
 impl Default for StopRules {
-    /// 10 s, far longer than an idle vLLM takes; 10 s; 2 s, since the kernel closes the sockets of
-    /// an ended process within milliseconds, and a port taken by another user's process costs this
-    /// wait; 2 min, far longer than the observed seconds, since memory that stays in use needs an
-    /// operator.
+    /// `grace` is 10 s, far longer than an idle vLLM takes; `kill` is 10 s. `port` is 2 s: the
+    /// kernel closes the sockets of an ended process within milliseconds, and a port taken by
+    /// another user's process costs this wait. `memory` is 2 min, far longer than the observed
+    /// seconds: memory that stays in use needs an operator.
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self { grace: seconds(10), kill: seconds(10), port: seconds(2), memory: seconds(120) }
@@ -116,7 +116,8 @@ pub enum AdapterRank {
 pub struct LogLines {
     /// Oldest first.
     pub lines: Vec<String>,
-    /// The `after` that continues the log: grows over all starts of the engine under one gateway.
+    /// The `after` with which the next call continues the log. It grows over all starts of the
+    /// engine under one gateway.
     pub next: u64,
     /// A remark if this is not the engine's own log.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,8 +169,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Starts an engine. The identity serves to find it after a restart of the gateway.
     ///
     /// # Errors
-    /// An engine runs already, the program is missing, the port is taken, or the command failed. No
-    /// engine runs then.
+    /// An engine runs already, the program is missing, the port is taken, or the command failed.
+    /// Except in the first case, no engine runs then.
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure>;
 
     /// Searches without the journal for a running engine of this backend, to pass to
@@ -193,7 +194,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `wont_die` or `memory_kept`: no engine may start on that device until a repeated stop
-    /// succeeds, which it does after `memory_kept`. `command_failed`, `not_ours`.
+    /// succeeds. After `memory_kept` the next stop succeeds. `command_failed`, `not_ours`.
     async fn stop(&self, rules: StopRules) -> Result<Stopped, EngineFailure>;
 
     /// The state of the engine. An ended engine stays [`EngineStatus::Ended`] until a stop, which

@@ -302,8 +302,8 @@ async fn ramp(context: &EngineContext) -> Result<(), StepFailure> {
     Ok(())
 }
 
-/// Ends once, when settings not yet known to be good have served for the settling time. Keeps the
-/// adapters as configured, then and later.
+/// While the settings are not known to be good, ends once they have served for the settling time.
+/// Keeps the adapters as configured, then and later.
 async fn serve(context: &EngineContext) -> Result<(), StepFailure> {
     let settled = async {
         if context.state.lock().lifecycle.is_settled() {

@@ -22,7 +22,7 @@ use sluice_core::vllm::metrics::SCHEDULER;
 
 /// Samples that a diagnosis needs of an engine.
 const SAMPLES: usize = 6;
-/// The share of samples from which an observation is frequent.
+/// An observation is frequent from this share of the samples on.
 pub(crate) const OFTEN: f64 = 0.3;
 /// Preemptions per minute that matter.
 const PREEMPTIONS: f64 = 1.0;

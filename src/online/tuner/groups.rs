@@ -26,7 +26,7 @@ pub(crate) struct Group {
     pub(crate) pools: Vec<usize>,
     pub(crate) controller: Controller,
     pub(crate) has_objectives: bool,
-    /// By `pool/backend`.
+    /// Observations of engines, by `pool/backend`.
     pub(crate) engines: BTreeMap<String, EngineWatch>,
 }
 

@@ -31,7 +31,7 @@ struct Set {
     have: Option<(u32, Instant)>,
     /// When a dry run allowed a decrease.
     allowed: Option<Instant>,
-    /// No call before this time.
+    /// No call is made before this time.
     not_before: Option<Instant>,
     /// The last error, which is logged once.
     why: String,

@@ -222,7 +222,7 @@ impl EngineLog {
     }
 
     /// At most `most` complete lines from number `after` on, beginning with the oldest in memory.
-    /// Without `after`, or with a number of another gateway, the last ones.
+    /// Without `after`, or with a number of another gateway, returns the last lines.
     pub(super) fn lines(&self, after: Option<u64>, most: usize) -> LogLines {
         let state = self.state.lock();
         let kept = state.lines.len();
