@@ -160,7 +160,7 @@ impl KeyUsage {
     }
 
     /// Limits this gateway, one of `gateways`, to a part of the limits of each key. `part` returns
-    /// it for the name and the limits of a key.
+    /// this part for the name and the limits of a key.
     pub fn divide(&self, gateways: u64, now: Instant, mut part: impl FnMut(&str, &KeyLimits) -> KeyAmounts) {
         self.gateways.store(gateways, Ordering::Relaxed);
         for counters in &self.keys {

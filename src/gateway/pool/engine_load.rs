@@ -4,7 +4,7 @@
 //! prefill, and the sum falls by one second per second. Prompts of [`LARGE_PROMPT`] tokens and more
 //! have a separate sum, because only they keep an engine busy for more than a few steps. That sum
 //! never exceeds the prefill of large prompts without a first token; if they take longer than
-//! predicted, part of it stays (`policy/candidate.rs`).
+//! predicted, a part of the sum stays (`policy/candidate.rs`).
 //!
 //! Learned for each engine until it is replaced: the paces of prefill and decoding
 //! (`policy/pace.rs`), and how much longer small prompts wait while a large one is in prefill. Only

@@ -127,8 +127,8 @@ impl Lease {
         EngineWatch::new(Arc::clone(&self.grant.progress.work), self.shared.bell(), now)
     }
 
-    /// Marks the request as waiting for the client until the guard is dropped: not the backend's
-    /// silence.
+    /// Marks the request as waiting for the client until the guard is dropped: the silence is then
+    /// not the backend's.
     pub fn client_wait(&self) -> ClientWait<'_> {
         self.grant.progress.client_wait()
     }

@@ -47,9 +47,10 @@ impl AdmissionState {
         self.has_reached_overtaking_limit(reserved.waiter) && self.waiting(reserved.waiter).is_some_and(lacks_room)
     }
 
-    /// Whether a wide waiter is served before another one. Of one owner or of different pools, the
-    /// waiter that entered first. Of two owners of a pool, the waiter whose owner has attained no
-    /// more, so that wide requests get no more than a fair share.
+    /// Whether a wide waiter is served before another one. Of two waiters of one owner, or of
+    /// different pools, the one that entered first. Of two waiters of different owners of a pool,
+    /// the one whose owner has attained no more, so that wide requests get no more than a fair
+    /// share.
     fn is_served_before(&self, wide: &Waiter, other: &Waiter) -> bool {
         let (one, two) = (&wide.request, &other.request);
         match one.home == two.home && one.owner() != two.owner() {
