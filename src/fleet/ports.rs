@@ -31,7 +31,7 @@ pub enum PortsError {
         /// The engine without a port.
         engine: String,
     },
-    /// The port is now another engine's, but the first still runs there.
+    /// The port now belongs to another engine, but the first engine still runs there.
     #[error(
         "port {port} of {engine} is in use by {holder} until the gateway restarts; configure another port for {engine}"
     )]

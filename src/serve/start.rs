@@ -37,8 +37,8 @@ use sluice_gateway::telemetry::{ClientView, ClusterMetrics, Telemetry};
 /// Time limit of the first round of probes, which the start waits for.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
 
-/// Longest wait of a gateway that takes over for the adoption of engines. After it, requests wait
-/// for the engines.
+/// Longest wait of a gateway that takes over for the adoption of engines. After this time it
+/// starts, and requests wait for the engines.
 const ADOPTION_MAX: Duration = Duration::from_secs(10);
 const ADOPTION_LOOK: Duration = Duration::from_millis(20);
 

@@ -149,13 +149,13 @@ pub struct DimensionTable {
     pub when: Option<String>,
 }
 
-/// A number that keeps whether it was written as a whole one.
+/// A number that remembers whether it was written with a point.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum Number {
     /// Without a point.
     Whole(i64),
-    /// With one.
+    /// With a point.
     Real(f64),
 }
 

@@ -45,7 +45,7 @@ use sluice_config::Control;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
 
-/// Above this size, bytes, the output file is cut. At most this much is read of it.
+/// The size, bytes, above which the output file is cut. At most this much of it is read.
 const OUTPUT_MAX: usize = 64 << 10;
 /// Time between checks of the size of the output file while a command runs.
 const OUTPUT_CHECK: Duration = Duration::from_millis(500);

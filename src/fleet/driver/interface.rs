@@ -68,9 +68,10 @@ pub struct StopRules {
     pub grace: Duration,
     /// From SIGKILL to the end of the last process.
     pub kill: Duration,
-    /// Then, until the engine's port is free, or held by a known process.
+    /// From the end of the last process until the engine's port is free, or held by a known
+    /// process.
     pub port: Duration,
-    /// Then, until the device's memory is free.
+    /// From then on, until the device's memory is free.
     pub memory: Duration,
 }
 
@@ -94,8 +95,8 @@ pub struct Stopped {
     pub forced: bool,
     /// Processes that outlived their leader and were killed.
     pub orphans: u32,
-    /// Whether the device's memory is free; `None` if unknown. `false` without an error: the memory
-    /// may be another process's, or an earlier stop reported it.
+    /// Whether the device's memory is free; `None` if unknown. `false` without an error: another
+    /// process may hold the memory, or an earlier stop reported it.
     pub memory_back: Option<bool>,
 }
 
@@ -214,8 +215,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
-    /// At most `most` complete lines of the log from number `after` on, or the last ones without
-    /// it; `None` if the driver has no log.
+    /// At most `most` complete lines of the log: from number `after` on, or the last lines if
+    /// `after` is `None`. Returns `None` if the driver has no log.
     fn log_lines(&self, _after: Option<u64>, _most: usize) -> Option<LogLines> {
         None
     }

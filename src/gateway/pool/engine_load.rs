@@ -81,9 +81,9 @@ impl EngineLoad {
         PROMPT_TOKEN * self.pace()
     }
 
-    /// The pace of prefill at the last grant. Only large prompts show it. Without recent ones, the
-    /// pace of decoding stands in, so that an engine that was slow once does not count as slow
-    /// while prompts are small.
+    /// The pace of prefill at the last grant. Only large prompts show it. Without recent large
+    /// prompts, the pace of decoding stands in, so that an engine that was slow once does not count
+    /// as slow while prompts are small.
     fn pace(&self) -> f64 {
         let Learned { prefill, decode, .. } = &self.learned;
         prefill.ratio_at(self.at).or_else(|| decode.ratio_at(self.at)).unwrap_or(1.0)

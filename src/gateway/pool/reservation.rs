@@ -110,7 +110,7 @@ impl AdmissionState {
             Some((pool, *able.min_by_key(shortage)?))
         });
         if let Some((pool, backend)) = best {
-            // An earlier reservation may be void now and would be valid again later.
+            // An earlier reservation of this waiter may be void now, but become valid again.
             for other in waiter.request.pools().collect::<SmallVec<[PoolId; 4]>>() {
                 self.pools[other.index()].reserved.take_if(|reservation| reservation.serial == serial);
             }

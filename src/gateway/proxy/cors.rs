@@ -68,7 +68,7 @@ impl From<Option<HeaderValue>> for Allow {
 /// The origin of the page that sent a request with these headers.
 fn origin(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut origins = headers.get_all(ORIGIN).iter();
-    // A browser sends one. Among several, none is certain.
+    // A browser sends one origin. Among several, none is certain.
     origins.next().filter(|_| origins.next().is_none())
 }
 

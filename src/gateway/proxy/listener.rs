@@ -8,9 +8,9 @@
 //! Why not pingora's `Server`: a port in use is a panic there, shutdown takes a fixed grace period,
 //! and a process can have only one (tests and the demo run several).
 //!
-//! Bounds: `clients.rs` limits connections. Those over the limit are accepted, get 503 and are
-//! closed, because without a response a client cannot tell a busy gateway from a dead one. Without
-//! file descriptors, a connection without a request is closed, and accepting pauses for
+//! Bounds: `clients.rs` limits connections. Connections over the limit are accepted, get 503 and
+//! are closed, because without a response a client cannot tell a busy gateway from a dead one.
+//! Without file descriptors, a connection without a request is closed, and accepting pauses for
 //! [`ACCEPT_PAUSE`].
 
 use std::net::SocketAddr;
@@ -160,7 +160,8 @@ impl Listener {
                     tasks.spawn(async move { serve_connection(&gateway, connection, counted, config, ends).await });
                 }
                 Err(error) => {
-                    // Usually there is no descriptor left. A connection without a request has one.
+                    // Usually there is no descriptor left. Closing a connection without a request
+                    // frees one.
                     let closed = gateway.clients.close_one();
                     tracing::warn!(%error, closed_an_idle_one = closed, "cannot accept connections; pausing");
                     tokio::time::sleep(ACCEPT_PAUSE).await;

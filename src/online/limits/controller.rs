@@ -64,8 +64,8 @@ pub(super) const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
 const OTHER_RATE: f64 = 2.0;
 /// A Hellinger distance of prompt lengths that is another load.
 const OTHER_LENGTHS: f64 = 0.35;
-/// How long a change that failed is closed: at first and at most. If a change of load goes
-/// unnoticed, the change of the limit is tried again after the longer time at the latest.
+/// How long a change that failed is not tried again: the first and the longest time. If a change of
+/// load goes unnoticed, the change of the limit is tried again after the longer time at the latest.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(24 * 3_600));
 /// Weight of a new window in the remembered load.
 pub(super) const LOAD_WEIGHT: f64 = 0.3;

@@ -112,7 +112,7 @@ impl Set {
             }
             self.allowed = Some(Instant::now());
         }
-        // Before a decrease: pods that are still in use stay.
+        // If the number decreases, pods that are still in use stay.
         let next = fleet.scale(pool, Some(wanted), may_stop).await.max(wanted);
         // The lead may have been lost during the wait. Then another gateway sets the replicas.
         if (wanted > have || next < have) && fleet.lead().is_held() {

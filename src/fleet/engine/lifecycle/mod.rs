@@ -310,7 +310,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     }
 
     /// The cordon when the step begins; `None`: unchanged. A ramp opens the backend together with a
-    /// limit on slots. When an engine is shut down, the backend may already be another's.
+    /// limit on slots. When an engine is shut down, the backend may already have another engine.
     pub(crate) fn cordon(&self) -> Option<Cordon> {
         if self.leaving {
             return None;
