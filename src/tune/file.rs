@@ -91,7 +91,7 @@ pub struct TuneTable {
     pub dimension: Vec<DimensionTable>,
     /// Single settings besides the grid.
     pub setting: Vec<Setting>,
-    /// Whether the engines' memory is found first.
+    /// The range in which the engines' memory is searched first; `None`: it is not searched.
     pub memory: Option<MemoryTable>,
 }
 

@@ -263,8 +263,8 @@ impl<R: Resolve> Names<R> {
     }
 
     fn ask_in_background(&self, name: &Arc<Name>) {
-        // An open query suffices. This one is open from now on, so a caller whose addresses all
-        // fail waits for it.
+        // One open query suffices. The lock is taken here and not in the task, so a caller whose
+        // addresses all fail waits for this query.
         let Ok(open) = Arc::clone(&name.asking).try_lock_owned() else { return };
         let (name, resolver) = (Arc::clone(name), Arc::clone(&self.resolver));
         tokio::spawn(async move {

@@ -234,7 +234,7 @@ struct Opened {
 }
 
 /// Finds out the client and the protocol. `None`: the connection ended, took too long, or must be
-/// closed for others.
+/// closed to make room for others.
 async fn open(mut connection: TcpStream, mut counted: CountedConnection, config: &Config) -> Option<Opened> {
     let server = &config.server;
     let times = |counted: &CountedConnection| {

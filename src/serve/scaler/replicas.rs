@@ -80,8 +80,8 @@ impl Sets {
 }
 
 impl Set {
-    /// Whether a decrease needs a dry run first. Once the number is not above the wanted one, an
-    /// earlier answer no longer counts: another manager may have raised the number.
+    /// Whether a decrease needs a dry run first. The answer of a dry run counts only while the
+    /// number is above the wanted one: later, another manager may have raised it again.
     fn must_ask(&mut self, have: u32, wanted: u32) -> bool {
         if wanted >= have {
             self.allowed = None;
