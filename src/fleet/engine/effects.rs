@@ -1,8 +1,8 @@
 //! The effect of each step of an engine's life cycle: one future per step, whose result decides the
 //! next.
 //!
-//! A future may be dropped at any moment, because the engine was lost or a command arrived. What
-//! the future began is then harmless, or the next step finds it. Every wait is limited: by
+//! A future may be dropped at any moment, because the engine was lost or a command arrived.
+//! Anything that it began is harmless, or the next step finds it. Every wait is limited: by
 //! `[fleet]`, by the limit of one request, or during a start by [`ReadyRules`].
 
 use std::sync::Arc;
