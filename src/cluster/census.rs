@@ -12,11 +12,10 @@
 //! orders these writes, so the published windows contain `t` and `t + END_AGE`. A gateway that
 //! wrote more windows than it publishes counts as 0.
 //!
-//! Silent gateways share one entry, [`UNEXPLAINED`]. Silent gateways start nothing, so a bound
-//! holds as long as the beat of that entry stays the same. The beat changes when a gateway is added
-//! to the entry. The bound from a sample holds for the beat that the plan before the sample saw.
-//! Sequences that just started are unexplained, so under load a few requests may stay unexplained
-//! until a calm moment.
+//! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing. So a bound holds as long as
+//! the beat of that entry stays the same; it changes when a gateway is added to the entry. The
+//! bound from a sample holds for the beat that the plan before the sample saw. Sequences that just
+//! started are unexplained, so under load a few may stay unexplained until a calm moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

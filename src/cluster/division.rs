@@ -6,8 +6,7 @@
 //!   enough for all: it can admit a first request at once.
 //! - A gateway whose largest request needs more than this gets as much as the request needs: one
 //!   gateway at a time, the first in the line.
-//! - If more gateways want a unit than there are units, the first in the line get one each, the
-//!   others none.
+//! - If units are fewer than gateways that want one, the first in the line get one each.
 //!
 //! Pure arithmetic. All gateways divide the same ledger alike, so their shares converge without
 //! overshooting.

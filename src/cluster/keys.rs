@@ -2,13 +2,11 @@
 //!
 //! Each renewal contains a gateway's claims. Once the renewal is written, the gateway uses its part
 //! of the [division](crate::division), less the amounts that other gateways use above their parts.
-//! All divide the same ledger alike, so the parts sum to the limit. A part grows without waiting
-//! for the part of another gateway to shrink. So while demand moves, gateways may begin more than
-//! the limit for one renewal: at most the sum of the parts before and the parts after. The excess
-//! counts until its requests end. Requests of a gateway that no longer renews are not counted after
-//! its lease. In mode `keep` this gateway goes on using its last part while the others divide the
-//! whole limit. Gateways outside the ledger have no part. Gateways take turns at units that are too
-//! few.
+//! A part grows without waiting for another part to shrink. So while demand moves, gateways may
+//! begin more than the limit for one renewal: at most the sum of the parts before and after. The
+//! excess counts until its requests end. After the lease, the requests of a silent gateway are not
+//! counted; in mode `keep` that gateway goes on using its last part. Gateways outside the ledger
+//! have no part.
 //!
 //! Bounds: all claims take a quarter of an object. Claims with the smallest demand are left out,
 //! and count as no demand.

@@ -116,8 +116,8 @@ impl KeyUsage {
         found.into_iter().take(KEYS_SHOWN).map(|(_, tokens)| tokens).collect()
     }
 
-    /// Keys that have requests in flight on this gateway, the keys with most requests first; at most
-    /// [`KEYS_SHOWN`].
+    /// Keys that have requests in flight on this gateway, the keys with most requests first.
+    /// Returns at most [`KEYS_SHOWN`].
     pub fn in_flight(&self) -> Vec<KeyInFlight> {
         let of = |counters: &KeyCounters| {
             let (name, limits) = counters.configured.lock().clone();

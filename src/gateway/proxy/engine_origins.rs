@@ -2,8 +2,7 @@
 //!
 //! A page that may use an engine may use the gateway, too, as with nginx in between: vLLM up to
 //! 0.30 allows every origin, later versions allow the origins of `--allowed-origins`. The gateway
-//! asks an engine in rotation with a preflight, and applies the answer to all responses, also its
-//! own.
+//! asks an engine in rotation with a preflight, and applies the answer to all responses.
 //!
 //! Answers are used however old. An answer older than [`FRESH`] is renewed in a separate task. Only
 //! a preflight or a response of the gateway itself waits, and only if nothing is known. Engines are

@@ -57,9 +57,9 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered probes after which the connection is broken: 60 s after the client's last packet.
 const PROBES: u32 = 3;
 /// Unsent bytes up to which a socket accepts more (tcp(7), TCP_NOTSENT_LOWAT). Without this limit
-/// the kernel would keep up to `net.ipv4.tcp_wmem` for each client that reads slowly: megabytes that
-/// `server.max_response_memory` does not bound. A socket whose client reads on would accept bytes
-/// again only when a third of them is sent.
+/// the kernel would keep up to `net.ipv4.tcp_wmem` for each client that reads slowly: megabytes
+/// that `server.max_response_memory` does not bound. A socket whose client reads on would accept
+/// bytes again only when a third of them is sent.
 const UNSENT: u32 = 128 << 10;
 
 /// Opens a listening socket with a backlog for bursts and with TCP keep-alive (HAProxy:

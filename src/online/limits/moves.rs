@@ -9,8 +9,7 @@
 //! | between tokens | | the same, slots before the threshold |
 //! | any of these | the next pool loses less | the boundary between the two |
 //!
-//! A limit is lowered from its highest use where that is below the limit. A threshold moves to the
-//! next length that occurs.
+//! Limits are lowered from their highest use. A threshold moves to the next length that occurs.
 
 use std::collections::BTreeMap;
 
