@@ -1,7 +1,7 @@
 //! The cost of recording one finished request, and of writing the metrics page.
 //!
-//! The page of a large deployment (50 models, 8 classes, 100 keys) should take less than 50 ms; `tests/observability/scale.rs`
-//! bounds its series, and `metrics_page.py` measures a whole scrape.
+//! The page of a large deployment (50 models, 8 classes, 100 keys) should take less than 50 ms.
+//! `tests/observability/scale.rs` bounds its series, and `metrics_page.py` measures a whole scrape.
 //!
 //! Every request is recorded after its last byte: this should take about a microsecond, and is
 //! measured without an access log, with one, and from four threads at once.

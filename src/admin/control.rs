@@ -40,7 +40,8 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
     /// Takes a backend out of rotation or back in; running requests finish.
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend>;
 
-    /// Log lines of an engine that the gateway runs, from number `after` on, or the last ones.
+    /// Log lines of an engine that the gateway runs, from number `after` on, or the last lines if
+    /// `after` is `None`.
     fn engine_log(
         &self,
         pool: &str,

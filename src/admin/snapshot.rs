@@ -54,7 +54,7 @@ pub struct Report {
 pub struct RequestLists {
     /// Number of finished requests that can be looked up.
     pub kept: usize,
-    /// When the oldest of them was over.
+    /// When the oldest of these requests was over.
     pub since: Option<String>,
     /// The last requests that were shed or failed, latest first.
     pub failures: Vec<RequestView>,

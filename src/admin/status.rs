@@ -177,7 +177,8 @@ pub struct ClusterStatus {
     pub standing: String,
     /// Whether `/ready` may be 200 as far as the ledger decides.
     pub ready: bool,
-    /// Why the gateway uses less than it could, or nothing, with the last failure of the store.
+    /// Why the gateway may use less than its part of the limits, with the last failure of the
+    /// store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// Seconds since the last confirmed renewal was sent.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sluice_admin::status::{BackendStatus, Status};
 use sluice_fleet::{EngineView, LastChange};
 
-/// Columns of the blanks around a cell.
+/// Width of the blanks around a cell, in columns.
 const PADDING: usize = 2;
 /// Most columns of a name in the lines below the table, and of a name that is never broken.
 const NAME_WIDTH: u16 = 40;

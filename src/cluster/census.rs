@@ -12,10 +12,10 @@
 //! orders these writes, so the published windows contain `t` and `t + END_AGE`. A gateway that
 //! wrote more windows than it publishes counts as 0.
 //!
-//! Silent gateways share one entry, [`UNEXPLAINED`]. They start nothing, so a bound holds while the
-//! entry's beat stands still; it moves when a gateway is added. A sample counts only if the beat
-//! was the same before it. Sequences that just started are unexplained, so under load a few
-//! requests may stay unexplained until a calm moment.
+//! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing. So a bound holds as long as
+//! the beat of that entry stays the same; it changes when a gateway is added to the entry. The
+//! bound from a sample holds for the beat that the plan before the sample saw. Sequences that just
+//! started are unexplained, so under load a few may stay unexplained until a calm moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -30,7 +30,7 @@ use crate::usage::{LocalUse, Page};
 pub(crate) const PAGE_AGE: Duration = Duration::from_secs(1);
 /// After a longer time without a plan, the member has not asked the engines either.
 const GAP: Duration = Duration::from_secs(2);
-/// Plans that are remembered.
+/// Number of plans that are remembered.
 const LOOKS_MAX: usize = 16;
 
 type Beats = BTreeMap<String, u64>;
@@ -168,9 +168,9 @@ impl Sample {
 
     /// The fewest sequences on a backend that belonged to gateways which renew.
     ///
-    /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise one that began after
-    /// the moment of the page could stand for one whose earlier end was not seen yet, and hide a
-    /// silent gateway's request.
+    /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise a sequence that began
+    /// after the page could take the place of a sequence that ended before the page and whose end
+    /// the gateway had not seen yet, and a silent gateway's request would stay hidden.
     fn explained(&self, own: &str, backend: &str, ledger: &Ledger, over: &BTreeSet<String>) -> u64 {
         let settled = others(own, ledger, over).filter_map(|(id, entry)| {
             let windows = usize::try_from(entry.beat.checked_sub(*self.before.beats.get(id)?)?).ok()?;

@@ -1,21 +1,21 @@
 //! Backends to which no gateway may send requests, because one gateway drains or restarts their
 //! engines.
 //!
-//! That gateway writes the closed backends with each renewal. A gateway that reads them sends
-//! nothing there before it writes next, and a write replaces only a state that was read. So a
-//! gateway whose beat exceeds the beat at the closing sends nothing more there, and has no request
-//! left there when its entry shows no slots in use. For silent gateways (lease over),
+//! That gateway writes the closed backends with each renewal. A gateway that has read the closed
+//! backends sends nothing there before its next write, and a write replaces only a state that was
+//! read. So a gateway whose beat exceeds the beat at the closing sends nothing more there, and has
+//! no request left there when its entry shows no slots in use. For silent gateways (lease over),
 //! [`UNEXPLAINED`](crate::UNEXPLAINED) shows the slots that the engine may still run.
 //!
 //! A closing is lost with the object, or when a program that does not know the field writes. Then
-//! it is written again, and nothing is known of the other gateways.
+//! the gateway writes the closing again and waits for all other gateways again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::amounts::Unit;
 use crate::ledger::{Entry, Ledger, is_gateway};
 
-/// Backends that this gateway closed, and who may still send requests there.
+/// Backends that this gateway closed, and the gateways that may still send requests there.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closing {
     /// The other gateways, by backend; `None`: the closing is not written yet.
@@ -72,7 +72,8 @@ impl Closing {
         }
     }
 
-    /// The closed backends to which no other gateway sends requests and where no other has any.
+    /// The closed backends to which no other gateway sends requests and on which no other gateway
+    /// has a request left.
     pub(crate) fn left(&self) -> BTreeSet<String> {
         let has_left = |others: &Others| others.unaware.is_empty() && !others.run;
         let left = self.backends.iter().filter(|(_, others)| others.as_ref().is_some_and(has_left));

@@ -1,12 +1,12 @@
 //! Divides a limit among gateways by demand, in whole units (max-min fairness with a floor).
 //!
-//! - Each gateway gets the demanded amount and an eighth more. The rest is divided evenly. If that
-//!   exceeds the limit, all get the same, except gateways that want less.
+//! - Each gateway gets the demanded amount and an eighth more. The rest is divided evenly. If the
+//!   sum exceeds the limit, all get the same amount, except gateways that want less.
 //! - A gateway without demand gets an eighth of an even share, and at least one unit if there are
 //!   enough for all: it can admit a first request at once.
-//! - A larger request gets an amount of its size: one gateway at a time, the first in the line.
-//! - If more gateways want a unit than there are units, the first in the line get one each, the
-//!   others none.
+//! - A gateway whose largest request needs more than this gets as much as the request needs: one
+//!   gateway at a time, the first in the line.
+//! - If units are fewer than gateways that want one, the first in the line get one each.
 //!
 //! Pure arithmetic. All gateways divide the same ledger alike, so their shares converge without
 //! overshooting.
@@ -14,7 +14,7 @@
 /// One gateway's demand for one unit of one backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// In use or waiting.
+    /// Amount in use, plus the amount for which requests wait.
     pub wanted: u64,
     /// The largest request that waits.
     pub need: u64,
@@ -59,8 +59,8 @@ fn one_each(capacity: u64, claims: &[Claim]) -> Vec<u64> {
     divided
 }
 
-/// Raises all amounts evenly up to the wanted ones, then adds the rest evenly. A claim of `None`
-/// gets nothing.
+/// Raises all amounts evenly, each up to the wanted amount, then adds the rest evenly. A claim of
+/// `None` gets nothing.
 fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     let mut open: Vec<usize> = (0..wants.len()).filter(|index| wants[*index].is_some()).collect();
     let mut divided = vec![0; wants.len()];

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 /// Fraction of the lease for which a confirmed renewal lets a candidate lead: numerator,
 /// denominator.
 pub const TERM: (u32, u32) = (2, 3);
-/// Lease duration in seconds of a record that the leader gave up, without a holder. Other programs
-/// write the same.
+/// Lease duration, in seconds, of a record without a holder, which the leader has given up.
+/// client-go writes the same value.
 pub const RELEASED: u32 = 1;
 
 /// Who leads. Names and forms follow the `spec` of a `coordination.k8s.io` Lease, so that kubectl

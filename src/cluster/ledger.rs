@@ -25,17 +25,17 @@ pub const BYTES_MAX: usize = 1 << 20;
 ///
 /// A missing object may have been lost. So the member that makes a new one puts the limit, less the
 /// member's own share, into this entry, which is taken back like the shares of a silent gateway.
-/// Other members move their last shares from here to themselves, but only during their lease, in
-/// mode `keep` too: later, others may have received those shares in the lost object. Members
-/// without a share admit nothing new until this entry is free: after an outage longer than the
-/// lease, in 1.25 leases and some seconds.
+/// Other members move their last shares from this entry to themselves, but only during their lease,
+/// even in mode `keep`: after the lease, other gateways may have received these shares in the lost
+/// object. Members without a share admit nothing new until this entry is free: after an outage
+/// longer than the lease, in 1.25 leases and some seconds.
 pub const EARLIER: &str = "#earlier";
 /// The entry for capacity that requests of gateways whose lease is over may still use.
 pub const UNEXPLAINED: &str = "#unexplained";
 /// Time windows in a holding; see `census.rs`.
 pub const WINDOWS: usize = 12;
-/// Most backends in a ledger. Beyond this, the first by name is dropped and counts as one of a lost
-/// object, so gateways that join have to wait for it.
+/// Most backends in a ledger. If there are more, the first backend by name is dropped and counts as
+/// a backend of a lost object, so gateways that join must wait for its capacity.
 pub const BACKENDS_MAX: usize = 1_024;
 
 /// Whether an entry belongs to a gateway.
@@ -52,7 +52,8 @@ pub struct Ledger {
     pub begun: String,
     /// Writes of this object so far.
     pub writes: u64,
-    /// Backends whose shares are all in this object. Others may have shares from a lost object.
+    /// Backends whose shares are all in this object. Shares of other backends may be in a lost
+    /// object.
     pub known: BTreeSet<String>,
     /// Entries, by identity.
     pub gateways: BTreeMap<String, Entry>,

@@ -19,8 +19,8 @@
 //! - A write replaces only the state that a [`Member`] read, and raises no sum of shares above the
 //!   limit.
 //! - A member obeys a lower share before sending it, and a higher one once it is confirmed. Until
-//!   the outcome of a write is known, the smaller one counts. A read may be stale and raises
-//!   nothing.
+//!   the outcome of a write is known, the smaller share counts. A read may be stale, so it raises
+//!   no share.
 //! - Shares of a silent gateway are freed as far as other gateways explain the engine's load
 //!   (`census`).
 //! - After the lease, see [`Rules`]; after a loss of the object, see [`EARLIER`].

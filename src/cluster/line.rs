@@ -7,14 +7,14 @@
 
 use crate::amounts::{Amounts, Unit};
 
-/// Writes of each gateway for which a gateway that has enough keeps its place.
+/// Number of writes by each gateway for which a gateway that has enough keeps its place.
 const TURN: u64 = 4;
 
 /// This gateway's place for each unit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Line {
     since: [u64; 4],
-    /// The write since which there is enough; 0: there is not.
+    /// The write since which the gateway has had enough of the unit; 0: it has too little.
     served: [u64; 4],
 }
 

@@ -6,9 +6,9 @@
 //! any time.
 //!
 //! A member computes the [division](crate::division) of each limit among the gateways that renew.
-//! The share rises towards that part as far as the limit is free. It falls only if another gateway
-//! lacks something: then the member uses at once no more than the part, and the share follows as
-//! requests end.
+//! The share rises towards that part as far as the limit has free capacity. It falls only if
+//! another gateway lacks something: then the member uses at once no more than the part, and the
+//! share follows as requests end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -79,11 +79,11 @@ struct Pending {
     ledger: Ledger,
     sent: Duration,
     rooms: BTreeMap<String, Amounts>,
-    /// Notices that hold once it is written.
+    /// Notices to give when the write is confirmed.
     notices: Vec<Notice>,
 }
 
-/// Memory of one backend.
+/// The member's state for one backend.
 #[derive(Clone, Copy, Debug, Default)]
 struct Own {
     /// The amounts that may be used.
@@ -104,7 +104,8 @@ pub struct Member {
     beat: u64,
     silence: Silence,
     census: Census,
-    /// The last written object and number of writes, and since when reads have shown fewer.
+    /// Name of the last written object, its number of writes, and since when reads have shown fewer
+    /// writes.
     begun: String,
     writes: u64,
     behind: Option<Duration>,
@@ -178,7 +179,8 @@ impl Member {
         self.closing.set(closed);
     }
 
-    /// The closed backends to which no other gateway sends requests and where none has any.
+    /// The closed backends to which no other gateway sends requests and on which no other gateway
+    /// has a request left.
     pub fn left_by_others(&self) -> BTreeSet<String> {
         self.closing.left()
     }
@@ -241,7 +243,7 @@ impl Member {
         self.closing.read(&self.id, found);
         let mut ledger = found.cloned().unwrap_or_else(|| Ledger::new(format!("{}/{}", self.id, self.beat + 1)));
         if self.silence.observe(now, &ledger) {
-            // Samples concern the other object.
+            // The samples so far belong to another object.
             self.census = Census::default();
         }
         if !self.may_write(&ledger) {
@@ -281,7 +283,7 @@ impl Member {
         pending.notices.into_iter().for_each(|notice| self.notice(notice));
     }
 
-    /// Another gateway wrote first: read again.
+    /// Another gateway wrote first: the caller must read again.
     pub fn refused(&mut self) {
         self.pending = None;
     }
@@ -293,7 +295,7 @@ impl Member {
         }
     }
 
-    /// The standing now; a change gives a notice.
+    /// The standing at `now`. If it has changed, the member also gives a notice.
     pub fn standing(&mut self, now: Duration) -> Standing {
         let ended = self.renewed.is_some() && self.is_over(now);
         let standing = match self.renewed {
@@ -371,7 +373,8 @@ impl Member {
         self.census.page(backend).is_some_and(|at| now.saturating_sub(at) > self.rules.lease * PAGE_LEASES)
     }
 
-    /// Writes this member's entry. Returns the rooms that a confirmation allows.
+    /// Writes this member's entry. Returns the room on each backend that the gateway may use once
+    /// the write is confirmed.
     fn write_own(&mut self, now: Duration, ledger: &mut Ledger, local: &LocalUse) -> BTreeMap<String, Amounts> {
         let old = ledger.gateways.get(&self.id).cloned();
         let gone = self.own.iter_mut().filter(|(backend, _)| !local.contains_key(*backend));
@@ -405,12 +408,12 @@ impl Member {
         rooms
     }
 
-    /// The initial share of a backend: the room by a lost object, at most the share in [`EARLIER`],
-    /// and none after the lease. For a backend that the ledger does not know, the whole limit is
-    /// first put into [`EARLIER`].
+    /// The initial share of a backend: the room that the member has under a lost object, at most
+    /// the share in [`EARLIER`]; nothing after the lease. For a backend that the ledger does not
+    /// know, the whole limit is first put into [`EARLIER`].
     fn claim(&self, now: Duration, ledger: &mut Ledger, backend: &str, usage: &Usage) -> Amounts {
-        // If this object had the share, or the lease is over, others may have it: [`EARLIER`] holds
-        // other shares.
+        // If the share was in this object, or the lease is over, other gateways may have it by now,
+        // and [`EARLIER`] holds other shares.
         let is_taken = ledger.begun == self.begun || self.is_over(now);
         let room = if is_taken { Amounts::default() } else { self.room(now, backend) };
         if !ledger.known.contains(backend) {

@@ -26,7 +26,8 @@ sluice_core::labels! {
     }
 }
 
-/// An event that an operator should know. Texts are identities of other gateways, unless stated.
+/// An event that an operator should know. Texts are identities of other gateways, unless a variant
+/// says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The standing changed from the first to the second.

@@ -21,12 +21,12 @@ pub(crate) struct Division<'l> {
 }
 
 impl Division<'_> {
-    /// The amount that the gateway may use, and the next share, which exceeds it while more is in
-    /// use.
+    /// The amount that the gateway may use, and the next share. The share exceeds the amount while
+    /// more is in use.
     pub(crate) fn next(&self, own: &Holding) -> (u64, u64) {
         let unit = self.unit;
         let others = || self.ledger.holdings(self.backend).filter(|(id, _)| *id != self.id);
-        // Held for silent gateways, or by an earlier object.
+        // Amounts held for silent gateways, or under an earlier object.
         let over: u64 = others().filter(|(id, _)| !is_gateway(id)).map(|(_, holding)| holding.held(unit)).sum();
         let renewing: Vec<(&str, &Holding)> = others().filter(|(id, _)| is_gateway(id)).collect();
         let held = over + renewing.iter().map(|(_, holding)| holding.held(unit)).sum::<u64>();
@@ -46,7 +46,7 @@ impl Division<'_> {
             need: holding.need.get(unit),
             since: holding.since[unit as usize],
         };
-        // In the order of the ids.
+        // `renewing` is sorted by id.
         let place = renewing.partition_point(|(id, _)| *id < self.id);
         let mut claims: Vec<Claim> = renewing.iter().map(|(_, holding)| claim(holding)).collect();
         claims.insert(place, claim(own));

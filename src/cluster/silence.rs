@@ -5,8 +5,9 @@
 //! times [`DRIFT`] (clocks differ in speed), plus [`TRANSIT`] (requests admitted in time may be on
 //! their way to the engine).
 //!
-//! Time in which a member did not look does not count, such as an outage of the store: all return
-//! at about the same time, and the first must not take shares that others are about to renew.
+//! Time in which a member did not look, such as an outage of the store, does not count: after an
+//! outage all gateways return at about the same time, and the first must not take shares that the
+//! others are about to renew.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -53,7 +54,7 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// Notes the beats of a ledger. Returns whether it is another object than the last.
+    /// Notes the beats of a ledger. Returns whether the ledger is another object than the last one.
     pub(crate) fn observe(&mut self, now: Duration, ledger: &Ledger) -> bool {
         let is_other = self.begun != ledger.begun;
         if is_other {

@@ -65,7 +65,7 @@ table! {
 words! {
     /// The reaction when shares cannot be renewed.
     pub enum ClusterMode {
-        /// The last shares are used further.
+        /// The gateway goes on using the last shares.
         Keep = "keep",
         /// Nothing new is admitted.
         Strict = "strict",

@@ -127,8 +127,8 @@ fn check_order(path: &str, value: Duration, max_key: &'static str, max: Duration
     }
 }
 
-/// Checks that `server.max_body_memory` is enough for one body of `server.max_body`. If not, the
-/// default is raised; a written value is a problem.
+/// Checks that `server.max_body_memory` is enough for one body of `server.max_body`. If it is not,
+/// a default is raised, and a value that the operator wrote is a problem.
 fn check_body_memory(server: &mut Server, report: &mut Report<'_>) {
     let (value, max) = (server.max_body, server.max_body_memory);
     if value <= max {

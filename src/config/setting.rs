@@ -180,8 +180,8 @@ impl<T: Scalar> Setting for T {
     }
 }
 
-/// The situation if the type cannot hold a number: outside the bounds, which say more than the
-/// type.
+/// The situation for a number that the type cannot hold: it is outside the bounds, which say more
+/// than the type.
 fn beyond_bounds(written: &Entry, key: &KeySpec) -> Option<Situation> {
     let (Value::Int(number), Some((min, max))) = (&written.value, key.bounds) else { return None };
     let is_size = min.parse::<i64>().is_ok();

@@ -105,7 +105,7 @@ pub(super) fn open<'w>(
     Some(table)
 }
 
-/// A key of more tables than this belongs to none in particular.
+/// A key that more tables than this have belongs to none in particular.
 const PLACES_MAX: usize = 4;
 
 /// The paths of all keys with this name in the tables below `fields`.

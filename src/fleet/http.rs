@@ -107,8 +107,8 @@ where
     });
     tokio::select! {
         received = &mut response => received,
-        // A connection may end before the response is taken from it. It knows the cause of an
-        // error.
+        // A connection may end before the response is taken from it. The connection knows the cause
+        // of an error.
         ended = connection => match (response.await, ended) {
             (Err(FetchError::Http(_)), Err(cause)) => Err(cause.into()),
             (received, _) => received,

@@ -183,8 +183,8 @@ pub(super) struct Reading {
 }
 
 impl ReportedModels {
-    /// Every card, one per name, in the order of backends. Of equal names the card with the highest
-    /// context limit.
+    /// Every card, one per name, in the order of backends. Of several cards with one name, the card
+    /// with the highest context limit.
     pub fn cards(&self) -> Vec<ModelCard> {
         let by_backend = self.0.lock();
         let mut backends: Vec<_> = by_backend.keys().copied().collect();

@@ -38,7 +38,7 @@ impl OtherGateways {
     /// Other gateways must not send requests to this backend.
     pub fn close(&self, backend: &str) {
         let mut state = self.0.lock();
-        // An earlier report that they left it does not count now.
+        // An earlier report that the others have left the backend does not count now.
         if state.closed.insert(backend.to_owned())
             && let Some(left) = &mut state.left
         {

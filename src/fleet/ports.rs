@@ -31,16 +31,16 @@ pub enum PortsError {
         /// The engine without a port.
         engine: String,
     },
-    /// The port is now another engine's, but the first still runs there.
+    /// The port now belongs to another engine, but the first engine still runs there.
     #[error(
         "port {port} of {engine} is in use by {holder} until the gateway restarts; configure another port for {engine}"
     )]
     Held {
         /// The port.
         port: u16,
-        /// The engine that should get it.
+        /// The engine that should get the port.
         engine: String,
-        /// The engine that has it.
+        /// The engine that has the port.
         holder: String,
     },
     /// The assigned ports cannot be read or stored.

@@ -121,7 +121,7 @@ pub struct Prober {
     admission: Arc<Admission>,
     reported: Arc<ReportedModels>,
     states: HashMap<BackendId, ProbeState>,
-    /// Read the models of every backend in each round: a caller waits for one.
+    /// Whether each round reads the models of every backend, because a caller waits for a model.
     pub await_models: bool,
     /// Whether clients send keys for the engines: then a backend without an `api_key` that refuses
     /// a probe may still serve clients.

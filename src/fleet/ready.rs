@@ -41,7 +41,8 @@ pub struct ReadyRules {
 }
 
 impl Default for ReadyRules {
-    /// 200 ms, 2 s, 1, 15 min, 4 h; the longest start on record took 3 h 10 min.
+    /// `poll` is 200 ms, `answer` 2 s, `start_timeout_scale` 1, `blind` 15 min, `total` 4 h. The
+    /// longest start on record took 3 h 10 min.
     fn default() -> Self {
         Self {
             poll: Duration::from_millis(200),

@@ -97,7 +97,7 @@ pub fn look(deployment: &mut impl Deployment) -> Vec<TunerOrder> {
         (changed || orders.contains(&TunerOrder::Configure), orders, tuner.take_events())
     };
     deployment.follow(changed, events);
-    // A restart is written down before it begins.
+    // The tuner's state is saved before a restart begins.
     if orders.iter().any(|order| matches!(order, TunerOrder::Restart { .. })) {
         deployment.save();
     }
@@ -108,7 +108,7 @@ pub fn look(deployment: &mut impl Deployment) -> Vec<TunerOrder> {
 pub fn carry_out(deployment: &mut impl Deployment, orders: Vec<TunerOrder>) {
     for order in orders {
         match order {
-            // Followed already.
+            // [`look`] has put the limits and the experiment in force.
             TunerOrder::Configure => {}
             TunerOrder::Restart { engine, flag, value, crowded } => deployment.restart(engine, (flag, value), crowded),
             TunerOrder::Simulate(question) => deployment.simulate(question),

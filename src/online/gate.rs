@@ -65,7 +65,7 @@ impl<T> Proposals<T> {
         self.0 = None;
     }
 
-    /// Drops the proposal of such a change.
+    /// Drops the proposal if `is` holds for its change.
     pub(crate) fn withdraw_if(&mut self, is: impl Fn(&T) -> bool) {
         self.0.take_if(|proposed| is(&proposed.change));
     }
@@ -130,8 +130,8 @@ impl<K: PartialEq, W> Closings<K, W> {
         }
     }
 
-    /// Opens a change that helped. It may have helped by chance, so the next closing lasts as long
-    /// as otherwise.
+    /// Opens a change that helped. It may have helped by chance, so the next closing is as long as
+    /// it would have been otherwise.
     pub(crate) fn reopen(&mut self, key: &K, now: Duration) {
         self.all.iter_mut().filter(|closing| closing.key == *key).for_each(|closing| closing.until = now);
     }

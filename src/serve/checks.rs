@@ -61,7 +61,7 @@ pub async fn check(loaded: &Loaded, purpose: Purpose<'_>) -> Result<Vec<String>,
     let others_lead = is_elected && !matches!(purpose, Purpose::Reload(_));
     let mut found = Found { loaded, looks, others_lead, errors: Vec::new(), remarks: Vec::new() };
     if looks {
-        // A start and a reload load them anyway.
+        // A start and a reload load the tokenizers anyway.
         found.check_tokenizers();
     }
     found.check_written_files();
@@ -121,8 +121,9 @@ impl Found<'_> {
         }
     }
 
-    /// Refuses a file or folder that another user commands. An operator who looks at the files of a
-    /// service's user gets a remark, but not root: root may not start the gateway on such files.
+    /// Refuses a file or folder that another user commands. If the file or folder belongs to
+    /// another user, an operator gets a remark, because the operator may check the files of a
+    /// service's user. Root gets a problem: root may not start the gateway on such files.
     fn refuse_untrusted(&mut self, key: &str, untrusted: &Untrusted) {
         let kind = match untrusted.is_foreign() && own_user() != 0 {
             true => io::ErrorKind::PermissionDenied,

@@ -1,8 +1,8 @@
 //! Looks for the causes of slow requests every ten seconds, whether this gateway leads or not.
 //!
 //! A look reads the metrics pages of at most [`PAGES`] engines, silent ones first and the others in
-//! turn; for the rest the last page counts. Findings that appear and go are logged once. Bound: one page's numbers for each
-//! backend in rotation.
+//! turn; for the rest the last page counts. Findings that appear and go are logged once. Bounds:
+//! the numbers of one page for each backend in rotation.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -71,7 +71,7 @@ impl Running {
                 );
                 Some(pid)
             }
-            // For example the next start, which checks whether a gateway listens here.
+            // The visitor may be the next start, which checks whether a gateway listens here.
             Err(NotHandedOver::Nothing(error)) => {
                 tracing::debug!(%error, "a visitor of upgrade.sock has said nothing");
                 None
@@ -106,7 +106,7 @@ impl Running {
             never = refuse_others(door, pid) => match never {},
         };
         if let Err(error) = started {
-            // Ends the start of the other process, which would otherwise take the end of the
+            // Ends the start of the other process. Otherwise that process would take the end of the
             // connection for the end of this process, and serve.
             let withdrawn = Said::Withdrawn { why: error.to_string() };
             let _ = timeout(WITHDRAWN_MAX, send(&mut visitor, &withdrawn)).await;
@@ -146,7 +146,7 @@ impl Running {
         Ok(())
     }
 
-    /// From the answer until the new gateway may accept connections.
+    /// The steps from the answer until the new gateway may accept connections.
     async fn until_it_serves(
         &self,
         door: &Door,
@@ -199,8 +199,8 @@ impl Running {
         own_all(&self.app.core.admission);
     }
 
-    /// The new gateway serves: accepts no more connections, and reports to it until this process
-    /// ends.
+    /// Called once the new gateway serves: this gateway accepts no more connections, and reports to
+    /// the new one until this process ends.
     async fn leave_to(&mut self, successor: UnixStream) {
         self.app.core.flow.hand_over();
         if let Some(cluster) = &self.cluster {

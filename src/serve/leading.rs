@@ -250,7 +250,7 @@ fn read_saved(app: &App) {
         tracing::error!("the experiments of the admin API are not in force: {error}");
     }
     let goes_on = app.tuner.state.restore();
-    // Also without limits, because experiments have new measurements.
+    // Put in force even without kept limits, because experiments have new measurements.
     app.core.put_limits(|config| {
         if goes_on {
             app.tuner.state.put(config);

@@ -24,7 +24,7 @@ use sluice_fleet::EngineBusy;
 use sluice_gateway::proxy::Ending;
 
 /// Longest wait for the journal's lock after a failed hand-over, because the other process may
-/// still be ending. After it, this gateway serves and keeps trying.
+/// still be ending. After this time, this gateway serves and keeps trying.
 const TAKE_BACK_MAX: Duration = Duration::from_secs(5);
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
 

@@ -1,9 +1,9 @@
 //! Starts a gateway.
 //!
 //! [`start`] binds both sockets, applies the pools, starts the engines, probes every backend once,
-//! and only then serves. If a step fails, everything before it is released. A gateway that takes
-//! over from another one ([`start_with`]) serves once the engines are adopted and the other gateway
-//! has claimed the capacity that it still uses.
+//! and only then serves. If a step fails, the start releases everything that earlier steps took. A
+//! gateway that takes over from another one ([`start_with`]) serves once the engines are adopted
+//! and the other gateway has claimed the capacity that it still uses.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -37,8 +37,8 @@ use sluice_gateway::telemetry::{ClientView, ClusterMetrics, Telemetry};
 /// Time limit of the first round of probes, which the start waits for.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
 
-/// Longest wait of a gateway that takes over for the adoption of engines. After it, requests wait
-/// for the engines.
+/// Longest wait of a gateway that takes over for the adoption of engines. After this time it
+/// starts, and requests wait for the engines.
 const ADOPTION_MAX: Duration = Duration::from_secs(10);
 const ADOPTION_LOOK: Duration = Duration::from_millis(20);
 
@@ -60,7 +60,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let admin_socket = admin_socket(sockets.admin, config.server.admin).await?;
     let sockets = descriptors(&listener, &admin_socket, &config)?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
-    // Before there is a backend, so that none gets a request without a share.
+    // Joins before there is a backend, so that no backend gets a request without a share.
     let (id, learned, reported) = (seed(), LearnedState::default(), Arc::<ReportedModels>::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     let (keys, lead, others) = (&learned.key_usage, &fleet.lead(), &fleet.others());

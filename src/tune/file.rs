@@ -91,7 +91,7 @@ pub struct TuneTable {
     pub dimension: Vec<DimensionTable>,
     /// Single settings besides the grid.
     pub setting: Vec<Setting>,
-    /// Whether the engines' memory is found first.
+    /// The range in which the engines' memory is searched first; `None`: it is not searched.
     pub memory: Option<MemoryTable>,
 }
 
@@ -149,13 +149,13 @@ pub struct DimensionTable {
     pub when: Option<String>,
 }
 
-/// A number that keeps whether it was written as a whole one.
+/// A number that remembers whether it was written with a point.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum Number {
     /// Without a point.
     Whole(i64),
-    /// With one.
+    /// With a point.
     Real(f64),
 }
 

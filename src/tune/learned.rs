@@ -23,7 +23,7 @@ pub(crate) fn refusal(trials: &[Trial], setting: &Setting) -> Option<String> {
         let most = Diagnosis::plain(FailureClass::KvTooSmall, Some(reason.clone())).suggestion?.value;
         let wanted = value(setting, LENGTH).filter(|wanted| *wanted > most as f64)?;
         let same = others(setting) == others(&trial.setting);
-        // The default, about 0.9, is not known to be less.
+        // A share that is not given is about 0.9, but not known to be less than another one.
         let no_more = match (value(setting, SHARE), value(&trial.setting, SHARE)) {
             (Some(one), Some(other)) => one <= other,
             (one, other) => one == other,

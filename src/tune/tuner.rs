@@ -286,7 +286,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
     async fn confirm_front(&mut self) -> Result<Confirmed, TuneError> {
         let goal = &self.plan.goal;
         let members = front(self.trials.iter().filter(|trial| trial.is_search()), goal);
-        // If there are many, evenly spread ones with both ends.
+        // If there are many members, measures evenly spread ones, both ends included.
         let step = (members.len().saturating_sub(1) as f64 / (MEMBERS - 1) as f64).max(1.0);
         let places = (0..MEMBERS).map(|number| (number as f64 * step).round() as usize);
         let mut chosen: Vec<Setting> =

@@ -113,7 +113,7 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
         rig.enable("b").await?;
         until_steps(&rig, ["serve", "serve", "idle"]).await?;
 
-        // Other flags while only one engine is wanted: another engine runs during its restart.
+        // The flags change while only one engine is wanted: another engine runs during its restart.
         bounds.set(&rig, 1, 1).await?;
         until_steps(&rig, ["serve", "idle", "idle"]).await?;
         rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 48").await?;

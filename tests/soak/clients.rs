@@ -36,7 +36,7 @@ const ENDLESS: u64 = 100_000;
 const SLOW: usize = 128;
 /// Output tokens of a request that is read slowly: more bytes than the sockets hold.
 const SLOW_TOKENS: u64 = 1_600;
-/// A slow client reads [`PIECE`] bytes, then pauses for so long.
+/// A slow client reads [`PIECE`] bytes, then pauses for this long.
 const SLOW_PAUSE: Duration = Duration::from_millis(50);
 const PIECE: usize = 4_096;
 /// Maximum number of distinct kinds of failures.

@@ -13,7 +13,7 @@ use crate::report::sections::{Dots, Section};
 /// The most classes in a plot; the largest are plotted.
 const PLOTTED: usize = 4;
 
-/// The sections about records in the order of arrival.
+/// The sections of a report; `entries` are in the order of arrival.
 pub fn sections(entries: &[Entry]) -> Vec<Section> {
     let classes = group(entries, |entry| entry.class.to_string());
     vec![

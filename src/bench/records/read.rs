@@ -18,7 +18,7 @@ use super::{ENTRIES_MAX, Entry};
 use sluice_core::openai::Route;
 use sluice_core::openai::prefix::RECORD_VERSION;
 
-/// The longest line, bytes. The gateway's have at most 3,000.
+/// The longest line, bytes. The gateway's lines have at most 3,000 bytes.
 const LINE_MAX: u64 = 1 << 20;
 /// The most different names of pools, backends, models and reasons.
 const NAMES_MAX: usize = 100_000;

@@ -61,8 +61,7 @@ fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
 /// The prompt lengths of one class, or of all requests.
 ///
 /// If an engine fails on long prompts, the mean over completed requests falls although the load is
-/// the same. So the lengths must differ also with the failed requests included, which count with
-/// the requested length.
+/// the same. So the lengths must also differ if failed requests count, with the requested length.
 fn class_lengths(a: &RunResult, b: &RunResult, class: Option<&str>) -> Option<String> {
     let completed = |run: &RunResult| PromptLengths::of(run, class, Record::is_completed);
     let ended = |run: &RunResult| PromptLengths::of(run, class, |record| record.is_completed() || record.is_failed());

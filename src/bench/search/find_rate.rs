@@ -138,7 +138,8 @@ struct Search<'a, S, F> {
     points: Vec<Vec<RatePoint>>,
     /// Throughput with a backlog, requests per second.
     drain_rate: f64,
-    /// A failed rate was not delivered, so the failure may be the client's.
+    /// Whether the client could not deliver a rate that failed, so that the failure may be the
+    /// client's.
     client_late: bool,
 }
 
@@ -159,7 +160,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
 
     /// Ends the search if the highest rate is not above the floor of the goal.
     async fn pass_floor(&mut self) -> Result<(), Stop<S::Error>> {
-        // The floor may be 0: no other system's rate has held.
+        // The floor is 0 if no rate of another system has held.
         let Some(floor) = self.goal.floor.filter(|floor| *floor > 0.0) else { return Ok(()) };
         if self.drain_rate * DRAIN_SHARE <= floor {
             return Err(Stop::End(SearchEnd::BelowFloor));
@@ -181,7 +182,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let streams = self.goal.requests.max(1);
         let full = self.trial(TrialLoad::Saturated(streams), TrialKind::Sample).await?.stats.throughput;
         let most = full.value.max(one_stream);
-        // With a backlog, a trial may end without a completion. Then there is no such limit.
+        // With a backlog, a trial may end without a completion. Then the throughput sets no limit.
         if full.value > 0.0 {
             self.drain_rate = most.min(full.low.max(full.value * DRAIN_LOW_LIMIT));
         }

@@ -5,10 +5,10 @@
 //! known later than hits, so requests count in the order due, once all earlier ones are known. The
 //! warm-up does not count.
 //!
-//! - A * *look** fails with more misses than the trial's length allows. From [`EARLIEST`] of the
+//! - A **look** fails with more misses than the trial's length allows. From [`EARLIEST`] of the
 //!   length on, it holds if Wald's test prefers half the allowed misses to twice as many.
-//! - A * *sample** counts misses at full length, but ends at [`HOPELESS`] times the allowed ones.
-//! - A * *proof** fails as a look does. At full length, it holds if the share of hits reaches the
+//! - A **sample** counts misses at full length, but ends at [`HOPELESS`] times the allowed ones.
+//! - A **proof** fails as a look does. At full length, it holds if the share of hits reaches the
 //!   target and SLO ratios do not grow; while they grow, it goes on, to [`MAX_EXTENSION`] lengths.
 //!
 //! With *groups* (classes, adapters), the objectives must hold in every group.

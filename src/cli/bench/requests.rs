@@ -42,7 +42,7 @@ pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<Built> {
     Ok(Built { workload, counter, notes })
 }
 
-/// The model of the first record that names one.
+/// The model of the first record that names a model.
 pub(super) fn recorded_model(args: &BenchArgs) -> Option<String> {
     let path = args.dataset.dataset_path.as_ref().filter(|_| args.dataset.dataset_name == DatasetName::AccessLog)?;
     let lines = BufReader::new(File::open(path).ok()?).lines().map_while(Result::ok);

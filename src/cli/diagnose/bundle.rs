@@ -1,5 +1,5 @@
-//! The file of `sluice diagnose --bundle`: one gzip of a JSON object with every response of the admin
-//! port, for a bug report.
+//! The file of `sluice diagnose --bundle`: one gzip of a JSON object with every response of the
+//! admin port, for a bug report.
 //!
 //! Prompts, answers and secrets are in no response of the admin port. Names of keys, ids of
 //! requests, addresses and paths of files are replaced by numbered words, the same word for the

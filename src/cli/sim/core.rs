@@ -23,8 +23,8 @@ use tokio::process::{Child, Command};
 
 /// Environment variable with the role of a child.
 const ROLE: &str = "SLUICE_SIM_PROCESS";
-/// The process that started the child. The child cannot query it, because the parent may be killed
-/// before the child runs.
+/// The process that started the child. The child cannot ask the system for its parent, because the
+/// parent may be killed before the child runs.
 const PARENT: &str = "SLUICE_SIM_PARENT";
 const DEVICE: &str = "SLUICE_SIM_DEVICE";
 const BYTES: &str = "SLUICE_SIM_BYTES";

@@ -2,8 +2,8 @@
 //! after the faults.
 //!
 //! Clocks are up to a tenth too fast or too slow. Candidates are killed, frozen and cut off. The
-//! store is slow or down, loses calls, answers or the object. A frozen candidate leads while its
-//! clock says so, since it acts by that clock later.
+//! store is slow or down, loses calls, answers or the object. A frozen candidate counts as leading
+//! while its clock says so, because it acts by that clock when it goes on.
 
 use std::time::Duration;
 

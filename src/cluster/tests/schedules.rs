@@ -57,7 +57,7 @@ fn disturb(world: &mut World) {
             world.kill(index, power_failed);
             world.gateways[index].frozen = false;
         }
-        // The old process may still live: then two have the name.
+        // The old process may still live: then two processes have one name.
         1 if world.gateways.iter().filter(|gateway| gateway.alive).count() < 8 => {
             let (name, rate) = (world.gateways[index].name, 90 + world.rng.below(21) as u64);
             let started = world.start(name, rate);

@@ -18,9 +18,9 @@ use crate::usage::{LocalUse, Page, Usage};
 
 pub(super) const TICK_MS: u64 = 100;
 pub(super) const LEASE: Duration = Duration::from_millis(2_000);
-/// Leases without a renewal, on a gateway's own clock, after which the share may be given up.
-/// Others wait until the lease is over for sure, and then for twelve leases (`KEEP_LEASES`). On
-/// their fast clock and this slow one, that is more than ten.
+/// Number of leases without a renewal, on a gateway's own clock, after which other gateways may
+/// take its share. Others wait until the lease is over for sure, and then for twelve leases
+/// (`KEEP_LEASES`). On their fast clock and this slow one, that is more than ten.
 const GIVEN_UP: u32 = 10;
 /// Ticks between two renewals.
 const PERIOD: u64 = 5;
@@ -84,7 +84,8 @@ pub(super) struct Gateway {
     pub(super) demand: Vec<u64>,
     need: Vec<u64>,
     settled: Vec<u64>,
-    /// When the process last ran, and until when it may not know of ends during a pause.
+    /// When the process last ran, and the time until which a pause may hide the ends of requests
+    /// from it.
     ran: u64,
     blind_until: u64,
     page: Vec<Option<Page>>,

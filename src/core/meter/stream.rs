@@ -102,7 +102,7 @@ impl StreamStats {
         (tokens >= 2.0).then(|| decoding.div_f64(tokens - 1.0))
     }
 
-    /// Whether the end of the response was seen, and no error.
+    /// Whether the end of the response was seen, without an error.
     pub fn is_complete(&self) -> bool {
         self.done && self.error.is_none()
     }

@@ -70,7 +70,7 @@ impl Escapes {
     pub(super) fn escaped(&mut self, backslashes: u64) -> u64 {
         const ODD: u64 = 0xAAAA_AAAA_AAAA_AAAA;
         if self.open | backslashes >> (BLOCK - 1) | backslashes & backslashes << 1 == 0 {
-            // There are no runs of backslashes, in this block or across the ends. This path has no
+            // No two backslashes are adjacent, in this block or across its ends. This path has no
             // dependency between blocks.
             return backslashes << 1;
         }

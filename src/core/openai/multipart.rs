@@ -154,7 +154,7 @@ fn parts(
 struct Part<'a> {
     name: &'a [u8],
     is_file: bool,
-    /// Without a content type, or with plain text in a character set of [`CHARSETS`].
+    /// Whether the part has no content type, or is plain text in a character set of [`CHARSETS`].
     is_plain: bool,
     content: Span,
 }

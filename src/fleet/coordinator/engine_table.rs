@@ -35,7 +35,7 @@ pub struct ExternalBackend {
 pub(super) struct Wanted {
     /// Grows with each configuration.
     pub(super) generation: u64,
-    /// In the order of the configuration.
+    /// The engines, in the order of the configuration.
     pub(super) engines: Vec<EngineSpec>,
     pub(super) external: Vec<ExternalBackend>,
 }

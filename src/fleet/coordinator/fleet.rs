@@ -193,14 +193,14 @@ impl Fleet {
         Ok(())
     }
 
-    /// Another gateway still has requests on the engines of the journal. So engines that are no
-    /// longer configured keep running for `at_most` this long, or until [`Fleet::serves_alone`].
-    /// Call it before [`Fleet::apply`].
+    /// Notes that another gateway still has requests on the engines of the journal. So engines that
+    /// are no longer configured keep running until [`Fleet::serves_alone`], but not longer than
+    /// `at_most`. Call it before [`Fleet::apply`].
     pub fn serves_beside_another(&self, at_most: Duration) {
         self.registry.set_beside(Some(Instant::now() + at_most));
     }
 
-    /// The other gateway has ended.
+    /// Notes that the other gateway has ended.
     pub fn serves_alone(&self) {
         self.registry.set_beside(None);
     }

@@ -22,8 +22,8 @@ use crate::engine::lifecycle::Step;
 use sluice_config::{Launch, Words};
 use sluice_core::vllm::failure::FailureClass;
 
-/// Running engines of an earlier gateway, for a gateway without engines. It does not stop them,
-/// because the folder may belong to another gateway.
+/// Running engines of an earlier gateway, for a gateway without engines. This gateway does not stop
+/// them, because the folder may belong to another gateway.
 pub fn unattended(folder: &Path) -> Vec<String> {
     let records = Journal::read_last(folder).into_values().filter(|record| record.lifecycle.step.may_run());
     records.map(|record| record.backend).filter(|name| is_running(folder, name)).collect()

@@ -62,7 +62,7 @@ pub(super) struct Registry {
     closing: AtomicBool,
     /// State of autoscaling between two looks.
     scales: Mutex<Scales>,
-    /// Until then, at most, another gateway has requests on the engines.
+    /// The latest time until which another gateway may have requests on the engines.
     beside: Mutex<Option<Instant>>,
     /// Whether this gateway gave the engines away and took them back.
     took_back: AtomicBool,
@@ -178,7 +178,7 @@ impl Registry {
         self.replaced.lock().clone()
     }
 
-    /// Unlocks the journal for another gateway. This one writes no more to it.
+    /// Unlocks the journal for another gateway. This gateway writes nothing more to the journal.
     pub(super) fn close_journal(&self) {
         if let Some(journal) = self.journal.lock().take() {
             journal.lock().close();
@@ -281,7 +281,7 @@ impl Registry {
         for spec in &table.wanted.engines {
             let managed = table.managed.get(&*spec.name);
             if managed.is_none_or(|engine| engine.handle.context.spec().backend != spec.backend) {
-                // Before the prober can find another server on that port.
+                // Set before the prober can find another server on that port.
                 self.admission.set_cordon(spec.backend, Cordon::Starting);
             }
         }

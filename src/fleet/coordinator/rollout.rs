@@ -116,8 +116,8 @@ impl Rollout<'_> {
         // The old engine still runs while the new settings are checked.
         let driver = (self.registry.maker)(spec);
         check_settings(&*driver, spec, &spec.settings).await.map_err(RolloutError::failed)?;
-        // If the address changes, the old one gets no requests since the reload, so waiting is
-        // pointless.
+        // If the address changes, the old engine has got no requests since the reload, so waiting
+        // is pointless.
         let withdrawn = match context.spec().backend == spec.backend {
             true => self.withdraw_when_possible(context).await?,
             false => None,
@@ -160,7 +160,7 @@ impl Rollout<'_> {
                     Err(NotWithdrawn::Blocked(blocked)) => show_blocked(context, blocked),
                     Err(NotWithdrawn::Outdated) => return Err(RolloutError::Outdated),
                 },
-                // It has requests, or soon will.
+                // The engine has requests, or soon will.
                 step @ (Step::Ramp | Step::Drain) => show_blocked(context, RestartBlocked::Busy(step)),
                 _ => return Ok(None),
             }
@@ -193,8 +193,8 @@ impl Rollout<'_> {
         withdrawn.map(|()| replacing)
     }
 
-    /// Checks that other backends can serve the requests. If another engine waits for this one's
-    /// device, they need not: requests wait in the queue.
+    /// Checks that other backends can serve the requests. They need not if another engine waits for
+    /// the device of this one: then requests wait in the queue.
     async fn check_replacement(&self, context: &EngineContext) -> Result<(), RestartBlocked> {
         if self.registry.table().is_awaited(context) {
             return Ok(());

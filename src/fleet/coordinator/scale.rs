@@ -1,6 +1,6 @@
 //! Makes as many engines of a pool run as autoscaling wants.
 //!
-//! Called once a second; available are engines that serve or soon will:
+//! Called once a second. Engines that serve or soon will are available:
 //!
 //! | available | action |
 //! |---|---|
@@ -11,9 +11,9 @@
 //! Of a StatefulSet, the pods with the highest numbers go first, in any state, as the set removes
 //! them. They are drained here; then the caller lowers the replicas.
 //!
-//! An engine that an operator drained, or that waits for one (`Hold`), is not available; an engine
-//! in backoff is replaced. While a rollout waits for room, one more listed engine is wanted; a
-//! StatefulSet gets no further pod. An engine whose drain exceeds `fleet.drain` serves on, and
+//! An engine that an operator drained, or that waits for an operator (`Hold`), is not available; an
+//! engine in backoff is replaced. While a rollout waits for room, one more listed engine is wanted;
+//! a StatefulSet gets no further pod. An engine whose drain exceeds `fleet.drain` serves on, and
 //! another is tried after that time.
 //!
 //! [`preflight`]: crate::engine::preflight
@@ -54,7 +54,7 @@ enum Standing {
     Away,
 }
 
-/// The positions of engines to start and to stop. Serving ones are stopped one at a time.
+/// The positions of engines to start and to stop. Serving engines are stopped one at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Decision {
     wake: Vec<usize>,

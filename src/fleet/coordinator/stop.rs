@@ -29,7 +29,7 @@ pub(super) fn begin_stop(registry: &Arc<Registry>, name: &str, generation: Optio
             return false;
         }
         let Some(engine) = table.managed.remove(name) else { return false };
-        // Now, before a preflight counts on the engine. Requests that wait for this backend may
+        // Set now, before a preflight counts on the engine. Requests that wait for this backend may
         // keep waiting.
         engine.handle.context.set_cordon(Cordon::Draining);
         engine.leave.cancel();

@@ -57,7 +57,7 @@ pub struct PodQuery {
 /// The last known pods of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// By name.
+    /// The pods, by name.
     pub pods: BTreeMap<String, SeenPod>,
     /// Whether all pods were listed once.
     pub complete: bool,
@@ -105,7 +105,7 @@ pub struct PodsView {
     /// Why changes are not seen now. Known pods still get requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// By name.
+    /// The pods, by name.
     pub pods: Vec<PodView>,
 }
 

@@ -1,8 +1,8 @@
 //! The replicas of a StatefulSet, which the gateway sets for autoscaling.
 //!
-//! The gateway owns this field by server-side apply. It uses a separate field manager, so that the
-//! arguments of engines, which it owns, too, stay. It never takes the field from another manager
-//! (no `force`), such as an HPA or a manifest.
+//! The gateway owns this field by server-side apply. For this field the gateway uses a separate
+//! field manager, so that the arguments of engines, which the gateway also owns, stay. It never
+//! takes the field from another manager (no `force`), such as an HPA or a manifest.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::Api;

@@ -45,7 +45,7 @@ use sluice_config::Control;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_core::vllm::logs::StartPhase;
 
-/// Above this size, bytes, the output file is cut. At most this much is read of it.
+/// The size, bytes, above which the output file is cut. At most this much of it is read.
 const OUTPUT_MAX: usize = 64 << 10;
 /// Time between checks of the size of the output file while a command runs.
 const OUTPUT_CHECK: Duration = Duration::from_millis(500);
@@ -206,8 +206,8 @@ impl CommandDriver {
         }
     }
 
-    /// At most [`OUTPUT_MAX`] bytes of the output file from a byte on, and this byte. `place` finds
-    /// it for a length.
+    /// Reads at most [`OUTPUT_MAX`] bytes of the output file, and returns the offset at which they
+    /// begin. `place` computes this offset from the length of the file.
     fn read_from(&self, place: impl FnOnce(u64) -> u64) -> io::Result<(u64, Vec<u8>)> {
         let mut file = File::open(&self.output)?;
         let from = place(file.metadata()?.len());
@@ -226,9 +226,9 @@ impl CommandDriver {
         all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).to_owned()).collect()
     }
 
-    /// At most `most` whole lines from byte `after` on, or the last ones without it, and the byte
-    /// where they end. Reads at most [`OUTPUT_MAX`] bytes, from the beginning if the file was cut
-    /// below `after`.
+    /// At most `most` whole lines from byte `after` on, or the last lines without `after`, and the
+    /// offset at which the lines end. Reads at most [`OUTPUT_MAX`] bytes, from the beginning if the
+    /// file was cut below `after`.
     fn whole_lines(&self, after: Option<u64>, most: usize) -> (Vec<String>, u64) {
         let read = self.read_from(|length| {
             let last = length.saturating_sub(OUTPUT_MAX as u64);

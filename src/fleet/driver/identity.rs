@@ -15,7 +15,7 @@ pub enum EngineIdentity {
         pid: i32,
         /// Start time, clock ticks since boot.
         started: u64,
-        /// Id of the boot: process ids and ticks begin again with each.
+        /// Id of the boot: process ids and ticks begin again with each boot.
         boot: String,
         /// The value of `SLUICE_ENGINE` in the environment of all processes.
         mark: String,

@@ -68,17 +68,18 @@ pub struct StopRules {
     pub grace: Duration,
     /// From SIGKILL to the end of the last process.
     pub kill: Duration,
-    /// Then, until the engine's port is free, or held by a known process.
+    /// From the end of the last process until the engine's port is free, or held by a known
+    /// process.
     pub port: Duration,
-    /// Then, until the device's memory is free.
+    /// From then on, until the device's memory is free.
     pub memory: Duration,
 }
 
 impl Default for StopRules {
-    /// 10 s, far longer than an idle vLLM takes; 10 s; 2 s, since the kernel closes the sockets of
-    /// an ended process within milliseconds, and a port taken by another user's process costs this
-    /// wait; 2 min, far longer than the observed seconds, since memory that stays in use needs an
-    /// operator.
+    /// `grace` is 10 s, far longer than an idle vLLM takes; `kill` is 10 s. `port` is 2 s: the
+    /// kernel closes the sockets of an ended process within milliseconds, and a port taken by
+    /// another user's process costs this wait. `memory` is 2 min, far longer than the observed
+    /// seconds: memory that stays in use needs an operator.
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self { grace: seconds(10), kill: seconds(10), port: seconds(2), memory: seconds(120) }
@@ -94,8 +95,8 @@ pub struct Stopped {
     pub forced: bool,
     /// Processes that outlived their leader and were killed.
     pub orphans: u32,
-    /// Whether the device's memory is free; `None` if unknown. `false` without an error: the memory
-    /// may be another process's, or an earlier stop reported it.
+    /// Whether the device's memory is free; `None` if unknown. `false` without an error: another
+    /// process may hold the memory, or an earlier stop reported it.
     pub memory_back: Option<bool>,
 }
 
@@ -116,7 +117,8 @@ pub enum AdapterRank {
 pub struct LogLines {
     /// Oldest first.
     pub lines: Vec<String>,
-    /// The `after` that continues the log: grows over all starts of the engine under one gateway.
+    /// The `after` with which the next call continues the log. It grows over all starts of the
+    /// engine under one gateway.
     pub next: u64,
     /// A remark if this is not the engine's own log.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,8 +170,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Starts an engine. The identity serves to find it after a restart of the gateway.
     ///
     /// # Errors
-    /// An engine runs already, the program is missing, the port is taken, or the command failed. No
-    /// engine runs then.
+    /// An engine runs already, the program is missing, the port is taken, or the command failed.
+    /// Except in the first case, no engine runs then.
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure>;
 
     /// Searches without the journal for a running engine of this backend, to pass to
@@ -193,7 +195,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `wont_die` or `memory_kept`: no engine may start on that device until a repeated stop
-    /// succeeds, which it does after `memory_kept`. `command_failed`, `not_ours`.
+    /// succeeds. After `memory_kept` the next stop succeeds. `command_failed`, `not_ours`.
     async fn stop(&self, rules: StopRules) -> Result<Stopped, EngineFailure>;
 
     /// The state of the engine. An ended engine stays [`EngineStatus::Ended`] until a stop, which
@@ -213,8 +215,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
-    /// At most `most` complete lines of the log from number `after` on, or the last ones without
-    /// it; `None` if the driver has no log.
+    /// At most `most` complete lines of the log: from number `after` on, or the last lines if
+    /// `after` is `None`. Returns `None` if the driver has no log.
     fn log_lines(&self, _after: Option<u64>, _most: usize) -> Option<LogLines> {
         None
     }

@@ -7,8 +7,8 @@
 //! - [`Driver::check`] reports problems before any stop, and changes nothing.
 //! - [`Driver::start`] returns when the engine was started; `fleet::ready` waits for readiness.
 //! - A second start is refused until the first engine was stopped.
-//! - [`Driver::stop`] is called after the drain. `Ok` means that no detectable process is left. It
-//!   may be repeated. A pod is only let go, as the platform gives no device to two.
+//! - [`Driver::stop`] is called after the drain, and may be repeated. `Ok` means that no detectable
+//!   process is left. A pod only leaves rotation: the platform gives no device to two pods.
 //! - After a future was dropped, `status`, `adopt` and `stop` still work.
 
 mod running_commands;

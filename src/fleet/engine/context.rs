@@ -141,7 +141,7 @@ impl EngineContext {
         match self.state.lock().trace.as_ref()? {
             EngineIdentity::Process { pid, .. } => Some(format!("{name} (pid {pid})")),
             EngineIdentity::Command => Some(format!("{name} (started by command)")),
-            // The cluster keeps these running.
+            // The cluster keeps such an engine running.
             EngineIdentity::Pod { .. } | EngineIdentity::External => None,
         }
     }

@@ -2,8 +2,8 @@
 //! next.
 //!
 //! A future may be dropped at any moment, because the engine was lost or a command arrived.
-//! Whatever it began is harmless, or the next step finds it. Every wait is limited: by `[fleet]`,
-//! by the limit of one request, or during a start by [`ReadyRules`].
+//! Anything that it began is harmless, or the next step finds it. Every wait is limited: by
+//! `[fleet]`, by the limit of one request, or during a start by [`ReadyRules`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -302,8 +302,8 @@ async fn ramp(context: &EngineContext) -> Result<(), StepFailure> {
     Ok(())
 }
 
-/// Ends once, when settings not yet known to be good have served for the settling time. Keeps the
-/// adapters as configured, then and later.
+/// While the settings are not known to be good, ends once they have served for the settling time.
+/// Keeps the adapters as configured, then and later.
 async fn serve(context: &EngineContext) -> Result<(), StepFailure> {
     let settled = async {
         if context.state.lock().lifecycle.is_settled() {

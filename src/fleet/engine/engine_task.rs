@@ -180,7 +180,7 @@ fn advance(context: &EngineContext, step: Step, event: Event) {
     let spec = context.spec();
     if let Event::Failed(failure) | Event::EngineLost(failure) = &event {
         tracing::warn!(backend = %spec.name, step = step.label(), "engine: {}", failure.why);
-        // Now, since the next step may take a while to begin.
+        // The cordon is set now, since the next step may take a while to begin.
         if step.in_rotation() && !context.is_leaving() {
             context.set_cordon(Cordon::Starting);
         }

@@ -73,8 +73,8 @@ pub(super) async fn recover(context: &EngineContext) {
     }
 }
 
-/// A new record for an engine whose flags are neither the journal's nor, without a journal, the
-/// configuration's.
+/// A new record for an engine whose flags differ from the journal or, without a journal, from the
+/// configuration.
 fn changed_elsewhere(context: &EngineContext, spec: &EngineSpec, record: Option<&Record>) -> Option<Record> {
     let settings = context.driver.running_settings()?;
     if settings == *record.map_or(&spec.settings, |record| &record.lifecycle.wanted.settings) {

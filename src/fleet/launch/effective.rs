@@ -48,7 +48,7 @@ impl EffectiveFlags {
         // A script may set anything.
         let incomplete = matches!(file, Some(None)) || subcommand.is_none();
         let mut values = file.flatten().unwrap_or_default();
-        // A model on the command line overrides the file's.
+        // A model on the command line overrides the model in the file.
         let of = |values: &FlagValues| values.get("model").and_then(|names| names.last()).cloned();
         let model = of(&settings).or_else(|| of(&line.values)).or(line.positional).or_else(|| of(&values));
         values.extend(line.values);

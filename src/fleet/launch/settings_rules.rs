@@ -145,7 +145,7 @@ fn check_type(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
     }
 }
 
-/// JSON without units of numbers (`{"cpu_bytes_to_use": 80m}`), which only vLLM accepts.
+/// The JSON without the units of numbers (`{"cpu_bytes_to_use": 80m}`): only vLLM accepts units.
 fn without_units(text: &str) -> String {
     let (mut plain, mut quoted, mut escaped) = (String::new(), false, false);
     for letter in text.chars() {

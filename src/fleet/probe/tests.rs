@@ -52,7 +52,7 @@ async fn engine(mute: bool) -> u16 {
     engine_with("200 OK", mute).await
 }
 
-/// With this status for `/v1/models`.
+/// As [`engine`], with this status for `/v1/models`.
 async fn engine_with(status: &'static str, mute: bool) -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = socket.local_addr().unwrap().port();

@@ -223,7 +223,8 @@ impl<R: Resolve> Names<R> {
         name.result(Instant::now())
     }
 
-    /// Whether `socket` is an address of the name that has not failed, or there is no better one.
+    /// Whether `socket` is an address of the name, and has not failed or no other address is
+    /// better.
     pub(super) fn is_current(&self, authority: &str, socket: SocketAddr) -> bool {
         let Some(name) = self.known.get(authority).map(|name| Arc::clone(&name)) else { return false };
         let now = Instant::now();
@@ -262,8 +263,8 @@ impl<R: Resolve> Names<R> {
     }
 
     fn ask_in_background(&self, name: &Arc<Name>) {
-        // An open query suffices. This one is open from now on, so a caller whose addresses all
-        // fail waits for it.
+        // One open query suffices. The lock is taken here and not in the task, so a caller whose
+        // addresses all fail waits for this query.
         let Ok(open) = Arc::clone(&name.asking).try_lock_owned() else { return };
         let (name, resolver) = (Arc::clone(name), Arc::clone(&self.resolver));
         tokio::spawn(async move {

@@ -2,8 +2,7 @@
 //!
 //! The home is the pool that serves the model and whose range contains the estimated prompt length;
 //! validation guarantees exactly one. The spill list follows, restricted to pools that serve the
-//! model. The *class* of a request, a label of metrics, is the name of the home pool: it describes
-//! the prompt's length, not where the request ran.
+//! model.
 //!
 //! A boundary is a limit of a pool's range, or the threshold above which a prompt needs a permit.
 //! The prompt is counted exactly only if it could lie on either side of a boundary.

@@ -69,8 +69,8 @@ pub struct UpstreamRequest {
     pub headers: HeaderMap,
     /// The body, in pieces.
     pub body: EditedBody,
-    /// The body as it would be without the experiment that the request is in, where that is another
-    /// one; sent when the arm cannot serve it.
+    /// The body as it would be without the experiment that the request is in, if that is another
+    /// body; sent when the arm cannot serve the request.
     pub body_without_arm: Option<EditedBody>,
 }
 

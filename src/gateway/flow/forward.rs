@@ -9,8 +9,9 @@
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle
 //! connections after 5 s), not a fault: the next attempt uses a new connection to the same backend.
-//! It counts, since the engine may have read the request and died of it. Only a move to another
-//! engine (`moves.rs`) and a fall back from an arm (`fall_back.rs`) may exceed `retry.attempts`.
+//! The first delivery still counts as an attempt, because the engine may have read the request and
+//! died of it. Only a move to another engine (`moves.rs`) and a fall back from an arm
+//! (`fall_back.rs`) may exceed `retry.attempts`.
 
 mod address;
 mod copy;

@@ -25,7 +25,7 @@ pub(super) const MINUTE: Duration = Duration::from_secs(60);
 /// key's whole rate takes for the debt.
 pub(super) const DEBT_MAX: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// The steps in which that window moves.
+/// The steps in which the window of a day moves.
 const STEP: Duration = Duration::from_secs(15 * 60);
 /// Number of steps that are counted: the steps of a day, and the current one.
 const STEPS: usize = (DAY.as_secs() / STEP.as_secs()) as usize + 1;

@@ -75,7 +75,7 @@ pub(super) struct KeyShare {
 #[derive(Debug, Default)]
 struct Measured {
     rates: [f64; 2],
-    /// The time of each look, the most wanted at once and the largest request; within [`HELD`].
+    /// For each look within [`HELD`]: the time, the most wanted at once, and the largest request.
     looks: VecDeque<(Instant, KeyAmounts, KeyAmounts)>,
 }
 

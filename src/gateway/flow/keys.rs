@@ -116,8 +116,8 @@ impl KeyUsage {
         found.into_iter().take(KEYS_SHOWN).map(|(_, tokens)| tokens).collect()
     }
 
-    /// Keys that have requests in flight on this gateway, the keys with most requests first; at most
-    /// [`KEYS_SHOWN`].
+    /// Keys that have requests in flight on this gateway, the keys with most requests first.
+    /// Returns at most [`KEYS_SHOWN`].
     pub fn in_flight(&self) -> Vec<KeyInFlight> {
         let of = |counters: &KeyCounters| {
             let (name, limits) = counters.configured.lock().clone();
@@ -160,7 +160,7 @@ impl KeyUsage {
     }
 
     /// Limits this gateway, one of `gateways`, to a part of the limits of each key. `part` returns
-    /// it for the name and the limits of a key.
+    /// this part for the name and the limits of a key.
     pub fn divide(&self, gateways: u64, now: Instant, mut part: impl FnMut(&str, &KeyLimits) -> KeyAmounts) {
         self.gateways.store(gateways, Ordering::Relaxed);
         for counters in &self.keys {

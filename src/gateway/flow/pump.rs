@@ -102,8 +102,8 @@ pub(super) struct Pump<'a, 'r, R: Recorder> {
     prefilling: bool,
     /// The bytes from the engine that the client has not taken yet.
     backlog: Backlog,
-    /// The engine was not read for a while, because the backlog was full: later times are not the
-    /// engine's.
+    /// The engine was not read for a while, because the backlog was full, so later times say
+    /// nothing about the engine.
     is_held_up: bool,
     /// The response was judged and measured, and the lease was returned.
     is_settled: bool,

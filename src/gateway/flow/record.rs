@@ -5,8 +5,8 @@
 //! `client_gone`, because a task is dropped before it sets another one only when the client leaves.
 //!
 //! Plain data: the request path measures durations. Labels come from the configuration only.
-//! Prompts and responses never enter a record. Of a refused request, the path or the model name
-//! does, bounded.
+//! Prompts and responses never enter a record. The path or the model name of a refused request
+//! does, within a bound.
 
 mod guard;
 

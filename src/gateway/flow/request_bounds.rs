@@ -2,9 +2,9 @@
 //! bounds.
 //!
 //! They follow from the bytes of the request. Where bytes say too little (images and other media,
-//! stored conversations, output without `max_tokens`), they follow from the engine's context limit.
-//! See [`UsageBounds`] for the bounds that follow from the output. All bounds are wide: no engine
-//! that counts tokens may fall outside.
+//! stored conversations, output without `max_tokens`), the bounds follow from the engine's context
+//! limit. See [`UsageBounds`] for the bounds that follow from the output. All bounds are wide: no
+//! engine that counts tokens may fall outside.
 
 use sluice_core::meter::UsageBounds;
 use sluice_core::meter::usage::LONGEST_TOKEN;

@@ -21,8 +21,8 @@ use sluice_core::openai::{ErrorFormat, Refusal, ShedReason};
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub(super) const BACKEND: HeaderName = HeaderName::from_static("x-sluice-backend");
 pub(super) const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
-/// The code of an error of the gateway. Errors in Anthropic's shape have no other place for it, and
-/// an engine's error has none.
+/// The code of an error of the gateway. Errors in Anthropic's shape have no other place for the
+/// code, and an engine's error has no code.
 pub const ERROR_CODE: HeaderName = HeaderName::from_static("x-sluice-error");
 const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -37,7 +37,7 @@ pub(super) fn shed<R: Recorder>(reason: ShedReason, room_in: Duration, record: &
     Refusal::Shed { reason, retry_after: whole_seconds(retry_after) }
 }
 
-/// Like [`shed`], because the gateway shuts down.
+/// Like [`shed`], for the reason that the gateway shuts down.
 pub(super) fn shut_down<R: Recorder>(record: &mut RecordGuard<'_, R>) -> Refusal {
     shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record)
 }

@@ -30,8 +30,8 @@ use sluice_core::meter::StreamStage;
 const LOOK_AHEAD: Duration = Duration::from_secs(5);
 /// Interval at which a silent stream asks for the result of the look.
 const ASK: Duration = Duration::from_millis(250);
-/// The longest time beyond the limit that a silent stream waits for the result: two looks and two
-/// late pages.
+/// The longest time beyond the limit for which a silent stream waits for the result of looks: two
+/// looks and two late pages.
 const LOOK_PENDING_MAX: Duration = Duration::from_secs(6);
 
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 //! finished record (`telemetry/otlp`); this file only notes the times of each wait and each
 //! attempt.
 //!
-//! Bounds: [`STEPS_MAX`] steps. A request whose trace is unknown costs nothing.
+//! Bounds: [`STEPS_MAX`] steps. A request without a trace costs nothing.
 
 use std::sync::Arc;
 use std::time::Duration;

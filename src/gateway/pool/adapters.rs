@@ -19,9 +19,9 @@ pub enum AdapterPlace {
     Ready,
     /// The adapter must be copied into a free slot.
     Load,
-    /// All slots belong to adapters that have requests. The number: how many requests must end
-    /// before the adapter gets a slot, at least. One for each adapter ahead, and the requests of
-    /// the slot that is free first.
+    /// All slots belong to adapters that have requests. The field is a lower bound on the number of
+    /// requests that must end before the adapter gets a slot: one for each adapter ahead, and the
+    /// requests of the slot that is free first.
     Wait(u32),
     /// The engine does not serve the adapter.
     Missing,

@@ -101,8 +101,8 @@ impl Admission {
     }
 
     /// When a client should try again, 1 s to 60 s. If no engine of the pool is in rotation and a
-    /// start is foreseen: when the first is ready. Otherwise the time in which the queue drains at
-    /// the measured rate, in whole seconds.
+    /// start is foreseen, that is when the first engine is ready. Otherwise it is the time in which
+    /// the queue drains at the measured rate, in whole seconds.
     pub fn retry_after(&self, pool: PoolId, now: Instant) -> Duration {
         self.shared.lock().retry_after(pool, now)
     }
@@ -262,7 +262,7 @@ impl Admission {
         self.shared.lock().view()
     }
 
-    /// The requests that wait at `now`, in no order.
+    /// The requests that wait at `now`, in no particular order.
     pub fn waiting(&self, now: Instant) -> Vec<WaitingRequest> {
         self.shared.lock().waiting_requests(now)
     }

@@ -3,7 +3,7 @@
 //! A pool or backend with the same identity (see `spec.rs`) keeps id, counters, health and
 //! requests; limits, queue rules and spill lists change in place. A new backend at a known
 //! endpoint, because it was renamed or moved, inherits the health and speed of the engine. A
-//! backend that is no longer configured finishes the requests there before the slot in the table is
+//! backend that is no longer configured first finishes its requests; then its slot in the table is
 //! free.
 
 use std::sync::Arc;

@@ -35,7 +35,7 @@ const TPOT_WEIGHT: f64 = 0.1;
 /// The backend's place among the backends of the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// In the order of the configuration.
+    /// The position in the order of the configuration.
     pub(super) position: usize,
     /// Share of new work relative to the other backends.
     pub(super) weight: f64,
@@ -184,7 +184,7 @@ impl BackendState {
     }
 
     /// Takes `need` for the request with number `serial`, of which the engine should have `cached`
-    /// tokens. Also returns the seconds of large prefills ahead. Cuts copies in the room.
+    /// tokens. Also returns the seconds of large prefills ahead. Cuts copies that use this room.
     pub(super) fn take(&mut self, need: &Need, cached: u64, now: Instant, serial: u64) -> (Allocation, f64) {
         self.copies.make_room(&self.occupied(), self.bounds.in_force(), need);
         let (ahead, _) = self.load.remaining(&self.used, now);

@@ -41,7 +41,7 @@ pub(super) struct Bill {
 }
 
 impl Price {
-    /// From the seconds for one prompt token and one output token.
+    /// Prices from the seconds for one prompt token and one output token.
     pub(super) fn new(prompt: f64, output: f64) -> Self {
         // The conversion saturates. At least 1 ns: with free tokens an owner could take everything.
         let ns = |seconds: f64| ((seconds * 1e9) as u32).max(1);
@@ -63,8 +63,8 @@ impl Bill {
         f64::from_bits(self.start)
     }
 
-    /// Charges these tokens instead. Returns the seconds that the owner owes in addition; negative:
-    /// gets back.
+    /// Charges these tokens instead of the estimate. Returns the seconds that the owner owes in
+    /// addition; negative: gets back.
     pub(super) fn correct(&mut self, computed: u64, output: u64) -> f64 {
         let before = self.charged();
         (self.computed, self.output) = (computed, output);

@@ -1,8 +1,8 @@
 //! The passive half of health: whether a backend's answers say that it is broken.
 //!
 //! The breaker trips on `limit` failures in a row, or when at least half of the last 32 requests
-//! failed and at least [`SAMPLES_MIN`] were seen. The rate is needed because among a hundred
-//! requests in flight, an engine that fails every second one never fails three in a row. It counts
+//! failed and at least [`SAMPLES_MIN`] were seen. The rate is needed because an engine that fails
+//! every second of a hundred requests in flight never fails three in a row. The breaker counts
 //! requests, not time: a quiet backend keeps the record. The caller decides which outcomes are
 //! failures (never a 4xx).
 

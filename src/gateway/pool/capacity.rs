@@ -86,7 +86,8 @@ pub struct CapacityUsage {
     pub tokens: u64,
     /// Prompt tokens whose first output token has not been seen.
     pub prefill_tokens: u64,
-    /// Prompt tokens in prefill to compute, of prompts with at least 1,024 such tokens.
+    /// Prompt tokens in prefill that the engine must compute, of prompts with at least 1,024 such
+    /// tokens.
     pub large_prefill_tokens: u64,
     /// Prompt tokens in prefill that are expected in the prefix cache.
     pub cached_prefill_tokens: u64,
@@ -142,7 +143,7 @@ impl Allocation {
 pub enum Fit {
     /// Yes.
     Room,
-    /// Only a prefill permit is missing. Later requests that need none may go first without
+    /// Only a prefill permit is missing. Later requests that need no permit may go first without
     /// delaying this one.
     NoPermit,
     /// Slots or tokens are short.
@@ -201,7 +202,7 @@ impl CapacityUsage {
         self.large_prefill_tokens += allocation.large_prefill_tokens();
     }
 
-    /// Prompt tokens in prefill to compute.
+    /// Prompt tokens in prefill that the engine must compute.
     pub(super) fn computed_prefill_tokens(&self) -> u64 {
         self.prefill_tokens - self.cached_prefill_tokens
     }

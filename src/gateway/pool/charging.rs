@@ -106,8 +106,8 @@ impl AdmissionState {
         request.fair.is_some() && self.members(request.home).iter().any(held)
     }
 
-    /// Until when such a request waits: longer than `queue.timeout`, since it would not time out
-    /// inside the engine either.
+    /// Until when a request that waits for its owner's share waits: longer than `queue.timeout`,
+    /// because it would not time out inside the engine either.
     pub(super) fn patient(&self, request: &AdmissionRequest, deadline: Instant) -> Instant {
         let timeout = self.pools[request.home.index()].rules.queue_timeout;
         deadline.max(request.since + timeout.saturating_mul(WAIT_MAX))

@@ -4,7 +4,7 @@
 //! prefill, and the sum falls by one second per second. Prompts of [`LARGE_PROMPT`] tokens and more
 //! have a separate sum, because only they keep an engine busy for more than a few steps. That sum
 //! never exceeds the prefill of large prompts without a first token; if they take longer than
-//! predicted, part of it stays (`policy/candidate.rs`).
+//! predicted, a part of the sum stays (`policy/candidate.rs`).
 //!
 //! Learned for each engine until it is replaced: the paces of prefill and decoding
 //! (`policy/pace.rs`), and how much longer small prompts wait while a large one is in prefill. Only
@@ -81,9 +81,9 @@ impl EngineLoad {
         PROMPT_TOKEN * self.pace()
     }
 
-    /// The pace of prefill at the last grant. Only large prompts show it. Without recent ones, the
-    /// pace of decoding stands in, so that an engine that was slow once does not count as slow
-    /// while prompts are small.
+    /// The pace of prefill at the last grant. Only large prompts show it. Without recent large
+    /// prompts, the pace of decoding stands in, so that an engine that was slow once does not count
+    /// as slow while prompts are small.
     fn pace(&self) -> f64 {
         let Learned { prefill, decode, .. } = &self.learned;
         prefill.ratio_at(self.at).or_else(|| decode.ratio_at(self.at)).unwrap_or(1.0)

@@ -33,7 +33,7 @@ use crate::origin::Origin;
 pub struct HealthRules {
     /// Probe misses in a row that take a backend down; at least 1.
     pub probe_failures: u32,
-    /// Failed requests in a row that eject; at least 1.
+    /// Failed requests in a row after which a backend is ejected; at least 1.
     pub request_failures: u32,
     /// Length of the first ejection; each further one is twice as long.
     pub eject_base: Duration,
@@ -74,7 +74,7 @@ pub enum BackendFault {
 pub struct RefusedGateway {
     /// The status of the engine's answer: 401 or 403.
     pub status: u16,
-    /// Whether a probe was refused, which sends the same credentials as every request, or a
+    /// Whether a probe was refused, not a request. A probe sends the same credentials as every
     /// request.
     pub by_probe: bool,
 }

@@ -4,7 +4,7 @@
 //! - Every queue holds exactly the waiters that wait in it, in both orders.
 //! - No backend in rotation has room for a waiter, unless it is reserved for another one, or the
 //!   owner's prefill share there is used up and other owners are present.
-//! - The index of rooms is true of each backend that is not noted as changed.
+//! - The index of rooms is correct for each backend that is not noted as changed.
 //! - No waiter has two reservations.
 //! - A pinned request waits only while one of its backends is in rotation.
 

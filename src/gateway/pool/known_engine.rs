@@ -1,8 +1,8 @@
 //! The engine of a backend as the gateway knows it: facts that the engine reported, and refusals
 //! that correct them.
 //!
-//! `served.rs` has the facts and `serving.rs` the effect on requests. A reading counts as of the
-//! beginning, so later refusals still count. Bound: [`REFUSALS_MAX`] refusals.
+//! `served.rs` has the facts and `serving.rs` the effect on requests. A reading counts from the
+//! moment when it began, so later refusals still count. Bound: [`REFUSALS_MAX`] refusals.
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -79,7 +79,7 @@ impl KnownEngine {
             self.routes.deny(route, now);
             return is_news;
         }
-        // An engine without a readable list has no more to say at once.
+        // An engine without a readable list is not read again at once.
         self.facts_due |= (is_news || lack == Lack::Length(None)) && !self.is_unreadable();
         if is_news {
             if self.refusals.len() >= REFUSALS_MAX {

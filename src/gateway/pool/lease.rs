@@ -127,8 +127,8 @@ impl Lease {
         EngineWatch::new(Arc::clone(&self.grant.progress.work), self.shared.bell(), now)
     }
 
-    /// Marks the request as waiting for the client until the guard is dropped: not the backend's
-    /// silence.
+    /// Marks the request as waiting for the client until the guard is dropped: meanwhile the
+    /// backend does not cause the silence.
     pub fn client_wait(&self) -> ClientWait<'_> {
         self.grant.progress.client_wait()
     }

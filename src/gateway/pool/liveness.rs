@@ -80,7 +80,7 @@ impl Liveness {
     }
 
     /// How long the backend has had `requests` in flight without sending a byte; `None` while no
-    /// request waits for one.
+    /// request waits for a byte.
     pub(super) fn silence(&mut self, requests: u32, now: Instant) -> Option<Duration> {
         if requests <= self.progress.at_client() {
             self.busy_since = None;

@@ -58,12 +58,12 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// Past a waiter at the overtaking limit.
+    /// The cursor behind a waiter at the overtaking limit.
     pub(super) fn at_limit(self, serial: u64) -> Self {
         Self { at_limit: serial, looked: self.looked + 1, ..self }
     }
 
-    /// Past a waiter in queue order.
+    /// The cursor behind a waiter in queue order.
     pub(super) fn after(self, key: QueuePosition) -> Self {
         Self { after: Some(key), looked: self.looked + 1, ..self }
     }
@@ -127,19 +127,19 @@ pub(super) struct Owners {
     leaving: VecDeque<OwnerIndex>,
     /// Owners that have left but have a level above V.
     indebted: BTreeSet<(Level, OwnerIndex)>,
-    /// Sequences next to which requests were granted: a decayed mean.
+    /// Number of sequences on the engine when requests were granted: a decayed mean.
     crowd: f64,
     /// Prompts in prefill, of all owners.
     prefill: PrefillUse,
     /// Output tokens divided by estimates, of all owners: a decayed mean.
     output_ratio: f64,
     /// `held`: a waiter was held although there is room, because the owner's prefill share is used
-    /// up. `loosened`: an event that may end that has happened.
+    /// up. `loosened`: an event has happened that may end this.
     held: bool,
     loosened: bool,
 }
 
-/// Weight of one grant in the mean of sequences.
+/// Weight of one grant in the mean number of sequences.
 const CROWD_WEIGHT: f64 = 0.05;
 /// Weights of one request in the ratios of output to estimate: of the owner, and of the pool.
 const RATIO_WEIGHTS: (f64, f64) = (0.1, 0.02);
@@ -344,8 +344,8 @@ impl Owners {
         self.come(owner);
         let found = self.at_mut(owner);
         found.running += 1;
-        // Estimates reserve room for long outputs. Charged in full, each end would return much to
-        // the owner, and with it turns.
+        // Estimates reserve room for long outputs. If they were charged in full, each end would
+        // give much back to the owner, and with it turns.
         let (estimate, output) = (output, (output as f64 * found.output_ratio).ceil() as u64);
         let start = if found.queue.is_empty() { found.level.0.max(v) } else { found.level.0 };
         let work = price.of(computed, output);

@@ -7,8 +7,8 @@
 //! most [`RISE_MAX`] in [`RISE_EVERY`]: a burst of cached prompts moves it by a tenth, and one
 //! honest prompt brings it back.
 //!
-//! Ignored are short prompts, whose time is mostly fixed cost, and requests with several prompts,
-//! whose first token says nothing about the others.
+//! Two kinds of requests are ignored: short prompts, whose time is mostly fixed cost, and requests
+//! with several prompts, whose first token says nothing about the others.
 
 use std::time::Duration;
 

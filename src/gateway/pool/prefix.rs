@@ -146,9 +146,9 @@ impl Hasher for AsIs {
 
 #[derive(Clone, Debug, Default)]
 struct Holders {
-    /// Engines that have it.
+    /// Engines that have the beginning.
     few: SmallVec<[Taken; HOLDERS]>,
-    /// All engines have it, or soon will.
+    /// All engines have the beginning, or soon will.
     everywhere: bool,
     /// Different beginnings that were seen to continue this one.
     continued: u8,

@@ -49,7 +49,7 @@ impl Votes {
     }
 }
 
-/// The origins of one backend, in no order.
+/// The origins of one backend, in no particular order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecentOrigins(SmallVec<[Latest; ORIGINS_MAX]>);
 

@@ -47,9 +47,10 @@ impl AdmissionState {
         self.has_reached_overtaking_limit(reserved.waiter) && self.waiting(reserved.waiter).is_some_and(lacks_room)
     }
 
-    /// Whether a wide waiter is served before another one. Of one owner or of different pools, the
-    /// waiter that entered first. Of two owners of a pool, the waiter whose owner has attained no
-    /// more, so that wide requests get no more than a fair share.
+    /// Whether a wide waiter is served before another one. Of two waiters of one owner, or of
+    /// different pools, the one that entered first. Of two waiters of different owners of a pool,
+    /// the one whose owner has attained no more, so that wide requests get no more than a fair
+    /// share.
     fn is_served_before(&self, wide: &Waiter, other: &Waiter) -> bool {
         let (one, two) = (&wide.request, &other.request);
         match one.home == two.home && one.owner() != two.owner() {
@@ -109,7 +110,7 @@ impl AdmissionState {
             Some((pool, *able.min_by_key(shortage)?))
         });
         if let Some((pool, backend)) = best {
-            // An earlier reservation may be void now and would be valid again later.
+            // An earlier reservation of this waiter may be void now, but become valid again.
             for other in waiter.request.pools().collect::<SmallVec<[PoolId; 4]>>() {
                 self.pools[other.index()].reserved.take_if(|reservation| reservation.serial == serial);
             }

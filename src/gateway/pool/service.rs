@@ -33,9 +33,9 @@ pub(super) struct Service {
     pub(super) draining: bool,
     /// No longer configured: the slot in the table is free once the last request here ends.
     pub(super) removed: bool,
-    /// As set at this gateway.
+    /// The cordon as set at this gateway.
     pub(super) own_cordon: Cordon,
-    /// The gateway that runs the engine is another one, and drains or starts it.
+    /// Another gateway runs the engine, and drains or starts it.
     pub(super) closed: bool,
     /// How long a start of the engine takes.
     pub(super) start_takes: Option<Duration>,

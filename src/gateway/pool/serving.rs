@@ -5,9 +5,9 @@
 //! and no other engine may serve it, the request is refused at once. An engine that starts, drains
 //! or must be read again may serve every model.
 //!
-//! A reading counts as of the beginning: later refusals still count. Bounds: a reading looks once
-//! at every waiter of the pools that reach the engine; a refusal of a model or a route only at
-//! waiters with it.
+//! A reading counts from the moment when it began: later refusals still count. Bounds: a reading
+//! looks once at every waiter of the pools that reach the engine; a refusal of a model or a route
+//! only at waiters with it.
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -71,7 +71,7 @@ impl Admission {
 
 impl Lease {
     /// The engine has refused the request because of a model, a route or a length. The refusal
-    /// counts until the next reading, which is soon; of a route, for some seconds.
+    /// counts until the next reading, which is soon; a refusal of a route counts for some seconds.
     pub fn refused_by_engine(&self, lack: Lack, now: Instant) {
         self.shared().update(|state, wakers| state.correct(self.backend(), lack, now, wakers));
     }

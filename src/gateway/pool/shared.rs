@@ -36,7 +36,7 @@ impl SharedState {
         self.state.lock()
     }
 
-    /// Runs `change` under the lock, and the wakers that it collects afterwards.
+    /// Runs `change` under the lock, and after that the wakers that `change` has collected.
     pub(super) fn update<T>(&self, change: impl FnOnce(&mut AdmissionState, &mut Wakers) -> T) -> T {
         let mut wakers = Wakers::new();
         let mut state = self.state.lock();

@@ -29,7 +29,8 @@ use sluice_core::openai::ShedReason;
 /// No engine that requests depend on is in rotation, and some start or are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EnginesStarting {
-    /// When the first engine is expected to be ready; `None`: not known for each of them.
+    /// When the first engine is expected to be ready; `None`: for one of them, the time is not
+    /// known.
     pub(super) ready_at: Option<Instant>,
     /// How long a start takes if none has begun; `None`: not known.
     pub(super) takes: Option<Duration>,

@@ -71,7 +71,7 @@ pub struct BackendView {
     pub draining: bool,
     /// The decision of the process that runs the engine.
     pub cordon: Cordon,
-    /// The gateway that runs the engine is another one, and drains or restarts it.
+    /// Another gateway runs the engine, and drains or restarts it.
     pub closed: bool,
     /// No longer configured.
     pub removed: bool,

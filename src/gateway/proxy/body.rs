@@ -37,7 +37,7 @@ pub(super) enum BodyError {
     TooLarge,
     TooSlow,
     /// The bodies of all requests together would exceed `max_body_memory`, or this body gave way to
-    /// another client's.
+    /// the body of another client.
     NoMemory,
     Malformed,
     Stopping,

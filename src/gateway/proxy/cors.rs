@@ -50,10 +50,10 @@ pub(super) struct CrossOrigin {
 
 #[derive(Debug, Default)]
 enum Allow {
-    /// It may not, or no page asks.
+    /// The page may not read the response, or no page asks.
     #[default]
     No,
-    /// It may. Value of `Access-Control-Allow-Origin`.
+    /// The page may read the response. Value of `Access-Control-Allow-Origin`.
     Yes(HeaderValue),
     /// Decided by the engines' answer about this origin at the time of the response.
     ByEngines(Arc<EngineOrigins>, HeaderValue),
@@ -68,7 +68,7 @@ impl From<Option<HeaderValue>> for Allow {
 /// The origin of the page that sent a request with these headers.
 fn origin(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut origins = headers.get_all(ORIGIN).iter();
-    // A browser sends one. Among several, none is certain.
+    // A browser sends one origin. Among several, none is certain.
     origins.next().filter(|_| origins.next().is_none())
 }
 

@@ -1,18 +1,18 @@
 //! The engines' policy about origins of web pages, used if `server.cors` is not set.
 //!
 //! A page that may use an engine may use the gateway, too, as with nginx in between: vLLM up to
-//! 0.30 allows every origin, later versions those of `--allowed-origins`. The gateway asks an
-//! engine in rotation with a preflight, and applies the answer to all responses, also its own.
+//! 0.30 allows every origin, later versions allow the origins of `--allowed-origins`. The gateway
+//! asks an engine in rotation with a preflight, and applies the answer to all responses.
 //!
-//! Answers are used however old. One older than [`FRESH`] is renewed in a separate task. Only a
-//! preflight or a response of the gateway itself waits, and only if nothing is known. Engines are
+//! Answers are used however old. An answer older than [`FRESH`] is renewed in a separate task. Only
+//! a preflight or a response of the gateway itself waits, and only if nothing is known. Engines are
 //! asked for requests with an accepted key, and for preflights. If none answers, none is asked for
 //! [`FAILED_FOR`].
 //!
 //! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`]. Beyond that, unused origins leave
-//! first, then those not allowed, then the oldest: origins that a client makes up replace none in
-//! use. An engine that allows every origin has one answer for all. [`ASKS_MAX`] questions at once,
-//! [`ASKS_OF_ANYONE_MAX`] of them without a key.
+//! first, then origins that are not allowed, then the oldest: origins that a client makes up
+//! replace none in use. An engine that allows every origin has one answer for all. [`ASKS_MAX`]
+//! questions at once, [`ASKS_OF_ANYONE_MAX`] of them without a key.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;

@@ -5,12 +5,12 @@
 //! cancels all. On shutdown and hand-over, GOAWAY is sent, and open streams finish. A connection
 //! without streams for `server.keepalive` gets GOAWAY, too, and has [`CLOSE_MAX`] to close.
 //!
-//! Limits per connection: [`STREAMS_MAX`] requests at once, further ones are refused, which is safe
-//! to retry, as are those above `server.max_connections`; header lists as for HTTP/1.1; [`WINDOW`]
-//! unread bytes of request bodies; [`SEND_BUFFER`] unsent bytes of a response; costly frames
-//! (`frames.rs`). After [`REFUSED_MAX`] refused streams the client gets ENHANCE_YOUR_CALM. A client
-//! that accepts no byte for `timeouts.send` is disconnected. h2 itself limits resets of streams not
-//! accepted yet, continuations and provoked errors.
+//! Limits per connection: [`STREAMS_MAX`] requests at once; further ones, and requests above
+//! `server.max_connections`, are refused, which is safe to retry; header lists as for HTTP/1.1;
+//! [`WINDOW`] unread bytes of request bodies; [`SEND_BUFFER`] unsent bytes of a response; costly
+//! frames (`frames.rs`). After [`REFUSED_MAX`] refused streams the client gets ENHANCE_YOUR_CALM. A
+//! client that accepts no byte for `timeouts.send` is disconnected. h2 itself limits resets of
+//! streams not accepted yet, continuations and provoked errors.
 
 use std::future::poll_fn;
 use std::net::IpAddr;

@@ -8,9 +8,9 @@
 //! Why not pingora's `Server`: a port in use is a panic there, shutdown takes a fixed grace period,
 //! and a process can have only one (tests and the demo run several).
 //!
-//! Bounds: `clients.rs` limits connections. Those over the limit are accepted, get 503 and are
-//! closed, because without a response a client cannot tell a busy gateway from a dead one. Without
-//! file descriptors, a connection without a request is closed, and accepting pauses for
+//! Bounds: `clients.rs` limits connections. Connections over the limit are accepted, get 503 and
+//! are closed, because without a response a client cannot tell a busy gateway from a dead one.
+//! Without file descriptors, a connection without a request is closed, and accepting pauses for
 //! [`ACCEPT_PAUSE`].
 
 use std::net::SocketAddr;
@@ -57,9 +57,9 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered probes after which the connection is broken: 60 s after the client's last packet.
 const PROBES: u32 = 3;
 /// Unsent bytes up to which a socket accepts more (tcp(7), TCP_NOTSENT_LOWAT). Without this limit
-/// the kernel would keep up to `net.ipv4.tcp_wmem` for each client that reads slowly: megabytes that
-/// `server.max_response_memory` does not bound. A socket whose client reads on would accept bytes
-/// again only when a third of them is sent.
+/// the kernel would keep up to `net.ipv4.tcp_wmem` for each client that reads slowly: megabytes
+/// that `server.max_response_memory` does not bound. A socket whose client reads on would accept
+/// bytes again only when a third of them is sent.
 const UNSENT: u32 = 128 << 10;
 
 /// Opens a listening socket with a backlog for bursts and with TCP keep-alive (HAProxy:
@@ -160,7 +160,8 @@ impl Listener {
                     tasks.spawn(async move { serve_connection(&gateway, connection, counted, config, ends).await });
                 }
                 Err(error) => {
-                    // Usually there is no descriptor left. A connection without a request has one.
+                    // Usually there is no descriptor left. Closing a connection without a request
+                    // frees one.
                     let closed = gateway.clients.close_one();
                     tracing::warn!(%error, closed_an_idle_one = closed, "cannot accept connections; pausing");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -233,7 +234,7 @@ struct Opened {
 }
 
 /// Finds out the client and the protocol. `None`: the connection ended, took too long, or must be
-/// closed for others.
+/// closed to make room for others.
 async fn open(mut connection: TcpStream, mut counted: CountedConnection, config: &Config) -> Option<Opened> {
     let server = &config.server;
     let times = |counted: &CountedConnection| {

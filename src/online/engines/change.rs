@@ -1,8 +1,8 @@
 //! A change of one flag on all engines of a pool, and the experiments that test it.
 //!
 //! The *canary* changes first; it is compared with the *control*. The canary serves no client until
-//! it has served copies of requests, so an engine that crashes, hangs or fails under the load costs
-//! none. After that, requests load each changed engine at most as much as the copies did
+//! it has served copies of requests, so an engine that crashes, hangs or fails under load harms no
+//! client. After that, requests load each changed engine at most as much as the copies did
 //! ([`EngineChange::proved`]), until the change ends. Before the comparison, all engines serve
 //! their backlog for at most five minutes: a backlog on one side would favour the other. In the
 //! comparison, the gateway draws an arm for each request. [`phase`](super::phase) has the order of
@@ -20,10 +20,10 @@ use sluice_core::base::PoolId;
 pub const EXPERIMENT: &str = "sluice-tuner";
 const CONTROL: &str = "control";
 const CANARY: &str = "canary";
-/// The canary stops at once if the share of failed requests exceeds the control's by this.
+/// The canary stops at once if the share of failed requests exceeds the control's share by this.
 const GUARD_ERRORS: f64 = 0.01;
-/// Copies on the canary, as a multiple of an engine's share of all requests: a load that is too
-/// much must show before the canary serves clients.
+/// Copies on the canary, as a multiple of an engine's share of all requests: an excessive load must
+/// show before the canary serves clients.
 const COPIES_LOAD: f64 = 2.0;
 /// The most copies in flight; the pool's limits are the real bound.
 const COPIES_IN_FLIGHT: u32 = 1_024;
@@ -114,7 +114,7 @@ impl EngineChange {
         }
     }
 
-    /// Notes that an engine has the old value, or is left to another hand.
+    /// Notes that an engine has the old value, or that the tuner leaves it alone.
     pub(super) fn leave_out(&mut self, backend: &str) {
         self.changed.retain(|other| other != backend);
     }
@@ -128,8 +128,8 @@ impl EngineChange {
         }
     }
 
-    /// Whether this mean loss on the canary is below the loss before the change. Always, if the
-    /// change has no limits: the comparison with the control then decides alone.
+    /// Whether this mean loss on the canary is below the loss before the change. Always true if the
+    /// change brings no limits: the comparison with the control then decides alone.
     pub(super) fn improves(&self, loss: f64) -> bool {
         self.limits.is_none() || loss < self.loss_before
     }

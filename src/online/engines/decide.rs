@@ -19,14 +19,14 @@ use super::verdict::{ENGINE_GAIN, ENGINE_GAIN_MIN};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::limits::PoolLimits;
 
-/// Time between simulations: at least, and at most for a load that has lasted long.
+/// Shortest time between two simulations, and the longest time, for a load that has lasted long.
 pub(super) const ASK_INTERVAL: Duration = Duration::from_secs(300);
 const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
 /// A change must gain this multiple of its cost over the expected time.
 pub(super) const PAYS: f64 = 3.0;
 /// The shortest and longest time for which a load is expected to last.
 pub(super) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Duration::from_secs(24 * 3_600));
-/// Certain gain as a share of the loss where nothing can be simulated.
+/// The gain that counts as certain where nothing can be simulated, as a share of the loss.
 const ASSUMED: f64 = 0.25;
 /// Assumed duration of a restart until a restart or a start of these engines was seen.
 const RESTART: Duration = Duration::from_secs(120);
@@ -328,7 +328,7 @@ impl EngineTuner {
 
     /// Whether a change may begin now; adds the reason to the belief if not.
     fn may_begin(&mut self, look: &EngineLook<'_>, change: &EngineChange) -> bool {
-        // Two restarts: the canary must be able to return.
+        // Two restarts must be left in this hour: the canary must be able to return.
         let why = if let Some(why) = look.stands_back.or(look.waits) {
             Some(why.to_owned())
         } else if self.restarts_left(look.now) < 2 {
@@ -384,8 +384,8 @@ fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> 
 
 /// Cost of a change of `count` engines, in loss of a request times seconds. `absent`: how long the
 /// canary restarts and gets copies. `absence`: rise of the mean loss while one engine is gone;
-/// `changed`: the same if the others have the change. The cost moves from `absence` to `changed` as
-/// engines restart in turn.
+/// `changed`: this rise if the other engines have the change. The cost moves from `absence` to
+/// `changed` as engines restart in turn.
 fn cost(absent: Duration, count: f64, absence: f64, changed: f64) -> f64 {
     let lasts = absent.saturating_sub(COPIES.0).as_secs_f64();
     let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };

@@ -55,11 +55,11 @@ pub struct EngineQuestion {
 /// The answer to an [`EngineQuestion`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineAnswer {
-    /// With the settings in force; `None`: this deployment cannot be simulated.
+    /// Forecast with the settings in force; `None`: this deployment cannot be simulated.
     pub now: Option<Forecast>,
     /// Rise of the mean loss during [`EngineQuestion::absent`] with one engine less.
     pub absence: Option<f64>,
-    /// With each candidate of the question, in the same order.
+    /// Forecasts with the candidates of the question, in the same order.
     pub candidates: Vec<CandidateForecast>,
     /// Time between the first and the last arrival.
     pub span: Duration,
@@ -69,9 +69,9 @@ pub struct EngineAnswer {
 /// question: of the candidates with the smallest loss, the last.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CandidateForecast {
-    /// With flag and limits of the candidate; `None`: vLLM would refuse the flag.
+    /// Forecast with flag and limits of the candidate; `None`: vLLM would refuse the flag.
     pub forecast: Option<Forecast>,
-    /// With the candidate's limits alone; `None`: the candidate has no limits.
+    /// Forecast with the candidate's limits alone; `None`: the candidate has no limits.
     pub unchanged: Option<Forecast>,
     /// [`EngineAnswer::absence`] if the other engines have the candidate.
     pub absence_with: Option<f64>,
@@ -80,7 +80,7 @@ pub struct CandidateForecast {
 }
 
 impl EngineAnswer {
-    /// In words, if the simulation does not reproduce the measured loss.
+    /// A message if the simulation does not show the measured loss; `None`: it does.
     pub(super) fn unexplained(&self, measured: f64) -> Option<String> {
         self.now?.unexplained(measured)
     }

@@ -121,7 +121,7 @@ pub struct Need {
     pub score: Score,
     /// Share of requests that should meet their objectives.
     pub target: f64,
-    /// The flag, whether to raise it, and why, by the diagnosis.
+    /// The advice of the diagnosis: the flag, whether to raise it, and why.
     pub advice: Option<(EngineFlag, bool, String)>,
 }
 

@@ -1,11 +1,11 @@
 //! The slow layer: changes flags by restarting engines one by one, where limits no longer help.
 //!
 //! Where objectives are missed, the tuner simulates values near the present ones ([`decide`]). A
-//! change begins if the certain gain ([`Trust`]) is at least [`verdict::ENGINE_GAIN`] of the loss
-//! and, over the time for which the load should last, more than [`decide::PAYS`] times the cost of
-//! the restarts. A load should last as long again as it has lasted (Lindy's law), within
-//! [`decide::DWELL`]. [`phase`] has the stages of a change, [`trial`] and [`verdict`] the rules by
-//! which it goes on or ends. Two failures without a promotion freeze the tuner.
+//! change begins if the certain gain ([`Trust`]) is at least [`verdict::ENGINE_GAIN`] of the loss.
+//! Over the time for which the load should last, the gain must also exceed [`decide::PAYS`] times
+//! the cost of the restarts. A load should last as long again as it has lasted (Lindy's law),
+//! within [`decide::DWELL`]. [`phase`] has the stages of a change, [`trial`] and [`verdict`] the
+//! rules by which it goes on or ends. Two failures without a promotion freeze the tuner.
 //!
 //! Pure: the caller simulates, restarts and reports the results. Bounds: one change at a time.
 
@@ -43,7 +43,7 @@ use sluice_config::{Config, Experiment};
 const SIMULATED: Duration = Duration::from_secs(3_600);
 /// After this time without a look, the gateway stood still and does not know the events in between.
 const STOOD_STILL: Duration = Duration::from_secs(60);
-/// How long a value that failed is closed: at first and at most.
+/// How long a value that failed is not tried again: after the first failure, and at most.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(6 * 3_600), Duration::from_secs(7 * 24 * 3_600));
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -74,7 +74,7 @@ pub struct EngineTuner {
     looked: Option<Duration>,
     /// A pool, and the limits that a promoted change brought.
     pub(crate) adopted: Option<(String, PoolLimits)>,
-    /// A pool, limits that are better without a change by simulation, and why.
+    /// A pool, limits that a simulation found better without a change of engines, and why.
     pub(crate) suggested: Option<(String, PoolLimits, String)>,
     /// Suggestions, and until when they are not repeated.
     suggestions: Vec<(String, PoolLimits, Duration)>,
@@ -293,8 +293,8 @@ impl EngineTuner {
         orders
     }
 
-    /// Why the change under way must be dropped: it may no longer act, or another hand changed an
-    /// engine.
+    /// Why the change under way must be dropped: the tuner may no longer act, or something else
+    /// changed an engine.
     fn interference(&mut self, look: &EngineLook<'_>) -> Option<String> {
         let trial = self.trial_mut().filter(|trial| trial.stage() != Stage::Return)?;
         if look.acting == Acting::Proposes {
@@ -310,7 +310,7 @@ impl EngineTuner {
             look.engine(&change.pool, backend).and_then(|engine| engine.flag(change.flag)) != Some(wanted)
         };
         let other = change.backends.iter().find(is_other)?.clone();
-        // The tuner leaves an engine alone that another hand changed.
+        // The tuner leaves an engine alone that something else changed.
         change.leave_out(&other);
         Some(format!("{other} runs with other flags than the tuner gave it"))
     }

@@ -65,9 +65,9 @@ pub(crate) enum Step {
 pub(crate) struct Restart {
     /// Since when it waits.
     pub(super) since: Duration,
-    /// The next attempt.
+    /// Time of the next attempt.
     pub(super) retry: Duration,
-    /// Failed attempts.
+    /// Number of failed attempts.
     pub(super) failed: u32,
     /// The backend and the time, once the restart was ordered.
     pub(super) ordered: Option<(String, Duration)>,

@@ -72,7 +72,7 @@ struct Forecasts {
     attainment: Sample,
     /// Cost of an absent engine if the others have the change.
     absence: Sample,
-    /// The part of the cost of an absent engine, without the change, that the change's limits save.
+    /// How much of the cost of an absent engine the change's limits alone save.
     limits_save: Sample,
     /// Gain of the change's limits without the flag.
     unchanged: Sample,
@@ -145,7 +145,8 @@ impl Pooled {
         change.errors.add(forecast.error.powi(2));
         change.attainment.add(forecast.attainment - now.attainment);
         change.absence.extend(found.absence_with);
-        // In pairs: costs differ more between simulations than by the limits.
+        // Compared within each simulation: costs differ more between simulations than by the
+        // limits.
         change.limits_save.extend(absence.zip(found.absence_under).map(|(now, under)| now - under));
         change.unchanged.extend(found.unchanged.filter(is_known).map(|unchanged| now.loss - unchanged.loss));
         let pooled = Forecast {
@@ -174,7 +175,7 @@ impl Pooled {
         self.known(candidate)?.absence.mean()
     }
 
-    /// The part of that cost, without the change, that the change's limits save; `None`: no limits,
+    /// How much of the cost of an absent engine the change's limits alone save; `None`: no limits,
     /// or not simulated.
     pub(super) fn limits_save(&self, candidate: EngineCandidate) -> Option<f64> {
         self.known(candidate)?.limits_save.mean()

@@ -18,7 +18,7 @@ pub struct SavedEngines {
     pub(super) failures: u32,
     /// Seconds of a restart; 0: unknown.
     pub(super) lasts: u64,
-    /// Each with the seconds for which it stays closed.
+    /// Closed values, each with the seconds for which it stays closed.
     pub(super) closed: Vec<(SavedClosing, u64)>,
     /// Why the tuner froze itself.
     #[serde(default)]

@@ -21,7 +21,8 @@ use sluice_gateway::pool::TrialBound;
 pub(super) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Duration::from_secs(300));
 /// Copies that the canary must serve.
 const COPIES_SERVED: u64 = 30;
-/// Served copies that suffice after this time. The cost of a change is computed with [`COPIES`].
+/// Number of served copies that suffices after this time. The cost of a change is computed with
+/// [`COPIES`].
 pub(super) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
 /// Failed copies after which the change may be taken back.
 const COPIES_FAILED: u64 = 3;
@@ -64,15 +65,15 @@ impl EngineTuner {
         let trial = self.trial().filter(|trial| trial.change.pool == engine.pool)?;
         let (change, stage) = (&trial.change, trial.stage());
         let bound = change.bound(stage, &engine.backend)?;
-        // If no unchanged engine serves, a returning one may.
+        // If no unchanged engine serves, an engine that is about to return may.
         let serves =
             |other: &EngineState| other.pool == change.pool && other.serves && !change.changed.contains(&other.backend);
         let is_last = stage == Stage::Return && !engines.iter().any(serves);
         (!is_last).then_some(bound)
     }
 
-    /// From when on arrivals count in a comparison of arms that begins now; `None`: no arms are
-    /// compared.
+    /// The arrival time from which requests count in a comparison of arms that begins now; `None`:
+    /// no arms are compared.
     pub(crate) fn compares_from(&self, now: Duration) -> Option<Duration> {
         match self.stage()? {
             Stage::Copies => Some(now),
@@ -102,7 +103,7 @@ impl EngineTuner {
         if !returns && (look.waits.is_some() || self.restarts_left(look.now) == 0) {
             // A promotion may wait for the permitted hour, a canary that has not begun may not.
             if stage == Stage::Promotion {
-                // The time for a blocked restart begins when it may begin.
+                // The longest wait is counted from when the restart is permitted.
                 self.with_restart(|own| own.since = look.now);
             } else if is_late {
                 self.give_up(look.now, "its restart had to wait too long", orders);
@@ -115,7 +116,7 @@ impl EngineTuner {
         orders.push(TunerOrder::Restart { engine, flag: change.flag, value, crowded });
         self.restarts.push_back(look.now);
         self.with_restart(|own| own.ordered = Some((backend.clone(), look.now)));
-        // Saved before the restart, so that a later gateway takes it back.
+        // Noted and saved before the restart, so that a later gateway takes the change back.
         if let Some(trial) = self.trial_mut().filter(|_| !returns) {
             trial.change.changed.push(backend);
         }

@@ -16,20 +16,22 @@ use super::phase::{EngineTrial, Phase, Restart, Step};
 use crate::event::{Event, EventKind};
 use crate::observe::arms::ArmDifference;
 
-/// A gain must be this share of the loss, ..
+/// A gain must be at least this share of the loss, ..
 pub(super) const ENGINE_GAIN: f64 = 0.05;
-/// .. and at least this.
+/// .. and at least this loss.
 pub(super) const ENGINE_GAIN_MIN: f64 = 0.005;
 /// Confidence of the verdict on a canary, at all times together.
 const CANARY_CONFIDENCE: f64 = 0.99;
-/// When a comparison without a winner ends: the later time if it shows [`PROMISING`] of the gain.
+/// When a comparison without a winner ends: the later time if the comparison shows [`PROMISING`] of
+/// the forecast gain.
 pub(super) const COMPARED: (Duration, Duration) = (Duration::from_secs(2_700), Duration::from_secs(3 * 3_600));
 const PROMISING: f64 = 1.0 / 3.0;
 /// Batches after which a comparison without a gain that matters ends.
 const BATCHES: usize = 12;
-/// ln of the evidence that the canary fails more often: by chance 1 in 100, at all times.
+/// ln of the evidence at which the canary counts as failing more often. Chance reaches it in at
+/// most 1 of 100 comparisons, however often they are looked at.
 pub(super) const SURGE: f64 = 4.6;
-/// The difference that is found soonest, as a share of the control's loss.
+/// The difference that a comparison finds soonest, as a share of the control's loss.
 const SOONEST: f64 = 0.3;
 /// Rest after a change that helped.
 const REST: Duration = Duration::from_secs(300);

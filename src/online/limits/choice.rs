@@ -61,7 +61,7 @@ impl Controller {
             return false;
         };
         if self.acting != Acting::Acts {
-            // A proposal may never be approved; changes of engines do not wait for it.
+            // An operator may never approve the proposal, so changes of engines do not wait for it.
             self.stuck_since.get_or_insert(now);
         }
         match self.acting {
@@ -87,8 +87,8 @@ impl Controller {
         self.events.push(self.proposals.propose(now, proposal, (step, score)));
     }
 
-    /// Asks for a simulation of these changes, and of the fewest permits: one permit for long
-    /// prompts is often far better than two, which are no better than many.
+    /// Asks for a simulation of these changes, and of the fewest permits: for long prompts one
+    /// permit is often far better than two, and two are no better than many.
     fn ask(&mut self, now: Duration, window: Duration, mut moves: Vec<Move>, score: Score) {
         moves.truncate(MOVES_MAX);
         let fewest = |step: &Move| {
@@ -106,7 +106,8 @@ impl Controller {
         self.state = State::Asking(Box::new(Asked { since: now, window, moves, score, is_ordered: false }));
     }
 
-    /// The question for a simulation, once. `recent`: the requests of the last minutes.
+    /// The question for a simulation; each question is returned once. `recent`: the requests of the
+    /// last minutes.
     pub(crate) fn question(&mut self, recent: impl FnOnce() -> Vec<RecentRequest>) -> Option<LimitsQuestion> {
         let State::Asking(asked) = &mut self.state else { return None };
         if std::mem::replace(&mut asked.is_ordered, true) {
@@ -129,8 +130,8 @@ impl Controller {
         Some(LimitsQuestion { pools: self.names.clone(), now: self.limits.clone(), candidates, requests, waiting })
     }
 
-    /// Takes an answer. `candidates`: the limits that it is for; answers to earlier questions are
-    /// ignored.
+    /// Takes an answer. `candidates`: the limits to which the answer belongs; answers to earlier
+    /// questions are ignored.
     pub(crate) fn answered(&mut self, candidates: &[Limits], answer: &LimitsAnswer, now: Duration) -> Action {
         let State::Asking(asked) = &mut self.state else { return Action::Wait };
         if !asked.moves.iter().map(|step| &step.to).eq(candidates) {

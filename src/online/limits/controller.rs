@@ -39,15 +39,15 @@ pub(super) const MEASURED_MAX: Duration = Duration::from_secs(120);
 pub(super) const QUIET: Duration = Duration::from_secs(1_200);
 /// The loss at which a first look suffices to try a change.
 const FIRST_LOOK_LOSS: f64 = 0.5;
-/// A gain must be this share of the loss, ..
+/// A gain must be at least this share of the loss, ..
 const LIMITS_GAIN: f64 = 0.03;
 /// .. or this much: where all are late, the gain from 7 % shorter times.
 const GAIN_ENOUGH: f64 = 0.02;
 /// Standard errors by which the loss must fall before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
-/// Standard errors at [`MEASURED_MAX`]. Few, because a change can be undone and was proposed for a
-/// reason. Fewer prefill permits, which keep short requests from waiting for long ones, need only
-/// [`least_gain`].
+/// Standard errors at [`MEASURED_MAX`]. The number is small because a change can be undone and was
+/// proposed for a reason. Fewer prefill permits, which keep short requests from waiting for long
+/// ones, need only [`least_gain`].
 const ERRORS_AT_END: f64 = 0.7;
 /// Standard errors for a first look, which is repeated.
 const ERRORS_SOON: f64 = 3.0;
@@ -64,8 +64,8 @@ pub(super) const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
 const OTHER_RATE: f64 = 2.0;
 /// A Hellinger distance of prompt lengths that is another load.
 const OTHER_LENGTHS: f64 = 0.35;
-/// How long a change that failed is closed: at first and at most. A change of load that went
-/// unnoticed is answered within the longer time.
+/// How long a change that failed is not tried again: the first and the longest time. If a change of
+/// load goes unnoticed, the change of the limit is tried again after the longer time at the latest.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(24 * 3_600));
 /// Weight of a new window in the remembered load.
 pub(super) const LOAD_WEIGHT: f64 = 0.3;
@@ -139,7 +139,8 @@ pub struct Controller {
     pub(super) proposed: u64,
     /// The score of the last judged window, and the conclusion.
     pub(crate) belief: (Score, String),
-    /// The score of the last window under the limits in force, which may be shorter.
+    /// The score of the last window under the limits in force. The window may be shorter than a
+    /// judged one.
     pub(crate) latest_score: Score,
     pub(crate) experience: Experience,
     /// Total loss of each pool in the last judged window.
@@ -160,7 +161,7 @@ pub struct Controller {
     /// When the latest window began, and the load remembered before it.
     load_before: (Option<Duration>, Option<(f64, Lengths)>),
     pub(crate) load_since: Duration,
-    /// Since when the engines are as they are, as far as is known.
+    /// Since when the engines have been as they are, as far as is known.
     pub(crate) engines_since: Duration,
     pub(crate) stuck_since: Option<Duration>,
     pub(crate) in_rotation: Option<Vec<usize>>,
@@ -415,7 +416,7 @@ impl Controller {
         self.closed.close(direction, ClosedBy::Failure, now);
         self.steps.refine(direction.pool, direction.knob);
         self.limits = trial.before;
-        // The trial's effects on the engines last about as long again.
+        // The trial's effects on the engines may last as long as the trial did.
         let recovered = now + now.saturating_sub(trial.since).clamp(LIMITS_SETTLE.0, COOL_DOWN_MAX);
         // A queue that the trial left says nothing about the limits in force.
         self.state = State::Settling(recovered, now + COOL_DOWN_MAX, None);

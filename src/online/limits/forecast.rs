@@ -12,9 +12,9 @@ use crate::observe::recent::RecentRequest;
 
 /// Standard errors between a gain and the lower bound.
 pub(crate) const BOUND: f64 = 2.0;
-/// The share of the measured loss that a simulation of the settings in force must show. It shows
-/// less where clients wait for one response before they send the next request: faster engines would
-/// get more requests.
+/// The share of the measured loss that a simulation of the settings in force must show. A
+/// simulation shows less where clients wait for one response before they send the next request:
+/// faster engines would get more requests.
 const SHOWN: f64 = 1.0 / 3.0;
 
 /// How requests would fare.
@@ -29,7 +29,8 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// In words, if this simulation of the settings in force does not reproduce the measured loss.
+    /// A message if this simulation of the settings in force does not show the measured loss;
+    /// `None`: it does.
     pub(crate) fn unexplained(&self, measured: f64) -> Option<String> {
         let (shown, is_shown) = (self.loss, self.loss >= SHOWN * measured);
         (!is_shown).then(|| format!("a simulation does not show the loss that is measured ({shown:.3}, {measured:.3})"))
@@ -55,8 +56,8 @@ pub struct LimitsQuestion {
 /// The answer to a [`LimitsQuestion`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LimitsAnswer {
-    /// With the present limits; `None`: this deployment cannot be simulated.
+    /// Forecast with the present limits; `None`: this deployment cannot be simulated.
     pub now: Option<Forecast>,
-    /// With each candidate; `None`: it cannot be simulated.
+    /// Forecasts with the candidates; `None`: the candidate cannot be simulated.
     pub candidates: Vec<Option<Forecast>>,
 }

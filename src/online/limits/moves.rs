@@ -9,7 +9,7 @@
 //! | between tokens | | the same, slots before the threshold |
 //! | any of these | the next pool loses less | the boundary between the two |
 //!
-//! A limit is lowered from the used part. A threshold moves to the next length that occurs.
+//! Limits are lowered from their highest use. A threshold moves to the next length that occurs.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ const BOUNDARY_SHARE: f64 = 0.25;
 const LONG_SHARE: f64 = 0.5;
 /// A limit holds requests up if it was used up at this share of the moments with a queue.
 const HELD_UP: f64 = 0.25;
-/// Loss of a request from which a pool gives work to an idle neighbour before the pool's limits
-/// move.
+/// From this mean loss of a request on, a pool gives work to an idle neighbour before the pool's
+/// own limits move.
 const MUCH: f64 = 0.05;
 /// A neighbour is idle if it loses less than this share of the pool's loss per request.
 const IDLE: f64 = 0.25;
@@ -50,9 +50,9 @@ const CONTEXT_SHARE: f64 = 0.5;
 /// own.
 const LESS: f64 = 0.5;
 
-/// Limits under which a change of flags may help although it does not under the present limits,
-/// which were found with other flags: the configured limits, and these with one permit for long
-/// prompts. The range stays.
+/// Other limits under which a change of flags may help: the configured limits, and the configured
+/// limits with one permit for long prompts. The present limits were found with other flags. The
+/// range stays.
 pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, bounds: &Bounds) -> Vec<PoolLimits> {
     let file = PoolLimits { range: now.range, ..*configured };
     let long = match file.long {
@@ -78,7 +78,7 @@ pub struct Direction {
     pub pool: usize,
     /// The limit.
     pub knob: Knob,
-    /// Whether the value grows. Adding a limit where there was none is down.
+    /// Whether the value grows. Adding a limit where there was none counts as down.
     pub up: bool,
 }
 
@@ -257,7 +257,7 @@ impl Proposer<'_> {
     fn more_slots(&mut self, why: &str) {
         let own = self.own();
         let most = u64::from(self.bounds.slots.1.max(own.slots));
-        // Far too few slots would take many steps.
+        // From far too few slots, single steps would take long.
         let wanted = self.seen.demand().map_or(0, |demand| (demand * DEMAND_MARGIN).ceil() as u64);
         let slots = self.above(Knob::Slots, own.slots.into()).max(wanted).min(most) as u32;
         self.add(Knob::Slots, true, PoolLimits { slots, ..own }, why);

@@ -22,7 +22,7 @@ use sluice_core::vllm::metrics::SCHEDULER;
 
 /// Samples that a diagnosis needs of an engine.
 const SAMPLES: usize = 6;
-/// The share of samples from which an observation is frequent.
+/// An observation is frequent from this share of the samples on.
 pub(crate) const OFTEN: f64 = 0.3;
 /// Preemptions per minute that matter.
 const PREEMPTIONS: f64 = 1.0;
@@ -30,7 +30,7 @@ const PREEMPTIONS: f64 = 1.0;
 const KV_ROOM: f64 = 0.8;
 /// From this share of the peak on, the running sequences are at their peak.
 const AT_PEAK: f64 = 0.95;
-/// The share of the lost time, or of missing pages, that counts as most.
+/// The share of the lost time, or of missing pages, that this file calls "most".
 const MOST: f64 = 0.5;
 /// TPOT has no room if more than this share of the requests misses it.
 const TPOT_MISSED: f64 = 0.01;

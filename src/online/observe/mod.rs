@@ -37,7 +37,7 @@ use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
 use sluice_gateway::pool::{PoolView, WaitingRequest};
 
-/// Factor by which each request raises the shortest seen TPOT, so that it is forgotten.
+/// Factor by which each request raises the shortest seen TPOT, so that an old minimum is forgotten.
 const FORGET: f64 = 1.0005;
 /// Prompt tokens per second, until backends have shown their rate.
 const PREFILL_RATE: f64 = 10_000.0;
@@ -45,7 +45,7 @@ const PREFILL_RATE: f64 = 10_000.0;
 #[derive(Debug)]
 struct Observed {
     name: Arc<str>,
-    /// By class; the objectives of other requests last.
+    /// Objectives by class; the last entry is for requests without a class.
     objectives: Vec<(Arc<str>, Objectives)>,
     undisturbed: Undisturbed,
     widest: u32,

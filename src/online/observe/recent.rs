@@ -1,8 +1,8 @@
 //! The requests of the last minutes, for simulations: arrival, wait, prompt and output.
 //!
 //! Waiting requests are included: otherwise a growing queue would look as if only the first
-//! requests had arrived. No prompts and no names except of models. Bounds: [`RECENT_MAX`] requests
-//! of the last [`RECENT_SPAN`].
+//! requests had arrived. No prompt is kept, and no name except the names of models. Bounds:
+//! [`RECENT_MAX`] requests of the last [`RECENT_SPAN`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
 use sluice_gateway::pool::WaitingRequest;
 
-/// The most ended requests.
+/// The most ended requests that are kept.
 pub const RECENT_MAX: usize = 6_000;
-/// How far back they go.
+/// How far back the kept requests go.
 pub const RECENT_SPAN: Duration = Duration::from_secs(600);
 
 /// A request.
@@ -92,7 +92,7 @@ fn narrow(tokens: u64) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
-/// Sorted output tokens by the power of two of the prompt.
+/// Output tokens of requests in ascending order, by the power of two of the prompt length.
 struct Outputs(BTreeMap<u32, Vec<u32>>);
 
 impl Outputs {
@@ -105,7 +105,7 @@ impl Outputs {
         Self(known)
     }
 
-    /// The median of the most similar prompts.
+    /// The median output of the requests with the most similar prompt length.
     fn median(&self, prompt: u32) -> u32 {
         let nearest = self.0.iter().min_by_key(|(known, _)| known.abs_diff(power(prompt)));
         nearest.map_or(1, |(_, outputs)| outputs[outputs.len() / 2])
@@ -117,8 +117,8 @@ fn power(prompt: u32) -> u32 {
 }
 
 /// Requests that arrive between `from` and `until`, preceded by earlier ones that wait at `from`:
-/// these delay the others, and arrive at `from`. Also returns how many they are. Requests in
-/// service at `from`, or still in service, are left out.
+/// these delay the others, and arrive at `from`. Also returns the number of these earlier requests.
+/// Requests in service at `from`, or still in service, are left out.
 pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Duration) -> (usize, Vec<RecentRequest>) {
     let waits = |request: &&RecentRequest| request.at < from && request.at + request.waited >= from;
     let moved = |request: &RecentRequest| RecentRequest { at: from, ..request.clone() };

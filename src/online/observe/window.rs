@@ -15,7 +15,7 @@ use super::usage::Usage;
 
 /// Length of a batch.
 pub const BATCH: Duration = Duration::from_secs(5);
-/// The most batches of a window: 40 minutes.
+/// The most batches of a window; they last 40 minutes.
 const BATCHES_MAX: usize = 480;
 /// A queue is long above this many requests per backend; requests in a long queue count as late.
 const LONG_QUEUE: usize = 16;
@@ -112,7 +112,7 @@ impl PoolWindow {
         (lasted >= BATCH.as_secs_f64()).then(|| (self.ended + last as f64 - first as f64).max(0.0) / lasted)
     }
 
-    /// Whether requests in flight have grown by a long queue.
+    /// Whether the requests in flight have grown by more than a long queue.
     pub(crate) fn backlog_grows(&self) -> bool {
         let long = LONG_QUEUE * self.usage.in_rotation.max(1);
         self.usage.in_flight.is_some_and(|((_, first), (_, last))| last > first + long)

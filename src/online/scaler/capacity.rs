@@ -3,8 +3,8 @@
 //! Minutes are sorted into classes by the load of an engine, [`STEP`] apart. The share of misses
 //! rises with the load, so the shares of the classes are fitted by a rising sequence (isotonic
 //! regression, pool adjacent violators; Robertson, Wright and Dykstra 1988). The capacity is the
-//! highest load with an allowed fitted share. Where no seen load was too high, a load one step
-//! above is tried, or more where requests kept far from their bounds.
+//! highest load whose fitted share of misses is allowed. Where no seen load was too high, a load
+//! one step above is tried, or more where requests kept far from their bounds.
 //!
 //! A miss counts at the highest load of the last [`BLAME`] minutes, because the load at arrival
 //! caused it. Observations count half after a day. Bounds: [`CLASSES`] classes.

@@ -8,7 +8,7 @@
 //!
 //! then(t) is the smoothed demand a day before; level / then(t) counts from 1/2 to 2. The error of
 //! a sum of independent requests grows with the root of the sum, so errors are measured in roots of
-//! the forecast, and one `z` serves night and peak. It covers uneven arrivals, uneven lengths and
+//! the forecast, and one `z` serves night and peak. `z` covers uneven arrivals, uneven lengths and
 //! errors of the forecast.
 //!
 //! Bounds: [`KEPT`] minutes. A minute that was not seen (a suspended gateway) is left out.
@@ -54,7 +54,7 @@ pub struct Demand {
     errors: [f64; 2],
     /// Demand minus the used forecast, in roots of the forecast.
     above: VecDeque<f64>,
-    /// The quantile of `above`, once there are enough.
+    /// The quantile of `above`, once there are enough errors.
     z: Option<f64>,
 }
 
@@ -137,7 +137,7 @@ impl Demand {
         (forecast + margin).max(0.0)
     }
 
-    /// The known ones of the last `count` minutes, latest first.
+    /// The known demands of the last `count` minutes, latest first.
     fn latest(&self, count: usize) -> impl Iterator<Item = f64> {
         self.minutes.iter().rev().take(count).copied().filter(|minute| !minute.is_nan())
     }
@@ -162,8 +162,8 @@ impl Demand {
         (level + slope * certain * ahead as f64).max(0.0)
     }
 
-    /// Mean of the minutes a day before `ahead` minutes from now, from `before` earlier to `after`
-    /// later.
+    /// Mean demand around the minute that lies a day before `ahead` minutes from now: from `before`
+    /// minutes earlier to `after` minutes later.
     fn then(&self, ahead: usize, before: usize, after: usize) -> Option<f64> {
         let at = (self.minutes.len() + ahead).checked_sub(DAY + 1)?;
         let around = self.minutes.range(at.saturating_sub(before)..(at + after + 1).min(self.minutes.len()));

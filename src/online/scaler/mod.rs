@@ -24,9 +24,9 @@
 //! | in the first minute: as many as are found | they are found one by one |
 //! | unknown capacity: no change, except that a queue adds one | |
 //!
-//! An engine that goes gets no more requests and ends when it has none; the caller ensures that.
-//! Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`], begins a new
-//! minute. Invalid numbers are left out. Bounds: see [`demand`] and [`capacity`].
+//! An engine that is to go gets no more requests and ends when it has none left; the caller ensures
+//! both. Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`], begins a
+//! new minute. Invalid numbers are left out. Bounds: see [`demand`] and [`capacity`].
 
 pub mod capacity;
 pub mod demand;
@@ -41,13 +41,13 @@ use crate::observe::tally::Tally;
 
 /// The period of decisions.
 const MINUTE: Duration = Duration::from_secs(60);
-/// A longer time between two looks was not seen.
+/// A longer time between two looks counts as not seen.
 const GAP: Duration = Duration::from_secs(15);
 /// A queue that has lasted this long does not empty by itself.
 const WAITING: Duration = Duration::from_secs(10);
 /// Time after the start of an engine that was added for a queue, in which it takes effect.
 const EFFECT: Duration = Duration::from_secs(30);
-/// One engine less must hold this multiple of the demand.
+/// Before an engine goes, the others must hold this multiple of the demand.
 const MARGIN: f64 = 1.1;
 /// Requests over which the work is averaged.
 const AVERAGED: f64 = 2_000.0;
@@ -63,7 +63,7 @@ pub struct ScalerRules {
     pub attainment: f64,
     /// Time from the order of an engine to the first request on it.
     pub cold_start: Duration,
-    /// How long one engine less must have sufficed.
+    /// How long one engine less must have sufficed before an engine goes.
     pub down_after: Duration,
     /// Time without a request after which no engine is needed.
     pub idle_after: Duration,
@@ -94,7 +94,7 @@ pub struct Scaler {
     rules: ScalerRules,
     demand: Demand,
     capacity: Capacity,
-    /// Requests averaged, and mean work of a request.
+    /// Number of requests in the average, and the mean work of a request.
     work: (f64, f64),
     minute: Minute,
     /// Requests of the previous minute.
@@ -238,7 +238,7 @@ impl Scaler {
         self.waiting_since = if look.queue == 0 { None } else { self.waiting_since.or(Some(now)) };
     }
 
-    /// Engines that a queue asks for at once.
+    /// The engines that a lasting queue demands at once; `None`: it demands none.
     fn urgent(&mut self, look: &Look, committed: u32, now: Duration) -> Option<u32> {
         if look.queue > 0 && committed == 0 {
             return Some(1);

@@ -26,7 +26,7 @@ pub(crate) struct Group {
     pub(crate) pools: Vec<usize>,
     pub(crate) controller: Controller,
     pub(crate) has_objectives: bool,
-    /// By `pool/backend`.
+    /// Observations of engines, by `pool/backend`.
     pub(crate) engines: BTreeMap<String, EngineWatch>,
 }
 
@@ -48,7 +48,7 @@ impl Group {
         let longest = objectives.iter().filter_map(|own| own.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
         let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
         let mut controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
-        // There may have been other engines earlier.
+        // Before `now`, other engines may have run.
         controller.engines_since = now;
         controller.set_simulates(simulates(config));
         let has_objectives = objectives.iter().any(|own| !own.is_empty());

@@ -118,7 +118,7 @@ impl Tuner {
     }
 
     /// Takes over the state of an earlier gateway; the limits only if pools, limits and objectives
-    /// are unchanged. Returns whether they are.
+    /// are unchanged. Returns whether they are unchanged.
     pub fn restore(&mut self, saved: Saved, observer: &Observer, now: Duration) -> bool {
         let is_same = saved.context == self.context && saved.configured == self.configured;
         if is_same && self.mode != TunerMode::Off && saved.kept.0.len() == self.configured.0.len() {

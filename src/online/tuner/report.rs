@@ -45,7 +45,7 @@ impl TunerReport {
 /// A group of pools.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GroupReport {
-    /// Their names.
+    /// The names of the pools.
     pub pools: Vec<String>,
     /// The present activity.
     pub doing: String,
@@ -54,13 +54,13 @@ pub struct GroupReport {
     /// Share of the requests that met their objectives in the last judged window; absent before the
     /// first.
     pub attainment: Option<f64>,
-    /// The share that should.
+    /// The share that should meet them.
     pub target: f64,
     /// Limits that differ from the configuration file.
     pub limits: Vec<LimitReport>,
     /// The proposed change.
     pub proposal: Option<ProposalReport>,
-    /// Changes that are closed.
+    /// Changes that are not tried for a while.
     pub blocked: Vec<BlockedReport>,
     /// Why objectives are missed, with the evidence.
     pub diagnoses: Vec<Diagnosis>,
@@ -104,14 +104,14 @@ impl ProposalReport {
     }
 }
 
-/// A closed change.
+/// A change that is not tried for a while.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockedReport {
     /// `pool.NAME.KEY`.
     pub key: String,
     /// Whether it would raise the limit.
     pub up: bool,
-    /// Why it is closed.
+    /// Why it is not tried.
     #[serde(default)]
     pub why: String,
     /// Seconds until it may be tried again.

@@ -2,8 +2,8 @@
 //! work of all.
 //!
 //! Each gateway writes sums (`sluice_cluster::attained`). This module adds the growth of other
-//! gateways' sums to the owners of this gateway. The value at first sight is left out. A sum that
-//! fell has restarted from 0. Bounds: the sums of a ledger.
+//! gateways' sums to the owners of this gateway. A sum that is seen for the first time adds
+//! nothing. A sum that fell has restarted from 0. Bounds: the sums of a ledger.
 
 use std::collections::BTreeMap;
 

@@ -50,7 +50,7 @@ pub(super) struct Campaign<S> {
 }
 
 impl<S: Store> Campaign<S> {
-    /// Never ends. Resigns when `resigning` is true, and then only looks who leads.
+    /// Never ends. Resigns when `resigning` is true, and from then on only reads who leads.
     pub(super) async fn keep(mut self, mut resigning: watch::Receiver<bool>) {
         loop {
             let begun = Instant::now();

@@ -1,7 +1,8 @@
 //! The load of pools at other gateways: the scaler of one gateway counts the requests of all.
 //!
-//! Each gateway writes sums since its start, so that a missed read loses nothing. The sums at first
-//! sight are left out. Bounds: the gateways of a ledger, times the pools with `autoscale`.
+//! Each gateway writes sums since its start, so that a missed read loses nothing. Sums that are
+//! seen for the first time add nothing. Bounds: the gateways of a ledger, times the pools with
+//! `autoscale`.
 
 use std::collections::BTreeMap;
 

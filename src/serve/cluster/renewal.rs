@@ -55,7 +55,7 @@ const SCRAPE: Duration = Duration::from_secs(1);
 /// Most engines that are asked at once.
 const SCRAPES: usize = 32;
 
-/// Leases for which mode `keep` holds unexplained capacity.
+/// Number of leases for which mode `keep` holds unexplained capacity.
 const CLOSED_LEASES: u32 = 12;
 
 /// Times derived from the lease.
@@ -201,8 +201,8 @@ impl<S: Store> Renewal<S> {
             }
         };
         let pages = self.pages().await;
-        // Before the use is counted: once the count is written, this gateway must send nothing more
-        // to closed backends.
+        // Done before the use is counted: once the count is written, this gateway must send nothing
+        // more to closed backends.
         if let Some(ledger) = &ledger {
             self.state.read = Some(Instant::now());
             self.close(ledger);
@@ -235,8 +235,8 @@ impl<S: Store> Renewal<S> {
             if self.share_less(&plan) || attempt == PLANS {
                 return Some(plan);
             }
-            // Requests were admitted meanwhile. Now the lower share stops further ones, and the
-            // next plan counts these.
+            // Requests were admitted meanwhile. Now the lower share stops further requests, and the
+            // next plan counts the admitted ones.
             self.member.refused();
         }
         None

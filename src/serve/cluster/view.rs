@@ -144,7 +144,7 @@ impl Shown {
         matches!(self.standing, Standing::Holding | Standing::Keeping) && (self.has_had_room || !self.is_withheld)
     }
 
-    /// Why this gateway uses less than it could, or nothing.
+    /// Why this gateway may use less than its part of the limits; `None`: it may use all of it.
     fn why(&self) -> Option<String> {
         let trouble = self.trouble.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         match self.standing {

@@ -118,8 +118,8 @@ impl Adapters<'_> {
         self.core.learned.experiments.note_adapters(&seen);
     }
 
-    /// The adapters of an engine by its metrics page; `None` if it has none. An engine without
-    /// requests is left out, because it keeps showing its last adapters.
+    /// The adapters that an engine's metrics page shows; `None` if the page shows none. An engine
+    /// without requests is left out, because it keeps showing its last adapters.
     fn adapters_of(&self, backend: String, page: MetricsSnapshot) -> Option<EngineAdapters> {
         let adapters = page.adapters.filter(|_| page.running + page.waiting > 0.0)?;
         let config = self.core.config.load();

@@ -18,7 +18,7 @@ const APPLIED_MAX: usize = 32;
 pub(crate) struct History {
     /// The last reload, successful or not.
     pub(crate) last: Option<LastReload>,
-    /// The times at which configurations came into force, with titles, newest first.
+    /// The times at which configurations came into force, with their titles, newest first.
     applied: VecDeque<(Instant, Option<String>)>,
 }
 

@@ -2,12 +2,12 @@
 //! metrics page and, with `apply`, for the fleet.
 //!
 //! The duration of a start is measured from the first sight of an unused backend or pod until it is
-//! in use. The longest of the last [`STARTS`] counts, because a late engine is the one that is
-//! missed. For engines that the gateway starts, the durations in the journal take precedence. If
-//! several gateways share the engines, all loads are added (`cluster/loads.rs`).
+//! in use. The longest of the last [`STARTS`] durations counts, because too short an estimate would
+//! order engines too late. For engines that the gateway starts, the durations in the journal take
+//! precedence. If several gateways share the engines, all loads are added (`cluster/loads.rs`).
 //!
 //! Nothing is kept over a restart: the capacity of an engine and the load of the previous day are
-//! learned anew. Until then, the number of engines stays, and a queue adds some.
+//! learned anew. Until then the number of engines stays the same, except that a queue adds engines.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -31,7 +31,7 @@ struct Set {
     have: Option<(u32, Instant)>,
     /// When a dry run allowed a decrease.
     allowed: Option<Instant>,
-    /// No call before this time.
+    /// No call is made before this time.
     not_before: Option<Instant>,
     /// The last error, which is logged once.
     why: String,
@@ -80,8 +80,8 @@ impl Sets {
 }
 
 impl Set {
-    /// Whether a decrease needs a dry run first. Once the number is not above the wanted one, an
-    /// earlier answer no longer counts: another manager may have raised the number.
+    /// Whether a decrease needs a dry run first. The answer of a dry run counts only while the
+    /// number is above the wanted one: later, another manager may have raised it again.
     fn must_ask(&mut self, have: u32, wanted: u32) -> bool {
         if wanted >= have {
             self.allowed = None;
@@ -112,7 +112,7 @@ impl Set {
             }
             self.allowed = Some(Instant::now());
         }
-        // Before a decrease: pods that are still in use stay.
+        // If the number decreases, pods that are still in use stay.
         let next = fleet.scale(pool, Some(wanted), may_stop).await.max(wanted);
         // The lead may have been lost during the wait. Then another gateway sets the replicas.
         if (wanted > have || next < have) && fleet.lead().is_held() {

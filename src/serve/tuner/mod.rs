@@ -2,9 +2,9 @@
 //! operators.
 //!
 //! Two tasks: one for the pools, and a slower one for the engines' metrics pages, which only
-//! diagnoses use. Both end with the gateway or the lead. Neither delays a request. `service.rs`
-//! carries out orders, `state.rs` has the tuner with the tuner's files, and `engines.rs` is the
-//! gateway as the deployment that the tuner drives.
+//! diagnoses use. Both end when the gateway ends or loses the lead. Neither delays a request.
+//! `service.rs` carries out orders, `state.rs` has the tuner with the tuner's files, and
+//! `engines.rs` is the gateway as the deployment that the tuner drives.
 
 mod state;
 mod service;

@@ -59,7 +59,7 @@ impl TunerState {
         let (observer, folder) = (Arc::new(Observer::default()), config.fleet.state.clone());
         let mut tuner = Tuner::new(config, &observer, Duration::ZERO);
         let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
-        // Also if the tuner is off now, because changed engines must be changed back.
+        // This also happens if the tuner is off now, because changed engines must be changed back.
         if let Some(saved) = saved {
             match tuner.restore(saved, &observer, Duration::ZERO) {
                 true => tuner.put(config),

@@ -48,7 +48,7 @@ pub(crate) struct Accepted {
     pub(crate) sluice_upgrade: u32,
     pub(crate) version: String,
     pub(crate) pid: u32,
-    /// In the order of the descriptors.
+    /// The sockets, in the order of the descriptors.
     pub(crate) sockets: Vec<OpenSocket>,
 }
 

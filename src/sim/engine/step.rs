@@ -97,7 +97,7 @@ impl Engine {
     /// next.
     ///
     /// # Errors
-    /// When the request can never be scheduled.
+    /// The request can never be scheduled.
     pub fn add(&mut self, request: Request) -> Result<(), EngineError> {
         let (prompt, output) = (request.prompt_tokens.max(1), request.output_tokens.max(1));
         // The last sampled token is never written to the cache.

@@ -91,7 +91,8 @@ fn fp8_idle_tokens() -> f64 {
 
 /// For hosts that were fitted with token ids. Timed on an H200's host (`grid/api.csv.gz`): a text
 /// of one word takes 3 ms longer than its ids, and one of 16,000 words (about 25,000 tokens) 36 ms.
-/// Without the 2 ms for which vLLM 0.22.1 collected texts, which later versions do not do.
+/// These times are without the 2 ms for which vLLM 0.22.1 collected texts, which later versions do
+/// not do.
 fn text_us() -> f64 {
     1000.0
 }

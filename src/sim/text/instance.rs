@@ -297,7 +297,8 @@ impl Maker<'_> {
         };
         let drawn = least + self.rng.unit() * (most - least);
         let rounded = |value: f64| step.map_or(value, |step| (value / step).round() * step);
-        // Rounding can leave the bounds. If it does, the multiples next to the bounds are tried.
+        // Rounding can lead out of the bounds. If it does, the multiples next to the bounds are
+        // tried.
         let step_or = step.unwrap_or(0.0);
         let tried = [drawn, least, least + step_or, most, most - step_or, least.midpoint(most)];
         let value = tried.into_iter().map(rounded).find(|value| inside(*value))?;

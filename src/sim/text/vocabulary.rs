@@ -80,8 +80,7 @@ impl Vocabulary {
         }
     }
 
-    /// Ids of a text without special ones, and the text of each id. Joined, these texts are the
-    /// text.
+    /// Ids of a text, without special tokens, and the part of the text for each id.
     pub fn tokens(&self, text: &str) -> (Vec<u32>, Vec<Box<str>>) {
         let ids = self.encode(text, false);
         let decoded: Vec<Box<str>> = ids.iter().map(|id| self.piece(*id).into()).collect();

@@ -63,7 +63,7 @@ fn shown<'a>(report: &'a Report, goal: &Goal) -> Vec<&'a Trial> {
         }
     }
     let advised = answer::advised(report, goal);
-    // Measured, then lost, then unusable ones.
+    // Measured trials first, then lost ones, then unusable ones.
     let rank = |trial: &Trial| match trial.outcome {
         _ if advised.as_ref() == Some(&trial.setting) => 0,
         Outcome::Measured { .. } => 1,

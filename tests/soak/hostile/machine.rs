@@ -55,7 +55,7 @@ impl Threads {
         Ok(Self { ran: next()?, waited: next()?, turns: next()? })
     }
 
-    /// Mean time from ready until on a core.
+    /// Mean time for which a thread that is ready waits for a core.
     fn wait(&self) -> Duration {
         Duration::from_nanos(self.waited / self.turns.max(1))
     }

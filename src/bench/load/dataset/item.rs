@@ -62,7 +62,7 @@ impl ItemPrompt {
 /// The requests of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Items {
-    /// In the order of their times, if the file has any.
+    /// The requests, in the order of their times if the file has times.
     pub list: Vec<Item>,
     /// Kinds of requests.
     pub classes: Vec<ClassConfig>,

@@ -1,6 +1,6 @@
 //! Text of an exact number of tokens, with different tokenizers.
 //!
-//! One has whole words, the other has none.
+//! One tokenizer has tokens for whole words, the other has none.
 
 use super::*;
 

@@ -1,10 +1,10 @@
 //! The driver of an engine in a pod of a StatefulSet.
 //!
-//! A start applies the flags as arguments of the container ([`set`]). It replaces the pod if it is
-//! still the stopped one; the platform starts the new one. So a stop only lets the pod go: it is
-//! out of rotation, and the platform gives no device to two pods. If the platform replaced or
-//! restarted the pod (a drained node, a crash), the engine has ended: it returns to rotation like
-//! any other, without a second replacement.
+//! A start applies the flags as arguments of the container ([`set`]). If the pod is still the
+//! stopped one, the start replaces it; the platform starts the new pod. So a stop only lets the pod
+//! go: it is out of rotation, and the platform gives no device to two pods. If the platform
+//! replaced or restarted the pod (a drained node, a crash), the engine has ended: it returns to
+//! rotation like any other, without a second replacement.
 //!
 //! If another field manager owns the arguments, the gateway yields: it refuses a planned change
 //! before any stop, and lets an engine with other arguments serve, with a [`Driver::remark`]. While

@@ -159,7 +159,7 @@ mod tests {
         let (old, new) = (words(64), words(32));
         // The highest pod goes first.
         assert_eq!(plan(2, &new, &old, false, &[]), Ok(Plan { args: new.clone(), partition: 2 }));
-        // Then the next one, but not the one below it.
+        // Then the next pod, but not the pod below it.
         let higher = [(2, new.clone())];
         assert_eq!(plan(1, &new, &new, false, &higher), Ok(Plan { args: new.clone(), partition: 1 }));
         let higher = [(1, old.clone()), (2, new.clone())];

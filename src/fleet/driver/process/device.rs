@@ -6,8 +6,8 @@
 //! readings in a row.
 //!
 //! There is no wait without `nvidia-smi`, or when engines of this gateway share a device. If an
-//! engine's devices are unknown, all are watched; memory that stays in use may be another
-//! process's, so it causes a warning, not a failure.
+//! engine's devices are unknown, all are watched; another process may hold memory that stays in
+//! use, so it causes a warning, not a failure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;

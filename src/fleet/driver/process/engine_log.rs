@@ -87,8 +87,8 @@ impl EngineLog {
     }
 
     /// Continues with the file of a running engine. A short file is read from the beginning,
-    /// because the engine may still be starting, and the phase decides the time limits. A long file
-    /// is a serving engine's.
+    /// because the engine may still be starting, and the phase decides the time limits. An engine
+    /// with a long file serves.
     pub(super) fn resume(&self) {
         let length = self.path.metadata().map_or(0, |file| file.len());
         let long = length > READ_MAX;
@@ -222,7 +222,7 @@ impl EngineLog {
     }
 
     /// At most `most` complete lines from number `after` on, beginning with the oldest in memory.
-    /// Without `after`, or with a number of another gateway, the last ones.
+    /// Without `after`, or with a number of another gateway, returns the last lines.
     pub(super) fn lines(&self, after: Option<u64>, most: usize) -> LogLines {
         let state = self.state.lock();
         let kept = state.lines.len();

@@ -51,7 +51,7 @@ impl Marks {
         Self { folder, name: name.to_owned() }
     }
 
-    /// The beginning of all marks of the backend, including an earlier version's.
+    /// The beginning of all marks of the backend, including the marks of an earlier version.
     fn prefix(&self) -> String {
         format!("{}#{}#", self.folder.display(), self.name)
     }
@@ -97,8 +97,8 @@ impl Marks {
         table::all().into_iter().filter(ProcessEntry::is_alive).filter_map(marked)
     }
 
-    /// Whether a process of the own user carries a mark of the backend, even an earlier version's.
-    /// Only for decisions that touch no process.
+    /// Whether a process of the own user carries a mark of the backend, of this or an earlier
+    /// version. Only for decisions that touch no process.
     pub(super) fn is_carried(&self) -> bool {
         let (own, prefix) = (own_user(), self.prefix());
         let marked = |entry: &ProcessEntry| {

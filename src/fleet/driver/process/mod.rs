@@ -95,7 +95,7 @@ impl ProcessDriver {
     /// Waits until the memory of the devices is back at the value before the start.
     ///
     /// # Errors
-    /// It is not, for the first time, on devices known to be the engine's.
+    /// The memory is not back, for the first time, on devices known to be the engine's.
     async fn wait_for_memory(
         &self,
         monitor: &Monitor,

@@ -1,8 +1,9 @@
 //! Spawns an engine in a new session, with the output in a log file.
 //!
 //! Unsafe code is forbidden in this project, so none of our code can run between fork and exec. So
-//! util-linux's `setsid` makes the session. It replaces itself by the engine, without a fork unless
-//! it leads a process group. A new child does not, so the child's process id is the engine's.
+//! util-linux's `setsid` makes the session. It replaces itself by the engine. It forks before that
+//! only if it leads a process group. A new child leads none, so the child's process id is the
+//! engine's.
 
 use std::fs::File;
 use std::io;

@@ -51,7 +51,8 @@ async fn terminate(monitor: &Monitor, grace: Duration) -> u32 {
     let mut left = members(monitor).await;
     while !left.is_empty() && Instant::now() < deadline {
         if orphans.is_none() && monitor.exit().is_some() {
-            // The list may be older than the exit, with the leader and the last children.
+            // The list may be older than the exit, and still contain the leader and the last
+            // children.
             left = members(monitor).await;
             orphans = Some(u32::try_from(left.len()).unwrap_or(u32::MAX));
             left.iter().for_each(|entry| signal(entry, Signal::SIGTERM));
@@ -87,7 +88,8 @@ async fn kill_remaining(monitor: &Monitor, limit: Duration) -> Result<bool, Engi
     Ok(forced)
 }
 
-/// Waits until no hidden process listens on the port. After `limit` the next start reports it.
+/// Waits until no hidden process listens on the port. If the port is still taken after `limit`, the
+/// next start reports it.
 async fn wait_for_port(port: u16, limit: Duration) {
     let deadline = Instant::now() + limit;
     while table::is_held_in_hiding(port) && Instant::now() < deadline {

@@ -130,7 +130,7 @@ pub(crate) struct Membership<'a> {
 ///
 /// The system does not reuse the id of a session or group that has processes. So the session counts
 /// while it contains the leader or another known process of the engine. Otherwise all had ended
-/// before, and the id may be another session's.
+/// before, and another session may have the id.
 pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<ProcessEntry> {
     let own = own_pid();
     let mut found: HashSet<i32> = HashSet::new();
@@ -218,8 +218,8 @@ pub(crate) fn port_owner(port: u16, engine: &HashSet<i32>) -> PortOwner {
     PortOwner::Other(holder(&sockets).map_or_else(|| HIDDEN_HOLDER.to_owned(), |entry| entry.describe()))
 }
 
-/// The process that holds one of these sockets. `None`: the holder is another user's, or is ending
-/// and has closed the descriptors before the socket.
+/// The process that holds one of these sockets. `None`: the holder belongs to another user, or is
+/// ending and has closed the descriptors before the socket.
 fn holder(sockets: &HashSet<u64>) -> Option<ProcessEntry> {
     all().into_iter().find(|entry| !held_sockets(entry.pid, sockets).is_empty())
 }

@@ -332,8 +332,8 @@ async fn a_forged_journal_neither_adopts_nor_ends_a_process_that_does_not_carry_
         panic!()
     };
     let second = Rig::driver(&rig.folder);
-    // The identity is correct in all points, but the process is no engine. Even the mark is a
-    // running engine's.
+    // The identity is correct in all points, but the process is no engine. One of the marks even
+    // belongs to a running engine.
     let plain = Foreign::start(None);
     for forged in [&mark, "", "x", &format!("{}/state#short/gpu0#1", rig.folder.path().display())] {
         assert!(!second.adopt(&plain.identity(forged).await).await.unwrap(), "{forged}");

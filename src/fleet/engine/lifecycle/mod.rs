@@ -15,7 +15,7 @@
 //! - A planned change stops an engine when it is drained and others serve the models (not with
 //!   `hold`). If the drain takes too long, the change is given up (not with `cut`).
 //! - Settings are `good` once they served for the settling time. A failed change returns to the
-//!   settings before it, a crash before that time to the good ones.
+//!   settings before the change, a crash before the settling time to the good settings.
 //! - A rest stops an engine when it is drained; if that takes too long, it serves on.
 //! - Unplanned restarts: [`RestartRules::restarts`] per [`RestartRules::window_ms`], each after
 //!   twice the last wait. Then `Hold`, until an operator enables the engine or the settings change.
@@ -310,7 +310,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     }
 
     /// The cordon when the step begins; `None`: unchanged. A ramp opens the backend together with a
-    /// limit on slots. When an engine is shut down, the backend may already be another's.
+    /// limit on slots. When an engine is shut down, the backend may already have another engine.
     pub(crate) fn cordon(&self) -> Option<Cordon> {
         if self.leaving {
             return None;
@@ -394,8 +394,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         (self.step, self.then, self.adopted) = (Step::Stop, then, false);
     }
 
-    /// Settings did not serve for the settling time. The change that brought them is rolled back,
-    /// unless the configuration brought them at a start.
+    /// Takes back settings that did not serve for the settling time. The change that brought them
+    /// is rolled back, unless the configuration brought them at a start.
     fn take_back(&mut self, asked: S, why: String) {
         let is_change = !self.reconfigured;
         let ended = self.ended.as_mut().filter(|ended| is_change && ended.outcome == Outcome::Done);
@@ -406,7 +406,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.taken_back = Some(TakenBack { id, asked, why });
     }
 
-    /// Requested settings were refused before a change began.
+    /// Records requested settings that were refused before a change began.
     pub(crate) fn refuse(&mut self, asked: S, why: String) {
         if self.taken_back.is_none() && self.wanted != asked {
             self.taken_back = Some(TakenBack { id: 0, asked, why });

@@ -87,7 +87,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             // The stop may be incomplete; repeating it is harmless.
             Step::Stop | Step::Backoff => self.step = Step::Stop,
-            // Even if the engine rested or drained for a rest: some engine runs there.
+            // An engine that runs is adopted, even if the journal says that it rested or drained
+            // for a rest.
             _ if survivor == Survivor::Adoptable => (self.step, self.resting) = (Step::Adopt, false),
             Step::Idle => self.stop_then(AfterStop::Idle),
             // Without a drain: the requests ended with the earlier gateway, and an engine that

@@ -6,8 +6,8 @@
 use super::{AfterStop, ChangeRefused, Lifecycle, RestartBlocked, Step};
 
 impl<S: Clone + PartialEq> Lifecycle<S> {
-    /// Drains and stops the engine, which ends in `Idle`. One that does not serve yet is stopped at
-    /// once.
+    /// Drains and stops the engine, which ends in `Idle`. An engine that does not serve yet is
+    /// stopped at once.
     ///
     /// # Errors
     /// It is being changed, stopped or taken over, or waits for an operator. Nothing has changed
@@ -32,7 +32,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         Ok(())
     }
 
-    /// Starts a resting engine; one that drains for a rest serves on. Does nothing to others.
+    /// Starts a resting engine; one that drains for a rest serves on. Does nothing to other
+    /// engines.
     pub(crate) fn wake(&mut self) {
         if !std::mem::replace(&mut self.resting, false) || self.leaving {
             return;

@@ -31,7 +31,7 @@ impl<U: Upstream> Attempts<'_, U> {
     /// whether all of it was read.
     ///
     /// # Errors
-    /// When the client left or the backend was found hung. Any other error recurs in the pump.
+    /// The client left, or the backend was found hung. Any other error recurs in the pump.
     pub(super) async fn read_refusal<D: Downstream>(
         &self,
         response: &mut ResponseStart<U::Exchange>,

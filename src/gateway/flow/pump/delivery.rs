@@ -6,8 +6,7 @@
 //! takes the bytes before them.
 //!
 //! Bounds: see `parts.rs`. At a bound the engine is not read. The client causes that delay, so from
-//! then on the stream has no ITL, TPOT and E2EL: the times at which bytes arrive are no longer the
-//! engine's.
+//! then on the stream has no ITL, TPOT and E2EL: the engine no longer determines when bytes arrive.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -69,8 +69,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
     }
 
-    /// Ends a response whose client has left, or does not read any more. `in_a_write`: it did not
-    /// take the bytes of a write.
+    /// Ends a response whose client has left, or does not read any more. `in_a_write`: the client
+    /// did not take the bytes of a write.
     pub(super) fn client_gone(&mut self, in_a_write: bool, now: Instant) {
         if self.ending == Some(Ending::Stopped) {
             return;

@@ -177,8 +177,8 @@ impl Backlog {
         self.bytes < STREAM_MAX && places.into_iter().all(is_placed)
     }
 
-    /// Adds bytes that were read. Those beyond the client's share wait without a place, and no more
-    /// are read until they have one.
+    /// Adds bytes that were read. Bytes beyond the client's share wait without a place, and no more
+    /// are read until these have one.
     pub(super) fn push(&mut self, delivery: &Delivery, room: WaitingRoom<'_>) {
         self.append(&delivery.preamble, room);
         delivery.forward.iter().for_each(|piece| self.append(piece, room));

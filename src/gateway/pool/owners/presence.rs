@@ -1,9 +1,9 @@
 //! Which owners are present, which are forgotten, and which prompts an owner may send to an engine.
 //!
-//! Only present owners count in the shares of a pool: from the first request until each engine of
-//! the pool has done [`PRESENT_FOR`] seconds of work after the last one. The clock is work, so it
-//! needs no timer, and stands still while nothing is done. An owner that has left is forgotten once
-//! V has reached its level, because a newcomer starts at V anyway.
+//! An owner is present from the first request until each engine of the pool has done
+//! [`PRESENT_FOR`] seconds of work after the last one. Only present owners count in the shares of a
+//! pool. The clock is work, so it needs no timer, and stands still while nothing is done. An owner
+//! that has left is forgotten once V has reached its level, because a newcomer starts at V anyway.
 
 use super::{BackendId, Level, Owners};
 use crate::pool::fair_owner::EVERYONE;

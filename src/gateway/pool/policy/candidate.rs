@@ -12,7 +12,7 @@ use sluice_core::base::BackendId;
 
 /// How many candidates most policies compare (`policy::compared`).
 pub(in crate::pool) const COMPARED: usize = 6;
-/// The share of a prefill that counts as left when it should be over.
+/// The share of a prefill that counts as left at the time at which the prefill should be over.
 pub(in crate::pool) const OVERDUE: f64 = 0.3;
 /// About as long as a busy engine takes to the first token of a small prompt, seconds. Not learned,
 /// because it must not grow where requests wait for something else, such as an adapter.

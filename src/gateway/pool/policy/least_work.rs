@@ -124,8 +124,8 @@ fn differ_in_load_only(one: &Offer<'_>, other: &Offer<'_>) -> bool {
 ///   the largest CUDA graph. If all requests are alike, this is as good as round robin.
 /// - `backlog.lately`: an engine sends first tokens in groups, one for each step. If only prompts
 ///   without a first token counted, an engine that has just ended a step would look empty, and
-///   would get all requests until another ends a step. Where more prompts wait, for example for an
-///   adapter, these count instead.
+///   would get all requests until another engine ends a step. Where more prompts wait, for example
+///   for an adapter, these count instead.
 /// - `candidate.tokens`: a large prefill delays all decodes on the engine. An engine that had a
 ///   large prompt lately still has many outstanding tokens, so the next one goes elsewhere and the
 ///   delays do not always hit the same requests.

@@ -19,8 +19,9 @@ pub(super) use candidate::COMPARED;
 pub use candidate::{Backlog, Candidate, Offer};
 pub use pace::{Pace, SeenPace};
 
-/// Up to this many backends that may have room, a choice compares all; with more, this many of a
-/// random walk (`room.rs`). Round robin compares more, because a comparison is one addition.
+/// If at most this many backends may have room, a choice compares all of them. Otherwise it
+/// compares this many of a random walk (`room.rs`). Round robin compares more, because a comparison
+/// is one addition.
 pub(super) fn compared(policy: Policy) -> usize {
     match policy {
         Policy::RoundRobin => 64,

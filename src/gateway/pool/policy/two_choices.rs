@@ -1,9 +1,9 @@
 //! Two choices: of two random backends the one with fewer requests in flight, as nginx's
 //! `random two least_conn`.
 //!
-//! Backends are drawn by weight, and requests count relative to weight. Nearly as even as comparing
-//! all backends, without herding on stale figures (Mitzenmacher, "The power of two choices in
-//! randomized load balancing", 2001). On a tie, the backend that was drawn first wins.
+//! Backends are drawn by weight, and requests count relative to weight. This is nearly as even as
+//! comparing all backends, without herding on stale figures (Mitzenmacher, "The power of two
+//! choices in randomized load balancing", 2001). On a tie, the backend that was drawn first wins.
 
 use super::candidate::Offer;
 use super::fewest_requests::share;

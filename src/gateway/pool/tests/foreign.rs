@@ -107,7 +107,7 @@ impl Pair {
         assert!(old.slots + new.slots <= LIMITS.slots, "{old:?} {new:?}");
         assert!(old.tokens + new.tokens <= 8_000, "{old:?} {new:?}");
         assert!(old.long_prefills + new.long_prefills <= 1, "{old:?} {new:?}");
-        // One prompt above the pace runs alone.
+        // One prompt above the limit of prefill tokens runs alone.
         let prefill = old.prefill_tokens + new.prefill_tokens;
         assert!(prefill <= 2_500 || old.prefill_tokens == 3_000 || new.prefill_tokens == 3_000, "{old:?} {new:?}");
         assert!(prefill <= 3_000, "{old:?} {new:?}");

@@ -1,6 +1,7 @@
 //! The load that requests put on a changed engine.
 //!
-//! It is none before the engine served copies, and then at most the load of the copies.
+//! A changed engine gets no requests before it has served copies, and then at most the load of the
+//! copies.
 
 use crate::engines::change::Stage;
 use crate::engines::proof::Load;

@@ -35,7 +35,7 @@ pub(super) struct Deployment {
     pub(super) acting: Acting,
     pub(super) stands_back: Option<&'static str>,
     pub(super) waits: Option<&'static str>,
-    /// Probabilities that a request misses and fails, by the engine's value.
+    /// Probabilities that a request misses an objective and that it fails, by the engine's value.
     pub(super) fares: fn(f64) -> (f64, f64),
     pub(super) forecast: fn(f64) -> f64,
     pub(super) advice: Option<(EngineFlag, bool, String)>,
@@ -52,11 +52,12 @@ pub(super) struct Deployment {
     pub(super) rate: u32,
     /// Copies in flight on the canary; 0: none are sent.
     pub(super) at_once: u32,
-    /// Whether the canary serves no more copies.
+    /// Whether the canary has stopped serving copies.
     pub(super) hangs: bool,
     /// Bound of sequences on each engine.
     pub(super) bounds: Vec<Option<u32>>,
-    /// Cost of an absent engine; in `absence_with`, if the others have the best change.
+    /// Cost of an absent engine; `absence_with`: the same if the other engines have the best
+    /// change.
     pub(super) absence: f64,
     pub(super) absence_with: Option<f64>,
     /// Cost of an absent engine under the limits of the best change.
@@ -67,7 +68,7 @@ pub(super) struct Deployment {
     /// Limits without which the flag does not help, and the additional misses under them on
     /// unchanged engines.
     pub(super) beside: Option<(PoolLimits, f64)>,
-    /// Loss of all pools of the group, if it differs.
+    /// Loss of all pools of the group, if it differs from the loss of this pool.
     pub(super) loss_of_all: Option<f64>,
     pub(super) limits: PoolLimits,
     /// Whether another pool, whose engines cannot change, misses its objectives, too.

@@ -329,8 +329,8 @@ fn a_gain_must_pay_for_the_restarts() {
 
 #[test]
 fn engines_that_have_the_change_bear_the_absence_of_the_last_one() {
-    // 0.195 of 0.45 is certain. Over two hours, this is three times a cost of 2.7 in 173 s:
-    // restarts of 150 s pay, of 210 s do not.
+    // Of a gain of 0.45, 0.195 is certain. Over two hours, this is three times a cost of 2.7 in 173
+    // s: restarts of 150 s pay, of 210 s do not.
     for (absence_with, begins) in [(None, false), (Some(2.7), false), (Some(0.0), true)] {
         let mut pool = Deployment::new(2, helps);
         pool.tuner.lasts = Some(RESTART);

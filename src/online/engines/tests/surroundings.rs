@@ -1,4 +1,5 @@
-//! Events around a change: absent engines, other hands, other pools, and restarts that must wait.
+//! Events around a change: absent engines, changes by others, other pools, and restarts that must
+//! wait.
 //!
 //! None of them may harm requests or freeze the tuner.
 

@@ -66,7 +66,7 @@ async fn a_key_has_its_limit_at_all_gateways_together_and_it_follows_the_request
     let mut clients = all(&gateways, &KeyLimit { in_flight: Some(IN_FLIGHT), ..KeyLimit::default() });
     pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
     for wanted in [[30, 0, 0], [0, 30, 0], [30, 30, 30], [2, 2, 30]] {
-        // While demand moves, more may run for the time of a renewal.
+        // While demand moves, more requests than the limit may run for the time of a renewal.
         pass(&mut gateways, LEASE.as_secs(), |_| clients.iter_mut().zip(wanted).for_each(|(one, most)| one.fill(most)))
             .await;
         let running = |clients: &[Client]| clients.iter().map(|one| one.running.len()).collect::<Vec<_>>();

@@ -115,7 +115,7 @@ impl Gateway {
         Self::join_before(store, number, mode, |_| Box::pin(async { Some(0) }))
     }
 
-    /// Joins in front of an engine that answers this.
+    /// Joins in front of an engine that reports the load `running`.
     fn join_before(store: &Memory, number: u64, mode: ClusterMode, running: fn(Arc<Address>) -> Running) -> Self {
         let rules = HealthRules {
             probe_failures: 2,

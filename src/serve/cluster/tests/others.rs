@@ -21,8 +21,8 @@ async fn a_backend_that_one_gateway_closes_gets_nothing_from_the_other_and_is_le
     gateways[1].fill(2);
     assert_eq!(gateways[1].leases.len(), 2);
     gateways[0].others.close("p/b");
-    // From the moment in which the engine may be stopped, the other gateway has and sends nothing
-    // there.
+    // From the moment at which the engine may be stopped, the other gateway has no request there
+    // and sends none.
     let ended = |gateways: &mut [Gateway]| {
         if gateways[0].others.have_left("p/b") {
             assert!(closed(&gateways[1]) && gateways[1].leases.is_empty());
