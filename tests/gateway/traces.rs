@@ -181,7 +181,7 @@ mod collected {
             ("gen_ai.usage.input_tokens", "7"),
             ("gen_ai.usage.output_tokens", "2"),
             ("sluice.pool", "only"),
-            ("sluice.class", "only"),
+            ("sluice.class", "short"),
             ("sluice.backend", "b0"),
             ("sluice.outcome", "completed"),
             ("http.response.status_code", "200"),

@@ -40,6 +40,8 @@ const MAX_POOLS_SEEN: usize = 256;
 /// The most pairs of class and pool with a history of an hour, of usually 200 KiB and at most 1.1
 /// MiB each.
 const MAX_HISTORIES: usize = 64;
+/// Names of earlier configurations up to which a reload resets no counter.
+const RETIRED_MAX: usize = 16;
 /// The label of the route for a path that is not served.
 const NO_ROUTE: &str = "unknown";
 const OUTCOMES: usize = Outcome::LABELS.len();
@@ -140,7 +142,8 @@ pub(super) struct SeriesTable {
     pools: Bounded<Option<Arc<str>>, PoolSeries>,
     histories: Bounded<[Option<Arc<str>>; 2], PairHistory>,
     merge: RwLock<Merge>,
-    /// Names of the pools, models and classes in force.
+    /// Names of the pools, models and classes in force, and of at most [`RETIRED_MAX`] that were
+    /// in force since the counters began.
     names: RwLock<HashSet<String>>,
 }
 
@@ -174,15 +177,16 @@ impl SeriesTable {
         }
     }
 
-    /// Applies the rules for the size of a configuration. If the rules change or a name is gone, all
-    /// counts begin again, so that names of earlier configurations do not stay.
+    /// Applies the rules for the size of a configuration. If the rules change, or if more than
+    /// [`RETIRED_MAX`] names of earlier configurations have come together, all counts begin again.
     pub(super) fn configured(&self, config: &Config) {
         let pools = config.pools.iter().map(|pool| format!("pool {}", pool.name));
         let models = config.models.iter().map(|model| format!("model {}", model.name));
         let classes = config.classes.iter().map(|class| format!("class {}", class.name));
-        let names: HashSet<String> = pools.chain(models).chain(classes).collect();
+        let mut names: HashSet<String> = pools.chain(models).chain(classes).collect();
         let merge = Merge::of(config);
-        let stay = *self.merge.read() == merge && self.names.read().is_subset(&names);
+        let (before, present) = (self.names.read().clone(), names.len());
+        let stay = *self.merge.read() == merge && before.union(&names).count() <= present + RETIRED_MAX;
         self.histories.retain(|[class, pool]| {
             let has = |kind: &str, name: &Option<Arc<str>>| {
                 matches!(text(name), "" | OTHER) || names.contains(&format!("{kind} {}", text(name)))
@@ -191,6 +195,9 @@ impl SeriesTable {
         });
         if merge != Merge::default() {
             tracing::info!("some models or classes count together in metrics: see sluice_metrics_merged");
+        }
+        if stay {
+            names.extend(before);
         }
         (*self.merge.write(), *self.names.write()) = (merge, names);
         if !stay {
