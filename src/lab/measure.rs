@@ -14,9 +14,10 @@
 //! | `engines` | | average number of engines |
 //! | `preemptions` | | sequences preempted for lack of KV blocks |
 //!
-//! CLASS is the name of a class of the traffic, otherwise of a class of the gateway. `all` means all
-//! requests, even if a class has that name, as the class of a trace does. Classes of the same name
-//! in several `[[traffic]]` are one class. STAT is `mean`, `max` or a percentile such as `p99` or
+//! CLASS is the name of a class of the traffic, otherwise of a class of the gateway. `all` means
+//! all requests, even if a class has that name, as the class of a trace does. Classes of the same
+//! name in several `[[traffic]]` are one class. STAT is `mean`, `max` or a percentile such as `p99`
+//! or
 //! `p99.9`. Formulas are as in `sluice bench`.
 
 use std::cell::OnceCell;

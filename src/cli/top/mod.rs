@@ -1,9 +1,9 @@
 //! `sluice top`: a live view of a running gateway in the terminal.
 //!
 //! Reads `/admin/status`, `/metrics`, `/admin/history` and `/admin/requests` of the admin port once
-//! a second. While the gateway does not respond, the view says so and retries. `--once` prints one frame to stdout
-//! and ends, for scripts. The terminal is restored at the end, after Ctrl-C or a signal, and if the
-//! program panics.
+//! a second. While the gateway does not respond, the view says so and retries. `--once` prints one
+//! frame to stdout and ends, for scripts. The terminal is restored at the end, after Ctrl-C or a
+//! signal, and if the program panics.
 //!
 //! Exit codes: 0 ended by the operator, or the frame is printed; 1 no valid response with `--once`,
 //! or the terminal failed; 2 wrong usage. Bounds: one request at a time, [`KEYS_MAX`] waiting keys.

@@ -217,7 +217,8 @@ impl Telemetry {
         self.show(engines::PAGES, move |page| engines::add_pages(&view(), page));
     }
 
-    /// Adds the present findings, of which `view` reads cause, pool and subject, to the metrics page.
+    /// Adds the present findings, of which `view` reads cause, pool and subject, to the metrics
+    /// page.
     pub fn show_findings(&self, view: impl Fn() -> Vec<[String; 3]> + Send + Sync + 'static) {
         self.show([families::FINDING], move |page| {
             for [cause, pool, subject] in view() {
@@ -243,9 +244,9 @@ impl Telemetry {
         let _ = self.observer.set(Box::new(observe));
     }
 
-    /// Applies the objectives of a configuration's pools, the rules for the size of the page and the
-    /// dates of the certificates. Creates the counters of the pools at zero, so that a rate sees
-    /// their first step.
+    /// Applies the objectives of a configuration's pools, the rules for the size of the page and
+    /// the dates of the certificates. Creates the counters of the pools at zero, so that a rate
+    /// sees their first step.
     pub fn configured(&self, config: &Config) {
         self.table.configured(config);
         self.by_engine.configured(config, self.table.merge().classes_of_keys);

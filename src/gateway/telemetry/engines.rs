@@ -2,8 +2,9 @@
 //! and of the pages that engines show themselves.
 //!
 //! They are read at scrape time from views that `serve` passes in. Engines that another program
-//! runs have only the values of their own pages. The wanted numbers are for KEDA or an HPA: each gateway of a pool reports by the
-//! load that it sees, and the largest number counts. Pools without an `autoscale` table have none.
+//! runs have only the values of their own pages. The wanted numbers are for KEDA or an HPA: each
+//! gateway of a pool reports by the load that it sees, and the largest number counts. Pools without
+//! an `autoscale` table have none.
 
 use super::exposition::Page;
 use super::families::{self, Family};

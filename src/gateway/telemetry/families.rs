@@ -41,8 +41,8 @@ pub struct Family {
     pub help: &'static str,
 }
 
-/// Time to first token: 1 ms to 2 min. Steps of an eighth from 20 ms to 5 s, so that a P99 read from
-/// the buckets is within a few percent.
+/// Time to first token: 1 ms to 2 min. Steps of an eighth from 20 ms to 5 s, so that a P99 read
+/// from the buckets is within a few percent.
 const TTFT: &[f64] = &[
     0.001, 0.002, 0.005, 0.010, 0.015, 0.020, 0.0225, 0.025, 0.0275, 0.030, 0.033, 0.036, 0.040, 0.045, 0.050, 0.055,
     0.060, 0.065, 0.070, 0.080, 0.090, 0.100, 0.110, 0.120, 0.135, 0.150, 0.165, 0.180, 0.200, 0.225, 0.250, 0.275,
@@ -73,7 +73,8 @@ const OVERHEAD: &[f64] = &[
 /// Estimated over actual tokens: 1 is exact; symmetric around 1 in proportion.
 const RATIO: &[f64] = &[0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0];
 
-/// Engine TTFT and queue wait where there are many histograms: three buckets for each factor of ten.
+/// Engine TTFT and queue wait where there are many histograms: three buckets for each factor of
+/// ten.
 const FEW_TIMES: &[f64] = &[0.010, 0.025, 0.050, 0.100, 0.250, 0.500, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 /// TPOT where there are many histograms.
 const FEW_GAPS: &[f64] = &[0.002, 0.005, 0.010, 0.015, 0.020, 0.030, 0.050, 0.100, 0.250, 1.0];

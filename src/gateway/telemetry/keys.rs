@@ -3,8 +3,8 @@
 //!
 //! They are read at scrape time from views that `serve` passes in, so that a request costs nothing.
 //! Keys without such a limit have no tokens. Bounds: the keys of the configuration; for tokens the
-//! [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys nearest to a limit, and as many keys with most
-//! requests in flight.
+//! [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys nearest to a limit, and as many keys with
+//! most requests in flight.
 
 use super::exposition::Page;
 use super::families::{self, Family};

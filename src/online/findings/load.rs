@@ -1,9 +1,9 @@
-//! The rules about the load of a pool: a busy key, a burst, longer prompts, few slots, a pool at its
-//! limit, all engines slower than before, and wrong estimates.
+//! The rules about the load of a pool: a busy key, a burst, longer prompts, few slots, a pool at
+//! its limit, all engines slower than before, and wrong estimates.
 //!
-//! Rates are requests a second, lengths tokens, times seconds. Except for estimates, each rule needs
-//! requests that wait or first tokens that are late. At most one rule about the load applies, the
-//! first in the order of [`of`].
+//! Rates are requests a second, lengths tokens, times seconds. Except for estimates, each rule
+//! needs requests that wait or first tokens that are late. At most one rule about the load applies,
+//! the first in the order of [`of`].
 
 use super::facts::{BackendFacts, PoolFacts};
 use super::minute::{Compared, Minute, ROOM, VALUES_MIN};

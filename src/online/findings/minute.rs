@@ -3,7 +3,7 @@
 //!
 //! | symptom | bound |
 //! |---|---|
-//! | requests wait | now and in half of the looks in the gateway or all engines, or [`SHED_MIN`] shed |
+//! | requests wait | now and in half of the looks, here or in all engines; or [`SHED_MIN`] shed |
 //! | first tokens are late | mean time at the engines at least [`LATER`] times the time before |
 
 use super::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
