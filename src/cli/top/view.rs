@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(many.lines().nth(5), Some("! more findings: sluice diagnose"), "{many}");
         let rows: Vec<&str> = many.lines().filter(|line| line.starts_with("long")).collect();
         assert!(
-            rows.len() == 3 && rows[1].contains("9000      103   21.4 ms    1.09 s"),
+            rows.len() == 3 && rows[1].contains("9000     103   21.4 ms    1.09 s"),
             "pool, class, backend: {many}"
         );
     }

@@ -100,7 +100,8 @@ fn latencies() -> Vec<Panel> {
         each.into_iter().map(|target| target.or_empty(NONE)).collect()
     };
     vec![
-        lines("TTFT by arm", "s", of("sluice_time_to_first_token_seconds")).about("Time to first token, queue included"),
+        lines("TTFT by arm", "s", of("sluice_time_to_first_token_seconds"))
+            .about("Time to first token, queue included"),
         lines("TPOT by arm", "s", of("sluice_time_per_output_token_seconds")).about("Time per output token"),
         lines("E2EL by arm", "s", of("sluice_request_duration_seconds")).about("End-to-end latency"),
     ]

@@ -192,7 +192,7 @@ fn states_of_engines() -> Vec<Panel> {
             "percentunit",
             vec![
                 between(of("sluice_vllm_kv_cache_usage_perc"), "{{pool}}/{{backend}} KV cache"),
-                between(hits, "{{pool}}/{{backend}} prefix hits").or_empty("no prompt was looked up"),
+                between(hits, "{{pool}}/{{backend}} prefix hits"),
             ],
         )
         .wide(6)

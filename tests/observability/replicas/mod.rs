@@ -232,11 +232,14 @@ fn two_replicas_mean_the_same_as_one_and_every_expression_has_data() {
     let completed = "min(sum by (instance) (sluice_requests_total{outcome=\"completed\"}))";
     // The window of the rates must lie within the time of the load.
     let loaded = "min(sum by (instance) (min_over_time(sluice_requests_total{outcome=\"completed\"}[15s] offset 2s)))";
+    // The pages of the engines have been read twice.
+    let looked_up = "min(sum by (instance) (rate(sluice_vllm_prefix_cache_queries_total[5m] offset 2s)))";
     eventually("both have served", || {
         deployment.gateways.iter().for_each(|gateway| gateway.tokenize());
         let least = |expr: &str| prometheus.query(expr, None).values().copied().fold(f64::INFINITY, f64::min);
         let served = |value: f64| value.is_finite() && value > 0.0;
-        served(least(loaded)) && least(completed) >= COMPLETED && least(completed).is_finite()
+        let loaded = served(least(loaded)) && least(completed) >= COMPLETED && least(completed).is_finite();
+        loaded && served(least(looked_up))
     });
     let replicas = [0, 1].map(|index| format!("127.0.0.1:{}", ports[index]));
     let asked = Asked { prometheus: &prometheus, replicas, at: now() - AGO };
