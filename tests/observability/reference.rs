@@ -9,10 +9,18 @@ use crate::{golden, read};
 const BEGIN: &str = "<!-- metrics: generated from src/gateway/telemetry/families.rs, do not edit -->\n";
 const END: &str = "<!-- end of metrics -->\n";
 
+/// Buckets that are listed one by one.
+const LISTED: usize = 24;
+
 /// The bucket bounds of a histogram, each as short as possible; empty for other metrics.
 fn bounds(family: &Family) -> String {
     let MetricKind::Histogram(bounds) = family.kind else { return String::new() };
     let each: Vec<String> = bounds.iter().map(f64::to_string).collect();
+    if let [first, .., last] = &each[..]
+        && each.len() > LISTED
+    {
+        return format!("; {} buckets from {first} to {last}", each.len());
+    }
     format!("; buckets {}", each.join(" "))
 }
 
