@@ -52,7 +52,8 @@ function confirmed({ title, text, verb }) {
     const end = answer => { dialog.onclose = null; dialog.close(); resolve(answer); };
     dialog.querySelector("form").onsubmit = event => { event.preventDefault(); end(true); };
     byId("confirm-no").onclick = () => end(false);
-    dialog.onclose = () => resolve(false);
+    // The event of an earlier closing may come when the dialog is open again.
+    dialog.onclose = () => { if (!dialog.open) resolve(false); };
   });
 }
 
