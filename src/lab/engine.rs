@@ -398,14 +398,9 @@ impl Engine {
         let of_prompt = |admitted: &Admitted| Some(self.waits.get(&admitted.id)?.1 - admitted.cached_tokens);
         let prompts: Vec<u32> = end.admitted.iter().filter_map(of_prompt).collect();
         let (sums, ended) = (&mut self.sums, self.clock.to_run(end.ended));
-        let mut first = 0;
         for (sent, _) in end.emitted.iter().filter_map(|token| self.waits.remove(&token.id)) {
-            first += 1;
             sums.ttft = (sums.ttft.0 + ended.saturating_sub(sent).as_secs_f64(), sums.ttft.1 + 1.0);
         }
-        let from = self.last_step.map_or(end.started, |(_, seen)| seen.max(end.started));
-        let (lasted, later) = (end.ended.saturating_sub(from).as_secs_f64(), (end.emitted.len() - first) as f64);
-        sums.itl = (sums.itl.0 + lasted * self.clock.slower * later, sums.itl.1 + later);
         for (index, bound) in STEP_TOKENS.iter().enumerate() {
             sums.large_steps[index] += f64::from(u8::from(f64::from(end.load.tokens) > *bound));
             sums.large_prompts[index] += prompts.iter().filter(|tokens| f64::from(**tokens) > *bound).count() as f64;

@@ -101,14 +101,28 @@ async fn send(port: u16, tokens: usize) -> (Option<String>, Result<(), String>) 
     let backend =
         head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("x-sluice-backend: ").map(str::to_owned));
     let status = head.get(9..12).unwrap_or("none");
+    let body = unchunked(text.split_once("\r\n\r\n").map_or("", |(_, body)| body));
     // An engine that is stopped ends its streams properly, with the reason "abort".
-    let whole = status == "200" && text.contains("data: [DONE]") && text.contains(r#""finish_reason":"length""#);
+    let whole = status == "200" && body.contains("data: [DONE]") && body.contains(r#""finish_reason":"length""#);
     let result = match exchanged {
         _ if whole => Ok(()),
         Ok(_) => Err(format!("status {status}, {} bytes, ends: {}", text.len(), tail(&text))),
         Err(error) => Err(format!("{error} after {} bytes", text.len())),
     };
     (backend, result)
+}
+
+/// The content of the whole chunks of a body. A gateway may send an event in several chunks.
+fn unchunked(mut body: &str) -> String {
+    let mut content = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n")
+        && let Ok(size) = usize::from_str_radix(size, 16)
+        && let Some(chunk) = rest.get(..size).filter(|_| size > 0)
+    {
+        content += chunk;
+        body = rest.get(size + 2..).unwrap_or_default();
+    }
+    content
 }
 
 fn tail(text: &str) -> String {

@@ -210,7 +210,8 @@ fn whole(text: &mut String, label: &str, value: u64) {
 }
 
 /// The columns of [`parts_table`] and [`sweep_table`] after the name; times in milliseconds.
-const OF_PARTS: &str = "sent,ok,failed,req/s,out tok/s,TTFT p50,TTFT p99,TPOT p50,TPOT p99,ITL p99,E2EL p50,E2EL p99,met %";
+const OF_PARTS: &str =
+    "sent,ok,failed,req/s,out tok/s,TTFT p50,TTFT p99,TPOT p50,TPOT p99,ITL p99,E2EL p50,E2EL p99,met %";
 const OF_RUNS: &str = "ok,failed,req/s,out tok/s,TTFT mean,TTFT p50,TTFT p99,TPOT mean,ITL p99,E2EL p99,met %";
 const MET: &str = "met %";
 

@@ -70,7 +70,7 @@ impl SliceBy {
     }
 
     /// The names of the slices that have a counting request, in the order of reports.
-    pub fn names<'a>(self, result: &'a RunResult, counts: impl Fn(&Record) -> bool) -> Vec<&'a str> {
+    pub fn names(self, result: &RunResult, counts: impl Fn(&Record) -> bool) -> Vec<&str> {
         let counted = result.requests.iter().filter(|record| counts(record));
         let slices: BTreeSet<_> = counted.filter_map(|record| self.of(record, result)).collect();
         slices.into_iter().map(|(_, name)| name).collect()

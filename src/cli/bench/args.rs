@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::classes::ByClass;
+use super::by_class::ByClass;
 use super::find_rate::args::FindRateArgs;
 use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};

@@ -19,6 +19,7 @@
 //! | `tools` | saved results: report, compare |
 //! | `error`, `signals` | exit codes, Ctrl-C |
 
+mod by_class;
 mod args;
 mod calibrate;
 mod classes;

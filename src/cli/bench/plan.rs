@@ -89,7 +89,14 @@ impl Setup {
         };
         plan.workload.check()?;
         plan.arrival.check()?;
-        Ok(Self { plan, client: Arc::new(client), notes, server_versions: Vec::new(), classes: Vec::new(), args: args.clone() })
+        Ok(Self {
+            plan,
+            client: Arc::new(client),
+            notes,
+            server_versions: Vec::new(),
+            classes: Vec::new(),
+            args: args.clone(),
+        })
     }
 
     /// Name and plan of each run: one plan, or the plans of a sweep. The name is the value that

@@ -111,8 +111,7 @@ pub(super) async fn prepare<R: Recorder>(
     let body_for = |name: Option<&str>| {
         EditedBody::new(&incoming.body, &view.edits, Edits { model: name, usage: injected.edit() })
     };
-    let body = body_for(arm_name.or(own_name));
-    let body_without_arm = arm_name.map(|_| body_for(own_name));
+    let (body, body_without_arm) = (body_for(arm_name.or(own_name)), arm_name.map(|_| body_for(own_name)));
     record.estimate_time = begun.elapsed();
     Ok(PreparedRequest {
         placed: PlacedRequest { table: Arc::clone(&incoming.routing), home: placement.home, request },

@@ -46,14 +46,7 @@ impl Lease {
     }
 
     pub(super) fn of_copy(shared: Arc<SharedState>, grant: Box<Grant>, serial: u64) -> Self {
-        Self {
-            shared,
-            grant,
-            released: true,
-            decoding: None,
-            origin: Origin::default(),
-            copy: Some(serial),
-        }
+        Self { shared, grant, released: true, decoding: None, origin: Origin::default(), copy: Some(serial) }
     }
 
     pub(super) fn shared(&self) -> &SharedState {

@@ -153,9 +153,7 @@ async fn write(stream: &mut SendStream<Bytes>, mut bytes: Bytes, pause: Duration
         stream.reserve_capacity(bytes.len());
         let room = match poll_fn(|cx| Poll::Ready(stream.poll_capacity(cx))).await {
             Poll::Ready(room) => room,
-            Poll::Pending => {
-                timeout(pause, poll_fn(|cx| stream.poll_capacity(cx))).await.map_err(|_| ClientGone)?
-            }
+            Poll::Pending => timeout(pause, poll_fn(|cx| stream.poll_capacity(cx))).await.map_err(|_| ClientGone)?,
         };
         let Some(Ok(room)) = room else { return Err(ClientGone) };
         let piece = bytes.split_to(room.min(bytes.len()));

@@ -46,7 +46,10 @@ fn mixed() -> Vec<Record> {
         Record { home: Some("long".into()), class: Some("long".into()), ..completed(ms(900), ms(12)) },
         Record {
             retries: smallvec![RetryReason::Connect, RetryReason::StaleConnection],
-            retried_on: smallvec![[Some("short".into()), Some("gpu0".into())], [Some("long".into()), Some("gpu1".into())]],
+            retried_on: smallvec![
+                [Some("short".into()), Some("gpu0".into())],
+                [Some("long".into()), Some("gpu1".into())]
+            ],
             ..completed(ms(50), ms(7))
         },
         Record { arm: Some("int8".into()), slo_met: Some(false), ..completed(ms(20), ms(5)) },
@@ -238,7 +241,9 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     let (minute, day) = (Some((7_000, 6_000)), Some((9, 500)));
     telemetry.show_keys(move || vec![KeyTokens { name: "team-a".into(), minute, day }]);
     let (requests, tokens) = ((1, Some(8)), (900, None));
-    telemetry.show_keys_in_flight(move || vec![KeyInFlight { name: "team-a".into(), requests, sequences: (1, None), tokens }]);
+    telemetry.show_keys_in_flight(move || {
+        vec![KeyInFlight { name: "team-a".into(), requests, sequences: (1, None), tokens }]
+    });
     telemetry.show_findings(|| vec![["burst", "short", ""].map(str::to_owned)]);
     let [pool, backend] = ["short", "gpu0"].map(str::to_owned);
     telemetry.show_engine_pages(move || {

@@ -5,8 +5,9 @@
 //! asks for certainty and, where a change can be harmless, for a symptom ([`Minute`]).
 
 use super::facts::{BackendFacts, EngineFacts, PoolFacts};
+use super::finding::{Cause, Finding};
 use super::minute::{Compared, Minute, ROOM, VALUES_MIN};
-use super::{Cause, Finding, engines, load};
+use super::{engines, load};
 use sluice_core::vllm::metrics::STEP_TOKENS;
 
 /// The most that the large steps of an engine say about the next long prompt, and the logarithm of
@@ -92,11 +93,12 @@ fn sequences(minute: &Minute<'_>) -> Option<String> {
         engines.fold(0.0, |most: f64, engine| most.max(engine.running))
     };
     let backends = &minute.pool.backends;
+    let is_short = |engine: &EngineFacts| engine.waiting > 0.0 && engine.deferred <= 0.0 && engine.kv_usage < ROOM;
     let (widest, most) =
         backends.iter().map(|backend| (&backend.name, most_of(&backend.name))).max_by(|a, b| a.1.total_cmp(&b.1))?;
     backends.iter().find_map(|backend| {
         let engines: Vec<EngineFacts> = looks().filter_map(|look| look.backend(&backend.name)?.engine).collect();
-        let queues = engines.len() > 3 && engines.iter().all(|engine| engine.waiting > 0.0 && engine.kv_usage < ROOM);
+        let queues = engines.len() > 3 && engines.iter().all(is_short);
         let own = most_of(&backend.name);
         let differs = queues && own < 0.6 * most;
         differs.then(|| {

@@ -5,17 +5,16 @@
 //! since the start of the engine, in seconds and numbers.
 
 use super::facts::{BackendFacts, EngineFacts, PoolFacts};
+use super::finding::{Cause, Finding};
 use super::minute::{Minute, VALUES_MIN};
-use super::{Cause, Finding};
 use sluice_gateway::telemetry::totals::Totals;
 
 /// An engine is slow from this factor on, with certainty.
 const SLOWER: f64 = 1.5;
-/// An engine of which few requests end is slow from this factor on: with certainty, or by its page
-/// in each look of a minute in which it generated, with at least so many tokens in all and in so
-/// many looks.
+/// An engine of which few requests end is slow from this factor on: with certainty, or in so many
+/// looks in a row by the pace of streams that run, compared with the slowest other engine.
 const MUCH_SLOWER: f64 = 3.0;
-const LIVE_MIN: (f64, usize) = (40.0, 3);
+const LIVE_LOOKS: usize = 3;
 /// Values of requests that prove much slower.
 const VALUES_FEW: f64 = 4.0;
 /// A silence is a cause from this many seconds on: with a page that shows no work, and without one.
@@ -109,18 +108,21 @@ fn memory(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     Some(minute.finding(Cause::KvCacheFull, name, sentence, evidence, advice))
 }
 
+/// Whether requests wait for an adapter slot. vLLM lists only adapters with output.
+fn defers(engine: &EngineFacts) -> bool {
+    let exceeds = |(used, slots)| used > slots && engine.waiting > 0.0;
+    engine.adapters.is_some_and(|adapters| engine.deferred > 0.0 || exceeds(adapters))
+}
+
 fn adapters(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
-    let waits = |engine: &EngineFacts| {
-        engine.adapters.is_some_and(|(used, slots)| used > slots) && engine.waiting.max(engine.deferred) > 0.0
-    };
     let name = &*backend.name;
-    let now = backend.engine.filter(|now| waits(now))?;
-    let (used, slots) = now.adapters?;
-    if minute.share(|pool| pool.backend(name).and_then(|own| own.engine).is_some_and(|own| waits(&own))) < 0.5 {
+    let now = backend.engine.filter(defers)?;
+    let (_, slots) = now.adapters?;
+    if minute.share(|pool| pool.backend(name).and_then(|own| own.engine).is_some_and(|own| defers(&own))) < 0.5 {
         return None;
     }
     let sentence = format!(
-        "Requests of engine {name} in pool {} wait for an adapter slot: {used} adapters share {slots} slots.",
+        "Requests of engine {name} in pool {} wait for an adapter slot: a step has {slots} (--max-loras).",
         minute.pool.name
     );
     let evidence = format!("{:.0} requests run, {:.0} wait", now.running, now.waiting.max(now.deferred));
@@ -132,31 +134,29 @@ fn pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let (own, others) = (minute.of_backend(backend).tpot, others(minute, backend).tpot);
     let bound = if own.count() >= VALUES_MIN { SLOWER } else { MUCH_SLOWER };
     let enough = own.count() >= VALUES_FEW && others.count() >= VALUES_MIN;
-    if !enough || own.surely_above(&others) < bound {
+    // Requests that waited for an adapter end minutes later.
+    let deferred =
+        minute.looks.iter().filter_map(|look| look.backend(&backend.name)?.engine).any(|engine| defers(&engine));
+    if !enough || deferred || own.surely_above(&others) < bound {
         return None;
     }
     let requests = format!("{:.0} requests in a minute", own.count());
     Some(slow(minute, backend, (own.mean(), others.mean()), &requests))
 }
 
-/// The pace of an engine by its page, for requests that have not ended.
+/// The pace of streams that run, because few requests of a very slow engine end.
 fn live_pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
-    let times = |from: &PoolFacts, to: &PoolFacts, name: &str| {
-        let (from, to) = (from.backend(name)?.engine?, to.backend(name)?.engine?);
-        Some((to.itl.0 - from.itl.0, to.itl.1 - from.itl.1)).filter(|(_, tokens)| *tokens > 0.0)
+    let paces = |pool: &PoolFacts| {
+        let others = pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
+        let others: Vec<f64> = others.filter_map(|other| other.pace).collect();
+        let own = pool.backend(&backend.name).filter(|own| own.in_flight > 0.0)?.pace?;
+        others.into_iter().reduce(f64::max).map(|others| (own, others))
     };
-    let all = |name: &str| times(minute.before, minute.pool, name).filter(|(_, tokens)| *tokens >= LIVE_MIN.0);
-    let own = all(&backend.name)?;
-    let others = minute.pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
-    let others = others.filter_map(|other| all(&other.name)).reduce(|a, b| (a.0 + b.0, a.1 + b.1))?;
-    let pace = others.0 / others.1;
-    let in_looks: Vec<(f64, f64)> = minute.looks[..minute.of_minute.min(minute.looks.len())]
-        .windows(2)
-        .filter_map(|looks| times(looks[1], looks[0], &backend.name))
-        .collect();
-    let always =
-        in_looks.len() >= LIVE_MIN.1 && in_looks.iter().all(|(seconds, tokens)| seconds / tokens >= MUCH_SLOWER * pace);
-    always.then(|| slow(minute, backend, (own.0 / own.1, pace), &format!("{:.0} tokens in a minute", own.1)))
+    let (own, others) = paces(minute.pool)?;
+    let is_slow = |look: &&PoolFacts| paces(look).is_some_and(|(own, others)| own >= MUCH_SLOWER * others);
+    let looks = minute.looks.iter().take(LIVE_LOOKS);
+    (looks.filter(|look| is_slow(look)).count() == LIVE_LOOKS)
+        .then(|| slow(minute, backend, (own, others), &format!("{:.0} requests run", backend.in_flight)))
 }
 
 fn slow(minute: &Minute<'_>, backend: &BackendFacts, (own, others): (f64, f64), basis: &str) -> Finding {
@@ -186,6 +186,11 @@ fn ways_of_many(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<(f64, f6
 
 fn way(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let name = &*backend.name;
+    // Requests of an engine that was silent or down end minutes later.
+    let was_well = |own: &BackendFacts| own.serves && own.silent.is_none_or(|silent| silent.as_secs_f64() < SILENT_S.0);
+    if !minute.looks.iter().filter_map(|look| look.backend(name)).all(was_well) {
+        return None;
+    }
     let (seen, own) = ways_of_many(minute.before, minute.pool, name)?;
     // Requests that end now may have had their first tokens minutes ago.
     let minutes = || minute.looks.iter().step_by((minute.of_minute - 1).max(1));
@@ -195,7 +200,11 @@ fn way(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let others = minute.pool.backends.iter().filter(|other| *other.name != *name && other.serves);
     let others = others.filter_map(|other| ways_of_many(minute.before, minute.pool, &other.name));
     let usual = others.map(|(seen, engine)| seen - engine).min_by(f64::total_cmp);
-    let past = || ways_of_many(minute.past?.0, minute.before, name).map(|(seen, engine)| seen - engine);
+    let past = || {
+        let past = minute.past?;
+        ways_of_many(past.first.pool(&minute.pool.name)?, past.last.pool(&minute.pool.name)?, name)
+    };
+    let past = || past().map(|(seen, engine)| seen - engine);
     let late = seen - engine - usual.or_else(past)?.max(0.0);
     if late < WAY.0 || late < WAY.1 * engine {
         return None;

@@ -24,8 +24,6 @@ pub struct EngineFacts {
     pub preemptions: f64,
     /// TTFT as the engine measures it: sum in seconds, and number.
     pub ttft: (f64, f64),
-    /// Time between tokens as the engine measures it: sum in seconds, and number.
-    pub itl: (f64, f64),
     /// A number that grows only while the engine works.
     pub progress: f64,
     /// Steps with more tokens than each of [`STEP_TOKENS`].
@@ -49,7 +47,6 @@ impl From<&MetricsSnapshot> for EngineFacts {
             kv_usage: page.kv_usage,
             preemptions: page.preemptions,
             ttft: (page.ttft.1, page.ttft.0),
-            itl: (page.itl.1, page.itl.0),
             progress: page.progress(),
             large_steps: page.steps_above.counts(),
             large_prompts: page.computed_above.counts(),
@@ -77,6 +74,8 @@ pub struct BackendFacts {
     pub slots: f64,
     /// For how long the backend has had requests in flight and sent nothing.
     pub silent: Option<Duration>,
+    /// Seconds per output token, as learned from streams that run; `None` without streams.
+    pub pace: Option<f64>,
     /// Sums over the requests.
     pub totals: Totals,
     /// The engine's own page, if it is readable.
@@ -133,6 +132,7 @@ impl Facts {
                 in_flight: f64::from(backend.used.requests),
                 slots: f64::from(backend.limits.slots),
                 silent,
+                pace: backend.seconds_per_token,
                 totals: own.map(|(_, totals)| *totals).unwrap_or_default(),
                 engine,
                 flags: Vec::new(),

@@ -6,17 +6,17 @@
 //! the first in the order of [`of`].
 
 use super::facts::{BackendFacts, PoolFacts};
+use super::finding::{Cause, Finding};
 use super::minute::{Compared, Minute, ROOM, VALUES_MIN};
-use super::{Cause, Finding};
 use sluice_gateway::telemetry::totals::{Moments, Totals};
 
 /// Share of a pool's work above which a key is busy.
 const BUSY_SHARE: f64 = 0.5;
 /// Growth of a busy key's share of the work from which on the key explains a burst.
 const BUSIER: f64 = 1.2;
-/// A busy key whose share has not grown has at least this many equal shares, and requests of other
-/// keys wait so long, seconds.
-const FAIR_SHARES: f64 = 1.5;
+/// A busy key whose share has not grown has this share, and requests of other keys wait so long,
+/// seconds.
+const USUAL_SHARE: f64 = 0.7;
 const OTHERS_WAIT_S: f64 = 0.05;
 /// The load has risen from this factor on, and prompts have become longer.
 const RISEN: f64 = 1.6;
@@ -63,15 +63,15 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bo
     if active < 2 || share <= BUSY_SHARE {
         return None;
     }
-    // Longer prompts explain more than the key, unless the key also sends more requests.
-    let has_grown = compared.earlier.is_some_and(|(first, seconds)| {
-        let past: Vec<(f64, f64)> = names.iter().map(|key| before.arrived(first, key)).collect();
-        let sends_more = requests / minute.span >= BUSIER * past[index].0 / seconds;
-        share >= BUSIER * share_of(&past, index) && (sends_more || longer(minute).is_none())
+    // Otherwise longer prompts or answers explain more than the key.
+    let has_grown = minute.past.is_some_and(|past| {
+        let keys: Vec<(f64, f64)> = names.iter().map(|key| past.last.arrived(past.first, key)).collect();
+        let sends_more = surely(requests) / minute.span >= BUSIER * keys[index].0 / past.seconds;
+        share >= BUSIER * share_of(&keys, index) && sends_more
     });
     let others = names.iter().filter(|other| **other != key).map(|other| now.key(other).since(&before.key(other)));
     let wait = others.fold(Totals::default(), |sum, other| sum.and(&other)).mean_wait();
-    if !has_grown && (wait < OTHERS_WAIT_S || share < FAIR_SHARES / active as f64) {
+    if !has_grown && (wait < OTHERS_WAIT_S || share < USUAL_SHARE) {
         return None;
     }
     let percent = share * 100.0;
@@ -97,7 +97,7 @@ fn symptom(minute: &Minute<'_>) -> String {
 }
 
 fn longer(minute: &Minute<'_>) -> Option<Finding> {
-    let (_, past, _) = minute.past?;
+    let past = minute.past?.totals;
     // Few long prompts can have most of the tokens.
     let pairs = [(minute.recent.prompts, past.prompts), (minute.recent.long_prompts, past.long_prompts)];
     let is_longer = |(now, then): &(Moments, Moments)| {
@@ -111,15 +111,19 @@ fn longer(minute: &Minute<'_>) -> Option<Finding> {
     Some(minute.finding(Cause::LongerPrompts, "", sentence, evidence, advice))
 }
 
+/// A number of independent arrivals that the expected number certainly exceeds: four standard
+/// deviations less.
+fn surely(arrivals: f64) -> f64 {
+    arrivals - 4.0 * arrivals.max(0.0).sqrt()
+}
+
 /// The rates of the last minute and before, if the rate has certainly risen.
 fn rise(minute: &Minute<'_>) -> Option<(f64, f64)> {
-    let (_, past, seconds) = minute.past?;
+    let past = minute.past?;
     let open = |pool: &PoolFacts| pool.queue + pool.backends.iter().map(|backend| backend.in_flight).sum::<f64>();
     let requests = minute.recent.ended + open(minute.pool) - open(minute.before);
-    let past_rate = past.ended / seconds;
-    // Four standard deviations of independent arrivals.
-    let sure = (requests - 4.0 * requests.max(0.0).sqrt()) / minute.span;
-    (sure >= RISEN * past_rate).then_some((requests / minute.span, past_rate))
+    let past_rate = past.totals.ended / past.seconds;
+    (surely(requests) / minute.span >= RISEN * past_rate).then_some((requests / minute.span, past_rate))
 }
 
 fn burst(minute: &Minute<'_>) -> Option<Finding> {
@@ -133,7 +137,7 @@ fn burst(minute: &Minute<'_>) -> Option<Finding> {
 
 /// All engines of the pool are slower than before.
 fn slower(minute: &Minute<'_>) -> Option<Finding> {
-    let (now, then) = (minute.recent.tpot, minute.past?.1.tpot);
+    let (now, then) = (minute.recent.tpot, minute.past?.totals.tpot);
     if now.count().min(then.count()) < VALUES_MIN || now.surely_above(&then) < ALL_SLOWER {
         return None;
     }

@@ -7,7 +7,7 @@
 //! | first tokens are late | mean time at the engines at least [`LATER`] times the time before |
 
 use super::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
-use super::{Cause, Finding};
+use super::finding::{Cause, Finding};
 use sluice_gateway::telemetry::totals::Totals;
 
 /// Values that a comparison needs at least.
@@ -32,8 +32,19 @@ pub(super) struct Compared<'a> {
     /// minute.
     pub(super) looks: &'a [&'a Facts],
     pub(super) recent: usize,
-    /// The earliest facts, and the seconds from there to `before`.
-    pub(super) earlier: Option<(&'a Facts, f64)>,
+    /// The past with which the last minute is compared: the earliest facts, facts before the
+    /// first change of the load that is seen now, and the seconds in between.
+    pub(super) past: Option<(&'a Facts, &'a Facts, f64)>,
+}
+
+/// The past of a pool.
+#[derive(Clone, Copy)]
+pub(super) struct Past<'a> {
+    pub(super) first: &'a Facts,
+    pub(super) last: &'a Facts,
+    pub(super) seconds: f64,
+    /// The requests of the pool.
+    pub(super) totals: Totals,
 }
 
 /// One pool in the last minute.
@@ -41,8 +52,7 @@ pub(super) struct Minute<'a> {
     pub(super) pool: &'a PoolFacts,
     pub(super) before: &'a PoolFacts,
     pub(super) recent: Totals,
-    /// The pool in the hour before: the first facts, the requests, and the seconds that they took.
-    pub(super) past: Option<(&'a PoolFacts, Totals, f64)>,
+    pub(super) past: Option<Past<'a>>,
     pub(super) span: f64,
     /// The pool in the looks of the last five minutes, the present included, the latest first.
     pub(super) looks: Vec<&'a PoolFacts>,
@@ -54,9 +64,9 @@ impl<'a> Minute<'a> {
     /// `None`: the pool is new.
     pub(super) fn new(compared: &Compared<'a>, pool: &'a PoolFacts) -> Option<Self> {
         let before = compared.before.pool(&pool.name)?;
-        let past = compared.earlier.filter(|(_, seconds)| *seconds >= PAST_MIN_S).and_then(|(first, seconds)| {
-            let first = first.pool(&pool.name)?;
-            Some((first, before.totals.since(&first.totals), seconds))
+        let past = compared.past.filter(|(.., seconds)| *seconds >= PAST_MIN_S).and_then(|(first, last, seconds)| {
+            let totals = last.pool(&pool.name)?.totals.since(&first.pool(&pool.name)?.totals);
+            Some(Past { first, last, seconds, totals })
         });
         let earlier = compared.looks.iter().rev().map_while(|facts| facts.pool(&pool.name));
         Some(Self {
@@ -84,7 +94,7 @@ impl<'a> Minute<'a> {
     }
 
     pub(super) fn is_late(&self) -> bool {
-        let past = self.past.map_or(f64::NAN, |(_, past, _)| past.mean_engine_ttft());
+        let past = self.past.map_or(f64::NAN, |past| past.totals.mean_engine_ttft());
         self.recent.mean_engine_ttft() >= LATER * past
     }
 

@@ -8,6 +8,7 @@
 //! Bounds: [`SAMPLES_MAX`] facts, every look for the last five minutes and one a minute before; at
 //! most [`FINDINGS_MAX`] findings, the most severe first. Pure: time is a parameter.
 
+mod finding;
 pub mod facts;
 mod minute;
 mod engines;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use facts::{EngineFacts, Facts};
+pub use finding::{Cause, Finding};
 use sluice_gateway::telemetry::totals::Totals;
 
 /// Time between two looks.
@@ -39,97 +41,6 @@ const CLEAR: u32 = 6;
 pub const SAMPLES_MAX: usize = 100;
 /// The most findings.
 pub const FINDINGS_MAX: usize = 16;
-
-/// The kind of a finding; the order is the order of severity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Cause {
-    /// An engine has requests and sends nothing.
-    SilentEngine,
-    /// An engine is out of rotation although no one took it out.
-    EngineDown,
-    /// An engine is slower than the other engines of its pool.
-    SlowEngine,
-    /// The way to one engine is slow.
-    SlowNetwork,
-    /// An engine preempts requests, because its KV cache is full.
-    KvCacheFull,
-    /// More adapters have requests than fit in a step.
-    AdaptersWait,
-    /// The engines of a pool have different settings.
-    FlagsDiffer,
-    /// One key has most of a pool's work while requests wait.
-    BusyKey,
-    /// Prompts have become longer.
-    LongerPrompts,
-    /// More requests come than before.
-    Burst,
-    /// Requests wait for slots while the engines have room.
-    SlotsTooSmall,
-    /// Requests wait, and the engines are full.
-    NearLimit,
-    /// Estimated lengths of prompts are wrong.
-    EstimatesOff,
-}
-
-impl Cause {
-    /// Every cause.
-    pub const ALL: [Self; 13] = [
-        Self::SilentEngine,
-        Self::EngineDown,
-        Self::SlowEngine,
-        Self::SlowNetwork,
-        Self::KvCacheFull,
-        Self::AdaptersWait,
-        Self::FlagsDiffer,
-        Self::BusyKey,
-        Self::LongerPrompts,
-        Self::Burst,
-        Self::SlotsTooSmall,
-        Self::NearLimit,
-        Self::EstimatesOff,
-    ];
-
-    /// The name in metrics and JSON.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::SilentEngine => "silent_engine",
-            Self::EngineDown => "engine_down",
-            Self::SlowEngine => "slow_engine",
-            Self::SlowNetwork => "slow_network",
-            Self::KvCacheFull => "kv_cache_full",
-            Self::AdaptersWait => "adapters_wait",
-            Self::FlagsDiffer => "flags_differ",
-            Self::BusyKey => "busy_key",
-            Self::LongerPrompts => "longer_prompts",
-            Self::Burst => "burst",
-            Self::SlotsTooSmall => "slots_too_small",
-            Self::NearLimit => "near_limit",
-            Self::EstimatesOff => "estimates_off",
-        }
-    }
-}
-
-/// One finding.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Finding {
-    /// The kind.
-    pub cause: Cause,
-    /// The pool.
-    pub pool: String,
-    /// The backend or key; empty if the finding is about the whole pool.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub subject: String,
-    /// One sentence: what is wrong, and where.
-    pub sentence: String,
-    /// The measurements.
-    pub evidence: String,
-    /// The next step for an operator.
-    pub advice: String,
-    /// Seconds since the cause was first seen.
-    #[serde(default)]
-    pub since_seconds: f64,
-}
 
 #[derive(Debug)]
 struct Seen {
@@ -236,16 +147,21 @@ impl Findings {
     /// Compares the facts at `now`, time since the start, with the earlier ones.
     pub fn look(&mut self, facts: Facts, now: Duration) -> Change {
         let recent = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= now);
-        let oldest = self.samples.front().filter(|(at, _)| recent.is_some_and(|(from, _)| *at + RECENT <= *from));
+        // Otherwise a change would become the past with which it is compared.
+        let changed = self.known.values().filter(|seen| seen.finding.cause.is_change()).map(|seen| seen.from).min();
+        let calm = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= changed.unwrap_or(now)).or(recent);
         let found = match recent {
             Some((from, before)) => {
                 let is_fine = |at: &Duration| *at + FINE >= now;
                 let looks: Vec<&Facts> =
                     self.samples.iter().filter(|(at, _)| is_fine(at)).map(|(_, facts)| facts).collect();
                 let recent = self.samples.iter().filter(|(at, _)| at >= from).count();
-                let earlier = oldest.map(|(begun, first)| (first, from.saturating_sub(*begun).as_secs_f64()));
+                let past =
+                    self.samples.front().zip(calm).map(|((begun, first), (ended, last))| {
+                        (first, last, ended.saturating_sub(*begun).as_secs_f64())
+                    });
                 let span = now.saturating_sub(*from).as_secs_f64();
-                causes::of(&minute::Compared { now: &facts, before, span, looks: &looks, recent, earlier })
+                causes::of(&minute::Compared { now: &facts, before, span, looks: &looks, recent, past })
             }
             None => Vec::new(),
         };

@@ -98,8 +98,6 @@ impl Traffic {
             let typical = if number % 10 == 9 { self.long } else { self.prompt };
             let (prompt, tpot, ttft) = (typical * self.jitter() * self.jitter(), self.jitter(), self.jitter());
             let fails = self.rng.unit() < engine.fails;
-            let page = &mut self.engines[at].facts;
-            page.itl = (page.itl.0 + 60.0 * engine.tpot * tpot, page.itl.1 + 60.0);
             if !engine.ends {
                 continue;
             }
@@ -122,12 +120,14 @@ impl Traffic {
             add(&mut pools[0].totals);
             add(&mut pools[0].backends[at].totals);
             add(&mut keys[key].1);
+            let page = &mut self.engines[at].facts;
             page.ttft = (page.ttft.0 + engine.ttft.0 * ttft, page.ttft.1 + 1.0);
         }
         self.facts.pools[0].queue = self.queue;
         for (engine, backend) in self.engines.iter_mut().zip(&mut self.facts.pools[0].backends) {
             engine.facts.progress += f64::from(u8::from(engine.works || engine.silent == 0.0));
             backend.serves = engine.serves;
+            backend.pace = Some(engine.tpot);
             backend.state = if engine.serves { "ready" } else { "ejected" };
             backend.slots = self.slots;
             backend.in_flight = if self.queue > 0.0 && self.is_full { self.slots } else { 8.0 };
@@ -228,7 +228,7 @@ fn causes_that_look_like_others_are_kept_apart() {
         (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0);
     });
     assert_eq!(burst, one(Cause::Burst, ""));
-    // Few requests of a slow engine end, but the page shows the pace.
+    // Few requests of a slow engine end, but streams show the pace.
     let slow = found(3, |traffic| (traffic.engines[2].tpot, traffic.engines[2].ends) = (0.06, false));
     assert_eq!(slow, one(Cause::SlowEngine, "gpu2"));
     let all =
@@ -248,7 +248,7 @@ fn causes_that_look_like_others_are_kept_apart() {
     let adapters = found(2, |traffic| {
         (traffic.queue, traffic.wait) = (9.0, 1.0);
         for engine in &mut traffic.engines {
-            (engine.facts.adapters, engine.facts.waiting) = (Some((4, 2)), 3.0);
+            (engine.facts.adapters, engine.facts.waiting, engine.facts.deferred) = (Some((2, 2)), 3.0, 3.0);
         }
     });
     assert_eq!(adapters, ["gpu0", "gpu1"].map(|engine| (Cause::AdaptersWait, engine.to_owned())));
@@ -262,6 +262,24 @@ fn causes_that_look_like_others_are_kept_apart() {
     assert_eq!(pieces, one(Cause::FlagsDiffer, ""));
     let only = found(1, |traffic| traffic.engines[0].ttft.1 = 0.08);
     assert_eq!(only, one(Cause::SlowNetwork, "gpu0"));
+}
+
+#[test]
+fn a_change_that_lasts_is_named_until_it_ends() {
+    let (mut traffic, mut findings) = (Traffic::new(2), Findings::default());
+    for number in 1..=180 {
+        let is_busy = (60..150).contains(&number);
+        (traffic.first_key, traffic.rate) = if is_busy { (0.95, 60.0) } else { (0.5, 12.0) };
+        (traffic.queue, traffic.wait) = if is_busy { (30.0, 2.0) } else { (0.0, 0.0) };
+        traffic.pass();
+        findings.look(traffic.facts.clone(), LOOK * number);
+        let found: Vec<Cause> = findings.all(LOOK * number).iter().map(|finding| finding.cause).collect();
+        match number {
+            72..150 => assert_eq!(found, [Cause::BusyKey], "look {number}"),
+            1..60 | 160.. => assert_eq!(found, [], "look {number}"),
+            _ => {}
+        }
+    }
 }
 
 #[test]
@@ -288,6 +306,19 @@ fn changes_without_harm_are_no_findings() {
     let mut far = Traffic::new(3);
     far.engines.iter_mut().for_each(|engine| engine.ttft.1 = 0.08);
     assert_eq!(found_in(far, |_| {}), []);
+    // A key with most of the tokens sends a little more for a minute.
+    let chance = found_in(Traffic { first_key: 0.45, ..Traffic::new(2) }, |traffic| {
+        (traffic.first_key, traffic.is_full, traffic.queue, traffic.wait) = (0.6, false, 2.0, 0.2);
+    });
+    assert_eq!(chance, []);
+    // An engine that hung answers again, and the page leaves the time of the hang out.
+    let mut looks = 0;
+    let after = found(3, |traffic| {
+        looks += 1;
+        let engine = &mut traffic.engines[1];
+        (engine.silent, engine.ttft.1) = if looks <= 2 { (5.0 + 10.0 * f64::from(looks), 0.0) } else { (0.0, 0.2) };
+    });
+    assert_eq!(after, []);
     // First tokens were late for a minute, and the requests end later than that.
     let mut looks = 0;
     let past = found(2, |traffic| {
