@@ -40,6 +40,7 @@ fn row(run: &str, result: &RunResult, record: &Record) -> [String; 23] {
     let text = |value: Option<&str>| value.unwrap_or_default().to_owned();
     let if_completed = |value: f64| number(record.is_completed().then_some(value));
     let config = &result.config;
+    let has_classes = !config.classes.is_empty() || !config.gateway_classes.is_empty();
     let (outcome, error) = match &record.outcome {
         Outcome::Completed => ("completed", ""),
         Outcome::Failed(reason) => ("failed", &**reason),
@@ -49,7 +50,7 @@ fn row(run: &str, result: &RunResult, record: &Record) -> [String; 23] {
     [
         run.to_owned(),
         record.index.to_string(),
-        text(SliceBy::Class.name_of(record, result)),
+        text(SliceBy::Class.name_of(record, result).filter(|_| has_classes)),
         text(record.adapter.and_then(|adapter| config.adapters.get(adapter as usize)).map(String::as_str)),
         count(record.session.map(|(session, _)| session)),
         count(record.session.map(|(_, turn)| u64::from(turn))),
