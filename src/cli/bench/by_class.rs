@@ -1,5 +1,5 @@
-//! `--by-class`: a class of requests by which results are shown, written like `short:max=5k`, or the
-//! path of a gateway's configuration. Lengths are tokens of the prompt; the keys are those of
+//! `--by-class`: a class of requests by which results are shown, written like `short:max=5k`, or
+//! the path of a gateway's configuration. Lengths are tokens of the prompt; the keys are those of
 //! `[[class]]`.
 
 use std::path::PathBuf;
