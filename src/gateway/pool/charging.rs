@@ -121,6 +121,13 @@ impl AdmissionState {
         }
     }
 
+    /// Serves waiters of the home pool of a request, which may have run in another pool.
+    pub(super) fn serve_home_of(&mut self, bill: Option<Bill>, wakers: &mut Wakers) {
+        if let Some(pool) = bill.map(|bill| bill.pool).filter(|pool| pool.index() < self.pools.len()) {
+            self.serve_loosened(pool, wakers);
+        }
+    }
+
     /// Makes room in a full queue for the waiter `id`: sheds the last waiter of the owner with the
     /// most waiters by weight. False if no owner has more than the owner of `id`.
     pub(super) fn displace(&mut self, pool: PoolId, id: WaiterId, wakers: &mut Wakers) -> bool {

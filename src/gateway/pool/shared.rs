@@ -72,6 +72,7 @@ impl SharedState {
             }
             let start = found.end_prefill(allocation);
             state.dispatch(backend, wakers);
+            state.serve_home_of(allocation.bill, wakers);
             Some(start)
         })
     }

@@ -373,6 +373,7 @@ impl AdmissionState {
             found.adapters.release(adapter);
         }
         found.settled.end(allocation.seen);
+        let bill = allocation.bill;
         found.used.release(allocation);
         let (pool, gone) = (found.pool, found.service.removed && found.used.requests == 0);
         self.pools[pool.index()].drain.departed();
@@ -382,6 +383,7 @@ impl AdmissionState {
         } else {
             self.dispatch(backend, wakers);
         }
+        self.serve_home_of(bill, wakers);
     }
 
     pub(super) fn retry_after(&mut self, pool: PoolId, now: Instant) -> Duration {
