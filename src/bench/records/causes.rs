@@ -152,7 +152,7 @@ fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
         other.backend == entry.backend
             && other.pool == entry.pool
             && times(other).is_some_and(|(began, first)| {
-                // Of requests sent in the same instant, those that were served sooner count as
+                // Of requests sent in the same instant, the requests served sooner count as
                 // earlier.
                 let sooner = began < sent || began == sent && times(entry).is_some_and(|(_, own)| first < own);
                 sooner && first > sent

@@ -1,6 +1,6 @@
 //! `--by-class`: a class of requests by which results are shown, written like `short:max=5k`, or
-//! the path of a gateway's configuration. Lengths are tokens of the prompt; the keys are those of
-//! `[[class]]`.
+//! the path of a gateway's configuration. Lengths are tokens of the prompt; the keys are
+//! the keys of `[[class]]`.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -79,7 +79,7 @@ pub struct KeyTokens {
     pub day: Option<(u64, u64)>,
 }
 
-/// What a key has in flight on this gateway, and the limit of all gateways together.
+/// The requests that a key has in flight on this gateway, and the limit of all gateways together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyInFlight {
     /// The name of the key.

@@ -78,7 +78,7 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Sets what accepted connections inherit: TCP keep-alive, and [`UNSENT`].
+/// Sets the options that accepted connections inherit: TCP keep-alive, and [`UNSENT`].
 fn set_options(socket: &impl std::os::fd::AsFd) -> std::io::Result<()> {
     let socket = SockRef::from(socket);
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL).with_retries(PROBES);

@@ -28,7 +28,7 @@ pub(super) const KEYS: usize = 200;
 /// The class of merged classes.
 pub(super) const ALL_CLASSES: &str = "all";
 
-/// What is merged.
+/// The labels whose values count together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Merge {
     /// Pairs of pool and model that keep their names; `None`: all.

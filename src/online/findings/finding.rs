@@ -89,7 +89,7 @@ pub struct Finding {
     /// The backend or key; empty if the finding is about the whole pool.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subject: String,
-    /// One sentence: what is wrong, and where.
+    /// One sentence that names the fault and the place.
     pub sentence: String,
     /// The measurements.
     pub evidence: String,

@@ -64,7 +64,7 @@ impl Delivery {
         !self.preamble.is_empty() || !self.forward.is_empty()
     }
 
-    /// Takes what is written at once, and leaves the rest.
+    /// Takes the bytes of the next write, at most [`WRITE_MAX`], and leaves the rest.
     pub(super) fn next_write(&mut self) -> Delivery {
         let bytes = self.preamble.len() + self.forward.iter().map(Bytes::len).sum::<usize>();
         if bytes <= WRITE_MAX {
@@ -87,7 +87,7 @@ impl Delivery {
     }
 }
 
-/// `more`: other bytes follow at once.
+/// Writes to the client. `more`: other bytes follow at once.
 pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery, more: bool) -> Result<(), ClientGone> {
     let Delivery { head, preamble, forward, finish } = delivery;
     if let Some(head) = head {
