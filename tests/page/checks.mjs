@@ -8,7 +8,8 @@ import { KEYS, Rig, TOKEN, live, show, until } from "./rig.mjs";
 const VIEWS = ["overview", "latency", "engines", "keys", "experiments", "tuner", "requests"];
 /** Things that a link shows: the address, and a text that is there. */
 const THINGS = { engine: ["#engine=short/gpu1", "Engine short/gpu1"], key: ["#key=team/b", "Key team/b"] };
-const SECONDS = 170;
+/** The load goes on until the last check. */
+const SECONDS = 400;
 /** Findings need a minute of requests, and two looks at them. */
 const FINDINGS_MS = 120_000;
 const shots = process.argv[2];
@@ -102,10 +103,7 @@ async function checks() {
   });
 
   await check("a request is found by its id", async () => {
-    const body = JSON.stringify({ model: "default", stream: true, max_tokens: 16, messages: [{ role: "user", content: "SECRET words" }] });
-    const headers = { authorization: `Bearer ${KEYS.calm}`, "content-type": "application/json", "x-request-id": "visit/1" };
-    const answer = await fetch(rig.client + "/v1/chat/completions", { method: "POST", headers, body });
-    await answer.text();
+    await rig.chat("visit/1", "SECRET words");
     await show(page, "requests");
     await page.fill("input[name=id]", "visit/1");
     await page.keyboard.press("Enter");
@@ -218,7 +216,7 @@ async function checks() {
     await page.locator(".findings li", { hasText: "gpu1" }).locator("text=the engine").click();
     await page.locator("#view h2", { hasText: "Engine short/gpu1" }).waitFor();
     await page.goBack();
-    await page.locator(".findings li").first().locator("text=latency since then").click();
+    await page.locator(".findings li", { hasText: "gpu1" }).locator("text=latency since then").click();
     await page.locator("#view h2", { hasText: "pool short" }).waitFor();
     assert.ok(await page.locator(".chart .curve").count() >= 4);
   });
@@ -236,7 +234,8 @@ async function checks() {
     for (const known of [6, 7, 8, 9, 10]) assert.match(await rows.nth(2).locator("td").nth(known - 1).innerText(), /\d/, `column ${known}`);
     await page.click(".compare th:has-text('TPOT') button");
     await page.waitForFunction(() => document.querySelector(".compare [aria-sort=descending]")?.textContent.includes("TPOT"));
-    assert.equal(await rows.first().locator("th a").innerText(), "short/gpu1");
+    const { engines } = await rig.get("/admin/findings"), [slowest] = engines.toSorted((one, other) => other.tpot_s - one.tpot_s);
+    assert.equal(await rows.first().locator("th a").innerText(), `${slowest.pool}/${slowest.name}`);
     await page.fill("#engines-filter", "gpu2");
     await until("one engine", async () => await rows.count() === 1);
     await page.fill("#engines-filter", "");
@@ -257,7 +256,9 @@ async function checks() {
   });
 
   await check("a link to a thing shows it, also after a reload", async () => {
-    for (const [address, said] of [...Object.values(THINGS), ["#request=visit/1", "visit/1"]]) {
+    // The gateway keeps the latest requests only.
+    await rig.chat("visit/2", "a question");
+    for (const [address, said] of [...Object.values(THINGS), ["#request=visit/2", "visit/2"]]) {
       await page.goto(rig.admin + "/" + address);
       await page.reload();
       await page.locator("#view h2", { hasText: said }).waitFor();

@@ -61,7 +61,7 @@ export class Rig {
     const words = { CLIENT_PORT: client, ADMIN_PORT: admin, ENGINE_PORT: engine, ADMIN_TOKEN: TOKEN, SLUICE_BIN: BIN, BUSY_SHA256: sha256(KEYS.busy), CALM_SHA256: sha256(KEYS.calm), STATE_FOLDER: `${process.cwd()}/${this.folder}/state` };
     const text = Object.entries(words).reduce((text, [word, value]) => text.replaceAll(word, value), readFileSync("gateway.toml", "utf8"));
     writeFileSync(`${this.folder}/gateway.toml`, text);
-    this.start("engine", ["sim", "llama-3.1-8b", "--host", "127.0.0.1", "--port", String(engine), "--sim-speed", "2", "--sim-startup", "0.5", "--enable-lora", "--lora-modules", "sql=adapters/sql"]);
+    this.start("engine", ["sim", "llama-3.1-8b", "--host", "127.0.0.1", "--port", String(engine), "--sim-speed", "0.2", "--sim-startup", "0.5", "--enable-lora", "--lora-modules", "sql=adapters/sql"]);
     this.gateway = this.start("gateway", ["serve", "--config", `${this.folder}/gateway.toml`]);
     await until("all engines are ready", async () => {
       if (this.gateway.exitCode !== null) throw Object.assign(new Error(this.log("gateway")), { final: true });
@@ -71,10 +71,18 @@ export class Rig {
   }
 
   load(seconds) {
-    for (const [name, rate] of [["busy", "30"], ["calm", "1"]]) {
-      this.start("load-" + name, ["bench", "--base-url", this.client, "--backend", "openai-chat", "--model", "default", "--class", "short:weight=14,in=200,out=48", "--class", "long:weight=1,in=4000,out=32",
+    for (const [name, rate, short] of [["busy", "30", 14], ["calm", "1", 2]]) {
+      this.start("load-" + name, ["bench", "--base-url", this.client, "--backend", "openai-chat", "--model", "default", "--class", `short:weight=${short},in=200,out=48`, "--class", "long:weight=1,in=4000,out=32",
         "--request-rate", rate, "--duration", String(seconds), "--header", `authorization=Bearer ${KEYS[name]}`]);
     }
+  }
+
+  /** A chat of the calm key with this request id; it may be shed. */
+  async chat(id, content) {
+    const body = JSON.stringify({ model: "default", stream: true, max_tokens: 16, messages: [{ role: "user", content }] });
+    const headers = { authorization: `Bearer ${KEYS.calm}`, "content-type": "application/json", "x-request-id": id };
+    const answer = await fetch(this.client + "/v1/chat/completions", { method: "POST", headers, body });
+    await answer.text();
   }
 
   /** A GET with the token. */

@@ -3,6 +3,8 @@ import { h } from "./dom.js";
 import { NONE } from "./units.js";
 
 const WIDTH = 1000, HEIGHT = 100;
+/** The interval at which the pointer was pressed. It is not kept in the view, because the next event can come before the view is drawn. */
+let pressed;
 
 /** The least of 1, 2, 2.5 and 5 times a power of ten that is not below the value. */
 function roundUp(value) {
@@ -48,12 +50,18 @@ export function lineChart({ title, href, now, lines, show, seconds, shown, skip 
     const box = event.currentTarget.getBoundingClientRect();
     return Math.max(0, Math.min(size - 1, Math.floor((event.clientX - box.left) / box.width * size)));
   };
-  const press = event => { const index = locate(event); onHover({ index, from: index }); };
-  const release = event => { const index = locate(event); if (from !== undefined && from !== index) onSelect(from, index); else onHover({ index }); };
+  const press = event => onHover({ index: pressed = locate(event), from: pressed });
+  const move = event => onHover({ index: locate(event), from: event.buttons ? pressed : undefined });
+  const release = event => {
+    const [from, index] = [pressed, locate(event)];
+    pressed = undefined;
+    if (from !== undefined && from !== index) onSelect(from, index); else onHover({ index });
+  };
+  const leave = () => { pressed = undefined; onHover(null); };
   const kinds = ["chart", wide && "wide", seen.some(mark => mark.title) && "marked"].filter(Boolean).join(" ");
   return h("div", { class: kinds },
     h("div", { class: "title" }, h("b", {}, href ? h("a", { href }, title) : title), h("span", { class: "soft" }, now)),
-    h("div", { class: "plot", onpointermove: event => onHover({ index: locate(event), from: event.buttons ? from : undefined }), onpointerdown: press, onpointerup: release, onpointerleave: () => onHover(null) },
+    h("div", { class: "plot", onpointermove: move, onpointerdown: press, onpointerup: release, onpointerleave: leave },
       h("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}: ${label}` },
         [0, .5, 1].map(share => h("line", { class: "grid", x1: 0, x2: WIDTH, y1: share * HEIGHT, y2: share * HEIGHT })),
         columns && columns.map((value, index) => value > 0 && h("rect", { class: "column " + lines[0].style, x: (index / size * WIDTH + 1).toFixed(1), width: (WIDTH / size - 2).toFixed(1), y: y(value).toFixed(1), height: (HEIGHT - y(value)).toFixed(1) })),
