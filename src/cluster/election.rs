@@ -1,6 +1,6 @@
 //! Elects one of several gateways as leader, which alone changes engines, limits and experiments.
 //!
-//! One object of the store, a [`Record`], names the leader. By these rules, no two candidates lead
+//! One object of the store, a [`LeaseRecord`], names the leader. By these rules, no two candidates lead
 //! at once:
 //!
 //! - A candidate leads only after the store has confirmed a write with its identity over the state
@@ -29,7 +29,7 @@ pub const RELEASED: u32 = 1;
 /// and other tools understand it. Times of day are for people and never compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub struct LeaseRecord {
     /// The leader's identity; absent: no gateway leads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder_identity: Option<String>,
@@ -51,7 +51,7 @@ pub struct Record {
 #[error("the object is no record of who leads ({0}): remove it, or give the gateways another key (cluster.key)")]
 pub struct NotARecord(String);
 
-impl Record {
+impl LeaseRecord {
     /// Parses an object.
     pub fn parse(bytes: &[u8]) -> Result<Self, NotARecord> {
         serde_json::from_slice(bytes).map_err(|error| NotARecord(error.to_string()))
@@ -111,7 +111,7 @@ impl Candidate {
     /// A missing object may have been lost, and absence has no version to watch. So a candidate
     /// first makes a record without a holder and waits for a lease. Only a released record
     /// ([`RELEASED`]) is taken at once.
-    pub fn found(&mut self, now: Duration, found: Option<(&Record, &str)>, time: &str) -> Option<Record> {
+    pub fn found(&mut self, now: Duration, found: Option<(&LeaseRecord, &str)>, time: &str) -> Option<LeaseRecord> {
         let version = found.map(|(_, version)| version.to_owned());
         let since = match &self.seen {
             Some(seen) if seen.version == version => seen.since,
@@ -142,7 +142,7 @@ impl Candidate {
     }
 
     /// The store confirmed the write.
-    pub fn confirmed(&mut self, written: &Record) {
+    pub fn confirmed(&mut self, written: &LeaseRecord) {
         let leads = !self.resigned && written.holder() == Some(&*self.id);
         self.until = self.sent.take().filter(|_| leads).map(|sent| sent + self.lease * TERM.0 / TERM.1);
     }
@@ -168,8 +168,8 @@ impl Candidate {
     }
 
     /// A new record, held by this candidate or by none.
-    fn new_record(&self, holder: Option<String>, time: &str) -> Record {
-        Record {
+    fn new_record(&self, holder: Option<String>, time: &str) -> LeaseRecord {
+        LeaseRecord {
             acquire_time: holder.is_some().then(|| time.to_owned()),
             holder_identity: holder,
             lease_duration_seconds: self.seconds(),
@@ -179,19 +179,19 @@ impl Candidate {
     }
 
     /// A record in which this candidate leads.
-    fn own(&self, before: &Record, time: &str) -> Record {
+    fn own(&self, before: &LeaseRecord, time: &str) -> LeaseRecord {
         let (new, stays) = (self.new_record(Some(self.id.clone()), time), before.holder() == Some(&*self.id));
         // A record made without a holder: no candidate led before.
         let is_first = before.acquire_time.is_none() && before.holder().is_none();
-        Record {
+        LeaseRecord {
             acquire_time: if stays { before.acquire_time.clone() } else { new.acquire_time },
             lease_transitions: before.lease_transitions.saturating_add(u32::from(!stays && !is_first)),
             ..new
         }
     }
 
-    fn released(&self, before: &Record, time: &str) -> Record {
-        Record {
+    fn released(&self, before: &LeaseRecord, time: &str) -> LeaseRecord {
+        LeaseRecord {
             holder_identity: None,
             lease_duration_seconds: RELEASED,
             renew_time: Some(time.to_owned()),

@@ -51,7 +51,7 @@ mod tests;
 
 pub use amounts::{Amounts, Limit, Unit};
 pub use attained::Attained;
-pub use election::{Candidate, NotARecord, Record};
+pub use election::{Candidate, LeaseRecord, NotARecord};
 pub use key_claim::{KeyClaim, UNITS};
 pub use ledger::{EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger, UNEXPLAINED, Unreadable, VERSION};
 pub use member::{Identity, Member, Plan, Rules};

@@ -19,7 +19,7 @@ use super::root::Config;
 use sluice_core::base::{ModelId, Tokens};
 
 /// A pool and its path, and whether models and range are free of problems.
-struct Candidate<'c> {
+struct CoveringPool<'c> {
     pool: &'c Pool,
     path: String,
     sound: bool,
@@ -31,9 +31,9 @@ pub(super) fn check(config: &Config, report: &mut Report<'_>) {
         let sound = ["models", "prompt_tokens"]
             .iter()
             .all(|key| report.is_sound(&format!("{path}.{key}")) && !report.is_misspelt(&path, key));
-        Candidate { pool, path, sound }
+        CoveringPool { pool, path, sound }
     };
-    let candidates: Vec<Candidate<'_>> = config.pools.iter().enumerate().map(candidate).collect();
+    let candidates: Vec<CoveringPool<'_>> = config.pools.iter().enumerate().map(candidate).collect();
     let all_sound = candidates.iter().all(|candidate| candidate.sound);
     // Models served by the same pools have the same gaps, which are reported once.
     let mut judged = BTreeSet::new();
@@ -56,13 +56,13 @@ pub(super) fn check(config: &Config, report: &mut Report<'_>) {
 /// Reports gaps and overlaps of the ranges for one model, at the pool that could be changed.
 fn check_cover(
     model: &str,
-    candidates: &[Candidate<'_>],
+    candidates: &[CoveringPool<'_>],
     serves: impl Fn(&Pool) -> bool,
     judged: &mut BTreeSet<Vec<usize>>,
     report: &mut Report<'_>,
 ) {
     let serving: Vec<usize> = (0..candidates.len()).filter(|index| serves(candidates[*index].pool)).collect();
-    let mut sorted: Vec<&Candidate<'_>> = serving.iter().map(|index| &candidates[*index]).collect();
+    let mut sorted: Vec<&CoveringPool<'_>> = serving.iter().map(|index| &candidates[*index]).collect();
     if sorted.is_empty() || sorted.iter().any(|candidate| !candidate.sound) || !judged.insert(serving) {
         return;
     }
@@ -93,12 +93,12 @@ fn check_cover(
 }
 
 /// The place of a pool's range; if it was not written, the place of the pool.
-fn range_place(candidate: &Candidate<'_>, report: &Report<'_>) -> Place {
+fn range_place(candidate: &CoveringPool<'_>, report: &Report<'_>) -> Place {
     report.place(&format!("{}.prompt_tokens", candidate.path))
 }
 
 /// Checks that the pools to which a pool spills serve all models of that pool.
-fn check_spill(models: &[Model], from: &Candidate<'_>, candidates: &[Candidate<'_>], report: &mut Report<'_>) {
+fn check_spill(models: &[Model], from: &CoveringPool<'_>, candidates: &[CoveringPool<'_>], report: &mut Report<'_>) {
     for to in from.pool.spill.iter().map(|id| &candidates[id.index()]).filter(|to| to.sound) {
         let missing = match (&from.pool.models, &to.pool.models) {
             (_, ModelScope::All) => None,

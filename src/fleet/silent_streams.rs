@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::probe::scrape;
-use sluice_gateway::pool::{Admission, EngineLook};
+use sluice_gateway::pool::{Admission, EngineCounters};
 
 /// Time between two readings of an engine.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ pub async fn watch_silent_streams(admission: Arc<Admission>, limit: impl Fn() ->
         }
         while let Some(look) = looks.join_next().await {
             if let Ok((backend, page, address)) = look {
-                let look = page.map(|page| EngineLook {
+                let look = page.map(|page| EngineCounters {
                     generated: page.generation_tokens,
                     requests: (!page.lacks().any(|name| name.starts_with("num_requests")))
                         .then_some(page.running + page.waiting),

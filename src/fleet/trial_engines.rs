@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, ProcessDriver, StopRules};
-use crate::engine::journal::{Journal, JournalError, Record, Setup};
+use crate::engine::journal::{Journal, JournalError, JournalLine, Setup};
 use crate::engine::lifecycle::{Lifecycle, Step};
 use crate::http::fetch;
 use crate::ready::{ReadyRules, wait_until_ready};
@@ -102,7 +102,7 @@ impl TrialEngines {
     /// An engine that does not stop.
     pub async fn adopt_leftovers(&mut self) -> Result<Vec<String>, TrialFailure> {
         let mut found = Vec::new();
-        let records: Vec<Record> = self.journal.last().values().cloned().collect();
+        let records: Vec<JournalLine> = self.journal.last().values().cloned().collect();
         for record in records.iter().filter(|record| record.lifecycle.step.may_run()) {
             if self.engines.iter().any(|engine| engine.spec.name == record.backend) {
                 continue;
@@ -329,7 +329,7 @@ impl TrialEngine {
         lifecycle.step = step;
         let (at, backend) = (jiff::Timestamp::now().to_string(), self.spec.name.clone());
         let identity = self.identity.clone();
-        let record = Record { at, backend, lifecycle, trace, identity, start_ms: None, golden: Vec::new() };
+        let record = JournalLine { at, backend, lifecycle, trace, identity, start_ms: None, golden: Vec::new() };
         journal.write(record).map_err(|error| {
             let cause =
                 format!("the journal of the engines in {} cannot be written: {error}", journal.folder().display());

@@ -15,7 +15,7 @@ use sluice_bench::Api;
 use sluice_config::Endpoint;
 use sluice_core::openai::{EditedBody, Route, request};
 use sluice_gateway::experiment::EngineAdapters;
-use sluice_online::findings::facts::EngineFacts;
+use sluice_online::findings::facts::PageFacts;
 use sluice_online::observe::engines::EngineSample;
 
 /// A request in flight, with the values that an engine would parse from the body.
@@ -134,7 +134,7 @@ impl Cluster {
     }
 
     /// The values that findings take from an engine's metrics page; `None` while it is down.
-    pub(crate) fn facts(&self, engine: usize) -> Option<EngineFacts> {
+    pub(crate) fn facts(&self, engine: usize) -> Option<PageFacts> {
         let state = self.lock();
         Some(&state.engines[engine]).filter(|engine| engine.is_up()).map(Engine::facts)
     }

@@ -16,7 +16,7 @@ use sluice_bench::result::record::{ServerSample, ServerSide};
 use sluice_core::base::Rng;
 use sluice_core::vllm::metrics::STEP_TOKENS;
 use sluice_gateway::experiment::EngineAdapters;
-use sluice_online::findings::facts::EngineFacts;
+use sluice_online::findings::facts::PageFacts;
 use sluice_online::observe::engines::EngineSample;
 use sluice_sim::engine::{Admitted, BLOCK_TOKENS, SequenceId};
 use sluice_sim::http::wire::Finish;
@@ -112,7 +112,7 @@ pub(crate) struct Engine {
     next_sample: Duration,
     fault: Option<PlantedFault>,
     /// Sums for the metrics page, and the requests without a first token: their time and length.
-    sums: EngineFacts,
+    sums: PageFacts,
     waits: BySequence<(Duration, u32)>,
 }
 
@@ -149,7 +149,7 @@ impl Engine {
             was_deferring: false,
             next_sample: Duration::ZERO,
             fault: None,
-            sums: EngineFacts::default(),
+            sums: PageFacts::default(),
             waits: BySequence::default(),
         }
     }
@@ -219,10 +219,10 @@ impl Engine {
     }
 
     /// The values that findings take from the engine's metrics page.
-    pub(crate) fn facts(&self) -> EngineFacts {
+    pub(crate) fn facts(&self) -> PageFacts {
         let (page, flags) = (self.sample(), &self.config.engine);
         let blocks = if flags.prefix_caching { flags.num_blocks } else { 0 };
-        EngineFacts {
+        PageFacts {
             running: page.running,
             waiting: page.waiting,
             deferred: page.deferred.unwrap_or(0.0),
@@ -398,8 +398,11 @@ impl Engine {
         let of_prompt = |admitted: &Admitted| Some(self.waits.get(&admitted.id)?.1 - admitted.cached_tokens);
         let prompts: Vec<u32> = end.admitted.iter().filter_map(of_prompt).collect();
         let (sums, ended) = (&mut self.sums, self.clock.to_run(end.ended));
-        for (sent, _) in end.emitted.iter().filter_map(|token| self.waits.remove(&token.id)) {
-            sums.ttft = (sums.ttft.0 + ended.saturating_sub(sent).as_secs_f64(), sums.ttft.1 + 1.0);
+        let gap = self.last_step.map(|(_, seen)| ended.saturating_sub(self.clock.to_run(seen)).as_secs_f64());
+        for token in &end.emitted {
+            let first = self.waits.remove(&token.id).map(|(sent, _)| ended.saturating_sub(sent).as_secs_f64());
+            let (latency, after) = if first.is_some() { (&mut sums.ttft, first) } else { (&mut sums.itl, gap) };
+            *latency = after.map_or(*latency, |seconds| (latency.0 + seconds, latency.1 + 1.0));
         }
         for (index, bound) in STEP_TOKENS.iter().enumerate() {
             sums.large_steps[index] += f64::from(u8::from(f64::from(end.load.tokens) > *bound));

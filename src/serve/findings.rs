@@ -17,7 +17,7 @@ use sluice_admin::status::Diagnosis;
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{BackendView, PoolView};
 use sluice_gateway::telemetry::EnginePage;
-use sluice_online::findings::facts::{EngineFacts, Facts};
+use sluice_online::findings::facts::{Facts, PageFacts};
 use sluice_online::findings::{Finding, Findings, LOOK};
 
 /// The most metrics pages that one look reads.
@@ -31,7 +31,7 @@ pub(crate) struct FindingsService {
     core: Arc<Core>,
     findings: parking_lot::Mutex<Findings>,
     /// The last page of each engine, and when it was read.
-    pages: parking_lot::Mutex<HashMap<BackendId, (Instant, EngineFacts)>>,
+    pages: parking_lot::Mutex<HashMap<BackendId, (Instant, PageFacts)>>,
 }
 
 impl FindingsService {
@@ -78,7 +78,7 @@ impl FindingsService {
             if let Ok((id, Some(page))) = read
                 && page.lacks().next().is_none()
             {
-                self.pages.lock().insert(id, (Instant::now(), EngineFacts::from(&page)));
+                self.pages.lock().insert(id, (Instant::now(), PageFacts::from(&page)));
             }
         }
     }

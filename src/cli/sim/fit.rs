@@ -15,7 +15,7 @@ use clap::Parser;
 use super::fit_server;
 use sluice_sim::calibrate::rows::Server;
 use sluice_sim::calibrate::search::{FittedConstant, HOST};
-use sluice_sim::calibrate::{Row, Setting, Spread, report, rows};
+use sluice_sim::calibrate::{FitSettings, Row, Spread, report, rows};
 use sluice_sim::{Constants, Gpu, Layout, Model};
 
 /// Fits the simulator's constants to rows of a load test.
@@ -88,10 +88,10 @@ fn fit(args: &FitArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let layout = Layout { tensor_parallel: args.tensor_parallel_size, ..Layout::default() };
-    let setting = Setting::new(Gpu::load(&args.gpu)?, Model::load(&args.model)?, layout);
+    let setting = FitSettings::new(Gpu::load(&args.gpu)?, Model::load(&args.model)?, layout);
     let start = args.start.as_ref().map_or_else(|| Ok(Constants::fitted()), |name| Constants::on_host(name))?;
     let (rows, setting) = match &args.server {
-        Some(url) => (measured(args, url)?, Setting { fitted: HOST, ..setting }),
+        Some(url) => (measured(args, url)?, FitSettings { fitted: HOST, ..setting }),
         None => (read(args)?, setting),
     };
     println!("== before the fit\n{}", report::table(&rows, &setting.play_all(&start, &rows)?));
@@ -175,7 +175,8 @@ mod tests {
         let text = std::fs::read_to_string(path("c.toml")).unwrap();
         assert!(text.starts_with("# Written by sluice sim fit for h200 and llama-3.1-8b: 1 cells"), "{text}");
         let fitted = Constants::parse("c.toml", &text).unwrap();
-        let setting = Setting::new(Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap(), Layout::default());
+        let setting =
+            FitSettings::new(Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap(), Layout::default());
         let rows = rows::parse(&std::fs::read_to_string(path("rows.csv")).unwrap()).unwrap();
         let tpot = |constants: &Constants| setting.play_all(constants, &rows).unwrap()[0][2];
         assert_eq!(Constants::on_host(&path("c.toml")).unwrap(), fitted, "--sim-host takes it");

@@ -114,12 +114,12 @@ async fn run(client: &Arc<LoadClient>, model: &str, row: &Row, seed: u64) -> any
 mod tests {
     use super::*;
     use sluice_sim::calibrate::search::HOST;
-    use sluice_sim::calibrate::{Setting, Spread, play};
+    use sluice_sim::calibrate::{FitSettings, Spread, play};
     use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
-    fn setting() -> Setting {
+    fn setting() -> FitSettings {
         let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap());
-        Setting { draws: 1, fitted: HOST, ..Setting::new(gpu, model, Layout::default()) }
+        FitSettings { draws: 1, fitted: HOST, ..FitSettings::new(gpu, model, Layout::default()) }
     }
 
     #[test]

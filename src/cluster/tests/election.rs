@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sluice_core::base::Rng;
 
-use crate::election::{Candidate, RELEASED, Record, TERM};
+use crate::election::{Candidate, LeaseRecord, RELEASED, TERM};
 
 const LEASE: u64 = 10_000;
 const PERIOD: u64 = LEASE / 8;
@@ -47,9 +47,9 @@ struct Node {
 #[derive(Debug)]
 enum Message {
     Read,
-    Write(Record, Option<u64>),
-    Found(Option<(Record, u64)>),
-    Written(Option<Record>),
+    Write(LeaseRecord, Option<u64>),
+    Found(Option<(LeaseRecord, u64)>),
+    Written(Option<LeaseRecord>),
 }
 
 struct World {
@@ -58,7 +58,7 @@ struct World {
     nodes: Vec<Node>,
     /// Arrival, candidate, number of the call, and message.
     messages: Vec<(u64, String, u64, Message)>,
-    object: Option<(Record, u64)>,
+    object: Option<(LeaseRecord, u64)>,
     version: u64,
     down: bool,
     /// Percentage of messages that are up to two leases late.
@@ -298,8 +298,8 @@ fn after_a_crash_another_leads_within_a_lease_and_two_periods() {
     }
 }
 
-fn record(holder: Option<&str>, seconds: u32) -> Record {
-    Record {
+fn record(holder: Option<&str>, seconds: u32) -> LeaseRecord {
+    LeaseRecord {
         holder_identity: holder.map(str::to_owned),
         lease_duration_seconds: seconds,
         acquire_time: Some("a".to_owned()),
@@ -389,9 +389,9 @@ fn a_lost_object_is_made_anew_by_the_one_that_leads_and_by_others_without_a_hold
 #[test]
 fn what_is_no_record_is_refused_in_words() {
     for bytes in [&b"{}"[..], b"", b"{\"leaseDurationSeconds\":-1}", b"[1]"] {
-        let words = Record::parse(bytes).unwrap_err().to_string();
+        let words = LeaseRecord::parse(bytes).unwrap_err().to_string();
         assert!(words.contains("no record of who leads") && words.contains("cluster.key"), "{words}");
     }
     let record = record(Some("one"), 10);
-    assert_eq!(Record::parse(&record.to_bytes()), Ok(record));
+    assert_eq!(LeaseRecord::parse(&record.to_bytes()), Ok(record));
 }

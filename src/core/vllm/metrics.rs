@@ -83,6 +83,8 @@ pub struct MetricsSnapshot {
     pub prefix_hits: f64,
     /// Time to first token: number of samples and their sum, seconds.
     pub ttft: (f64, f64),
+    /// Inter-token latency: number of gaps and their sum, seconds.
+    pub itl: (f64, f64),
     /// Value of `num_gpu_blocks`, if the page shows it.
     pub gpu_blocks: Option<u64>,
     /// Tokens that the prefix cache of one engine holds, if the page shows it: the size of the KV
@@ -183,6 +185,8 @@ impl MetricsSnapshot {
             "prefix_cache_hits_total" => self.prefix_hits += value,
             "time_to_first_token_seconds_count" => self.ttft.0 += value,
             "time_to_first_token_seconds_sum" => self.ttft.1 += value,
+            "inter_token_latency_seconds_count" => self.itl.0 += value,
+            "inter_token_latency_seconds_sum" => self.itl.1 += value,
             "request_success_total" => {
                 let slot = match label(labels, "finished_reason") {
                     Some("stop") => &mut self.success.stop,

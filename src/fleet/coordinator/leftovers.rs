@@ -17,7 +17,7 @@ use super::registry::Registry;
 use super::stop::RETRY;
 use crate::driver::process::{ProcessDriver, is_running};
 use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineStatus, StopRules};
-use crate::engine::journal::{Journal, Record};
+use crate::engine::journal::{Journal, JournalLine};
 use crate::engine::lifecycle::Step;
 use sluice_config::{Launch, Words};
 use sluice_core::vllm::failure::FailureClass;
@@ -64,7 +64,7 @@ pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
 }
 
 /// Returns when the engine is gone, the gateway stops, or only an operator can stop the engine.
-async fn stop_until_gone(registry: &Registry, journal: &Arc<Mutex<Journal>>, record: &Record) {
+async fn stop_until_gone(registry: &Registry, journal: &Arc<Mutex<Journal>>, record: &JournalLine) {
     let name = &record.backend;
     let engine = driver_of(name, journal.lock().folder());
     while !registry.is_closing() {
@@ -119,7 +119,7 @@ async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<
     Ok(Stopped::Running)
 }
 
-fn write_stopped(journal: &Mutex<Journal>, mut record: Record) -> std::io::Result<()> {
+fn write_stopped(journal: &Mutex<Journal>, mut record: JournalLine) -> std::io::Result<()> {
     let mut journal = journal.lock();
     let name = record.backend.clone();
     record.lifecycle.step = Step::Off;

@@ -21,7 +21,7 @@ use super::scales::Scales;
 use crate::driver::SharedDriver;
 use crate::engine::context::EngineContext;
 use crate::engine::engine_task::{self, EngineHandle};
-use crate::engine::journal::{Journal, JournalError, Record};
+use crate::engine::journal::{Journal, JournalError, JournalLine};
 use crate::engine::lifecycle::RestartBlocked;
 use crate::engine::spec::EngineSpec;
 use crate::lead::Lead;
@@ -45,7 +45,7 @@ pub(super) struct Registry {
     /// The key of digests; zeros until the journal is open.
     digest_key: Mutex<[u8; KEY_BYTES]>,
     /// The last record of each engine of earlier gateways, until the first configuration.
-    earlier: Mutex<Vec<Record>>,
+    earlier: Mutex<Vec<JournalLine>>,
     table: Mutex<EngineTable>,
     /// Wakes the reconciler.
     pub(super) wake: Notify,
@@ -137,7 +137,7 @@ impl Registry {
     }
 
     /// The last records of earlier gateways; empty from the second call on.
-    pub(super) fn take_earlier_records(&self) -> Vec<Record> {
+    pub(super) fn take_earlier_records(&self) -> Vec<JournalLine> {
         std::mem::take(&mut *self.earlier.lock())
     }
 

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::history::History;
-use super::journal::{Journal, Record, Setup};
+use super::journal::{Journal, JournalLine, Setup};
 use super::lifecycle::{Lifecycle, Step};
 use super::spec::EngineSpec;
 use crate::driver::{EngineIdentity, EngineSettings, SharedDriver};
@@ -279,9 +279,9 @@ impl EngineContext {
         written.await.unwrap_or_else(|panicked| Err(std::io::Error::other(panicked)))
     }
 
-    pub(super) fn record(&self) -> Record {
+    pub(super) fn record(&self) -> JournalLine {
         let state = self.state.lock();
-        Record {
+        JournalLine {
             at: Timestamp::now().to_string(),
             backend: self.spec().name.to_string(),
             lifecycle: state.lifecycle.clone(),

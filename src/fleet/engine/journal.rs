@@ -61,7 +61,7 @@ impl Lifecycle<Setup> {
 
 /// One line: the step that is about to begin for one backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct JournalLine {
     /// RFC 3339 in UTC.
     pub at: String,
     /// `pool/backend`.
@@ -111,7 +111,7 @@ pub(crate) struct Journal {
     file: File,
     bytes: u64,
     bytes_max: u64,
-    last: BTreeMap<String, Record>,
+    last: BTreeMap<String, JournalLine>,
     lock: File,
     /// Whether another gateway has it.
     closed: bool,
@@ -157,7 +157,7 @@ impl Journal {
     }
 
     /// The last lines of the journal in a folder, without a lock; none if it cannot be read.
-    pub(crate) fn read_last(folder: &Path) -> BTreeMap<String, Record> {
+    pub(crate) fn read_last(folder: &Path) -> BTreeMap<String, JournalLine> {
         let mut last = BTreeMap::new();
         for name in NAMES.iter().rev() {
             // The caller only warns, so an unreadable journal counts as empty.
@@ -171,7 +171,7 @@ impl Journal {
     }
 
     /// The last line of each backend.
-    pub(crate) fn last(&self) -> &BTreeMap<String, Record> {
+    pub(crate) fn last(&self) -> &BTreeMap<String, JournalLine> {
         &self.last
     }
 
@@ -179,7 +179,7 @@ impl Journal {
     ///
     /// # Errors
     /// The disk's error; then the step must not begin.
-    pub(crate) fn write(&mut self, record: Record) -> io::Result<()> {
+    pub(crate) fn write(&mut self, record: JournalLine) -> io::Result<()> {
         if self.closed {
             return Err(io::Error::other("another gateway has taken it over"));
         }
@@ -231,7 +231,7 @@ impl Journal {
     }
 }
 
-fn line_of(record: &Record) -> io::Result<Vec<u8>> {
+fn line_of(record: &JournalLine) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(record)?;
     line.push(b'\n');
     Ok(line)
@@ -239,7 +239,7 @@ fn line_of(record: &Record) -> io::Result<Vec<u8>> {
 
 /// Reads the lines of a file; later ones replace earlier ones. A missing file has none; an invalid
 /// line is skipped. Returns whether there were secrets, which are dropped.
-fn read_into(path: &Path, last: &mut BTreeMap<String, Record>) -> io::Result<bool> {
+fn read_into(path: &Path, last: &mut BTreeMap<String, JournalLine>) -> io::Result<bool> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -247,7 +247,7 @@ fn read_into(path: &Path, last: &mut BTreeMap<String, Record>) -> io::Result<boo
     };
     let mut had_secrets = false;
     for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-        match serde_json::from_slice::<Record>(line) {
+        match serde_json::from_slice::<JournalLine>(line) {
             Ok(mut record) => {
                 had_secrets |= drop_secrets(&mut record.lifecycle);
                 last.insert(record.backend.clone(), record);
@@ -310,11 +310,11 @@ pub(crate) mod tests {
     use super::*;
     use crate::engine::lifecycle::Step;
 
-    pub(crate) fn record(backend: &str, step: Step) -> Record {
+    pub(crate) fn record(backend: &str, step: Step) -> JournalLine {
         let mut lifecycle = Lifecycle::new(Setup::default());
         lifecycle.step = step;
         let (at, backend) = ("2026-01-01T00:00:00Z".to_owned(), backend.to_owned());
-        Record { at, backend, lifecycle, trace: None, identity: String::new(), golden: Vec::new(), start_ms: None }
+        JournalLine { at, backend, lifecycle, trace: None, identity: String::new(), golden: Vec::new(), start_ms: None }
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use super::context::EngineContext;
-use super::journal::{Record, Setup};
+use super::journal::{JournalLine, Setup};
 use super::lifecycle::{Difference, Lifecycle, Recovery, Survivor};
 use super::spec::EngineSpec;
 use super::view::flag_line;
@@ -75,7 +75,7 @@ pub(super) async fn recover(context: &EngineContext) {
 
 /// A new record for an engine whose flags differ from the journal or, without a journal, from the
 /// configuration.
-fn changed_elsewhere(context: &EngineContext, spec: &EngineSpec, record: Option<&Record>) -> Option<Record> {
+fn changed_elsewhere(context: &EngineContext, spec: &EngineSpec, record: Option<&JournalLine>) -> Option<JournalLine> {
     let settings = context.driver.running_settings()?;
     if settings == *record.map_or(&spec.settings, |record| &record.lifecycle.wanted.settings) {
         return None;
@@ -83,10 +83,10 @@ fn changed_elsewhere(context: &EngineContext, spec: &EngineSpec, record: Option<
     tracing::info!(backend = %spec.name, settings = %flag_line(&settings), "its engine runs with other flags than expected");
     let setup = Setup { settings, configured: String::new() };
     let record = context.record();
-    Some(Record { lifecycle: Lifecycle::new(setup), ..record })
+    Some(JournalLine { lifecycle: Lifecycle::new(setup), ..record })
 }
 
-fn difference(record: &Record, spec: &EngineSpec) -> Difference {
+fn difference(record: &JournalLine, spec: &EngineSpec) -> Difference {
     if record.lifecycle.heads_for().configured == spec.configured {
         Difference::None
     } else if record.identity == spec.identity {

@@ -80,7 +80,7 @@ struct Rateable {
 
 /// The latest answers of an experiment, by a hash of their request ids.
 #[derive(Debug, Default)]
-pub(super) struct RecentAnswers {
+pub(super) struct AnswerIds {
     answers: HashMap<u64, Rateable>,
     /// The latest answers, oldest first, with their numbers. An id that was used again is in it
     /// more than once.
@@ -88,7 +88,7 @@ pub(super) struct RecentAnswers {
     next: u32,
 }
 
-impl RecentAnswers {
+impl AnswerIds {
     /// Notes an answer. An id that a client uses again refers to the latest answer.
     pub(super) fn note(&mut self, request_id: &str, arm: usize, group: usize) {
         let id = XxHash3_64::oneshot(request_id.as_bytes());
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_latest_answers_can_be_rated_and_older_ones_are_forgotten() {
-        let mut recent = RecentAnswers::default();
+        let mut recent = AnswerIds::default();
         for number in 0..=RATEABLE {
             recent.note(&format!("request-{number}"), number % 2, number % 64);
         }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn an_answer_whose_id_was_used_before_can_be_rated_as_long_as_any_other() {
-        let mut recent = RecentAnswers::default();
+        let mut recent = AnswerIds::default();
         for number in 0..RATEABLE {
             recent.note(&format!("request-{number}"), 0, 0);
         }

@@ -18,7 +18,7 @@ use super::diagnosis::{EngineAdapters, EngineLooks};
 use super::ledger::{ArmLedger, Measured, Observation, Quantity};
 use super::origins::ArmOrigins;
 use super::plan::ExperimentPlan;
-use super::quality::RecentAnswers;
+use super::quality::AnswerIds;
 use super::shadow::ArmCopies;
 use super::verdict::{self, Comparison, Conclusion};
 
@@ -110,7 +110,7 @@ pub struct ExperimentState {
     exposure: AtomicU64,
     copies: Vec<Arc<ArmCopies>>,
     /// Answers that users can rate.
-    recent: Mutex<RecentAnswers>,
+    recent: Mutex<AnswerIds>,
     progress: Mutex<Progress>,
     /// The origins of the requests of each arm; locked after `progress`.
     origins: Mutex<Vec<ArmOrigins>>,
@@ -170,7 +170,7 @@ impl ExperimentState {
         if phase == Phase::Running && progress.stops.iter().any(Option::is_some) {
             *progress = Progress::default();
             progress.resize(self.copies.len());
-            *self.recent.lock() = RecentAnswers::default();
+            *self.recent.lock() = AnswerIds::default();
             self.origins.lock().iter_mut().for_each(|origins| *origins = ArmOrigins::default());
             self.stopped.store(0, Ordering::Release);
         }

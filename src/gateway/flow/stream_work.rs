@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use crate::pool::{EngineWatch, EngineWork};
+use crate::pool::{EngineWork, SilenceWatch};
 use sluice_core::meter::StreamStage;
 
 /// The longest time before the limit at which the gateway looks at a silent stream's engine; never
@@ -43,7 +43,7 @@ pub(super) enum StreamWork {
     /// The engine has begun.
     Generating,
     /// No token came for nearly as long as is allowed.
-    Silent(EngineWatch),
+    Silent(SilenceWatch),
     /// Nothing shows that the engine works on the response.
     Stuck,
 }
@@ -112,7 +112,7 @@ impl WorkClock {
 
     /// Called when the time of the last look has passed. Returns the time of the next look, or
     /// `None` if the response is stuck. `watch` begins to watch the engine.
-    pub(super) fn look(&mut self, now: Instant, watch: impl FnOnce() -> EngineWatch) -> Option<Instant> {
+    pub(super) fn look(&mut self, now: Instant, watch: impl FnOnce() -> SilenceWatch) -> Option<Instant> {
         let next = match &self.work {
             StreamWork::Generating => {
                 self.work = StreamWork::Silent(watch());

@@ -96,7 +96,7 @@ pub(super) enum Fate {
 
 /// A delivery of a suspect. Dropping it ends the turn.
 #[derive(Debug)]
-pub(super) struct Trial {
+pub(super) struct SuspectTurn {
     suspects: Arc<Suspects>,
     body: BodyHash,
     serial: u64,
@@ -122,7 +122,7 @@ impl Suspects {
 
     /// Whether a request with this body may be delivered. `Ok(Some)`: the body is a suspect. An
     /// error is the time for which the body is still refused.
-    pub(super) fn check(self: &Arc<Self>, body: BodyHash, now: Instant) -> Result<Option<Trial>, Duration> {
+    pub(super) fn check(self: &Arc<Self>, body: BodyHash, now: Instant) -> Result<Option<SuspectTurn>, Duration> {
         if self.known.load(Ordering::Acquire) == 0 {
             return Ok(None);
         }
@@ -140,13 +140,13 @@ impl Suspects {
     }
 
     /// Begins a trial of a suspect that is not delivered yet.
-    fn begin(self: &Arc<Self>, state: &mut State, body: BodyHash) -> Trial {
+    fn begin(self: &Arc<Self>, state: &mut State, body: BodyHash) -> SuspectTurn {
         state.serial += 1;
         let serial = state.serial;
         if state.trials.len() < TRIALS_MAX {
             state.trials.push(OnTrial { serial, body, backend: None, survived: false });
         }
-        Trial { suspects: Arc::clone(self), body, serial }
+        SuspectTurn { suspects: Arc::clone(self), body, serial }
     }
 
     /// Notes that a connection to the engine of `backend` broke while a request was on it. Returns
@@ -185,7 +185,7 @@ impl Suspects {
     pub(super) fn died(
         self: &Arc<Self>,
         body: BodyHash,
-        trial: Option<&Trial>,
+        trial: Option<&SuspectTurn>,
         backend: BackendId,
         now: Instant,
     ) -> Fate {
@@ -199,7 +199,7 @@ impl Suspects {
     }
 
     /// Begins a trial of a body that has just become a suspect.
-    pub(super) fn trial(self: &Arc<Self>, body: BodyHash) -> Trial {
+    pub(super) fn trial(self: &Arc<Self>, body: BodyHash) -> SuspectTurn {
         self.begin(&mut self.state.lock(), body)
     }
 
@@ -255,7 +255,7 @@ impl State {
     }
 }
 
-impl Trial {
+impl SuspectTurn {
     /// Waits until no other suspect has the turn, and takes it.
     pub(super) async fn turn(&self) {
         let wait_max = Instant::now() + WAIT_MAX;
@@ -321,7 +321,7 @@ impl Trial {
     }
 }
 
-impl Drop for Trial {
+impl Drop for SuspectTurn {
     fn drop(&mut self) {
         let mut state = self.suspects.state.lock();
         state.trials.retain(|trial| trial.serial != self.serial);

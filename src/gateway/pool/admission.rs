@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::bounds::Bound;
-use super::engine_work::EngineLook;
+use super::engine_work::EngineCounters;
 use super::grant::AdmissionDecision;
 #[cfg(test)]
 use super::health::BackendFault;
@@ -237,7 +237,7 @@ impl Admission {
     }
 
     /// Notes the counters on the metrics page of the engine at `address`; `None`: nothing usable.
-    pub fn record_look(&self, backend: BackendId, address: &Arc<Address>, look: Option<EngineLook>, now: Instant) {
+    pub fn record_look(&self, backend: BackendId, address: &Arc<Address>, look: Option<EngineCounters>, now: Instant) {
         let state = self.shared.lock();
         if let Some(found) = state.backend(backend).filter(|found| Arc::ptr_eq(&found.address, address)) {
             found.liveness.progress.work.look(look, found.used.requests, now);

@@ -6,7 +6,7 @@
 //! tokens than the gateway's streams received, by more than the [slack](WorkEvidence::look) of one
 //! token for each request.
 //!
-//! Looks are taken only while a stream is watched ([`EngineWatch`]). Without looks or counters
+//! Looks are taken only while a stream is watched ([`SilenceWatch`]). Without looks or counters
 //! nothing is proven.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const LOOKS: u64 = 3;
 
 /// The counters on an engine's metrics page at one look.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EngineLook {
+pub struct EngineCounters {
     /// Tokens generated since the engine started.
     pub generated: f64,
     /// Requests that run or wait in the engine, if the page says so.
@@ -88,7 +88,7 @@ impl WorkEvidence {
 
     /// Evaluates a look; `None`: the page was not usable. `slack`: the number of requests here,
     /// each of which may have one token in transit.
-    pub(super) fn look(&self, look: Option<EngineLook>, slack: u32, now: Instant) {
+    pub(super) fn look(&self, look: Option<EngineCounters>, slack: u32, now: Instant) {
         let received = self.received.load(Ordering::Relaxed);
         let mut looks = self.looks.lock();
         looks.count += 1;
@@ -110,14 +110,14 @@ impl WorkEvidence {
 
 /// While this lives, looks are taken at the engine of a silent stream.
 #[derive(Debug)]
-pub struct EngineWatch {
+pub struct SilenceWatch {
     evidence: Arc<WorkEvidence>,
     begun: Instant,
     looks: u64,
     is_attended: bool,
 }
 
-impl EngineWatch {
+impl SilenceWatch {
     pub(super) fn new(evidence: Arc<WorkEvidence>, bell: &Bell, now: Instant) -> Self {
         let is_attended = bell.is_attended.load(Ordering::Relaxed);
         let mut looks = evidence.looks.lock();
@@ -143,7 +143,7 @@ impl EngineWatch {
     }
 }
 
-impl Drop for EngineWatch {
+impl Drop for SilenceWatch {
     fn drop(&mut self) {
         self.evidence.watches.fetch_sub(1, Ordering::Relaxed);
     }
@@ -155,15 +155,15 @@ mod tests {
 
     use super::*;
 
-    fn seen(generated: f64) -> Option<EngineLook> {
-        Some(EngineLook { generated, requests: Some(3.0) })
+    fn seen(generated: f64) -> Option<EngineCounters> {
+        Some(EngineCounters { generated, requests: Some(3.0) })
     }
 
-    fn watched() -> (Arc<WorkEvidence>, EngineWatch, Instant) {
+    fn watched() -> (Arc<WorkEvidence>, SilenceWatch, Instant) {
         let now = Instant::now();
         let (evidence, bell) = (Arc::new(WorkEvidence::default()), Bell::default());
         bell.is_attended.store(true, Ordering::Relaxed);
-        let watch = EngineWatch::new(Arc::clone(&evidence), &bell, now);
+        let watch = SilenceWatch::new(Arc::clone(&evidence), &bell, now);
         (evidence, watch, now)
     }
 
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(watch.work(), EngineWork::Unproven, "all others' tokens");
         evidence.look(seen(210.0), 3, at(4));
         assert_eq!(watch.work(), EngineWork::Proven(at(4)));
-        evidence.look(Some(EngineLook { generated: 300.0, requests: Some(0.0) }), 3, at(5));
+        evidence.look(Some(EngineCounters { generated: 300.0, requests: Some(0.0) }), 3, at(5));
         assert_eq!(watch.work(), EngineWork::Proven(at(4)), "nothing runs there");
     }
 
@@ -198,7 +198,7 @@ mod tests {
     fn nothing_is_proven_without_looks_or_counters() {
         let now = Instant::now();
         let evidence = Arc::new(WorkEvidence::default());
-        assert_eq!(EngineWatch::new(Arc::clone(&evidence), &Bell::default(), now).work(), EngineWork::Unproven);
+        assert_eq!(SilenceWatch::new(Arc::clone(&evidence), &Bell::default(), now).work(), EngineWork::Unproven);
         assert!(!evidence.is_watched());
         let (evidence, watch, now) = watched();
         assert_eq!(watch.work(), EngineWork::Pending);

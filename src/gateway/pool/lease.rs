@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::engine_load::DecodeStart;
-use super::engine_work::EngineWatch;
+use super::engine_work::SilenceWatch;
 use super::fault_report::FaultReport;
 use super::grant::{Grant, WaitResult};
 use super::health::{BackendFault, RefusedGateway};
@@ -116,8 +116,8 @@ impl Lease {
     }
 
     /// The stream is silent: while the watch lives, the counters of the engine are read.
-    pub fn watch_engine(&self, now: Instant) -> EngineWatch {
-        EngineWatch::new(Arc::clone(&self.grant.progress.work), self.shared.bell(), now)
+    pub fn watch_engine(&self, now: Instant) -> SilenceWatch {
+        SilenceWatch::new(Arc::clone(&self.grant.progress.work), self.shared.bell(), now)
     }
 
     /// Marks the request as waiting for the client until the guard is dropped: meanwhile the

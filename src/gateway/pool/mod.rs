@@ -82,7 +82,7 @@ pub use bounds::{Bound, TrialBound};
 pub use breaker::RecentAnswers;
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
 pub use divided::{BackendUse, ShareEnd};
-pub use engine_work::{EngineLook, EngineWatch, EngineWork};
+pub use engine_work::{EngineCounters, EngineWork, SilenceWatch};
 pub use fair_owner::{FairOwner, OwnerView};
 pub use fault_report::FaultReport;
 pub use foreign::Claim;

@@ -4,7 +4,7 @@
 //! A rule compares the last minute with the other engines of the pool, or with the hour before, and
 //! asks for certainty and, where a change can be harmless, for a symptom ([`Minute`]).
 
-use super::facts::{BackendFacts, EngineFacts, PoolFacts};
+use super::facts::{BackendFacts, PageFacts, PoolFacts};
 use super::finding::{Cause, Finding};
 use super::minute::{Compared, Minute, ROOM, VALUES_MIN};
 use super::{engines, load};
@@ -68,13 +68,13 @@ fn caches(pool: &PoolFacts) -> Option<String> {
 
 /// An engine that computes long prompts only in pieces, while another one takes more in a step.
 fn steps(pool: &PoolFacts) -> Option<String> {
-    let engines: Vec<(&str, EngineFacts)> =
+    let engines: Vec<(&str, PageFacts)> =
         pool.backends.iter().filter_map(|backend| Some((&*backend.name, backend.engine?))).collect();
     STEP_TOKENS.iter().enumerate().find_map(|(index, tokens)| {
-        let large = |engine: &EngineFacts| engine.large_steps[index] / engine.large_prompts[index].max(1.0);
+        let large = |engine: &PageFacts| engine.large_steps[index] / engine.large_prompts[index].max(1.0);
         let (widest, most) = engines.iter().max_by(|a, b| large(&a.1).total_cmp(&large(&b.1)))?;
         // With the flags of the other engine, no large step would be a very rare chance.
-        let ln_chance = |engine: &EngineFacts| engine.large_prompts[index] * (1.0 - large(most).min(SURE_STEP)).ln();
+        let ln_chance = |engine: &PageFacts| engine.large_prompts[index] * (1.0 - large(most).min(SURE_STEP)).ln();
         let (name, engine) = engines.iter().find(|(_, engine)| {
             engine.large_steps[index] <= 0.0 && ln_chance(engine) <= LN_CHANCE && most.large_steps[index] >= VALUES_MIN
         })?;
@@ -93,11 +93,11 @@ fn sequences(minute: &Minute<'_>) -> Option<String> {
         engines.fold(0.0, |most: f64, engine| most.max(engine.running))
     };
     let backends = &minute.pool.backends;
-    let is_short = |engine: &EngineFacts| engine.waiting > 0.0 && engine.deferred <= 0.0 && engine.kv_usage < ROOM;
+    let is_short = |engine: &PageFacts| engine.waiting > 0.0 && engine.deferred <= 0.0 && engine.kv_usage < ROOM;
     let (widest, most) =
         backends.iter().map(|backend| (&backend.name, most_of(&backend.name))).max_by(|a, b| a.1.total_cmp(&b.1))?;
     backends.iter().find_map(|backend| {
-        let engines: Vec<EngineFacts> = looks().filter_map(|look| look.backend(&backend.name)?.engine).collect();
+        let engines: Vec<PageFacts> = looks().filter_map(|look| look.backend(&backend.name)?.engine).collect();
         let queues = engines.len() > 3 && engines.iter().all(is_short);
         let own = most_of(&backend.name);
         let differs = queues && own < 0.6 * most;

@@ -4,17 +4,17 @@
 //! An engine is compared with the other engines of its pool. Metrics pages of engines are sums
 //! since the start of the engine, in seconds and numbers.
 
-use super::facts::{BackendFacts, EngineFacts, PoolFacts};
+use super::facts::{BackendFacts, PageFacts, PoolFacts};
 use super::finding::{Cause, Finding};
 use super::minute::{Minute, VALUES_MIN};
 use sluice_gateway::telemetry::totals::Totals;
 
 /// An engine is slow from this factor on, with certainty.
 const SLOWER: f64 = 1.5;
-/// An engine of which few requests end is slow from this factor on: with certainty, or in so many
-/// looks in a row by the pace of streams that run, compared with the slowest other engine.
+/// An engine of which few requests end is slow from this factor on, with certainty; by the gaps
+/// between tokens on its page, compared with the slowest other engine, from so many gaps on.
 const MUCH_SLOWER: f64 = 3.0;
-const LIVE_LOOKS: usize = 3;
+const GAPS_MIN: f64 = 100.0;
 /// Values of requests that prove much slower.
 const VALUES_FEW: f64 = 4.0;
 /// A silence is a cause from this many seconds on: with a page that shows no work, and without one.
@@ -33,7 +33,7 @@ const FAILS: (f64, f64, usize) = (5.0, 0.3, 3);
 /// The most specific cause at one backend.
 pub(super) fn of(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     silence(minute, backend).or_else(|| failures(minute, backend)).or_else(|| {
-        let rules = [memory, adapters, pace, live_pace, way];
+        let rules = [memory, adapters, pace, gaps, way];
         rules.iter().filter(|_| backend.serves).find_map(|rule| rule(minute, backend))
     })
 }
@@ -109,7 +109,7 @@ fn memory(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
 }
 
 /// Whether requests wait for an adapter slot. vLLM lists only adapters with output.
-fn defers(engine: &EngineFacts) -> bool {
+fn defers(engine: &PageFacts) -> bool {
     let exceeds = |(used, slots)| used > slots && engine.waiting > 0.0;
     engine.adapters.is_some_and(|adapters| engine.deferred > 0.0 || exceeds(adapters))
 }
@@ -144,19 +144,17 @@ fn pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     Some(slow(minute, backend, (own.mean(), others.mean()), &requests))
 }
 
-/// The pace of streams that run, because few requests of a very slow engine end.
-fn live_pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
-    let paces = |pool: &PoolFacts| {
-        let others = pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
-        let others: Vec<f64> = others.filter_map(|other| other.pace).collect();
-        let own = pool.backend(&backend.name).filter(|own| own.in_flight > 0.0)?.pace?;
-        others.into_iter().reduce(f64::max).map(|others| (own, others))
+/// The gaps between tokens of requests that run, because few requests of a very slow engine end.
+fn gaps(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
+    let mean = |backend: &BackendFacts| {
+        let (before, now) = minute.engine_pair(backend)?;
+        let (seconds, number) = (now.itl.0 - before.itl.0, now.itl.1 - before.itl.1);
+        (number >= GAPS_MIN).then(|| seconds / number)
     };
-    let (own, others) = paces(minute.pool)?;
-    let is_slow = |look: &&PoolFacts| paces(look).is_some_and(|(own, others)| own >= MUCH_SLOWER * others);
-    let looks = minute.looks.iter().take(LIVE_LOOKS);
-    (looks.filter(|look| is_slow(look)).count() == LIVE_LOOKS)
-        .then(|| slow(minute, backend, (own, others), &format!("{:.0} requests run", backend.in_flight)))
+    let others = minute.pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
+    let (own, others) = (mean(backend)?, others.filter_map(mean).reduce(f64::max)?);
+    let basis = format!("{:.0} requests run", backend.in_flight);
+    (own >= MUCH_SLOWER * others).then(|| slow(minute, backend, (own, others), &basis))
 }
 
 fn slow(minute: &Minute<'_>, backend: &BackendFacts, (own, others): (f64, f64), basis: &str) -> Finding {

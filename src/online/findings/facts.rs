@@ -11,7 +11,7 @@ use sluice_gateway::telemetry::totals::{Totals, TotalsView};
 
 /// The values of an engine's metrics page that findings need; sums since the engine's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct EngineFacts {
+pub struct PageFacts {
     /// Requests that run.
     pub running: f64,
     /// Requests that wait.
@@ -24,6 +24,8 @@ pub struct EngineFacts {
     pub preemptions: f64,
     /// TTFT as the engine measures it: sum in seconds, and number.
     pub ttft: (f64, f64),
+    /// Inter-token latency as the engine measures it: sum in seconds, and number.
+    pub itl: (f64, f64),
     /// A number that grows only while the engine works.
     pub progress: f64,
     /// Steps with more tokens than each of [`STEP_TOKENS`].
@@ -38,7 +40,7 @@ pub struct EngineFacts {
     pub adapters: Option<(u64, u64)>,
 }
 
-impl From<&MetricsSnapshot> for EngineFacts {
+impl From<&MetricsSnapshot> for PageFacts {
     fn from(page: &MetricsSnapshot) -> Self {
         Self {
             running: page.running,
@@ -47,6 +49,7 @@ impl From<&MetricsSnapshot> for EngineFacts {
             kv_usage: page.kv_usage,
             preemptions: page.preemptions,
             ttft: (page.ttft.1, page.ttft.0),
+            itl: (page.itl.1, page.itl.0),
             progress: page.progress(),
             large_steps: page.steps_above.counts(),
             large_prompts: page.computed_above.counts(),
@@ -74,12 +77,10 @@ pub struct BackendFacts {
     pub slots: f64,
     /// For how long the backend has had requests in flight and sent nothing.
     pub silent: Option<Duration>,
-    /// Seconds per output token, as learned from streams that run; `None` without streams.
-    pub pace: Option<f64>,
     /// Sums over the requests.
     pub totals: Totals,
     /// The engine's own page, if it is readable.
-    pub engine: Option<EngineFacts>,
+    pub engine: Option<PageFacts>,
     /// Flags with which the gateway started the engine; empty for an engine of another program.
     pub flags: Vec<String>,
 }
@@ -119,7 +120,7 @@ impl Facts {
     pub fn of(
         view: &[PoolView],
         totals: TotalsView,
-        engine: impl Fn(&BackendView) -> (Option<Duration>, Option<EngineFacts>),
+        engine: impl Fn(&BackendView) -> (Option<Duration>, Option<PageFacts>),
     ) -> Self {
         let backend = |pool: &PoolView, backend: &BackendView| {
             let own = totals.backends.iter().find(|([of, name], _)| *of == pool.name && *name == backend.name);
@@ -132,7 +133,6 @@ impl Facts {
                 in_flight: f64::from(backend.used.requests),
                 slots: f64::from(backend.limits.slots),
                 silent,
-                pace: backend.seconds_per_token,
                 totals: own.map(|(_, totals)| *totals).unwrap_or_default(),
                 engine,
                 flags: Vec::new(),
@@ -183,7 +183,7 @@ impl PoolFacts {
     }
 
     /// Whether the pages of engines that serve are known, and all are so.
-    pub(super) fn all_engines(&self, is: impl Fn(&EngineFacts) -> bool) -> bool {
+    pub(super) fn all_engines(&self, is: impl Fn(&PageFacts) -> bool) -> bool {
         let mut pages = self.backends.iter().filter(|backend| backend.serves).filter_map(|own| own.engine).peekable();
         pages.peek().is_some() && pages.all(|engine| is(&engine))
     }

@@ -6,7 +6,7 @@
 //! | requests wait | now and in half of the looks, here or in all engines; or [`SHED_MIN`] shed |
 //! | first tokens are late | mean time at the engines at least [`LATER`] times the time before |
 
-use super::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
+use super::facts::{BackendFacts, Facts, PageFacts, PoolFacts};
 use super::finding::{Cause, Finding};
 use sluice_gateway::telemetry::totals::Totals;
 
@@ -122,9 +122,15 @@ impl<'a> Minute<'a> {
         backend.totals.since(&before)
     }
 
-    /// The engine's page a minute ago and now, unless the engine has started in between.
-    pub(super) fn engine_pair(&self, backend: &BackendFacts) -> Option<(EngineFacts, EngineFacts)> {
-        let before = self.before.backend(&backend.name)?.engine?;
-        backend.engine.filter(|now| now.progress >= before.progress).map(|now| (before, now))
+    /// The engine's page a minute ago, or since the engine started, and now.
+    pub(super) fn engine_pair(&self, backend: &BackendFacts) -> Option<(PageFacts, PageFacts)> {
+        let now = backend.engine?;
+        let pages = self.looks.iter().take(self.of_minute).map_while(|look| look.backend(&backend.name)?.engine);
+        // Sums that fell belong to an engine that has started again.
+        let since_start = pages.scan(now, |later, page| {
+            let later = std::mem::replace(later, page);
+            (page.progress <= later.progress).then_some(page)
+        });
+        Some((since_start.last().unwrap_or(now), now))
     }
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use facts::{EngineFacts, Facts};
+use facts::{Facts, PageFacts};
 pub use finding::{Cause, Finding};
 use sluice_gateway::telemetry::totals::Totals;
 
@@ -107,7 +107,7 @@ pub struct EngineMinute {
 }
 
 impl EngineMinute {
-    fn new(now: &EngineFacts, before: Option<EngineFacts>) -> Self {
+    fn new(now: &PageFacts, before: Option<PageFacts>) -> Self {
         // A sum that fell belongs to an engine that has started again.
         let before = before.map_or(now.preemptions, |before| before.preemptions);
         let preemptions = if now.preemptions >= before { now.preemptions - before } else { now.preemptions };

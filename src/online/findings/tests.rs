@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::facts::{BackendFacts, EngineFacts, Facts, PoolFacts};
+use super::facts::{BackendFacts, Facts, PageFacts, PoolFacts};
 use super::{Cause, Finding, Findings, LOOK};
 use sluice_core::base::Rng;
 use sluice_gateway::telemetry::totals::Totals;
@@ -18,7 +18,7 @@ struct Engine {
     tpot: f64,
     /// Seconds to the first token at the engine, and on the way.
     ttft: (f64, f64),
-    facts: EngineFacts,
+    facts: PageFacts,
     silent: f64,
     /// Whether the page shows work although nothing is sent.
     works: bool,
@@ -50,7 +50,7 @@ struct Traffic {
 
 impl Traffic {
     fn new(engines: usize) -> Self {
-        let facts = EngineFacts { running: 8.0, kv_usage: 0.3, cache_tokens: Some(500_000), ..EngineFacts::default() };
+        let facts = PageFacts { running: 8.0, kv_usage: 0.3, cache_tokens: Some(500_000), ..PageFacts::default() };
         let engine = Engine {
             tpot: 0.006,
             ttft: (0.03, 0.002),
@@ -98,6 +98,8 @@ impl Traffic {
             let typical = if number % 10 == 9 { self.long } else { self.prompt };
             let (prompt, tpot, ttft) = (typical * self.jitter() * self.jitter(), self.jitter(), self.jitter());
             let fails = self.rng.unit() < engine.fails;
+            let page = &mut self.engines[at].facts;
+            page.itl = (page.itl.0 + 100.0 * engine.tpot * tpot, page.itl.1 + 100.0);
             if !engine.ends {
                 continue;
             }
@@ -127,7 +129,6 @@ impl Traffic {
         for (engine, backend) in self.engines.iter_mut().zip(&mut self.facts.pools[0].backends) {
             engine.facts.progress += f64::from(u8::from(engine.works || engine.silent == 0.0));
             backend.serves = engine.serves;
-            backend.pace = Some(engine.tpot);
             backend.state = if engine.serves { "ready" } else { "ejected" };
             backend.slots = self.slots;
             backend.in_flight = if self.queue > 0.0 && self.is_full { self.slots } else { 8.0 };
@@ -228,7 +229,7 @@ fn causes_that_look_like_others_are_kept_apart() {
         (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0);
     });
     assert_eq!(burst, one(Cause::Burst, ""));
-    // Few requests of a slow engine end, but streams show the pace.
+    // Few requests of a slow engine end, but its page shows the gaps between tokens.
     let slow = found(3, |traffic| (traffic.engines[2].tpot, traffic.engines[2].ends) = (0.06, false));
     assert_eq!(slow, one(Cause::SlowEngine, "gpu2"));
     let all =

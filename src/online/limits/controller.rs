@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use super::moves::{Direction, Move, Steps};
-use super::{Bounds, Knob, Limits, PoolLimits};
+use super::{Knob, LimitRange, Limits, PoolLimits};
 use crate::event::{Acting, Event, EventKind};
 use crate::gate::{Closings, Proposals};
 use crate::observe::diagnosis::Experience;
@@ -147,7 +147,7 @@ pub struct Controller {
     pub(crate) losses: Vec<f64>,
     pub(crate) lengths: Vec<Lengths>,
     pub(crate) lost_by_request: Vec<f64>,
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: LimitRange,
     pub(crate) target: f64,
     pub(crate) horizon: Duration,
     pub(crate) limits: Limits,
@@ -185,7 +185,7 @@ impl Controller {
             belief: (Score::default(), "no requests were observed yet".to_owned()),
             latest_score: Score::default(),
             experience: Experience::default(),
-            bounds: Bounds::default(),
+            bounds: LimitRange::default(),
             target,
             horizon,
             limits,

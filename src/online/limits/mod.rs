@@ -1,6 +1,6 @@
 //! The limits that the controller moves, and how they enter a configuration.
 //!
-//! Plain values, one set for each pool. A change stays within [`Bounds`] and keeps the
+//! Plain values, one set for each pool. A change stays within [`LimitRange`] and keeps the
 //! configuration valid: the pools' ranges continue to cover every prompt length.
 
 pub mod moves;
@@ -18,7 +18,7 @@ use sluice_core::base::Tokens;
 
 /// Lower and upper bound of each limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bounds {
+pub struct LimitRange {
     /// Sequences in flight on a backend.
     pub slots: (u32, u32),
     /// Prefill permits of a backend.
@@ -31,7 +31,7 @@ pub struct Bounds {
     pub boundary: (u64, u64),
 }
 
-impl Default for Bounds {
+impl Default for LimitRange {
     fn default() -> Self {
         Self {
             slots: (16, 4_096),

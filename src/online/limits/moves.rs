@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::limits::{Bounds, Knob, Limits, PoolLimits};
+use crate::limits::{Knob, LimitRange, Limits, PoolLimits};
 use crate::observe::lengths::Lengths;
 use crate::observe::loss::Cause;
 use crate::observe::window::{PoolWindow, Window};
@@ -53,7 +53,7 @@ const LESS: f64 = 0.5;
 /// Other limits under which a change of flags may help: the configured limits, and the configured
 /// limits with one permit for long prompts. The present limits were found with other flags. The
 /// range stays.
-pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, bounds: &Bounds) -> Vec<PoolLimits> {
+pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, bounds: &LimitRange) -> Vec<PoolLimits> {
     let file = PoolLimits { range: now.range, ..*configured };
     let long = match file.long {
         Some((threshold, permits)) => Some((threshold, permits.min(bounds.permits.0))),
@@ -66,7 +66,7 @@ pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, boun
 }
 
 /// A threshold with most of the tokens but not most of the prompts above it.
-fn long_prompts(lengths: &Lengths, bounds: &Bounds) -> Option<u64> {
+fn long_prompts(lengths: &Lengths, bounds: &LimitRange) -> Option<u64> {
     let found = lengths.next_below(u64::MAX, BOUNDARY_SHARE).filter(|found| *found >= bounds.threshold.0)?;
     (lengths.share_above(found) <= LONG_SHARE).then_some(found)
 }
@@ -118,7 +118,7 @@ impl Steps {
 }
 
 /// Changes that may help, the most promising first.
-pub fn candidates(window: &Window, limits: &Limits, bounds: &Bounds, steps: &Steps) -> Vec<Move> {
+pub fn candidates(window: &Window, limits: &Limits, bounds: &LimitRange, steps: &Steps) -> Vec<Move> {
     let mut pools: Vec<(usize, f64)> =
         window.pools.iter().map(PoolWindow::loss).enumerate().filter(|(_, loss)| *loss > 0.0).collect();
     pools.sort_by(|one, other| other.1.total_cmp(&one.1));
@@ -139,7 +139,7 @@ pub fn candidates(window: &Window, limits: &Limits, bounds: &Bounds, steps: &Ste
 struct Proposer<'a> {
     window: &'a Window,
     limits: &'a Limits,
-    bounds: &'a Bounds,
+    bounds: &'a LimitRange,
     steps: &'a Steps,
     pool: usize,
     seen: &'a PoolWindow,
@@ -413,7 +413,7 @@ mod tests {
             pool.causes = [10.0 - between_tokens, 0.0, between_tokens];
             pool.usage = Usage { slots_peak: 40, in_rotation: 2, ..Usage::default() };
             let window = Window { from: Duration::ZERO, pools: vec![pool] };
-            let moves = candidates(&window, &limits, &Bounds::default(), &Steps::default());
+            let moves = candidates(&window, &limits, &LimitRange::default(), &Steps::default());
             moves.into_iter().map(|step| (step.direction.knob, step.direction.up)).collect::<Vec<_>>()
         };
         assert_eq!(knobs(2.0), []);
@@ -436,7 +436,7 @@ mod tests {
         pool.usage = Usage { slots_peak: 40, in_rotation: 2, in_flight, ..Usage::default() };
         pool.ended = 960.0;
         let window = Window { from: Duration::ZERO, pools: vec![pool] };
-        let moves = candidates(&window, &limits, &Bounds::default(), &Steps::default());
+        let moves = candidates(&window, &limits, &LimitRange::default(), &Steps::default());
         let slots = moves.iter().find(|step| step.direction.knob == Knob::Slots).unwrap().to.0[0].slots;
         assert_eq!(slots, 31, "24 + 2 * sqrt(12)");
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use sluice_cluster::{Candidate, Record};
+use sluice_cluster::{Candidate, LeaseRecord};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -83,20 +83,20 @@ impl<S: Store> Campaign<S> {
         let record = found
             .bytes
             .as_deref()
-            .map(Record::parse)
+            .map(LeaseRecord::parse)
             .transpose()
             .map_err(|error| format!("{}: {error}", self.store.name()))?;
         let time = format!("{:.6}", Timestamp::now());
         let now = self.now();
         let seen = record.as_ref().map(|record| (record, &*found.version));
         let Some(next) = self.candidate.found(now, seen, &time) else {
-            return Ok(record.as_ref().and_then(Record::holder).map(str::to_owned));
+            return Ok(record.as_ref().and_then(LeaseRecord::holder).map(str::to_owned));
         };
         self.write(&next, &found).await?;
         Ok(next.holder().map(str::to_owned))
     }
 
-    async fn write(&mut self, record: &Record, over: &Found) -> Result<(), String> {
+    async fn write(&mut self, record: &LeaseRecord, over: &Found) -> Result<(), String> {
         self.candidate.sends(self.now());
         let written = timeout(self.timing.call, self.store.write(record.to_bytes(), over)).await;
         match written.unwrap_or_else(|_| Written::Unknown(self.no_answer())) {

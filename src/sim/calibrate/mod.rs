@@ -25,4 +25,4 @@ mod tests;
 pub use play::play;
 pub use report::Spread;
 pub use rows::{Row, RowError};
-pub use search::Setting;
+pub use search::FitSettings;

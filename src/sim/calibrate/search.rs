@@ -89,7 +89,7 @@ pub enum FitError {
 
 /// The settings of a fit.
 #[derive(Clone, Debug)]
-pub struct Setting {
+pub struct FitSettings {
     /// The GPU that the rows were measured on.
     pub gpu: Gpu,
     /// The model that was served.
@@ -106,7 +106,7 @@ pub struct Setting {
     pub sweeps: usize,
 }
 
-impl Setting {
+impl FitSettings {
     /// The settings of a thorough search.
     pub fn new(gpu: Gpu, model: Model, layout: Layout) -> Self {
         Self { gpu, model, layout, fitted: FITTED, draws: DRAWS, shares: THOROUGH, sweeps: SWEEPS }

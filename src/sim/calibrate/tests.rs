@@ -30,8 +30,8 @@ fn quiet() -> Profile {
     Profile::new(gpu, model, Layout::default(), &quiet_constants()).unwrap()
 }
 
-fn setting() -> Setting {
-    Setting::new(Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap(), Layout::default())
+fn setting() -> FitSettings {
+    FitSettings::new(Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap(), Layout::default())
 }
 
 fn table_and_spread(title: &str, rows: &[Row], cells: &[[f64; 4]]) -> Spread {
@@ -198,7 +198,7 @@ fn rows_that_the_fit_has_not_seen_are_predicted() {
     let start = Constants::parse("unseen", &table.to_string()).unwrap();
     let rows: Vec<Row> = rows::parse(FIRST).unwrap();
     // A short search: the full one takes minutes without optimisation.
-    let setting = Setting { draws: 1, shares: &[0.2], sweeps: 1, ..setting() };
+    let setting = FitSettings { draws: 1, shares: &[0.2], sweeps: 1, ..setting() };
     let cells = setting.play_all(&start, &rows).unwrap();
     let before = table_and_spread("first.csv with guessed constants", &rows, &cells);
     let (left, cells) = setting.leave_thirds_out(&start, &rows).unwrap();
@@ -209,7 +209,7 @@ fn rows_that_the_fit_has_not_seen_are_predicted() {
 #[test]
 fn the_same_fit_comes_out_the_same() {
     let rows: Vec<Row> = rows::parse(FIRST).unwrap().into_iter().take(2).collect();
-    let fit = || Setting { draws: 1, ..setting() }.fit(&quiet_constants(), &rows).unwrap();
+    let fit = || FitSettings { draws: 1, ..setting() }.fit(&quiet_constants(), &rows).unwrap();
     assert_eq!(fit(), fit());
 }
 
@@ -218,7 +218,7 @@ fn the_same_fit_comes_out_the_same() {
 fn fit_the_host_again() {
     let mut rows = rows::parse(FIRST).unwrap();
     rows.extend(rows::parse(SECOND).unwrap().into_iter().filter(|row| !is_a_draw(row)));
-    let setting = Setting { fitted: search::HOST, ..setting() };
+    let setting = FitSettings { fitted: search::HOST, ..setting() };
     let fitted = setting.fit(&quiet_constants(), &rows).unwrap();
     println!("{}\n{}", fitted.table(), report::table(&rows, &setting.play_all(&fitted, &rows).unwrap()));
 }

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::super::classes::{ClassIndex, Classes, Kind};
 use super::super::keys::InFlight;
 use super::super::routing_table::PoolRoute;
-use super::super::suspects::Trial;
+use super::super::suspects::SuspectTurn;
 use super::super::trace::StepKind;
 use super::super::used_tokens;
 use super::{Outcome, Record, Recorder, RetryReason};
@@ -29,7 +29,7 @@ pub struct RecordGuard<'a, R: Recorder> {
     /// The count against the limits of the client's key.
     in_flight: Option<InFlight>,
     /// The trial of a suspect: the request's body may kill engines.
-    pub(in crate::flow) trial: Option<Trial>,
+    pub(in crate::flow) trial: Option<SuspectTurn>,
     /// The properties that decide the class, and its position.
     kind: Kind,
     class: ClassIndex,

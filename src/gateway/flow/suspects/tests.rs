@@ -68,7 +68,7 @@ async fn several_suspects_on_one_engine_are_not_refused_and_one_behind_its_first
 async fn suspects_have_turns_one_after_another_and_no_wait_is_longer_than_its_bound() {
     let suspects = Arc::new(Suspects::default());
     let begun = Instant::now();
-    let trials: Vec<Trial> = (0..20u8).map(|number| suspects.trial(suspects.hash(&[number]))).collect();
+    let trials: Vec<SuspectTurn> = (0..20u8).map(|number| suspects.trial(suspects.hash(&[number]))).collect();
     trials[0].turn().await;
     trials[0].survived();
     trials[1].turn().await;
@@ -123,7 +123,7 @@ fn suspects_are_bounded_and_refused_bodies_are_forgotten_last() {
         assert!(suspects.counts().0 <= SUSPECTS_MAX);
     }
     assert!(suspects.check(poison, now).is_err());
-    let trials: Vec<Trial> = (0..2 * TRIALS_MAX).map(|_| suspects.trial(poison)).collect();
+    let trials: Vec<SuspectTurn> = (0..2 * TRIALS_MAX).map(|_| suspects.trial(poison)).collect();
     assert_eq!(suspects.counts().1, TRIALS_MAX);
     drop(trials);
 }

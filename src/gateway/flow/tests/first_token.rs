@@ -4,7 +4,7 @@
 //! without a token are no work, so pings do not keep a stream alive.
 
 use super::*;
-use crate::pool::EngineLook;
+use crate::pool::EngineCounters;
 
 const PING: &str = ": ping\n\n";
 const CREATED: &str = "data: {\"choices\":[],\"id\":\"first\"}\n\n";
@@ -155,7 +155,7 @@ async fn silent(pause: u64, each: f64, begin: &'static str) -> (TestClient, Reco
         let mut generated = 0.0;
         loop {
             for (backend, address) in admission.watched_backends() {
-                let look = EngineLook { generated, requests: Some(1.0) };
+                let look = EngineCounters { generated, requests: Some(1.0) };
                 admission.record_look(backend, &address, Some(look), Instant::now());
             }
             generated += each;

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use crate::event::{Acting, EventKind};
 use crate::limits::controller::{Action, Controller};
 use crate::limits::moves::{Steps, candidates};
-use crate::limits::{Bounds, Knob, Limits, PoolLimits};
+use crate::limits::{Knob, LimitRange, Limits, PoolLimits};
 use crate::observe::loss::{Cause, Judged};
 use crate::observe::usage::Usage;
 use crate::observe::window::{PoolWindow, Window};
@@ -256,7 +256,7 @@ fn moves_for(limits: Limits, cause: Cause, seen: impl Fn(usize, &mut PoolWindow)
         window
     });
     let window = Window { from: Duration::ZERO, pools: pools.collect() };
-    let all = candidates(&window, &limits, &Bounds::default(), &Steps::default());
+    let all = candidates(&window, &limits, &LimitRange::default(), &Steps::default());
     all.iter().map(|step| (step.direction.pool, step.direction.knob, step.direction.up)).collect()
 }
 
@@ -302,7 +302,7 @@ proptest! {
     /// Limits stay within their bounds, and each prompt length has exactly one home.
     #[test]
     fn limits_stay_within_bounds(seed in any::<u64>(), slots in 1_u32..5_000, permits in 1_u32..100, threshold in 1_u64..100_000) {
-        let bounds = Bounds::default();
+        let bounds = LimitRange::default();
         let mut rng = Rng::new(seed);
         let pool = |range| PoolLimits { slots, prefill_tokens: Some(8_192), long: Some((threshold, permits)), range };
         let mut now = Limits(vec![pool((0, Some(5_000))), pool((5_000, None))]);
@@ -352,7 +352,7 @@ fn beside_the_limits_found_are_those_of_the_file_and_one_permit_for_long_prompts
     (0..15).for_each(|_| lengths.add(200));
     lengths.add(16_000);
     let beside =
-        |now: PoolLimits, file: PoolLimits| crate::limits::moves::beside(&now, &file, &lengths, &Bounds::default());
+        |now: PoolLimits, file: PoolLimits| crate::limits::moves::beside(&now, &file, &lengths, &LimitRange::default());
     let file = PoolLimits { slots: 256, prefill_tokens: None, long: None, range: (0, None) };
     let [same, one] = beside(PoolLimits { prefill_tokens: Some(12_000), ..file }, file)[..] else { panic!("two") };
     assert_eq!((same, one.prefill_tokens), (file, None));
