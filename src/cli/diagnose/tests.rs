@@ -21,6 +21,7 @@ fn minute(pool: &str, name: &str) -> LastMinute {
 #[test]
 fn the_screen_begins_with_findings_and_shows_class_key_and_engine() {
     let finding = Finding {
+        is_change: false,
         cause: sluice_online::findings::Cause::SlowEngine,
         pool: "all".to_owned(),
         subject: "gpu1".to_owned(),

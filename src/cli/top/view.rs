@@ -362,6 +362,7 @@ mod tests {
     #[test]
     fn findings_are_the_first_lines_and_leave_room_for_the_rest() {
         let finding = |subject: &str| Finding {
+            is_change: false,
             cause: Cause::SlowEngine,
             pool: "short".to_owned(),
             subject: subject.to_owned(),

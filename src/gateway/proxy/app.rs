@@ -15,12 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Method, StatusCode, Version};
 use pingora::apps::{HttpPersistentSettings, HttpServerApp, ReusedHttpStream};
 use pingora::http::RequestHeader;
-use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, timeout};
@@ -342,6 +341,44 @@ impl Gateway {
         }
         Ok((route, headers::authenticate(&session.req_header().headers, table)?))
     }
+
+    /// Serves one request of a connection; `None`: the connection has ended.
+    #[expect(clippy::manual_async_fn, reason = "an async function would store the session, 680 bytes, twice")]
+    pub(super) fn serve_next<'a>(
+        self: &'a Arc<Self>,
+        mut session: ServerSession,
+        shutdown: &'a ShutdownWatch,
+    ) -> impl Future<Output = Option<ReusedHttpStream>> + Send + 'a {
+        async move {
+            let next = match self.read_head(&mut session, shutdown).await {
+                Ok(()) => {
+                    if self.flow.is_closing() || self.flow.is_handed_over() {
+                        session.set_keepalive(None);
+                    }
+                    self.serve(&mut session, shutdown).await
+                }
+                Err(NoHead::Closed) => return None,
+                Err(NoHead::Refused(refusal)) => {
+                    refuse_head(&mut session, &refusal, &self.flow).await;
+                    Next::Close { linger: LINGER }
+                }
+            };
+            if let Next::Close { linger } = next {
+                end(&mut session, linger).await;
+                return None;
+            }
+            after::end_stream(&mut session).await;
+            let mut settings = HttpPersistentSettings::for_session(&session);
+            let (stream, ahead) = timeout(SETTLE, session.finish()).await.ok()?.ok()??.into_parts();
+            if let Some(client) = ClientHandle::below(&stream) {
+                client.state.next_request(ahead.as_deref().unwrap_or_default());
+            }
+            if let Some(ahead) = ahead {
+                settings.set_pipelined_prefix(ahead);
+            }
+            Some(ReusedHttpStream::new(stream, Some(settings)))
+        }
+    }
 }
 
 fn incoming(
@@ -404,11 +441,10 @@ fn take_headers(session: &mut ServerSession) -> HeaderMap {
 }
 
 impl HttpServerApp for Gateway {
-    /// Written without `async_trait`, which would store the session (680 bytes) twice for every
-    /// open stream.
+    // Without `async_trait`, which would store the session twice.
     fn process_new_http<'a, 'b, 'c>(
         self: &'a Arc<Self>,
-        mut session: ServerSession,
+        session: ServerSession,
         shutdown: &'b ShutdownWatch,
     ) -> Pin<Box<dyn Future<Output = Option<ReusedHttpStream>> + Send + 'c>>
     where
@@ -416,40 +452,8 @@ impl HttpServerApp for Gateway {
         'b: 'c,
         Self: 'c,
     {
-        Box::pin(async move {
-            let next = match self.read_head(&mut session, shutdown).await {
-                Ok(()) => {
-                    if self.flow.is_closing() || self.flow.is_handed_over() {
-                        session.set_keepalive(None);
-                    }
-                    self.serve(&mut session, shutdown).await
-                }
-                Err(NoHead::Closed) => return None,
-                Err(NoHead::Refused(refusal)) => {
-                    refuse_head(&mut session, &refusal, &self.flow).await;
-                    Next::Close { linger: LINGER }
-                }
-            };
-            if let Next::Close { linger } = next {
-                end(&mut session, linger).await;
-                return None;
-            }
-            after::end_stream(&mut session).await;
-            let settings = HttpPersistentSettings::for_session(&session);
-            let (stream, ahead) = timeout(SETTLE, session.finish()).await.ok()?.ok()??.into_parts();
-            if let Some(client) = ClientHandle::below(&stream) {
-                client.state.next_request(ahead.as_deref().unwrap_or_default());
-            }
-            Some(reused(stream, ahead, settings))
-        })
+        Box::pin(self.serve_next(session, shutdown))
     }
-}
-
-fn reused(stream: Stream, ahead: Option<BytesMut>, mut settings: HttpPersistentSettings) -> ReusedHttpStream {
-    if let Some(ahead) = ahead {
-        settings.set_pipelined_prefix(ahead);
-    }
-    ReusedHttpStream::new(stream, Some(settings))
 }
 
 /// Refuses a request early; no pool is known yet.

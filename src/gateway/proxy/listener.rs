@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
-use pingora::apps::HttpServerApp;
 use pingora::protocols::http::ServerSession;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -214,7 +213,7 @@ async fn serve_connection(
         // Over the limit. With HTTP/2 each request would have to be refused, so the connection is
         // closed.
         Protocol::Http2 if counted.refused => {}
-        // Boxed, because the state is larger than that of an HTTP/1.1 connection.
+        // Boxed, so that connections of HTTP/1.1 have no room for its state.
         Protocol::Http2 => {
             let socket = ClientSocket::new(transport, Arc::clone(&counted));
             let naming = |headers: &HeaderMap| {
@@ -271,7 +270,7 @@ async fn serve_http1(
     stop: &watch::Receiver<bool>,
 ) {
     let mut session = ServerSession::new_http1(Box::new(ClientSocket::new(transport, counted)));
-    while let Some(reused) = gateway.process_new_http(session, stop).await {
+    while let Some(reused) = gateway.serve_next(session, stop).await {
         let (stream, settings) = reused.consume();
         session = ServerSession::new_http1(stream);
         if let Some(settings) = settings {

@@ -13,7 +13,7 @@ use sluice_core::vllm::metrics::STEP_TOKENS;
 /// The most that the large steps of an engine say about the next long prompt, and the logarithm of
 /// the chance below which a missing large step is no chance.
 const SURE_STEP: f64 = 0.95;
-const LN_CHANCE: f64 = -9.0;
+const LN_CHANCE: f64 = -12.0;
 
 /// Every cause that is seen now.
 pub(super) fn of(compared: &Compared<'_>) -> Vec<Finding> {
@@ -38,7 +38,7 @@ fn flags(minute: &Minute<'_>, found: &mut Vec<Finding>) {
         .clone()
         .or_else(|| started(pool))
         .or_else(|| caches(pool))
-        .or_else(|| steps(pool))
+        .or_else(|| steps(minute))
         .or_else(|| sequences(minute));
     if let Some(difference) = difference {
         let sentence = format!("The engines of pool {} have different settings.", pool.name);
@@ -66,22 +66,27 @@ fn caches(pool: &PoolFacts) -> Option<String> {
     differ.then(|| format!("the KV cache of {} holds {} tokens, of {} {}", least.0, least.1, most.0, most.1))
 }
 
-/// An engine that computes long prompts only in pieces, while another one takes more in a step.
-fn steps(pool: &PoolFacts) -> Option<String> {
+/// An engine that computes long prompts only in pieces, while another one takes more in a step. The
+/// engine may have had large steps before, as many requests at once need them.
+fn steps(minute: &Minute<'_>) -> Option<String> {
     let engines: Vec<(&str, PageFacts)> =
-        pool.backends.iter().filter_map(|backend| Some((&*backend.name, backend.engine?))).collect();
+        minute.pool.backends.iter().filter_map(|backend| Some((&*backend.name, backend.engine?))).collect();
     STEP_TOKENS.iter().enumerate().find_map(|(index, tokens)| {
         let large = |engine: &PageFacts| engine.large_steps[index] / engine.large_prompts[index].max(1.0);
         let (widest, most) = engines.iter().max_by(|a, b| large(&a.1).total_cmp(&large(&b.1)))?;
-        // With the flags of the other engine, no large step would be a very rare chance.
-        let ln_chance = |engine: &PageFacts| engine.large_prompts[index] * (1.0 - large(most).min(SURE_STEP)).ln();
-        let (name, engine) = engines.iter().find(|(_, engine)| {
-            engine.large_steps[index] <= 0.0 && ln_chance(engine) <= LN_CHANCE && most.large_steps[index] >= VALUES_MIN
-        })?;
-        Some(format!(
-            "{name} never computes more than {tokens} tokens in a step, in {:.0} longer prompts; {widest} did in {:.0} steps",
-            engine.large_prompts[index], most.large_steps[index]
-        ))
+        let chance = (1.0 - large(most).min(SURE_STEP)).ln();
+        engines.iter().filter(|_| most.large_steps[index] >= VALUES_MIN).find_map(|(name, engine)| {
+            let pages = minute.looks.iter().map_while(|look| look.backend(name)?.engine);
+            let since = pages.filter(|page| page.large_steps[index] == engine.large_steps[index]);
+            let prompts = since.map(|page| engine.large_prompts[index] - page.large_prompts[index]).fold(0.0, f64::max);
+            // With the flags of the other engine, no large step would be a very rare chance.
+            (prompts * chance <= LN_CHANCE).then(|| {
+                format!(
+                    "{name} computes at most {tokens} tokens in a step, in {prompts:.0} longer prompts; {widest} computed more in {:.0} steps",
+                    most.large_steps[index]
+                )
+            })
+        })
     })
 }
 

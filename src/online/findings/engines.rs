@@ -15,6 +15,8 @@ const SLOWER: f64 = 1.5;
 /// between tokens on its page, compared with the slowest other engine, from so many gaps on.
 const MUCH_SLOWER: f64 = 3.0;
 const GAPS_MIN: f64 = 100.0;
+/// An engine that serves this many times the requests of another one is slow because of them.
+const BUSIER: f64 = 1.3;
 /// Values of requests that prove much slower.
 const VALUES_FEW: f64 = 4.0;
 /// A silence is a cause from this many seconds on: with a page that shows no work, and without one.
@@ -131,13 +133,16 @@ fn adapters(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
 }
 
 fn pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
-    let (own, others) = (minute.of_backend(backend).tpot, others(minute, backend).tpot);
+    let (own, others) = (minute.of_backend(backend), others(minute, backend));
+    let serving = minute.pool.backends.iter().filter(|own| own.serves).count();
+    let is_busier = own.ended * serving.saturating_sub(1) as f64 > BUSIER * others.ended;
+    let (own, others) = (own.tpot, others.tpot);
     let bound = if own.count() >= VALUES_MIN { SLOWER } else { MUCH_SLOWER };
     let enough = own.count() >= VALUES_FEW && others.count() >= VALUES_MIN;
     // Requests that waited for an adapter end minutes later.
     let deferred =
         minute.looks.iter().filter_map(|look| look.backend(&backend.name)?.engine).any(|engine| defers(&engine));
-    if !enough || deferred || own.surely_above(&others) < bound {
+    if !enough || deferred || is_busier || own.surely_above(&others) < bound {
         return None;
     }
     let requests = format!("{:.0} requests in a minute", own.count());

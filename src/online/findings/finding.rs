@@ -59,6 +59,11 @@ impl Cause {
         matches!(self, Self::BusyKey | Self::LongerPrompts | Self::Burst)
     }
 
+    /// Whether the cause is about the load of a pool.
+    pub(super) fn is_load(self) -> bool {
+        self.is_change() || matches!(self, Self::SlotsTooSmall | Self::NearLimit)
+    }
+
     /// The name in metrics and JSON.
     pub fn label(self) -> &'static str {
         match self {
@@ -95,6 +100,9 @@ pub struct Finding {
     pub evidence: String,
     /// The next step for an operator.
     pub advice: String,
+    /// Whether the cause is a change of the load. A busy key may be as busy as ever.
+    #[serde(skip)]
+    pub is_change: bool,
     /// Seconds since the cause was first seen.
     #[serde(default)]
     pub since_seconds: f64,

@@ -21,6 +21,9 @@ const OTHERS_WAIT_S: f64 = 0.05;
 /// The load has risen from this factor on, and prompts have become longer.
 const RISEN: f64 = 1.6;
 const LONGER: f64 = 1.3;
+/// Longer prompts are a cause if first tokens are so much later. Most prompts may be short and as
+/// before.
+const LONGER_LATER: f64 = 1.2;
 /// All engines of a pool are slow from this factor on, with certainty.
 const ALL_SLOWER: f64 = 2.5;
 /// Use of the KV cache, and of all slots, from which on engines are full.
@@ -34,18 +37,18 @@ const REQUESTS_MIN: f64 = 20.0;
 /// engine explains why requests wait, but no change of the load.
 pub(super) fn of(minute: &Minute<'_>, compared: &Compared<'_>, is_explained: bool, found: &mut Vec<Finding>) {
     found.extend(estimates(minute));
-    let has_symptom = minute.waits() || minute.is_late();
-    if !has_symptom || minute.recent.ended + minute.pool.queue < REQUESTS_MIN {
+    if minute.recent.ended + minute.pool.queue < REQUESTS_MIN {
         return;
     }
-    let busy = busy_key(minute, compared);
+    let has_symptom = minute.waits() || minute.is_late();
+    let busy = busy_key(minute, compared).filter(|_| has_symptom);
     let (grown, usual) = if busy.as_ref().is_some_and(|(_, grown)| *grown) { (busy, None) } else { (None, busy) };
     let change = grown.map(|(finding, _)| finding).or_else(|| longer(minute)).or_else(|| burst(minute));
     let state = || {
         let usual = || usual.filter(|_| minute.waits()).map(|(finding, _)| finding);
         slower(minute).or_else(|| slots(minute)).or_else(usual).or_else(|| limit(minute))
     };
-    found.extend(change.or_else(|| if is_explained { None } else { state() }));
+    found.extend(change.or_else(|| if is_explained || !has_symptom { None } else { state() }));
 }
 
 /// A key with most of the tokens of the last minute, and whether the key explains a change;
@@ -81,7 +84,8 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bo
     );
     let advice =
         "Ask its owner, limit it (auth.keys: in_flight, tokens_per_minute), or let keys take turns (queue.fair).";
-    Some((minute.finding(Cause::BusyKey, key, sentence, evidence, advice), has_grown))
+    let finding = minute.finding(Cause::BusyKey, key, sentence, evidence, advice);
+    Some((Finding { is_change: has_grown, ..finding }, has_grown))
 }
 
 /// The requests that wait, in words.
@@ -97,6 +101,9 @@ fn symptom(minute: &Minute<'_>) -> String {
 }
 
 fn longer(minute: &Minute<'_>) -> Option<Finding> {
+    if !minute.waits() && !(minute.lateness() >= LONGER_LATER) {
+        return None;
+    }
     let past = minute.past?.totals;
     // Few long prompts can have most of the tokens.
     let pairs = [(minute.recent.prompts, past.prompts), (minute.recent.long_prompts, past.long_prompts)];
@@ -127,6 +134,9 @@ fn rise(minute: &Minute<'_>) -> Option<(f64, f64)> {
 }
 
 fn burst(minute: &Minute<'_>) -> Option<Finding> {
+    if !minute.waits() && !minute.is_late() {
+        return None;
+    }
     let (rate, past) = rise(minute)?;
     let sentence = format!("Pool {} gets {:.1} times as many requests as before.", minute.pool.name, rate / past);
     let evidence = format!("{rate:.1} requests a second, before {past:.1}; {}", symptom(minute));

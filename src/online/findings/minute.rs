@@ -94,8 +94,13 @@ impl<'a> Minute<'a> {
     }
 
     pub(super) fn is_late(&self) -> bool {
-        let past = self.past.map_or(f64::NAN, |past| past.totals.mean_engine_ttft());
-        self.recent.mean_engine_ttft() >= LATER * past
+        self.lateness() >= LATER
+    }
+
+    /// The mean time to the first token at the engines, relative to the time before; NaN without
+    /// either.
+    pub(super) fn lateness(&self) -> f64 {
+        self.recent.mean_engine_ttft() / self.past.map_or(f64::NAN, |past| past.totals.mean_engine_ttft())
     }
 
     pub(super) fn finding(
@@ -107,6 +112,7 @@ impl<'a> Minute<'a> {
         advice: &str,
     ) -> Finding {
         Finding {
+            is_change: cause.is_change(),
             cause,
             pool: self.pool.name.to_string(),
             subject: subject.to_owned(),

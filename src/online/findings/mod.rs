@@ -3,7 +3,7 @@
 //! Every [`LOOK`] the gateway passes its [`Facts`]. The last [`RECENT`] are compared with the hour
 //! before ([`causes`] has the rules). A cause that is seen in [`RAISE`] looks in a row becomes a
 //! finding, and goes when [`CLEAR`] looks in a row do not see it, so a finding appears within two
-//! minutes of the beginning of its cause.
+//! minutes of the beginning of its cause. One cause of a pool's load is shown at a time.
 //!
 //! Bounds: [`SAMPLES_MAX`] facts, every look for the last five minutes and one a minute before; at
 //! most [`FINDINGS_MAX`] findings, the most severe first. Pure: time is a parameter.
@@ -15,7 +15,7 @@ mod engines;
 mod load;
 mod causes;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ const FINE: Duration = Duration::from_secs(300);
 const RAISE: u32 = 2;
 /// Looks in a row without the cause after which a finding goes.
 const CLEAR: u32 = 6;
+/// The same for a cause of the load in a pool where requests still wait.
+const CLEAR_BACKLOG: u32 = 18;
 /// The most facts that are kept.
 pub const SAMPLES_MAX: usize = 100;
 /// The most findings.
@@ -148,7 +150,7 @@ impl Findings {
     pub fn look(&mut self, facts: Facts, now: Duration) -> Change {
         let recent = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= now);
         // Otherwise a change would become the past with which it is compared.
-        let changed = self.known.values().filter(|seen| seen.finding.cause.is_change()).map(|seen| seen.from).min();
+        let changed = self.known.values().filter(|seen| seen.finding.is_change).map(|seen| seen.from).min();
         let calm = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= changed.unwrap_or(now)).or(recent);
         let found = match recent {
             Some((from, before)) => {
@@ -165,8 +167,9 @@ impl Findings {
             }
             None => Vec::new(),
         };
+        let queues = facts.pools.iter().filter(|pool| pool.queue > 0.0).map(|pool| pool.name.to_string()).collect();
         self.keep(facts, now);
-        self.note(found, now)
+        self.note(found, &queues, now)
     }
 
     fn keep(&mut self, facts: Facts, now: Duration) {
@@ -187,11 +190,13 @@ impl Findings {
         }
     }
 
-    fn note(&mut self, found: Vec<Finding>, now: Duration) -> Change {
+    /// `queues`: the pools with requests that wait.
+    fn note(&mut self, mut found: Vec<Finding>, queues: &BTreeSet<String>, now: Duration) -> Change {
         let mut change = Change::default();
         for seen in self.known.values_mut() {
             seen.absent += 1;
         }
+        found.retain(|finding| !self.is_backlog(finding));
         for finding in found {
             let key = (finding.cause, finding.pool.clone(), finding.subject.clone());
             let known = self.known.len();
@@ -210,13 +215,27 @@ impl Findings {
         }
         self.known.retain(|_, seen| {
             // A cause that is not a finding yet must be seen in each look.
-            let stays = seen.absent == 0 || (seen.is_raised && seen.absent < CLEAR);
+            let is_backlogged = seen.finding.cause.is_load() && queues.contains(&seen.finding.pool);
+            let clear = if is_backlogged { CLEAR_BACKLOG } else { CLEAR };
+            let stays = seen.absent == 0 || (seen.is_raised && seen.absent < clear);
             if !stays && seen.is_raised {
                 change.gone.push(seen.finding.clone());
             }
             stays
         });
         change
+    }
+
+    /// Whether the finding about the load is an effect of another one, whose backlog looks like a
+    /// load of its own. A change of the load shows beside a state.
+    fn is_backlog(&self, finding: &Finding) -> bool {
+        let explains = |seen: &Seen| {
+            let earlier = &seen.finding;
+            let is_other = (earlier.cause, &earlier.subject) != (finding.cause, &finding.subject);
+            let is_stronger = earlier.is_change || !finding.is_change;
+            seen.is_raised && earlier.cause.is_load() && earlier.pool == finding.pool && is_other && is_stronger
+        };
+        finding.cause.is_load() && self.known.values().any(explains)
     }
 
     /// The last minute of every key, most tokens first, and of every engine. Empty in the first

@@ -45,6 +45,8 @@ struct Traffic {
     estimate: f64,
     /// Share of the first of two keys in the requests.
     first_key: f64,
+    /// Further turns of the first engine in a round.
+    more_turns: usize,
     facts: Facts,
 }
 
@@ -76,6 +78,7 @@ impl Traffic {
             is_full: true,
             estimate: 1.0,
             first_key: 0.5,
+            more_turns: 0,
             facts: Facts {
                 pools: vec![pool],
                 keys: ["a", "b"].map(|key| (key.into(), Totals::default())).to_vec(),
@@ -91,7 +94,8 @@ impl Traffic {
     /// Ten seconds of traffic.
     fn pass(&mut self) {
         let requests = (self.rate * LOOK.as_secs_f64() * self.jitter().sqrt()) as usize;
-        let serving: Vec<usize> = (0..self.engines.len()).filter(|index| self.engines[*index].serves).collect();
+        let turns = (0..self.engines.len()).chain(std::iter::repeat_n(0, self.more_turns));
+        let serving: Vec<usize> = turns.filter(|index| self.engines[*index].serves).collect();
         for number in 0..requests {
             let at = serving[number % serving.len()];
             let engine = self.engines[at];
@@ -284,7 +288,26 @@ fn a_change_that_lasts_is_named_until_it_ends() {
 }
 
 #[test]
+fn the_backlog_of_a_busy_key_is_no_other_finding() {
+    let (mut traffic, mut findings) = (Traffic::new(2), Findings::default());
+    for number in 1..=200 {
+        let (is_busy, is_backlogged) = ((60..90).contains(&number), (90..104).contains(&number));
+        (traffic.first_key, traffic.rate) = if is_busy { (0.95, 60.0) } else { (0.5, 12.0) };
+        (traffic.queue, traffic.wait) = if is_busy || is_backlogged { (30.0, 2.0) } else { (0.0, 0.0) };
+        traffic.prompt = if is_backlogged { 1_500.0 } else { 500.0 };
+        traffic.pass();
+        let appeared = findings.look(traffic.facts.clone(), LOOK * number).appeared;
+        assert!(appeared.iter().all(|finding| finding.cause == Cause::BusyKey), "look {number}: {appeared:?}");
+        let is_shown = !findings.all(LOOK * number).is_empty();
+        assert!(is_shown == (72..104).contains(&number) || (60..72).contains(&number) || (104..112).contains(&number));
+    }
+}
+
+#[test]
 fn changes_without_harm_are_no_findings() {
+    // An engine that serves most requests needs more time for each.
+    let busier = found(3, |traffic| (traffic.engines[0].tpot, traffic.more_turns) = (0.011, 2));
+    assert_eq!(busier, []);
     // A long prompt, or a response that is not a stream: the engine works and sends nothing.
     let works = found(2, |traffic| (traffic.engines[0].silent, traffic.engines[0].works) = (25.0, true));
     assert_eq!(works, []);
