@@ -1,7 +1,7 @@
 //! Elects one of several gateways as leader, which alone changes engines, limits and experiments.
 //!
-//! One object of the store, a [`LeaseRecord`], names the leader. By these rules, no two candidates lead
-//! at once:
+//! One object of the store, a [`LeaseRecord`], names the leader. By these rules, no two candidates
+//! lead at once:
 //!
 //! - A candidate leads only after the store has confirmed a write with its identity over the state
 //!   that it read. The term lasts [`TERM`] of the lease, on the candidate's clock from when that

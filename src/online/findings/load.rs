@@ -101,7 +101,8 @@ fn symptom(minute: &Minute<'_>) -> String {
 }
 
 fn longer(minute: &Minute<'_>) -> Option<Finding> {
-    if !minute.waits() && !(minute.lateness() >= LONGER_LATER) {
+    let is_later = minute.lateness() >= LONGER_LATER;
+    if !minute.waits() && !is_later {
         return None;
     }
     let past = minute.past?.totals;
