@@ -6,8 +6,8 @@
 Two simulated engines, a gateway in front of them, and 30 honest requests a second, which
 `sluice bench` measures: first alone, then next to clients that each read 1 KB/s of a long stream,
 half of them with HTTP/1.1 and half with HTTP/2 (100 streams per connection). Prints the P99 TTFT of
-both runs, the gateway's memory and buffers, and the TPOT of the engines by the gateway's metrics
-and by their own. `SLUICE_BIN` names another binary. The half with HTTP/2 needs the Python package
+both runs, and the gateway's memory and buffers. In between, slow clients read shorter streams to
+the end; then it prints the TPOT of the engines by the gateway's metrics and by their own. `SLUICE_BIN` names another binary. The half with HTTP/2 needs the Python package
 h2.
 """
 
@@ -30,9 +30,16 @@ RATE = 30
 PAUSE_S = 8
 PIECE = 8 << 10
 STREAMS = 100
-BODY = json.dumps({"model": "m", "stream": True, "max_tokens": 60, "min_tokens": 60, "ignore_eos": True,
-                   "logprobs": True, "top_logprobs": 15,
-                   "messages": [{"role": "user", "content": "slow"}]}).encode()
+# Output tokens of clients that stay, and of clients that read to the end, whose responses fit into
+# the buffer of a stream: a stream whose buffer is full has no TPOT.
+STAY, END = 60, 20
+FINISHERS = 500
+
+
+def body(tokens):
+    return json.dumps({"model": "m", "stream": True, "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True,
+                       "logprobs": True, "top_logprobs": 15,
+                       "messages": [{"role": "user", "content": "slow"}]}).encode()
 
 
 def free_port():
@@ -71,14 +78,14 @@ def bench(port, seconds):
         return result["p99_ttft_ms"], result["completed"]
 
 
-async def slow_http1(port, stop):
+async def slow_http1(port, body, stop):
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", port))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(BODY)}\r\n\r\n"
-    await loop.sock_sendall(client, head.encode() + BODY)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    await loop.sock_sendall(client, head.encode() + body)
     read = 0
     while not stop.is_set():
         piece = await loop.sock_recv(client, PIECE)
@@ -90,7 +97,7 @@ async def slow_http1(port, stop):
     return read
 
 
-async def slow_http2(port, streams, stop):
+async def slow_http2(port, body, streams, stop):
     import h2.config
     import h2.connection
     import h2.settings
@@ -105,7 +112,7 @@ async def slow_http2(port, streams, stop):
         ids.append(stream := connection.get_next_available_stream_id())
         connection.send_headers(stream, [(":method", "POST"), (":path", "/v1/chat/completions"), (":scheme", "http"),
                                          (":authority", "x"), ("content-type", "application/json")])
-        connection.send_data(stream, BODY, end_stream=True)
+        connection.send_data(stream, body, end_stream=True)
         writer.write(connection.data_to_send())
         await asyncio.sleep(0.02)
     await writer.drain()
@@ -134,19 +141,25 @@ async def slow_http2(port, streams, stop):
     return read
 
 
-async def readers(port, number, seconds, opened, stop):
-    """Opens the slow clients within `seconds`, says so, and keeps them until `stop`."""
+async def readers(port, number, body, seconds, opened, stop):
+    """Opens the slow clients within `seconds`, says so, and keeps them until `stop` or their end."""
     tasks, begun = [], time.monotonic()
     half = number // 2
     for index in range(half):
-        tasks.append(asyncio.create_task(slow_http1(port, stop)))
+        tasks.append(asyncio.create_task(slow_http1(port, body, stop)))
         if index % STREAMS == 0:
-            tasks.append(asyncio.create_task(slow_http2(port, min(STREAMS, half - index), stop)))
+            tasks.append(asyncio.create_task(slow_http2(port, body, min(STREAMS, half - index), stop)))
         await asyncio.sleep(max(0.0, begun + (index + 1) * seconds / max(half, 1) - time.monotonic()))
     opened.set()
     done = await asyncio.gather(*tasks, return_exceptions=True)
     failed = [str(one) for one in done if isinstance(one, Exception)]
     return {"bytes": sum(one for one in done if isinstance(one, int)), "failed": len(failed), "first": failed[:1]}
+
+
+def mean_tpot(pages, name):
+    """The mean of a histogram over several pages, in milliseconds, and the number of requests."""
+    total, count = (sum(metric(page, name + part) for page in pages) for part in ("_sum", "_count"))
+    return total / count * 1e3, count
 
 
 def metric(page, name, labels=""):
@@ -180,15 +193,22 @@ def main():
             gateway = subprocess.Popen([BINARY, "serve", str(config)], stdout=subprocess.DEVNULL)
             children.append(gateway)
             ready(f"http://127.0.0.1:{port}/ready", gateway)
-            before, page = memory_mb(gateway.pid), get(f"http://127.0.0.1:{admin}/metrics")
+            before = memory_mb(gateway.pid)
             alone, completed = bench(port, options.seconds // 3)
             print(f"alone:          P99 TTFT {alone:7.1f} ms of {completed} honest requests, {before:.0f} MB", flush=True)
+            asyncio.run(readers(port, FINISHERS, body(END), 10, asyncio.Event(), asyncio.Event()))
+            page = get(f"http://127.0.0.1:{admin}/metrics")
+            theirs = [get(f"http://127.0.0.1:{engine}/metrics") for engine in engines]
+            own, completed = mean_tpot([page], "sluice_time_per_output_token_seconds")
+            total, finished = mean_tpot(theirs, "vllm:request_time_per_output_token_seconds")
+            print(f"mean TPOT with {FINISHERS} slow clients that read to the end: gateway {own:.3f} ms of {completed:.0f} "
+                  f"requests, engines {total:.3f} ms of {finished:.0f} ({own / total - 1:+.1%})", flush=True)
             most_mb = most_bytes = 0.0
 
             async def beside():
                 nonlocal most_mb, most_bytes
                 opened, stop = asyncio.Event(), asyncio.Event()
-                slow = asyncio.create_task(readers(port, options.readers, options.seconds / 2, opened, stop))
+                slow = asyncio.create_task(readers(port, options.readers, body(STAY), options.seconds / 2, opened, stop))
                 await opened.wait()
                 text = get(f"http://127.0.0.1:{admin}/metrics")
                 unread = metric(text, "sluice_response_bytes")
@@ -205,12 +225,6 @@ def main():
             (p99, completed), slow = asyncio.run(beside())
             print(f"beside readers: P99 TTFT {p99:7.1f} ms of {completed} honest requests ({p99 / alone:.2f} of alone)")
             print(f"readers: {slow}; gateway at most {most_mb:.0f} MB, {most_bytes / 2**20:.0f} MiB wait for clients")
-            text = get(f"http://127.0.0.1:{admin}/metrics")
-            own = metric(text, "sluice_time_per_output_token_seconds_sum") / metric(text, "sluice_time_per_output_token_seconds_count")
-            theirs = [get(f"http://127.0.0.1:{engine}/metrics") for engine in engines]
-            name = "vllm:request_time_per_output_token_seconds"
-            total = sum(metric(one, name + "_sum") for one in theirs) / sum(metric(one, name + "_count") for one in theirs)
-            print(f"mean TPOT: gateway {own * 1e3:.3f} ms, engines {total * 1e3:.3f} ms ({own / total - 1:+.1%})")
         finally:
             for child in reversed(children):
                 child.terminate()

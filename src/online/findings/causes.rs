@@ -78,7 +78,9 @@ fn steps(minute: &Minute<'_>) -> Option<String> {
         engines.iter().filter(|_| most.large_steps[index] >= VALUES_MIN).find_map(|(name, engine)| {
             let pages = minute.looks.iter().map_while(|look| look.backend(name)?.engine);
             let since = pages.filter(|page| page.large_steps[index] == engine.large_steps[index]);
-            let prompts = since.map(|page| engine.large_prompts[index] - page.large_prompts[index]).fold(0.0, f64::max);
+            // Prompts count when they end: the steps of a request that ran then may be earlier.
+            let begun = since.map(|page| engine.large_prompts[index] - page.large_prompts[index] - page.running);
+            let prompts = begun.fold(0.0, f64::max);
             // With the flags of the other engine, no large step would be a very rare chance.
             (prompts * chance <= LN_CHANCE).then(|| {
                 format!(

@@ -101,8 +101,7 @@ fn symptom(minute: &Minute<'_>) -> String {
 }
 
 fn longer(minute: &Minute<'_>) -> Option<Finding> {
-    let is_later = minute.lateness() >= LONGER_LATER;
-    if !minute.waits() && !is_later {
+    if !minute.waits() && !minute.is_later_than(LONGER_LATER) {
         return None;
     }
     let past = minute.past?.totals;

@@ -4,7 +4,7 @@
 //! | symptom | bound |
 //! |---|---|
 //! | requests wait | now and in half of the looks, here or in all engines; or [`SHED_MIN`] shed |
-//! | first tokens are late | mean time at the engines at least [`LATER`] times the time before |
+//! | first tokens are late | mean time at the engines at least [`LATER`] times, and [`LATER_S`] above, the time before |
 
 use super::facts::{BackendFacts, Facts, PageFacts, PoolFacts};
 use super::finding::{Cause, Finding};
@@ -16,6 +16,8 @@ pub(super) const VALUES_MIN: f64 = 8.0;
 const SHED_MIN: f64 = 3.0;
 /// First tokens are late from this factor on.
 const LATER: f64 = 1.5;
+/// First tokens are not late below this many seconds more.
+const LATER_S: f64 = 0.03;
 /// Use of the KV cache up to which an engine has room.
 pub(super) const ROOM: f64 = 0.7;
 /// Seconds of earlier facts that a comparison with the past needs.
@@ -94,13 +96,14 @@ impl<'a> Minute<'a> {
     }
 
     pub(super) fn is_late(&self) -> bool {
-        self.lateness() >= LATER
+        self.is_later_than(LATER)
     }
 
-    /// The mean time to the first token at the engines, relative to the time before; NaN without
-    /// either.
-    pub(super) fn lateness(&self) -> f64 {
-        self.recent.mean_engine_ttft() / self.past.map_or(f64::NAN, |past| past.totals.mean_engine_ttft())
+    /// Whether the mean time to the first token at the engines is this many times the time before,
+    /// and noticeably longer.
+    pub(super) fn is_later_than(&self, factor: f64) -> bool {
+        let past = self.past.map_or(f64::NAN, |past| past.totals.mean_engine_ttft());
+        self.recent.mean_engine_ttft() >= (factor * past).max(past + LATER_S)
     }
 
     pub(super) fn finding(

@@ -186,7 +186,7 @@ fn each_planted_cause_is_found_within_two_minutes_and_nothing_else() {
     assert_eq!(burst, one(Cause::Burst, ""));
     let longer = found(2, |traffic| {
         (traffic.prompt, traffic.queue, traffic.wait) = (1_000.0, 5.0, 0.5);
-        traffic.engines.iter_mut().for_each(|engine| engine.ttft.0 = 0.06);
+        traffic.engines.iter_mut().for_each(|engine| engine.ttft.0 = 0.09);
     });
     assert_eq!(longer, one(Cause::LongerPrompts, ""));
     let slots = found(2, |traffic| (traffic.slots, traffic.queue, traffic.wait) = (4.0, 5.0, 0.5));
@@ -308,6 +308,13 @@ fn changes_without_harm_are_no_findings() {
     // An engine that serves most requests needs more time for each.
     let busier = found(3, |traffic| (traffic.engines[0].tpot, traffic.more_turns) = (0.011, 2));
     assert_eq!(busier, []);
+    // Requests end whose prompts were computed earlier.
+    let mut computed = Traffic::new(2);
+    computed.engines.iter_mut().for_each(|engine| engine.facts.large_steps = [50.0; 5]);
+    computed.engines.iter_mut().for_each(|engine| engine.facts.large_prompts = [50.0; 5]);
+    let mut ended = 7.0;
+    let ends = found_in(computed, |traffic| traffic.engines[0].facts.large_prompts[1] += std::mem::take(&mut ended));
+    assert_eq!(ends, []);
     // A long prompt, or a response that is not a stream: the engine works and sends nothing.
     let works = found(2, |traffic| (traffic.engines[0].silent, traffic.engines[0].works) = (25.0, true));
     assert_eq!(works, []);
@@ -319,7 +326,10 @@ fn changes_without_harm_are_no_findings() {
     assert_eq!(restart, []);
     let shed = found(2, |traffic| traffic.facts.pools[0].totals.shed = 1.0);
     assert_eq!(shed, []);
-    let risen = found(2, |traffic| (traffic.rate, traffic.prompt) = (30.0, 1_000.0));
+    let risen = found(2, |traffic| {
+        (traffic.rate, traffic.prompt) = (30.0, 1_000.0);
+        traffic.engines.iter_mut().for_each(|engine| engine.ttft.0 = 0.05);
+    });
     assert_eq!(risen, []);
     // Long prompts wait for a permit, while short ones do not.
     let permits = found(2, |traffic| {
