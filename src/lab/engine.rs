@@ -228,6 +228,7 @@ impl Engine {
             deferred: page.deferred.unwrap_or(0.0),
             kv_usage: page.kv_usage,
             preemptions: page.preemptions,
+            tokens: [page.prompt_tokens, self.stats.side.generation_tokens],
             progress: self.stats.steps as f64,
             cache_tokens: Some(u64::from(blocks) * u64::from(BLOCK_TOKENS)),
             adapters: page.adapters.map(|(slots, used)| (used as u64, slots)),

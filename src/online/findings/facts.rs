@@ -26,6 +26,8 @@ pub struct PageFacts {
     pub ttft: (f64, f64),
     /// Inter-token latency as the engine measures it: sum in seconds, and number.
     pub itl: (f64, f64),
+    /// Prompt tokens, and generated tokens.
+    pub tokens: [f64; 2],
     /// A number that grows only while the engine works.
     pub progress: f64,
     /// Steps with more tokens than each of [`STEP_TOKENS`].
@@ -50,6 +52,7 @@ impl From<&MetricsSnapshot> for PageFacts {
             preemptions: page.preemptions,
             ttft: (page.ttft.1, page.ttft.0),
             itl: (page.itl.1, page.itl.0),
+            tokens: [page.prompt_tokens, page.generation_tokens],
             progress: page.progress(),
             large_steps: page.steps_above.counts(),
             large_prompts: page.computed_above.counts(),

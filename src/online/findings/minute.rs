@@ -131,15 +131,19 @@ impl<'a> Minute<'a> {
         backend.totals.since(&before)
     }
 
+    /// The engine's pages of the last minute since the engine started, the latest first.
+    pub(super) fn engine_pages(&self, backend: &BackendFacts) -> Vec<PageFacts> {
+        let looks = self.looks.iter().take(self.of_minute);
+        let mut pages: Vec<PageFacts> = looks.map_while(|look| look.backend(&backend.name)?.engine).collect();
+        // Sums that fell belong to an engine that has started again.
+        let started = pages.windows(2).position(|pair| pair[1].progress > pair[0].progress);
+        pages.truncate(started.map_or(pages.len(), |at| at + 1));
+        pages
+    }
+
     /// The engine's page a minute ago, or since the engine started, and now.
     pub(super) fn engine_pair(&self, backend: &BackendFacts) -> Option<(PageFacts, PageFacts)> {
-        let now = backend.engine?;
-        let pages = self.looks.iter().take(self.of_minute).map_while(|look| look.backend(&backend.name)?.engine);
-        // Sums that fell belong to an engine that has started again.
-        let since_start = pages.scan(now, |later, page| {
-            let later = std::mem::replace(later, page);
-            (page.progress <= later.progress).then_some(page)
-        });
-        Some((since_start.last().unwrap_or(now), now))
+        let pages = self.engine_pages(backend);
+        Some((*pages.last()?, *pages.first()?))
     }
 }

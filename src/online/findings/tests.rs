@@ -102,8 +102,6 @@ impl Traffic {
             let typical = if number % 10 == 9 { self.long } else { self.prompt };
             let (prompt, tpot, ttft) = (typical * self.jitter() * self.jitter(), self.jitter(), self.jitter());
             let fails = self.rng.unit() < engine.fails;
-            let page = &mut self.engines[at].facts;
-            page.itl = (page.itl.0 + 100.0 * engine.tpot * tpot, page.itl.1 + 100.0);
             if !engine.ends {
                 continue;
             }
@@ -131,6 +129,10 @@ impl Traffic {
         }
         self.facts.pools[0].queue = self.queue;
         for (engine, backend) in self.engines.iter_mut().zip(&mut self.facts.pools[0].backends) {
+            let gaps = &mut engine.facts.itl;
+            *gaps = (gaps.0 + 100.0 * 0.006, gaps.1 + 100.0);
+            let tokens = engine.facts.running * LOOK.as_secs_f64() / engine.tpot;
+            engine.facts.tokens[1] += if engine.silent == 0.0 { tokens } else { 0.0 };
             engine.facts.progress += f64::from(u8::from(engine.works || engine.silent == 0.0));
             backend.serves = engine.serves;
             backend.state = if engine.serves { "ready" } else { "ejected" };
@@ -233,7 +235,14 @@ fn causes_that_look_like_others_are_kept_apart() {
         (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0);
     });
     assert_eq!(burst, one(Cause::Burst, ""));
-    // Few requests of a slow engine end, but its page shows the gaps between tokens.
+    // Few requests of a slow engine end, but its page counts the tokens, and shows the gaps if it
+    // measures time as the gateway does.
+    let slow = found(3, |traffic| {
+        let engine = &mut traffic.engines[2];
+        engine.ends = false;
+        engine.facts.itl = (engine.facts.itl.0 + 100.0 * 0.06, engine.facts.itl.1 + 100.0);
+    });
+    assert_eq!(slow, one(Cause::SlowEngine, "gpu2"));
     let slow = found(3, |traffic| (traffic.engines[2].tpot, traffic.engines[2].ends) = (0.06, false));
     assert_eq!(slow, one(Cause::SlowEngine, "gpu2"));
     let all =
