@@ -22,7 +22,9 @@ use super::strip::Stripper;
 use super::usage::{SeenOutput, UsageBounds};
 use crate::openai::chunk::{self, Memo};
 use crate::openai::event::{Dialect, EventKind, StreamEvent};
+use crate::openai::kept_text::KeptText;
 use crate::openai::long_event::LongEvent;
+use crate::openai::not_continued::NotContinued;
 use crate::openai::response::{Answer, TokenUsage, UpstreamError};
 use crate::openai::sse::{RawEvent, Scanned, SseScanner};
 
@@ -43,6 +45,8 @@ pub struct StreamMeter {
     stripper: Option<Stripper>,
     tally: Tally,
     memo: Memo,
+    /// The bytes from the first error on, which are not passed on while the text is kept.
+    withheld: Option<Bytes>,
 }
 
 /// Measurements of one stream.
@@ -117,6 +121,7 @@ impl StreamMeter {
             stripper: Stripper::new(strip),
             tally: Tally::new(dialect, start),
             memo: Memo::default(),
+            withheld: None,
         }
     }
 
@@ -127,24 +132,93 @@ impl StreamMeter {
 
     /// Measures a chunk that arrived at `now` and returns what to forward.
     pub fn feed(&mut self, chunk: Bytes, now: Instant) -> Forward {
-        let Self { sse, long, stripper, tally, memo } = self;
+        let keeps = self.memo.kept().is_some();
+        let Self { sse, long, stripper, tally, memo, withheld } = self;
         let dialect = tally.dialect;
         let Some(stripper) = stripper else {
+            let (mut event_start, mut cut) = (0, None);
             sse.feed(&chunk, |found| {
-                read(found, dialect, (long, memo), |raw, event| tally.event(event, raw.oversize, now));
+                read(found, dialect, (long, memo), |raw, event| {
+                    if cut.is_some() {
+                        return;
+                    }
+                    if keeps && tally.is_cut_by(&event) && !raw.split {
+                        cut = Some(event_start);
+                    }
+                    event_start = raw.end;
+                    tally.event(event, raw.oversize, now);
+                });
             });
             sse.release();
+            let mut chunk = chunk;
+            if let Some(at) = cut {
+                *withheld = Some(chunk.split_off(at));
+            }
             return std::iter::once(chunk).filter(|chunk| !chunk.is_empty()).collect();
         };
         let mut out = stripper.begin(&chunk);
         sse.feed(&chunk, |found| {
             read(found, dialect, (long, memo), |raw, event| {
-                out.event(raw, &event);
+                if withheld.is_some() {
+                    return;
+                }
+                match keeps && tally.is_cut_by(&event) && !raw.oversize {
+                    true => *withheld = Some(out.cut(raw)),
+                    false => out.event(raw, &event),
+                }
                 tally.event(event, raw.oversize, now);
             });
         });
-        let oversize = sse.pending_oversize();
+        let oversize = sse.pending_oversize() && withheld.is_none();
         out.end(oversize, sse.release())
+    }
+
+    /// Keeps at most this many bytes of the answer's text. From then on an error, or a finish reason
+    /// `abort`, and the bytes behind it are not passed on: see [`StreamMeter::take_withheld`]. The
+    /// bytes come only once, so the caller passes them on if no other engine continues the stream.
+    pub fn keep_text(&mut self, most: usize) {
+        if self.tally.dialect == Dialect::Choices {
+            self.memo.keep_text(most);
+        }
+    }
+
+    /// The text so far, if it is kept.
+    pub fn kept(&self) -> Option<&KeptText> {
+        self.memo.kept()
+    }
+
+    /// Keeps no text from now on.
+    pub fn keep_nothing(&mut self) {
+        self.memo.keep_nothing();
+    }
+
+    /// The bytes that were withheld, from the first error on.
+    pub fn take_withheld(&mut self) -> Option<Bytes> {
+        self.withheld.take()
+    }
+
+    /// Tokens of the text so far. Events without text behind the last text do not count: their
+    /// tokens complete no character, and another engine generates them again.
+    pub fn text_tokens(&self) -> u64 {
+        self.tally.text_tokens()
+    }
+
+    /// Whether every choice that began has a finish reason, and none was aborted.
+    pub fn have_choices_finished(&self) -> bool {
+        self.memo.choices().have_finished() && self.tally.stats.error.is_none()
+    }
+
+    /// Prepares the meter for the bytes of another engine that continues the text. An unfinished
+    /// event, an error and tokens behind the text are forgotten.
+    pub fn resume(&mut self) {
+        (self.sse, self.long, self.withheld) = (SseScanner::new(), None, None);
+        self.tally.resume();
+    }
+
+    /// Whether the client has the beginning of an event whose end has not come.
+    pub fn has_sent_part(&self) -> bool {
+        let is_part = self.sse.pending_oversize() || !self.sse.pending().is_empty();
+        is_part && (self.stripper.is_none() || self.sse.pending_oversize())
     }
 
     /// Stops all timing except TTFT, because from now on bytes do not arrive when the engine sends
@@ -156,7 +230,7 @@ impl StreamMeter {
     /// Reads an event that the end of the body ends, and decides whether the stream is complete.
     /// The caller must call [`StreamMeter::finish`] next.
     pub fn end_of_body(&mut self, now: Instant) {
-        let Self { sse, long, stripper, tally, memo } = self;
+        let Self { sse, long, stripper, tally, memo, .. } = self;
         let oversize = sse.pending_oversize();
         if long.is_none() && !oversize && sse.pending().is_empty() {
             return tally.end_of_body(memo);
@@ -297,6 +371,9 @@ fn feed_long(long: &mut Option<Box<LongEvent>>, dialect: Dialect, piece: &[u8]) 
 
 #[cold]
 fn end_of_long(long: &mut Option<Box<LongEvent>>, memo: &mut Memo) -> StreamEvent {
+    if let Some(kept) = memo.kept_mut() {
+        kept.drop_for(NotContinued::TooLong);
+    }
     long.take().map(|long| long.finish(memo)).unwrap_or_default()
 }
 
@@ -310,6 +387,8 @@ struct Tally {
     last_choices: Option<Instant>,
     /// Completion tokens reported up to `last`.
     tokens: Option<u64>,
+    /// The number of events with tokens before and behind the last run of empty ones.
+    empty_run: (u64, u64),
     stage: StreamStage,
     progress: u64,
     pings: u64,
@@ -330,6 +409,7 @@ impl Tally {
             last: start,
             last_choices: None,
             tokens: None,
+            empty_run: (0, 0),
             stage: StreamStage::Waiting,
             progress: 0,
             pings: 0,
@@ -393,6 +473,12 @@ impl Tally {
             self.last_choices = Some(now);
         }
         let empty = event.kind == EventKind::Empty && self.dialect == Dialect::Choices && self.first.is_some();
+        if empty && !output {
+            if self.empty_run.1 != self.stats.token_events {
+                self.empty_run.0 = self.stats.token_events;
+            }
+            self.empty_run.1 = self.stats.token_events + 1;
+        }
         self.stats.token_events += u64::from(output || empty);
         if event.aborted && self.stats.error.is_none() {
             self.stats.error_before_content = self.first.is_none();
@@ -414,6 +500,7 @@ impl Tally {
             return;
         }
         if !self.is_timed {
+            self.tokens = tokens.or(self.tokens);
             return;
         }
         let gap = now.saturating_duration_since(self.last);
@@ -430,6 +517,30 @@ impl Tally {
         }
         self.tokens = tokens.or(self.tokens);
         self.last = now;
+    }
+
+    /// Whether the event ends an answer that another engine could continue: an error in the middle.
+    fn is_cut_by(&self, event: &StreamEvent) -> bool {
+        (event.aborted || event.kind == EventKind::Error) && self.first.is_some() && !self.stats.finished
+    }
+
+    fn text_tokens(&self) -> u64 {
+        let events = self.stats.token_events;
+        let with_text = if events > 0 && self.empty_run.1 == events { self.empty_run.0 } else { events };
+        self.tokens.unwrap_or(with_text)
+    }
+
+    fn resume(&mut self) {
+        let tokens = self.text_tokens();
+        let Self { stats, .. } = self;
+        if self.tokens.is_none() {
+            stats.token_events = tokens;
+        }
+        stats.usage.completion = self.tokens;
+        if stats.error.take().is_some() {
+            (stats.error_before_content, stats.finished, stats.done) = (false, false, false);
+            stats.answer.finish = None;
+        }
     }
 
     /// The output so far, including the event that is being counted.

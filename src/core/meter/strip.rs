@@ -160,6 +160,16 @@ impl ChunkStripper<'_> {
         self.event_start = raw.end;
     }
 
+    /// Leaves out an event and the rest of the chunk, and returns their bytes.
+    pub(super) fn cut(&mut self, raw: &RawEvent<'_>) -> Bytes {
+        self.forward_to(self.event_start);
+        self.forwarded = self.chunk.len();
+        match raw.split {
+            false => self.chunk.slice(self.event_start..),
+            true => [raw.bytes, &self.chunk[raw.end..]].concat().into(),
+        }
+    }
+
     /// Ends the chunk and returns the bytes to forward. An unfinished event stays in the scanner,
     /// unless it has grown `oversize`: then `released`, the bytes so far, and the rest of the chunk
     /// are forwarded.

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::assign::{self, ArmTarget};
 use super::classes::Kind;
 use super::classify::{self, PlacedRequest, Placement};
+use super::continuation;
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
 use super::keys::{ApiKey, InFlight, KeyLimitExceeded, KeyNeedError};
@@ -27,7 +28,7 @@ use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEsti
 use crate::pool::{Admission, AdmissionRequest, Asks, ModelKey, Need};
 use sluice_config::UsageInjection;
 use sluice_config::limits::MAX_TOKENS;
-use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
+use sluice_core::openai::{EditedBody, Edits, NotContinued, PromptPrefix, Refusal, RequestView, multipart, request};
 
 #[derive(Debug)]
 pub(super) struct PreparedRequest {
@@ -43,6 +44,10 @@ pub(super) struct PreparedRequest {
     /// The experiment's arm, if it serves the request otherwise than without the experiment.
     pub(super) arm: Option<ArmTarget>,
     pub(super) injected: InjectedUsage,
+    /// Whether the client requested the usage event.
+    pub(super) include_usage: bool,
+    /// Whether another engine may continue the answer, and if not, why.
+    pub(super) continuation: Result<(), NotContinued>,
     pub(super) feedback: Feedback,
 }
 
@@ -123,6 +128,8 @@ pub(super) async fn prepare<R: Recorder>(
         body_without_arm,
         arm,
         injected,
+        include_usage: view.include_usage,
+        continuation: continuation::check(incoming, &view),
         feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),
     })
 }
