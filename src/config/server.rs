@@ -188,8 +188,8 @@ table! {
         pub attempts: u32 = default("2").within("1", "8");
         /// Whether a stream goes on after tokens were sent: another engine of the pool gets the
         /// request with the text so far, and the client sees one answer. A request is continued at
-        /// most twice. Tools, schemas, seeds and log probabilities are among the reasons not to try;
-        /// then the stream ends with an error event. A client declines with the header
+        /// most twice. Tools, schemas, seeds and log probabilities are among the reasons not to
+        /// try; then the stream ends with an error event. A client declines with the header
         /// `x-sluice-no-continue`.
         pub on_failure as "continue": Continue = default("failures");
     }

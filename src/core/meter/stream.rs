@@ -22,7 +22,6 @@ use super::strip::Stripper;
 use super::usage::{SeenOutput, UsageBounds};
 use crate::openai::chunk::{self, Memo};
 use crate::openai::event::{Dialect, EventKind, StreamEvent};
-use crate::openai::kept_text::KeptText;
 use crate::openai::long_event::LongEvent;
 use crate::openai::not_continued::NotContinued;
 use crate::openai::response::{Answer, TokenUsage, UpstreamError};
@@ -136,24 +135,10 @@ impl StreamMeter {
         let Self { sse, long, stripper, tally, memo, withheld } = self;
         let dialect = tally.dialect;
         let Some(stripper) = stripper else {
-            let (mut event_start, mut cut) = (0, None);
             sse.feed(&chunk, |found| {
-                read(found, dialect, (long, memo), |raw, event| {
-                    if cut.is_some() {
-                        return;
-                    }
-                    if keeps && tally.is_cut_by(&event) && !raw.split {
-                        cut = Some(event_start);
-                    }
-                    event_start = raw.end;
-                    tally.event(event, raw.oversize, now);
-                });
+                read(found, dialect, (long, memo), |raw, event| tally.event(event, raw.oversize, now));
             });
             sse.release();
-            let mut chunk = chunk;
-            if let Some(at) = cut {
-                *withheld = Some(chunk.split_off(at));
-            }
             return std::iter::once(chunk).filter(|chunk| !chunk.is_empty()).collect();
         };
         let mut out = stripper.begin(&chunk);
@@ -171,54 +156,6 @@ impl StreamMeter {
         });
         let oversize = sse.pending_oversize() && withheld.is_none();
         out.end(oversize, sse.release())
-    }
-
-    /// Keeps at most this many bytes of the answer's text. From then on an error, or a finish reason
-    /// `abort`, and the bytes behind it are not passed on: see [`StreamMeter::take_withheld`]. The
-    /// bytes come only once, so the caller passes them on if no other engine continues the stream.
-    pub fn keep_text(&mut self, most: usize) {
-        if self.tally.dialect == Dialect::Choices {
-            self.memo.keep_text(most);
-        }
-    }
-
-    /// The text so far, if it is kept.
-    pub fn kept(&self) -> Option<&KeptText> {
-        self.memo.kept()
-    }
-
-    /// Keeps no text from now on.
-    pub fn keep_nothing(&mut self) {
-        self.memo.keep_nothing();
-    }
-
-    /// The bytes that were withheld, from the first error on.
-    pub fn take_withheld(&mut self) -> Option<Bytes> {
-        self.withheld.take()
-    }
-
-    /// Tokens of the text so far. Events without text behind the last text do not count: their
-    /// tokens complete no character, and another engine generates them again.
-    pub fn text_tokens(&self) -> u64 {
-        self.tally.text_tokens()
-    }
-
-    /// Whether every choice that began has a finish reason, and none was aborted.
-    pub fn have_choices_finished(&self) -> bool {
-        self.memo.choices().have_finished() && self.tally.stats.error.is_none()
-    }
-
-    /// Prepares the meter for the bytes of another engine that continues the text. An unfinished
-    /// event, an error and tokens behind the text are forgotten.
-    pub fn resume(&mut self) {
-        (self.sse, self.long, self.withheld) = (SseScanner::new(), None, None);
-        self.tally.resume();
-    }
-
-    /// Whether the client has the beginning of an event whose end has not come.
-    pub fn has_sent_part(&self) -> bool {
-        let is_part = self.sse.pending_oversize() || !self.sse.pending().is_empty();
-        is_part && (self.stripper.is_none() || self.sse.pending_oversize())
     }
 
     /// Stops all timing except TTFT, because from now on bytes do not arrive when the engine sends
@@ -519,30 +456,6 @@ impl Tally {
         self.last = now;
     }
 
-    /// Whether the event ends an answer that another engine could continue: an error in the middle.
-    fn is_cut_by(&self, event: &StreamEvent) -> bool {
-        (event.aborted || event.kind == EventKind::Error) && self.first.is_some() && !self.stats.finished
-    }
-
-    fn text_tokens(&self) -> u64 {
-        let events = self.stats.token_events;
-        let with_text = if events > 0 && self.empty_run.1 == events { self.empty_run.0 } else { events };
-        self.tokens.unwrap_or(with_text)
-    }
-
-    fn resume(&mut self) {
-        let tokens = self.text_tokens();
-        let Self { stats, .. } = self;
-        if self.tokens.is_none() {
-            stats.token_events = tokens;
-        }
-        stats.usage.completion = self.tokens;
-        if stats.error.take().is_some() {
-            (stats.error_before_content, stats.finished, stats.done) = (false, false, false);
-            stats.answer.finish = None;
-        }
-    }
-
     /// The output so far, including the event that is being counted.
     fn seen(&self) -> SeenOutput {
         SeenOutput { bytes: self.text, events: self.stats.token_events + 1 }
@@ -559,5 +472,6 @@ impl Tally {
     }
 }
 
+mod kept;
 #[cfg(test)]
 mod tests;

@@ -22,6 +22,9 @@ pub enum Strip {
     /// Nothing was injected.
     #[default]
     Nothing,
+    /// Nothing was injected, but an unfinished event is held: the answer may be continued by
+    /// another engine, which cannot end an event that this one began.
+    PartsOnly,
     /// The usage event at the end, which `include_usage` caused.
     InjectedUsage,
     /// The member `usage` of every event with choices.
@@ -103,6 +106,9 @@ impl Stripper {
     }
 
     fn action(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) -> Action {
+        if self.strip == Strip::PartsOnly {
+            return Action::Keep;
+        }
         let unrequested = self.strip == Strip::InjectedUsage && event.kind != EventKind::Usage && event.usage.is_some();
         self.reports_unasked |= unrequested;
         if raw.oversize || self.reports_unasked {

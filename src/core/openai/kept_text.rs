@@ -54,12 +54,12 @@ impl KeptText {
         self.raw.is_empty()
     }
 
-    /// The number of pieces, each usually a token, that begin at this offset in the text or behind.
-    pub fn pieces_from(&self, start: usize) -> u64 {
+    /// The number of pieces, each usually a token, that end behind this offset in the text; and
+    /// whether one of them begins before it.
+    pub fn pieces_behind(&self, at: usize) -> (u64, bool) {
         let ends = &self.ends[..self.pieces.min(ENDS as u32) as usize];
-        let behind = ends.iter().filter(|end| **end as usize > start).count() as u64;
-        let is_between = start == 0 || ends.contains(&(start as u32));
-        behind.saturating_sub(u64::from(!is_between))
+        let behind = ends.iter().filter(|end| **end as usize > at).count() as u64;
+        (behind, behind > 0 && at > 0 && !ends.contains(&(at as u32)))
     }
 
     /// Drops the text for this reason, unless there is one already.
@@ -188,7 +188,8 @@ mod tests {
         let kept = kept(&events, 100);
         assert_eq!(kept.raw().unwrap(), "a\\né\\\"😀z".as_bytes());
         assert_eq!(kept.first(), events[0].as_bytes());
-        assert_eq!([0, 2, 3, 7, 8, 12].map(|start| kept.pieces_from(start)), [4, 3, 3, 2, 1, 0]);
+        let behind = [(4, false), (4, true), (3, false), (2, false), (2, true), (0, false)];
+        assert_eq!([0, 2, 3, 7, 8, 12].map(|at| kept.pieces_behind(at)), behind);
     }
 
     #[test]

@@ -6,9 +6,9 @@
 //! beginnings · [`multipart`] the audio routes · [`invocation`] SageMaker's path · [`rewrite`]
 //! edits without copying · [`sse`] events of a stream · [`event`] their meaning · [`chunk`],
 //! [`fast`] read an event · [`condense`], [`long_event`] read any size piece by piece · [`choices`]
-//! open choices of a stream · [`kept_text`] the answer so far · [`not_continued`] why another engine
-//! cannot continue it · [`response`] usage, error and output bytes of a whole response · [`error`]
-//! refusals as HTTP, with [`limit`]s and a [`route_hint`].
+//! open choices of a stream · [`kept_text`] the answer so far · [`not_continued`] why another
+//! engine cannot continue it · [`response`] usage, error and output bytes of a whole response ·
+//! [`error`] refusals as HTTP, with [`limit`]s and a [`route_hint`].
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
 

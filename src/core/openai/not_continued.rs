@@ -5,9 +5,9 @@
 //! is a reason why that is not so, or why nothing was tried; its label is in the log and in the
 //! metric. The client then gets the error event that ends a broken stream.
 //!
-//! Eligible is the rest: one streamed answer in plain text to a chat or to a completion of one
-//! text prompt, also with tools of which none is called yet. Stop strings are exact as well, because
-//! an engine holds back the characters in which one may begin; only a text that ends like the
+//! Eligible is the rest: one streamed answer in plain text to a chat or to a completion of one text
+//! prompt, also with tools of which none is called yet. Stop strings are exact as well, because an
+//! engine holds back the characters in which one may begin; only a text that ends like the
 //! beginning of a stop string is refused.
 //!
 //! | known from | rows |
@@ -72,7 +72,7 @@ labels! {
         TooLong = "too_long",
         /// The memory for texts and requests that are kept is used up.
         Memory = "memory",
-        /// The client has a part of an event.
+        /// The client has a part of an event that is too long to be held.
         InsideEvent = "inside_event",
         /// The text has a replacement character: the tokens were no valid text.
         ReplacementCharacter = "replacement_character",

@@ -4,8 +4,9 @@
 //! `retry.attempts`. Another one follows when the connection failed or broke, or when the backend
 //! stopped reading, was silent before the first token, was found hung, or gave an answer after
 //! which another engine may serve the request (`elsewhere.rs`). Once the client has a token of a
-//! stream, another engine may only continue it (`go_on.rs`); once it has a byte of another response,
-//! no attempt follows. If no other backend can take the request, the client gets the last response.
+//! stream, another engine may only continue it (`go_on.rs`); once it has a byte of another
+//! response, no attempt follows. If no other backend can take the request, the client gets the last
+//! response.
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle
 //! connections after 5 s), not a fault: the next attempt uses a new connection to the same backend.
@@ -241,7 +242,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let PreparedRequest { placed, stream, .. } = &self.prepared;
         let timeout = placed.table.first_byte(*stream, placed.request.need.prompt_tokens);
         let deadline = Instant::now() + timeout;
-        // A continuation must not meet a stale connection: a client waits in the middle of an answer.
+        // A continuation must not meet a stale connection: a client waits in the middle of an
+        // answer.
         let mut connection = if self.unfinished.is_some() { Connection::New } else { Connection::Any };
         record.is_lost = false;
         let mut response = loop {
@@ -294,6 +296,18 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 ExchangeError::Malformed("the stream is compressed, although Accept-Encoding was identity".to_owned());
             return WaitError::Broken(error).into_result(lease, &record.request_id);
         }
+        self.pass_on(response, (deadline, credentials), lease, down, record).await
+    }
+
+    /// Passes a response on to the client.
+    async fn pass_on<D: Downstream, R: Recorder>(
+        &mut self,
+        response: ResponseStart<U::Exchange>,
+        (deadline, credentials): (Instant, Credentials),
+        lease: &mut Lease,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> AttemptResult<U::Exchange> {
         let times = (response.sent, deadline);
         let mut context = response_context(self.incoming, &self.prepared, &self.backends, lease, times);
         context.credentials = Some(credentials);

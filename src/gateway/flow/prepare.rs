@@ -113,9 +113,7 @@ pub(super) async fn prepare<R: Recorder>(
         ..AdmissionRequest::new(table.layout, home.id, need, incoming.arrived)
     };
     let injected = injected_usage(home.usage, &view);
-    let body_for = |name: Option<&str>| {
-        EditedBody::new(&incoming.body, &view.edits, Edits { model: name, usage: injected.edit() })
-    };
+    let body_for = |name: Option<&str>| edited(incoming, &view, name, injected);
     let (body, body_without_arm) = (body_for(arm_name.or(own_name)), arm_name.map(|_| body_for(own_name)));
     record.estimate_time = begun.elapsed();
     Ok(PreparedRequest {
@@ -132,6 +130,15 @@ pub(super) async fn prepare<R: Recorder>(
         continuation: continuation::check(incoming, &view),
         feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),
     })
+}
+
+fn edited(
+    incoming: &IncomingRequest,
+    view: &RequestView<'_>,
+    model: Option<&str>,
+    injected: InjectedUsage,
+) -> EditedBody {
+    EditedBody::new(&incoming.body, &view.edits, Edits { model, usage: injected.edit() })
 }
 
 fn kind(model: &ModelRoute, incoming: &IncomingRequest, tokens: u64) -> Kind {

@@ -394,8 +394,10 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         let Some(head) = self.head.take() else {
             return Delivery { forward, ..Delivery::default() };
         };
-        if self.kept.is_none() {
-            *self.request = UpstreamRequest::default();
+        let request = std::mem::take(self.request);
+        if self.kept.is_some() {
+            // A copy, because the received buffer counts as the memory of requests that wait.
+            *self.request = UpstreamRequest { body: request.body.detached(), body_without_arm: None, ..request };
         }
         let preamble = Bytes::from(std::mem::take(&mut self.preamble));
         Delivery { head: self.take_head(head), preamble, forward, finish: false }

@@ -24,7 +24,7 @@ use crate::flow::{Outcome, Record};
 use crate::origin::Origin;
 use crate::pool::{BackendLimits, HealthRules, Share};
 use sluice_config::{Config, Machine, Surroundings};
-use sluice_core::openai::{Answer, FinishReason, Route, ShedReason, TokenUsage};
+use sluice_core::openai::{Answer, FinishReason, NotContinued, Route, ShedReason, TokenUsage};
 
 fn telemetry() -> Telemetry {
     telemetry_of(admission(Instant::now()))

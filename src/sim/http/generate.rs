@@ -78,12 +78,14 @@ pub(crate) fn start(
     let prompt_tokens: u64 = request.prompts.iter().map(|prompt| u64::from(prompt.tokens())).sum();
     admit(shared, request, prompt_tokens)?;
     let (mut submissions, mut choices, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    let mut counted = 0;
     let (texts, wanted) = (&shared.config.texts, OutputOptions::of(request));
     for (prompt, limit) in request.prompts.iter().zip(&request.limits) {
         for sibling in 0..request.n {
             let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
             let (prompt, output) = planned(shared, request, (prompt, *limit), sibling);
             let prompt = &*prompt;
+            counted += if sibling == 0 { u64::from(prompt.tokens()) } else { 0 };
             let finish = output.finish();
             submissions.push(Submission {
                 request: Request {
@@ -110,7 +112,7 @@ pub(crate) fn start(
     }
     let interval = request.stream_interval.max(shared.config.stream_interval);
     let collector = Arc::new(OutputCollector::new(choices.len(), if request.stream { interval } else { u32::MAX }));
-    let body = ResponseBody::new(Arc::clone(shared), Arc::clone(&collector), format, ids, choices, prompt_tokens);
+    let body = ResponseBody::new(Arc::clone(shared), Arc::clone(&collector), format, ids, choices, counted);
     shared.send(Command::Submit(submissions, collector));
     Ok(body)
 }
@@ -142,7 +144,9 @@ fn planned<'a>(
         _ => None,
     };
     let rest = found.and_then(|(base, begun, seed)| {
-        let ids = (0..begun.tokens).map(|position| texts.vocabulary.draw(seed, position));
+        // The tokenizer makes a token of its own of a part of one.
+        let known = begun.tokens + u32::from(begun.part > 0);
+        let ids = (0..known).map(|position| texts.vocabulary.draw(seed, position));
         let ids: Arc<[u32]> = base.ids.iter().copied().chain(ids).collect();
         let room = shared.config.max_model_len.saturating_sub(ids.len() as u32);
         let output = PlannedOutput::rest(texts, request, (limit.min(room.max(1)), seed), &begun)?;

@@ -217,7 +217,7 @@ pub(crate) struct BegunOutput {
     /// Whole tokens.
     pub(crate) tokens: u32,
     /// Bytes of the token behind them that the prompt has too.
-    part: usize,
+    pub(crate) part: usize,
     /// Bytes of all together.
     bytes: usize,
 }

@@ -35,7 +35,8 @@ pub struct Prompt {
     pub text: Option<Arc<str>>,
     /// Whether the API server tokenizes it, because it came as text or as a chat.
     pub tokenized: bool,
-    /// The part that an engine may have generated, if the client says so (`continue_final_message`).
+    /// The part that an engine may have generated, if the client says so
+    /// (`continue_final_message`).
     pub continued: Option<Arc<Continued>>,
 }
 
@@ -134,8 +135,8 @@ impl TextModel {
         }
     }
 
-    /// The prompt of a conversation that ends within the last message. As in vLLM, blanks at the end
-    /// of the message are dropped, and a template that does not render the message is refused.
+    /// The prompt of a conversation that ends within the last message. As in vLLM, blanks at the
+    /// end of the message are dropped, and a template that does not render the message is refused.
     fn of_continued(&self, before: &[Value], last: &Value, tools: &Value, length: u32) -> Result<Prompt, ErrorBody> {
         let text = text_of(last);
         let text = text.trim_end();

@@ -16,8 +16,12 @@ pub(in crate::flow) struct Answer {
     pub(in crate::flow) text: String,
     /// The blanks behind it, which the client has and the engine generates again.
     pub(in crate::flow) blanks: String,
-    /// Tokens of `text`: as counted by the engine if it reports them, else one for each event.
+    /// Tokens that are whole in `text`: as counted by the engine if it reports them, else one for
+    /// each event.
     pub(in crate::flow) tokens: u64,
+    /// Whether `text` ends within one more token, which the next engine counts as one of the
+    /// prompt.
+    pub(in crate::flow) has_part: bool,
 }
 
 impl Answer {
@@ -29,11 +33,12 @@ impl Answer {
         let decoded =
             |raw: &str| serde_json::from_str::<String>(&format!("\"{raw}\"")).map_err(|_| NotContinued::Unreadable);
         let (text, blanks) = (decoded(&raw[..end])?, decoded(&raw[end..])?);
+        let (behind, has_part) = kept.pieces_behind(end);
         match () {
             () if text.contains('\u{fffd}') => Err(NotContinued::ReplacementCharacter),
             () if is_chat && text.ends_with(is_blank) => Err(NotContinued::Unreadable),
             () if is_chat && REASONING.iter().any(|mark| text.contains(mark)) => Err(NotContinued::Reasoning),
-            () => Ok(Self { text, blanks, tokens: tokens.saturating_sub(kept.pieces_from(end)) }),
+            () => Ok(Self { text, blanks, tokens: tokens.saturating_sub(behind), has_part }),
         }
     }
 
@@ -134,8 +139,10 @@ pub(super) mod tests {
     fn blanks_at_the_end_of_a_chat_are_set_apart_with_their_tokens() {
         let parts = |text: &str, blanks: &str, tokens| Ok((text.to_owned(), blanks.to_owned(), tokens));
         assert_eq!(answer(&["a", " b"]), parts("a b", "", 2));
-        assert_eq!(answer(&["a", ".\\n", "\\n"]), parts("a.", "\n\n", 2), "the piece of the dot has text");
+        assert_eq!(answer(&["a", ".\\n", "\\n"]), parts("a.", "\n\n", 1), "only a part of the dot's piece");
         assert_eq!(answer(&["a", " ", "\\t\\r\\n", "\u{3000}"]), parts("a", " \t\r\n\u{3000}", 1));
+        let of = |pieces: &[&str]| Answer::of(&kept(pieces), 9, Route::ChatCompletions).unwrap().has_part;
+        assert!(of(&["a", ".\\n"]) && !of(&["a.", "\\n"]) && !of(&["a"]) && !of(&["\\n"]));
         assert_eq!(answer(&["a\\\\n"]), parts("a\\n", "", 1), "a backslash and an n");
         assert_eq!(answer(&["n"]), parts("n", "", 1));
         assert_eq!(answer(&["\\n\\n"]), parts("", "\n\n", 0));

@@ -207,7 +207,7 @@ mod tests {
     use sluice_core::openai::{Dialect, FinishReason};
 
     fn answer(text: &str, tokens: u64) -> Answer {
-        Answer { text: text.to_owned(), blanks: String::new(), tokens }
+        Answer { text: text.to_owned(), blanks: String::new(), tokens, has_part: false }
     }
 
     fn sent(route: Route, body: Value, answer: &Answer) -> Value {

@@ -1,7 +1,8 @@
 //! Decides from configuration, headers and request whether the answer may be continued.
 //!
-//! The rows and their reasons are the table in `core/openai/not_continued.rs`; the rows about single
-//! members of the body were decided when the body was read. The first row that applies counts.
+//! The rows and their reasons are the table in `core/openai/not_continued.rs`; the rows about
+//! single members of the body were decided when the body was read. The first row that applies
+//! counts.
 
 use super::super::incoming::IncomingRequest;
 use sluice_config::Continue;

@@ -2,8 +2,7 @@
 //! prefilled again.
 //!
 //! Memory is counted and not allocated here. A stream without room is served as usual and not
-//! continued. Both counters belong to the process: a continuation serves a client who waits, so
-//! shares of single clients would protect nobody's latency.
+//! continued. Both counters are for all clients together, because continuations are rare.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

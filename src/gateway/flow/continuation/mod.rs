@@ -3,7 +3,7 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | may the answer to this request be continued? | `eligible.rs`; reasons: `core/openai/not_continued.rs` |
+//! | may the answer be continued? | `eligible.rs`; reasons: `core/openai/not_continued.rs` |
 //! | how much is kept for it, and how much is prefilled again? | `limits.rs` |
 //! | which text does the client have, and under which identity? | `answer.rs` |
 //! | which request continues it? | `body.rs` |

@@ -12,7 +12,7 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::answer::Identity;
+use super::answer::{Answer, Identity};
 use sluice_core::openai::NotContinued;
 use sluice_core::openai::scan::{JsonKind, ScanError, Scanner, Span};
 use sluice_core::openai::sse::{Fields, RawEvent, Scanned, SseScanner};
@@ -24,8 +24,9 @@ pub(in crate::flow) struct Seam {
     sse: SseScanner,
     /// Blanks that the engine is still expected to generate, and the client already has.
     expected: String,
-    /// Tokens that the request had as its text.
+    /// Tokens of the text that the request had, and how many of the prompt's tokens these are.
     spent: u64,
+    in_prompt: u64,
     /// Prompt tokens of the request as the client sent it, if the first engine has reported them.
     prompt: Option<u64>,
     has_token: bool,
@@ -65,9 +66,11 @@ impl Choice {
 }
 
 impl Seam {
-    /// A seam behind `spent` tokens of text, which were sent without `blanks`.
-    pub(in crate::flow) fn new(identity: Identity, blanks: String, spent: u64, prompt: Option<u64>) -> Self {
-        Self { identity, sse: SseScanner::new(), expected: blanks, spent, prompt, has_token: false }
+    /// A seam behind `answer`. `prompt`: the prompt tokens, if they are known.
+    pub(in crate::flow) fn new(identity: Identity, answer: Answer, prompt: Option<u64>) -> Self {
+        let Answer { blanks, tokens, has_part, .. } = answer;
+        let in_prompt = tokens + u64::from(has_part);
+        Self { identity, sse: SseScanner::new(), expected: blanks, spent: tokens, in_prompt, prompt, has_token: false }
     }
 
     /// Whether the engine has generated a token.
@@ -262,7 +265,7 @@ impl Seam {
             }
             Ok::<_, ScanError>(())
         })?;
-        let prompt = *self.prompt.get_or_insert(prompt.saturating_sub(self.spent));
+        let prompt = *self.prompt.get_or_insert(prompt.saturating_sub(self.in_prompt));
         let whole = [prompt, completion + self.spent, prompt + completion + self.spent];
         let (mut out, mut at) = (Vec::with_capacity(raw.len() + 8), 0);
         for (span, which) in spans {
@@ -283,7 +286,8 @@ mod tests {
     use serde_json::{Value, json};
 
     fn seam(blanks: &str) -> Seam {
-        Seam::new(Identity::of(&kept(&["a"])).unwrap(), blanks.to_owned(), 5, None)
+        let answer = Answer { text: "a".to_owned(), blanks: blanks.to_owned(), tokens: 5, has_part: false };
+        Seam::new(Identity::of(&kept(&["a"])).unwrap(), answer, None)
     }
 
     fn event(delta: &Value, finish: &Value) -> Vec<u8> {

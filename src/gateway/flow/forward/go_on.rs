@@ -106,11 +106,7 @@ impl<U: Upstream> Attempts<'_, U> {
         }
         let answer = Answer::of(kept, meter.text_tokens(), route).map_err(error)?;
         let prompt = meter.prompt_tokens();
-        let body = self.first_body.get_or_insert_with(|| {
-            let mut body = self.request.body.clone();
-            body.set_priority(None);
-            body
-        });
+        let body = self.first_body.get_or_insert_with(|| self.request.body.clone());
         let body = match continuation::next(route, &body.to_bytes(), &answer).map_err(error)? {
             Next::Send(body) => body,
             Next::AtLimit => return Err(self.complete(true, usage(), &identity)),
@@ -119,7 +115,7 @@ impl<U: Upstream> Attempts<'_, U> {
         if !self.backends.continuations.may_prefill(tokens, Instant::now()) {
             return Err(error(NotContinued::Budget));
         }
-        self.seam = Some(Box::new(Seam::new(identity, answer.blanks, answer.tokens, prompt)));
+        self.seam = Some(Box::new(Seam::new(identity, answer, prompt)));
         self.request.body = body;
         self.stay_in_pool(lease);
         Ok(tokens)
