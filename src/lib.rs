@@ -93,11 +93,13 @@
 //! # Invariants
 //!
 //! 1. Response bytes are never changed, except that usage events which the gateway requested are
-//!    removed and event streams with gzip are decompressed. They are never delayed, except that the
-//!    head and the preamble of a stream leave together with the first token.
+//!    removed, event streams with gzip are decompressed, and the events of an engine that continues
+//!    another engine's answer get that answer's identity. They are never delayed, except that the
+//!    head and the preamble of a stream leave together with the first token, and the bytes of an
+//!    unfinished event with its end.
 //! 2. Every queue, map, buffer, label set and retry has a bound with a name.
 //! 3. No request is retried after the first token of a stream, or the first byte of another
-//!    response, has reached the client.
+//!    response, has reached the client. A stream may be continued: no text is sent twice.
 //! 4. `config`, `estimate`, `pool`, `experiment` and `flow` use no metrics library, socket, child
 //!    process or wall clock.
 //! 5. Every request ends with exactly one record. Leases are returned by drop. No counter is

@@ -103,7 +103,8 @@ pub use report::Surroundings;
 pub use root::Config;
 pub use secret::{KeyDigest, MASK, Secret, Words};
 pub use server::{
-    AccessLog, DEFAULT_ADMIN, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo, Timeouts,
+    AccessLog, Continue, DEFAULT_ADMIN, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo,
+    Timeouts,
 };
 pub use show::Resolved;
 pub use topic::Topic;

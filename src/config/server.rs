@@ -186,6 +186,22 @@ table! {
         /// another backend if there is one, but to the same backend if that backend had only closed
         /// an idle connection.
         pub attempts: u32 = default("2").within("1", "8");
+        /// Whether a stream goes on after tokens were sent: another engine of the pool gets the
+        /// request with the text so far, and the client sees one answer. A request is continued at
+        /// most twice. Tools, schemas, seeds and log probabilities are among the reasons not to
+        /// try; then the stream ends with an error event. A client declines with the header
+        /// `x-sluice-no-continue`.
+        pub on_failure as "continue": Continue = default("failures");
+    }
+}
+
+words! {
+    /// When a stream is continued on another engine.
+    pub enum Continue {
+        /// Never.
+        Off = "off",
+        /// When the engine has died, hangs, or reports an error.
+        Failures = "failures",
     }
 }
 

@@ -6,6 +6,7 @@
 //! page, where it must find something.
 
 mod commands;
+mod continued;
 #[path = "../common/complaints.rs"]
 mod complaints;
 mod errors;

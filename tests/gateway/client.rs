@@ -211,6 +211,13 @@ impl TestClient {
         }
     }
 
+    /// Reads until this many events have begun, without consuming them.
+    pub(crate) async fn until_events(&mut self, events: usize) {
+        while self.unread.windows(6).filter(|window| window == b"data: ").count() < events {
+            assert!(self.read().await, "closed before {events} events");
+        }
+    }
+
     /// Reads the next response to its end.
     pub(crate) async fn response(&mut self) -> Response {
         self.response_to("").await

@@ -9,8 +9,8 @@
 //! - clients: `admin`, `browsers`, `credentials`, `encoded`, `errors`, `fair`, `forms`, `hostile`,
 //!   `http2`, `input`, `key_limits`, `leaving`, `limits`, `origins`, `paths`, `priority`,
 //!   `proxies`, `shares`, `slow_readers`, `stored`, `stream_options`, `wide`
-//! - engines: `bodies`, `broken`, `early`, `elsewhere`, `failing`, `failover`, `health`, `length`,
-//!   `models`, `requests`, `tls` (`tunnel.rs` adds TLS to plain text)
+//! - engines: `bodies`, `broken`, `continued`, `early`, `elsewhere`, `failing`, `failover`,
+//!   `health`, `length`, `models`, `requests`, `tls` (`tunnel.rs` adds TLS to plain text)
 //! - operation: `access_log`, `added_experiments`, `checks`, `commands`, `counting`, `cut`,
 //!   `engine_metrics`, `experiments`, `fleet`, `records`, `reload`, `reload_keys`, `secrets`,
 //!   `shadow`, `state_owner`, `stop`, `traces`, `tuner`, `upgrade`, `upgrade_faults`
@@ -31,6 +31,7 @@ mod broken;
 mod browsers;
 mod checks;
 mod commands;
+mod continued;
 mod counting;
 mod credentials;
 mod cut;

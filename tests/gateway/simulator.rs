@@ -58,10 +58,15 @@ pub(crate) struct Sim {
 
 impl Sim {
     pub(crate) fn start(args: &[&str]) -> Self {
+        Self::serving("m", args)
+    }
+
+    /// A server of this model: a name, or a folder with a tokenizer.
+    pub(crate) fn serving(model: &str, args: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         let port = free_port();
         let log = fs::File::create(folder.path().join("log")).unwrap();
-        let mut command = command(folder.path(), &["m", "--host", "127.0.0.1", "--port", &port.to_string()]);
+        let mut command = command(folder.path(), &[model, "--host", "127.0.0.1", "--port", &port.to_string()]);
         command.args(args).stdout(log.try_clone().unwrap()).stderr(log);
         let sim = Self { child: command.spawn().unwrap(), port, folder };
         until("healthy", || sim.get("/health").starts_with("HTTP/1.1 200").then_some(()));
@@ -98,7 +103,7 @@ impl Sim {
         Ok(text)
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 

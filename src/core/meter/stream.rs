@@ -23,6 +23,7 @@ use super::usage::{SeenOutput, UsageBounds};
 use crate::openai::chunk::{self, Memo};
 use crate::openai::event::{Dialect, EventKind, StreamEvent};
 use crate::openai::long_event::LongEvent;
+use crate::openai::not_continued::NotContinued;
 use crate::openai::response::{Answer, TokenUsage, UpstreamError};
 use crate::openai::sse::{RawEvent, Scanned, SseScanner};
 
@@ -43,6 +44,8 @@ pub struct StreamMeter {
     stripper: Option<Stripper>,
     tally: Tally,
     memo: Memo,
+    /// The bytes from the first error on, which are not passed on while the text is kept.
+    withheld: Option<Bytes>,
 }
 
 /// Measurements of one stream.
@@ -117,6 +120,7 @@ impl StreamMeter {
             stripper: Stripper::new(strip),
             tally: Tally::new(dialect, start),
             memo: Memo::default(),
+            withheld: None,
         }
     }
 
@@ -127,7 +131,8 @@ impl StreamMeter {
 
     /// Measures a chunk that arrived at `now` and returns what to forward.
     pub fn feed(&mut self, chunk: Bytes, now: Instant) -> Forward {
-        let Self { sse, long, stripper, tally, memo } = self;
+        let keeps = self.memo.kept().is_some();
+        let Self { sse, long, stripper, tally, memo, withheld } = self;
         let dialect = tally.dialect;
         let Some(stripper) = stripper else {
             sse.feed(&chunk, |found| {
@@ -139,11 +144,17 @@ impl StreamMeter {
         let mut out = stripper.begin(&chunk);
         sse.feed(&chunk, |found| {
             read(found, dialect, (long, memo), |raw, event| {
-                out.event(raw, &event);
+                if withheld.is_some() {
+                    return;
+                }
+                match keeps && tally.is_cut_by(&event) && !raw.oversize {
+                    true => *withheld = Some(out.cut(raw)),
+                    false => out.event(raw, &event),
+                }
                 tally.event(event, raw.oversize, now);
             });
         });
-        let oversize = sse.pending_oversize();
+        let oversize = sse.pending_oversize() && withheld.is_none();
         out.end(oversize, sse.release())
     }
 
@@ -156,7 +167,7 @@ impl StreamMeter {
     /// Reads an event that the end of the body ends, and decides whether the stream is complete.
     /// The caller must call [`StreamMeter::finish`] next.
     pub fn end_of_body(&mut self, now: Instant) {
-        let Self { sse, long, stripper, tally, memo } = self;
+        let Self { sse, long, stripper, tally, memo, .. } = self;
         let oversize = sse.pending_oversize();
         if long.is_none() && !oversize && sse.pending().is_empty() {
             return tally.end_of_body(memo);
@@ -297,6 +308,9 @@ fn feed_long(long: &mut Option<Box<LongEvent>>, dialect: Dialect, piece: &[u8]) 
 
 #[cold]
 fn end_of_long(long: &mut Option<Box<LongEvent>>, memo: &mut Memo) -> StreamEvent {
+    if let Some(kept) = memo.kept_mut() {
+        kept.drop_for(NotContinued::TooLong);
+    }
     long.take().map(|long| long.finish(memo)).unwrap_or_default()
 }
 
@@ -310,6 +324,8 @@ struct Tally {
     last_choices: Option<Instant>,
     /// Completion tokens reported up to `last`.
     tokens: Option<u64>,
+    /// The number of events with tokens before and behind the last run of empty ones.
+    empty_run: (u64, u64),
     stage: StreamStage,
     progress: u64,
     pings: u64,
@@ -330,6 +346,7 @@ impl Tally {
             last: start,
             last_choices: None,
             tokens: None,
+            empty_run: (0, 0),
             stage: StreamStage::Waiting,
             progress: 0,
             pings: 0,
@@ -393,6 +410,12 @@ impl Tally {
             self.last_choices = Some(now);
         }
         let empty = event.kind == EventKind::Empty && self.dialect == Dialect::Choices && self.first.is_some();
+        if empty && !output {
+            if self.empty_run.1 != self.stats.token_events {
+                self.empty_run.0 = self.stats.token_events;
+            }
+            self.empty_run.1 = self.stats.token_events + 1;
+        }
         self.stats.token_events += u64::from(output || empty);
         if event.aborted && self.stats.error.is_none() {
             self.stats.error_before_content = self.first.is_none();
@@ -414,6 +437,7 @@ impl Tally {
             return;
         }
         if !self.is_timed {
+            self.tokens = tokens.or(self.tokens);
             return;
         }
         let gap = now.saturating_duration_since(self.last);
@@ -448,5 +472,6 @@ impl Tally {
     }
 }
 
+mod kept;
 #[cfg(test)]
 mod tests;

@@ -22,6 +22,9 @@ pub enum Strip {
     /// Nothing was injected.
     #[default]
     Nothing,
+    /// Nothing was injected, but an unfinished event is held: the answer may be continued by
+    /// another engine, which cannot end an event that this one began.
+    PartsOnly,
     /// The usage event at the end, which `include_usage` caused.
     InjectedUsage,
     /// The member `usage` of every event with choices.
@@ -103,6 +106,9 @@ impl Stripper {
     }
 
     fn action(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) -> Action {
+        if self.strip == Strip::PartsOnly {
+            return Action::Keep;
+        }
         let unrequested = self.strip == Strip::InjectedUsage && event.kind != EventKind::Usage && event.usage.is_some();
         self.reports_unasked |= unrequested;
         if raw.oversize || self.reports_unasked {
@@ -158,6 +164,16 @@ impl ChunkStripper<'_> {
             }
         }
         self.event_start = raw.end;
+    }
+
+    /// Leaves out an event and the rest of the chunk, and returns their bytes.
+    pub(super) fn cut(&mut self, raw: &RawEvent<'_>) -> Bytes {
+        self.forward_to(self.event_start);
+        self.forwarded = self.chunk.len();
+        match raw.split {
+            false => self.chunk.slice(self.event_start..),
+            true => [raw.bytes, &self.chunk[raw.end..]].concat().into(),
+        }
     }
 
     /// Ends the chunk and returns the bytes to forward. An unfinished event stays in the scanner,

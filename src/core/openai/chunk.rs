@@ -58,10 +58,14 @@ fn scan_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
         return StreamEvent { kind: EventKind::Done, ..StreamEvent::default() };
     }
     let mut reader = EventReader::new(dialect);
-    match reader.read(&data) {
-        Ok(()) => reader.event(fields.name.unwrap_or_default(), memo),
-        Err(_) => StreamEvent::default(),
+    if reader.read(&data).is_err() {
+        return StreamEvent::default();
     }
+    let read = reader.event(fields.name.unwrap_or_default(), memo);
+    if let Some(kept) = memo.kept_mut() {
+        kept.take(event, &data, &read);
+    }
+    read
 }
 
 /// Reads the data of an event in one piece or in several parts (see

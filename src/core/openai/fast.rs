@@ -10,6 +10,8 @@
 
 use super::choices::OpenChoices;
 use super::event::{EventKind, StreamEvent};
+use super::kept_text::KeptText;
+use super::not_continued::NotContinued;
 use super::response::{TokenUsage, digits};
 use super::scan::Scanner;
 
@@ -31,9 +33,13 @@ pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
     at.string()?;
     at.eat(b",\"choices\":[{\"index\":")?;
     let index = at.number()?;
+    let mut is_reasoning = false;
     if chat {
         at.eat(b",\"delta\":{\"")?;
-        at.eat(b"content").or_else(|| at.eat(b"reasoning"))?;
+        if at.eat(b"content").is_none() {
+            at.eat(b"reasoning")?;
+            is_reasoning = true;
+        }
         at.eat(b"\":")?;
     } else {
         at.eat(b",\"text\":")?;
@@ -63,8 +69,17 @@ pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
         return None;
     }
     memo.choices.note(index, text > 0, false);
+    if let Some(kept) = &mut memo.kept {
+        kept.note_first(event);
+        match (is_reasoning, index) {
+            (true, _) if text > 0 => kept.drop_for(NotContinued::Reasoning),
+            (_, 0) => kept.push(&event[before + 1..after - 1]),
+            _ => kept.drop_for(NotContinued::Choices),
+        }
+    }
     if usage.is_none() {
         memo.remember(&event[..before], &event[after..]);
+        memo.is_reasoning = is_reasoning;
     }
     Some(delta(text, usage))
 }
@@ -86,12 +101,35 @@ pub struct Memo {
     choices: OpenChoices,
     before: Vec<u8>,
     after: Vec<u8>,
+    /// Whether the event that matched last had reasoning and no text.
+    is_reasoning: bool,
+    kept: Option<Box<KeptText>>,
 }
 
 impl Memo {
     /// The choices of the stream.
     pub fn choices(&self) -> &OpenChoices {
         &self.choices
+    }
+
+    /// Keeps at most this many bytes of the text from now on.
+    pub fn keep_text(&mut self, most: usize) {
+        self.kept = Some(Box::new(KeptText::new(most)));
+    }
+
+    /// The text that is kept, if any is.
+    pub fn kept(&self) -> Option<&KeptText> {
+        self.kept.as_deref()
+    }
+
+    /// As [`Memo::kept`], to drop the text or to append to it.
+    pub fn kept_mut(&mut self) -> Option<&mut KeptText> {
+        self.kept.as_deref_mut()
+    }
+
+    /// Keeps no text any more.
+    pub fn keep_nothing(&mut self) {
+        self.kept = None;
     }
 
     /// Notes an event that did not match.
@@ -103,13 +141,24 @@ impl Memo {
         }
     }
 
-    fn recall(&self, event: &[u8]) -> Option<StreamEvent> {
+    fn recall(&mut self, event: &[u8]) -> Option<StreamEvent> {
         if self.before.is_empty() {
             return None;
         }
         let mut at = Cursor(event.strip_prefix(&self.before[..])?);
         let text = at.string()?;
-        (at.0 == self.after).then(|| delta(text, None))
+        if at.0 != self.after {
+            return None;
+        }
+        if let Some(kept) = &mut self.kept {
+            let start = self.before.len() + 1;
+            match self.is_reasoning {
+                false => kept.push(&event[start..start + text as usize]),
+                true if text > 0 => kept.drop_for(NotContinued::Reasoning),
+                true => {}
+            }
+        }
+        Some(delta(text, None))
     }
 
     fn remember(&mut self, before: &[u8], after: &[u8]) {

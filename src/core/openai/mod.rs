@@ -6,7 +6,8 @@
 //! beginnings · [`multipart`] the audio routes · [`invocation`] SageMaker's path · [`rewrite`]
 //! edits without copying · [`sse`] events of a stream · [`event`] their meaning · [`chunk`],
 //! [`fast`] read an event · [`condense`], [`long_event`] read any size piece by piece · [`choices`]
-//! open choices of a stream · [`response`] usage, error and output bytes of a whole response ·
+//! open choices of a stream · [`kept_text`] the answer so far · [`not_continued`] why another
+//! engine cannot continue it · [`response`] usage, error and output bytes of a whole response ·
 //! [`error`] refusals as HTTP, with [`limit`]s and a [`route_hint`].
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
@@ -22,6 +23,8 @@ pub mod route;
 pub mod route_hint;
 pub mod error;
 pub mod event;
+pub mod not_continued;
+pub mod kept_text;
 mod fast;
 pub mod invocation;
 pub mod multipart;
@@ -37,7 +40,9 @@ pub mod sse;
 
 pub use error::{Refusal, ShedReason, error_codes};
 pub use event::{Dialect, EventKind, StreamEvent};
+pub use kept_text::KeptText;
 pub use limit::{KeyLimit, LimitUnit, TooLarge};
+pub use not_continued::NotContinued;
 pub use prefix::{Beginning, PromptParts, PromptPrefix};
 pub use request::RequestView;
 pub use request_error::RequestError;

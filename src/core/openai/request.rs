@@ -13,6 +13,7 @@
 
 use std::borrow::Cow;
 
+use super::not_continued::{self, NotContinued};
 use super::prefix::PromptParts;
 use super::prompt;
 use super::request_error::RequestError;
@@ -78,6 +79,9 @@ pub struct RequestView<'a> {
     /// truncated, continues a stored one or is rendered by the client's template, or if members of
     /// unknown meaning counted.
     pub usage_measures_shape: bool,
+    /// The first member that makes an answer depend on more than the prompt and the text so far.
+    /// Read for chats and completions only.
+    pub not_continued: Option<NotContinued>,
     /// Positions at which the body can be edited; they borrow nothing and outlive the view.
     pub edits: EditPoints,
 }
@@ -106,6 +110,7 @@ impl<'a> RequestView<'a> {
             include_usage: false,
             continuous_usage: false,
             usage_measures_shape: true,
+            not_continued: None,
             edits: EditPoints::default(),
         }
     }
@@ -214,6 +219,9 @@ fn field<'a>(
     view: &mut RequestView<'a>,
     limits: &mut Limits,
 ) -> Result<(), RequestError> {
+    if view.not_continued.is_none() && matches!(view.route, Route::ChatCompletions | Route::Completions) {
+        view.not_continued = not_continued::of_member(key, &mut scanner.clone())?;
+    }
     match key {
         b"model" => {
             let (span, model) = model(scanner)?;

@@ -210,6 +210,14 @@ impl EditedBody {
         self.has_priority = true;
     }
 
+    /// The body without a `priority`, copied into memory of its own, so that the received buffer can
+    /// be freed.
+    pub fn detached(&self) -> Self {
+        let mut body = self.clone();
+        body.set_priority(None);
+        Self::from(Bytes::from(body.pieces.concat()))
+    }
+
     /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len

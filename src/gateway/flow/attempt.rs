@@ -16,7 +16,7 @@ use super::exchange::{Downstream, Exchange, ExchangeError, ResponseHead};
 use super::faults;
 use super::record::{Outcome, RetryReason, Stage, UpstreamFault};
 use crate::pool::{BackendFault, Lease};
-use sluice_core::openai::Refusal;
+use sluice_core::openai::{NotContinued, Refusal};
 
 pub(super) enum AttemptResult<X> {
     /// The request is over. The record has the outcome.
@@ -38,12 +38,21 @@ pub(super) struct FailedAttempt<X> {
     /// Bytes that the pump has read of a response without passing any on. `forward.rs` makes them
     /// the response.
     pub(super) held: Option<HeldResponse>,
+    /// The client has tokens of a stream, which another engine may continue.
+    pub(super) continues: bool,
+    /// Why no engine may continue it after this attempt to do so.
+    pub(super) why_not: Option<NotContinued>,
 }
 
 impl<X> FailedAttempt<X> {
     /// A failure without a response.
     pub(super) fn boxed(reason: RetryReason, outcome: Outcome) -> Box<Self> {
-        Box::new(Self { reason, outcome, response: None, busy: None, held: None })
+        Box::new(Self { reason, outcome, response: None, busy: None, held: None, continues: false, why_not: None })
+    }
+
+    /// A failure in the middle of a stream that another engine may continue.
+    pub(super) fn in_stream(reason: RetryReason, outcome: Outcome, why_not: Option<NotContinued>) -> Box<Self> {
+        Box::new(Self { continues: true, why_not, ..*Self::boxed(reason, outcome) })
     }
 }
 

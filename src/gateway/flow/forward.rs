@@ -3,9 +3,10 @@
 //! An attempt is one delivery of the request to one backend, under an attempt id. There are at most
 //! `retry.attempts`. Another one follows when the connection failed or broke, or when the backend
 //! stopped reading, was silent before the first token, was found hung, or gave an answer after
-//! which another engine may serve the request (`elsewhere.rs`). None follows once the client has a
-//! token of a stream or a byte of another response. If no other backend can take the request, the
-//! client gets the last response.
+//! which another engine may serve the request (`elsewhere.rs`). Once the client has a token of a
+//! stream, another engine may only continue it (`go_on.rs`); once it has a byte of another
+//! response, no attempt follows. If no other backend can take the request, the client gets the last
+//! response.
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle
 //! connections after 5 s), not a fault: the next attempt uses a new connection to the same backend.
@@ -17,6 +18,7 @@ mod address;
 mod copy;
 mod deaths;
 mod fall_back;
+mod go_on;
 mod moves;
 
 use std::pin::pin;
@@ -29,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError};
 use super::attempt::{AttemptResult, FailedAttempt, HeldResponse, ResponseStart, WaitError, guarded};
+use super::continuation::{ContinuationLimits, Seam};
 use super::copies::{CopyQueue, PendingCopies};
 use super::elsewhere::{Credentials, Elsewhere, EngineAnswer};
 use super::exchange::{
@@ -37,7 +40,7 @@ use super::exchange::{
 use super::faults;
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
-use super::pump::{Pump, ResponseContext};
+use super::pump::{Pump, ResponseContext, Unfinished};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::refused_here::Refused;
 use super::respond;
@@ -46,7 +49,7 @@ use super::suspects::{BodyHash, Suspects};
 use crate::experiment::Assigned;
 use crate::pool::{Admission, BackendFault, Lease};
 use crate::shares::Shares;
-use sluice_core::openai::Refusal;
+use sluice_core::openai::{EditedBody, NotContinued, Refusal};
 
 pub(super) struct Backends<'a, U> {
     pub(super) admission: &'a Arc<Admission>,
@@ -58,6 +61,7 @@ pub(super) struct Backends<'a, U> {
     /// Memory in which responses wait for slow clients.
     pub(super) memory: &'a Arc<Shares>,
     pub(super) suspects: &'a Arc<Suspects>,
+    pub(super) continuations: &'a Arc<ContinuationLimits>,
 }
 
 pub(super) struct Attempts<'a, U> {
@@ -79,6 +83,11 @@ pub(super) struct Attempts<'a, U> {
     is_head_sent: bool,
     /// Copies of the request, which begin when the request has a lease.
     copies: PendingCopies,
+    /// The answer that another engine is to continue, and the seam for the next attempt.
+    unfinished: Option<Box<Unfinished>>,
+    seam: Option<Box<Seam>>,
+    /// The body that began the answer.
+    first_body: Option<EditedBody>,
 }
 
 impl<'a, U: Upstream> Attempts<'a, U> {
@@ -112,6 +121,9 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             refused: None,
             is_head_sent: false,
             copies,
+            unfinished: None,
+            seam: None,
+            first_body: None,
         }
     }
 
@@ -143,6 +155,13 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 AttemptResult::Finished => return Ok(()),
                 AttemptResult::Failed(failed) => failed,
             };
+            if self.unfinished.is_some() {
+                match Box::pin(self.go_on(*failed, lease, down, record)).await {
+                    Some(next) => lease = next,
+                    None => return Ok(()),
+                }
+                continue;
+            }
             if self.backends.abort.is_cancelled() {
                 return Err(respond::shut_down(record));
             }
@@ -223,7 +242,9 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let PreparedRequest { placed, stream, .. } = &self.prepared;
         let timeout = placed.table.first_byte(*stream, placed.request.need.prompt_tokens);
         let deadline = Instant::now() + timeout;
-        let mut connection = Connection::Any;
+        // A continuation must not meet a stale connection: a client waits in the middle of an
+        // answer.
+        let mut connection = if self.unfinished.is_some() { Connection::New } else { Connection::Any };
         record.is_lost = false;
         let mut response = loop {
             self.made += 1;
@@ -257,12 +278,17 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             // A client with a valid key must not get a 401 that is about the gateway's key.
             let kept = elsewhere != Some(Elsewhere::GatewayRefused) && !self.is_head_sent;
             let response = kept.then_some(response);
-            let failed = FailedAttempt { reason, outcome, response, busy: None, held: None };
-            return AttemptResult::Failed(Box::new(failed));
+            return AttemptResult::Failed(Box::new(FailedAttempt {
+                response,
+                ..*FailedAttempt::boxed(reason, outcome)
+            }));
         }
         // After the head of a stream only another stream can follow.
         if self.is_head_sent && (!response.head.is_event_stream() || response.head.is_coded()) {
-            return AttemptResult::upstream_error(RetryReason::Status, UpstreamFault::Status);
+            let why_not = status.is_client_error().then_some(NotContinued::Refused);
+            let outcome = Outcome::UpstreamError(UpstreamFault::Status);
+            let failed = FailedAttempt { why_not, ..*FailedAttempt::boxed(RetryReason::Status, outcome) };
+            return AttemptResult::Failed(Box::new(failed));
         }
         // The requested usage could not be removed from a compressed stream.
         if response.head.is_event_stream() && response.head.is_coded() && self.prepared.injected.is_some() {
@@ -270,14 +296,37 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 ExchangeError::Malformed("the stream is compressed, although Accept-Encoding was identity".to_owned());
             return WaitError::Broken(error).into_result(lease, &record.request_id);
         }
+        self.pass_on(response, (deadline, credentials), lease, down, record).await
+    }
+
+    /// Passes a response on to the client.
+    async fn pass_on<D: Downstream, R: Recorder>(
+        &mut self,
+        response: ResponseStart<U::Exchange>,
+        (deadline, credentials): (Instant, Credentials),
+        lease: &mut Lease,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> AttemptResult<U::Exchange> {
         let times = (response.sent, deadline);
         let mut context = response_context(self.incoming, &self.prepared, &self.backends, lease, times);
         context.credentials = Some(credentials);
         let ResponseStart { exchange, head, sent, read } = response;
         let mut exchange = Some(exchange);
-        let mut pump = Pump::new(head, context, &mut self.request, lease, record, &mut self.is_head_sent);
+        let (request, is_head_sent) = (&mut self.request, &mut self.is_head_sent);
+        let mut pump = match self.unfinished.take() {
+            None => Pump::new(head, context, request, lease, record, is_head_sent),
+            Some(mut unfinished) => {
+                unfinished.go_on();
+                Pump::resume(*unfinished, self.seam.take(), context, request, lease, record, is_head_sent)
+            }
+        };
         match pump.run(&mut exchange, read, down).await {
             AttemptResult::Finished => AttemptResult::Finished,
+            AttemptResult::Failed(failed) if failed.continues => {
+                self.unfinished = Some(pump.into_unfinished());
+                AttemptResult::Failed(failed)
+            }
             AttemptResult::Failed(mut failed) => {
                 failed.response = exchange.zip(failed.held.take()).map(|(exchange, held)| {
                     let HeldResponse { head, read } = held;
@@ -431,5 +480,6 @@ fn response_context<'a, U>(
         credentials: None,
         abort: backends.abort,
         memory: backends.memory,
+        continuations: backends.continuations,
     }
 }

@@ -17,6 +17,7 @@
 //! | | `elsewhere.rs`, `refused_here.rs` | may another backend serve it after this answer? |
 //! | | `suspects.rs` | may the body be delivered, after engines died with it? |
 //! | meter | `pump.rs`, `response_meter.rs`, `stream_work.rs` | pass bytes on, measure both ends |
+//! | | `continuation/`, `forward/go_on.rs` | may another engine continue a broken stream? |
 //! | record | `record.rs` | exactly one record |
 //!
 //! Shadow arms of experiments get copies of requests (`copies.rs`), which no client sees and which
@@ -46,6 +47,7 @@ mod router;
 mod request_bounds;
 mod feedback;
 mod respond;
+mod continuation;
 mod response_owners;
 mod assign;
 pub mod owner;
@@ -75,6 +77,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::pool::Admission;
 use crate::shares::{GivesWay, Shares};
+use continuation::ContinuationLimits;
 use copies::CopyQueue;
 use forward::{Attempts, Backends};
 use response_owners::ResponseOwners;
@@ -108,6 +111,7 @@ pub struct Flow<U, R> {
     copies: CopyQueue,
     memory: Arc<Shares>,
     suspects: Arc<Suspects>,
+    continuations: Arc<ContinuationLimits>,
     leaving: AtomicBool,
     closing: AtomicBool,
     handed_over: AtomicBool,
@@ -128,6 +132,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             copies: CopyQueue::default(),
             memory: Shares::new(GivesWay::Newest, memory, memory / RESPONSE_PARTS),
             suspects: Arc::default(),
+            continuations: Arc::default(),
             leaving: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             handed_over: AtomicBool::new(false),
@@ -176,6 +181,11 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// stay.
     pub fn set_response_memory(&self, bytes: u64) {
         self.memory.resize(bytes, bytes / RESPONSE_PARTS);
+    }
+
+    /// Bytes of requests and texts that are kept so that another engine can continue them.
+    pub fn kept_for_continuation(&self) -> u64 {
+        self.continuations.kept()
     }
 
     /// Number of stored responses whose owners were forgotten because there were too many.
@@ -311,7 +321,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     fn backends(&self) -> Backends<'_, U> {
-        let Self { admission, router, upstream, abort, copies, memory, suspects, .. } = self;
-        Backends { admission, router, upstream, abort, copies, memory, suspects }
+        let Self { admission, router, upstream, abort, copies, memory, suspects, continuations, .. } = self;
+        Backends { admission, router, upstream, abort, copies, memory, suspects, continuations }
     }
 }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::assign::{self, ArmTarget};
 use super::classes::Kind;
 use super::classify::{self, PlacedRequest, Placement};
+use super::continuation;
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
 use super::keys::{ApiKey, InFlight, KeyLimitExceeded, KeyNeedError};
@@ -27,7 +28,7 @@ use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEsti
 use crate::pool::{Admission, AdmissionRequest, Asks, ModelKey, Need};
 use sluice_config::UsageInjection;
 use sluice_config::limits::MAX_TOKENS;
-use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
+use sluice_core::openai::{EditedBody, Edits, NotContinued, PromptPrefix, Refusal, RequestView, multipart, request};
 
 #[derive(Debug)]
 pub(super) struct PreparedRequest {
@@ -43,6 +44,10 @@ pub(super) struct PreparedRequest {
     /// The experiment's arm, if it serves the request otherwise than without the experiment.
     pub(super) arm: Option<ArmTarget>,
     pub(super) injected: InjectedUsage,
+    /// Whether the client requested the usage event.
+    pub(super) include_usage: bool,
+    /// Whether another engine may continue the answer, and if not, why.
+    pub(super) continuation: Result<(), NotContinued>,
     pub(super) feedback: Feedback,
 }
 
@@ -108,9 +113,7 @@ pub(super) async fn prepare<R: Recorder>(
         ..AdmissionRequest::new(table.layout, home.id, need, incoming.arrived)
     };
     let injected = injected_usage(home.usage, &view);
-    let body_for = |name: Option<&str>| {
-        EditedBody::new(&incoming.body, &view.edits, Edits { model: name, usage: injected.edit() })
-    };
+    let body_for = |name: Option<&str>| edited(incoming, &view, name, injected);
     let (body, body_without_arm) = (body_for(arm_name.or(own_name)), arm_name.map(|_| body_for(own_name)));
     record.estimate_time = begun.elapsed();
     Ok(PreparedRequest {
@@ -123,8 +126,19 @@ pub(super) async fn prepare<R: Recorder>(
         body_without_arm,
         arm,
         injected,
+        include_usage: view.include_usage,
+        continuation: continuation::check(incoming, &view),
         feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),
     })
+}
+
+fn edited(
+    incoming: &IncomingRequest,
+    view: &RequestView<'_>,
+    model: Option<&str>,
+    injected: InjectedUsage,
+) -> EditedBody {
+    EditedBody::new(&incoming.body, &view.edits, Edits { model, usage: injected.edit() })
 }
 
 fn kind(model: &ModelRoute, incoming: &IncomingRequest, tokens: u64) -> Kind {

@@ -20,6 +20,7 @@ mod engine_side;
 mod before_token;
 mod delivery;
 mod ending;
+mod resume;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -33,6 +34,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::{AttemptResult, FailedAttempt};
+use super::continuation::{ContinuationLimits, KeptMemory, Seam};
 use super::elsewhere::Credentials;
 use super::exchange::{ClientGone, Downstream, Exchange, ResponseHead, UpstreamRequest};
 use super::incoming::IncomingRequest;
@@ -45,7 +47,10 @@ use crate::pool::Lease;
 use crate::shares::Shares;
 use engine_side::{EngineEvent, EngineSide};
 use parts::{Backlog, Delivery, Ending, Interruption, WaitingRoom, deliver};
-use sluice_core::meter::Forward;
+pub(super) use resume::Unfinished;
+use sluice_core::meter::{Forward, StreamMeter, StreamStage};
+use sluice_core::openai::NotContinued;
+use sluice_core::openai::error::StreamFailure;
 
 /// Bytes of a stream that are held before the first token, in addition to [`PREAMBLE_PER_REQUEST`]
 /// times the bytes of the request. A longer preamble is passed on; then no other backend takes
@@ -74,6 +79,7 @@ pub(super) struct ResponseContext<'a> {
     pub(super) abort: &'a CancellationToken,
     /// Memory in which responses wait for slow clients.
     pub(super) memory: &'a Arc<Shares>,
+    pub(super) continuations: &'a Arc<ContinuationLimits>,
 }
 
 impl<'a> ResponseContext<'a> {
@@ -109,6 +115,15 @@ pub(super) struct Pump<'a, 'r, R: Recorder> {
     is_settled: bool,
     /// How the response ends; set when the engine has no more part in it.
     ending: Option<Ending>,
+    /// Memory for request and text, while another engine may continue the stream.
+    kept: Option<KeptMemory>,
+    why_not: Option<NotContinued>,
+    /// Set while the engine continues the answer of another one.
+    seam: Option<Box<Seam>>,
+    /// The error that the client gets if no other engine continues the stream, or the bytes from
+    /// the engine's own error on.
+    failure: StreamFailure,
+    withheld: Option<Bytes>,
 }
 
 impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
@@ -136,7 +151,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             lease.record_progress(Instant::now());
         }
         let preamble_max = PREAMBLE_MAX + PREAMBLE_PER_REQUEST * request.body.len();
-        Self {
+        let mut pump = Self {
             context,
             meter,
             head: Some(head),
@@ -153,7 +168,14 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             is_held_up: false,
             is_settled: false,
             ending: None,
-        }
+            kept: None,
+            why_not: None,
+            seam: None,
+            failure: StreamFailure::UpstreamBroke,
+            withheld: None,
+        };
+        pump.keep();
+        pump
     }
 
     /// Passes the response on. `Failed` is possible only while nothing of the response has reached
@@ -196,6 +218,19 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             if let Err(result) = self.send(delivery, &mut engine, down).await {
                 return result;
             }
+        }
+    }
+
+    /// Whether the engine has generated a token of its own.
+    fn has_token(&self) -> bool {
+        self.seam.as_ref().map_or_else(|| self.meter.has_content(), |seam| seam.has_token())
+    }
+
+    /// How far the engine has come with its own part of the response.
+    fn stage(&self) -> StreamStage {
+        match self.has_token() || self.seam.is_none() {
+            true => self.meter.stage(),
+            false => StreamStage::Accepted,
         }
     }
 
@@ -274,11 +309,15 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         now: Instant,
     ) -> Result<Delivery, Box<FailedAttempt<X>>> {
         let events = if self.head.is_some() { self.meter.events_between() } else { None };
-        let (mut forward, progress) = self.measure(engine.chunk.split().freeze(), now);
+        let chunk = self.behind_seam(engine.chunk.split().freeze())?;
+        let (mut forward, progress) = self.measure(chunk, now);
         engine.silence.set_limit(match self.meter.is_stream() {
-            true => engine.clock.events(self.meter.stage(), progress, now),
+            true => engine.clock.events(self.stage(), progress, now),
             false => engine.clock.bytes(now),
         });
+        if let Some(withheld) = self.meter.as_stream_mut().and_then(StreamMeter::take_withheld) {
+            forward = self.error_in_stream(forward, withheld, now)?;
+        }
         let is_between = events.is_some() && events == self.meter.events_between();
         if is_between && self.may_send_comments(&forward) {
             return Ok(self.comments(forward));
@@ -321,8 +360,11 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             self.context.prompt_tokens = tokens;
             self.lease.charge(tokens);
         }
-        if self.prefilling && self.meter.has_content() {
+        if self.prefilling && self.has_token() {
             self.first_token(now);
+        }
+        if self.kept.is_some() {
+            self.watch_kept();
         }
         (forward, progress)
     }
@@ -352,7 +394,11 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         let Some(head) = self.head.take() else {
             return Delivery { forward, ..Delivery::default() };
         };
-        *self.request = UpstreamRequest::default();
+        let request = std::mem::take(self.request);
+        if self.kept.is_some() {
+            // A copy, because the received buffer counts as the memory of requests that wait.
+            *self.request = UpstreamRequest { body: request.body.detached(), body_without_arm: None, ..request };
+        }
         let preamble = Bytes::from(std::mem::take(&mut self.preamble));
         Delivery { head: self.take_head(head), preamble, forward, finish: false }
     }

@@ -22,7 +22,7 @@ use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation};
 use crate::origin::Origin;
 use sluice_core::meter::StreamStats;
-use sluice_core::openai::{PromptPrefix, Route, ShedReason};
+use sluice_core::openai::{NotContinued, PromptPrefix, Route, ShedReason};
 
 pub use guard::RecordGuard;
 
@@ -211,6 +211,12 @@ pub struct Record {
     pub retries: SmallVec<[RetryReason; 2]>,
     /// The pools and backends of these attempts, in the same order.
     pub retried_on: SmallVec<[[Option<Arc<str>>; 2]; 1]>,
+    /// How often another engine continued the stream after its engine had failed.
+    pub continued: u32,
+    /// Tokens of prompt and text that these engines prefilled again, as estimated.
+    pub prefilled_again: u64,
+    /// Why no engine continued a stream that broke.
+    pub not_continued: Option<NotContinued>,
     /// Time to read and estimate.
     pub estimate_time: Duration,
     /// Time spent waiting for leases, all attempts together.
@@ -294,6 +300,8 @@ impl Record {
 
     fn observation(&self, assigned: &Assigned) -> Observation {
         let stats = self.stats.as_ref().filter(|_| self.generates());
+        // The latencies of a continued stream have the failure of an engine in them.
+        let timed = |value: Option<f64>| value.filter(|_| self.continued == 0);
         let completed = stats.filter(|_| self.outcome == Outcome::Completed);
         let seconds = |time: Duration| time.as_secs_f64();
         let ttft = stats.and_then(|stats| stats.ttft);
@@ -320,16 +328,16 @@ impl Record {
             cell: assigned.cell(),
             values: [
                 ttft.map(seconds),
-                completed.and_then(|stats| stats.tpot).map(seconds),
-                e2el.map(seconds),
-                itl.map(|itl| itl.max_seconds()),
+                timed(completed.and_then(|stats| stats.tpot).map(seconds)),
+                timed(e2el.map(seconds)),
+                timed(itl.map(|itl| itl.max_seconds())),
                 self.backend.as_ref().map(|_| seconds(self.queue_wait)),
                 backend_ttft.map(seconds),
-                backend_ttft.zip(decode).map(|(prefill, decode)| seconds(prefill + decode)),
+                timed(backend_ttft.zip(decode).map(|(prefill, decode)| seconds(prefill + decode))),
                 completed.filter(|_| tokens > 0).map(|_| tokens as f64 / 1e3),
             ],
             ending,
-            missed: self.slo_met.filter(|_| ending != Ending::Other).map(|met| !met),
+            missed: self.slo_met.filter(|_| ending != Ending::Other && self.continued == 0).map(|met| !met),
             fell_back: assigned.fell_back,
             cached: stats.and_then(|stats| stats.usage.cached.zip(stats.usage.prompt)),
             answer: completed.map(|stats| stats.answer).unwrap_or_default(),

@@ -46,6 +46,21 @@ impl ResponseMeter {
         matches!(self, Self::Stream(_))
     }
 
+    /// The meter of a stream.
+    pub(super) fn as_stream(&self) -> Option<&StreamMeter> {
+        match self {
+            Self::Stream(meter) => Some(meter),
+            Self::Body(_) => None,
+        }
+    }
+
+    pub(super) fn as_stream_mut(&mut self) -> Option<&mut StreamMeter> {
+        match self {
+            Self::Stream(meter) => Some(meter),
+            Self::Body(_) => None,
+        }
+    }
+
     /// Measures a chunk. Returns the bytes that go to the client.
     pub(super) fn feed(&mut self, chunk: Bytes, now: Instant) -> Forward {
         match self {

@@ -30,6 +30,7 @@ mod priority;
 mod elsewhere;
 mod not_served;
 mod deaths;
+mod continued;
 mod key_limits;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
@@ -153,9 +154,12 @@ impl TestFlow {
     }
 
     fn set_attempts(&self, attempts: u32) {
-        let table = self.flow.routing_table();
-        let mut config = Config::clone(&table.config);
+        let mut config = Config::clone(&self.flow.routing_table().config);
         config.retry.attempts = attempts;
+        self.configure(config);
+    }
+
+    fn configure(&self, config: Config) {
         let layout = self.flow.admission().apply(&[pool_of(&config)], RULES, Instant::now());
         self.flow.set_routing_table(RoutingTable::new(
             Arc::new(config),

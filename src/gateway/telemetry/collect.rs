@@ -30,6 +30,7 @@ use super::access_log::{AccessLogError, AccessLogWriter};
 use super::by_engine::ByEngine;
 use super::clients::{self, ClientView};
 use super::cluster::{self, ClusterMetrics};
+use super::continued::ContinuedCounters;
 use super::engines::{self, EngineMetrics, EnginePage, PoolEngines};
 use super::experiments;
 use super::exposition::{Page, PoolViews, Scraped, shown};
@@ -60,6 +61,7 @@ pub struct Telemetry {
     registry: Registry,
     table: Arc<SeriesTable>,
     by_engine: Arc<ByEngine>,
+    continued: ContinuedCounters,
     totals: TotalsTable,
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
@@ -146,6 +148,7 @@ impl Telemetry {
             overhead_connect: overhead.with_label_values(&["connect"]),
             client_wait: client_wait.with_label_values::<&str>(&[]),
             by_engine,
+            continued: ContinuedCounters::new(&registry),
             totals: TotalsTable::default(),
             registry,
             table,
@@ -434,6 +437,7 @@ impl Telemetry {
             self.table.judged(&series, met).inc();
         }
         self.by_engine.count(record);
+        self.continued.count(record);
         self.totals.count(record);
         let now = Instant::now();
         series.home.recent.add(record, now);

@@ -149,6 +149,12 @@ families! {
         "Requests that ran outside their home pool";
     RETRIES: "sluice_retries_total" MetricKind::Counter, &["pool", "reason"],
         "Repeated attempts by reason and by the pool of the last attempt";
+    CONTINUED: "sluice_continued_requests_total" MetricKind::Counter, &["pool", "outcome"],
+        "Requests whose stream another engine continued after an engine had failed in the middle";
+    NOT_CONTINUED: "sluice_not_continued_requests_total" MetricKind::Counter, &["pool", "reason"],
+        "Requests whose stream an engine's failure ended, by the reason why no other engine continued it";
+    PREFILLED_AGAIN: "sluice_prefilled_again_tokens_total" MetricKind::Counter, &["pool"],
+        "Tokens of prompts and texts, as estimated, that engines prefilled again to continue streams";
     BACKEND_REQUESTS: "sluice_backend_requests_total" MetricKind::Counter, &["pool", "backend", "class", "outcome"],
         "Finished requests by the backend of the last attempt";
     BACKEND_RETRIES: "sluice_backend_retries_total" MetricKind::Counter, &["pool", "backend", "reason"],

@@ -18,8 +18,8 @@ use serde::Serialize;
 use super::salt::Salt;
 use crate::experiment::CopyOutcome;
 use crate::flow::Record;
-use sluice_core::openai::Route;
 use sluice_core::openai::prefix::RECORD_VERSION;
+use sluice_core::openai::{NotContinued, Route};
 
 /// Initial capacity of a line. Usual lines have 450 to 650 bytes.
 const LINE_BYTES: usize = 768;
@@ -94,6 +94,10 @@ struct Line<'a> {
     detail: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     retries: Vec<&'static str>,
+    #[serde(skip_serializing_if = "is_none")]
+    continued: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_continued: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     slo_met: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -172,6 +176,8 @@ pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
         outcome: record.outcome.label(),
         detail: record.detail(),
         retries: record.retries.iter().map(|reason| reason.label()).collect(),
+        continued: record.continued,
+        not_continued: record.not_continued.map(NotContinued::label),
         slo_met: record.slo_met,
         prompt_bytes: None,
         prefix: Vec::new(),
@@ -185,6 +191,10 @@ pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
     let _ = serde_json::to_writer(&mut text, &line);
     text.push(b'\n');
     text
+}
+
+fn is_none(count: &u32) -> bool {
+    *count == 0
 }
 
 fn is_zero(ms: &f64) -> bool {

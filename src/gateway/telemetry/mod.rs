@@ -41,6 +41,7 @@ mod process;
 mod merge;
 mod series;
 mod by_engine;
+mod continued;
 pub mod totals;
 
 #[cfg(any(test, feature = "testing"))]

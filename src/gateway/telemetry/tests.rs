@@ -24,7 +24,7 @@ use crate::flow::{Outcome, Record};
 use crate::origin::Origin;
 use crate::pool::{BackendLimits, HealthRules, Share};
 use sluice_config::{Config, Machine, Surroundings};
-use sluice_core::openai::{Answer, FinishReason, Route, ShedReason, TokenUsage};
+use sluice_core::openai::{Answer, FinishReason, NotContinued, Route, ShedReason, TokenUsage};
 
 fn telemetry() -> Telemetry {
     telemetry_of(admission(Instant::now()))
@@ -50,12 +50,14 @@ fn mixed() -> Vec<Record> {
                 [Some("short".into()), Some("gpu0".into())],
                 [Some("long".into()), Some("gpu1".into())]
             ],
+            continued: 1,
+            prefilled_again: 900,
             ..completed(ms(50), ms(7))
         },
         Record { arm: Some("int8".into()), slo_met: Some(false), ..completed(ms(20), ms(5)) },
         Record { outcome: Outcome::ClientGone, slo_met: None, ..completed(ms(25), ms(6)) },
         record(Outcome::Shed(ShedReason::QueueFull)),
-        failed(Outcome::UpstreamError(UpstreamFault::Broken)),
+        Record { not_continued: Some(NotContinued::Seed), ..failed(Outcome::UpstreamError(UpstreamFault::Broken)) },
         failed(Outcome::Timeout(Stage::FirstByte)),
         Record { route: None, home: None, model: None, key: None, estimate: None, ..record(Outcome::Refused) },
         Record { route: Some(Route::Tokenize), stream: false, stats: None, slo_met: None, ..completed(ms(2), ms(1)) },

@@ -127,11 +127,14 @@ impl Observer {
         pool.ended.add(record, &objectives);
         pool.window.ended += 1.0;
         pool.widest = pool.widest.max(record.sequences);
+        // The latencies of a continued stream have the failure of an engine in them, which no limit
+        // could have prevented.
+        let is_whole = record.continued == 0;
         let tpot = record.stats.as_ref().and_then(|stats| stats.tpot).map(|tpot| tpot.as_secs_f64());
-        if let Some(tpot) = tpot {
+        if let Some(tpot) = tpot.filter(|_| is_whole) {
             pool.undisturbed.tpot = (pool.undisturbed.tpot * FORGET).min(tpot);
         }
-        let judged = judge(record, &objectives, pool.undisturbed);
+        let judged = if is_whole { judge(record, &objectives, pool.undisturbed) } else { None };
         if let Some(judged) = judged {
             let tokens = record.estimate.map_or(0, |estimate| estimate.tokens);
             pool.window.add(arrived, tokens, judged);

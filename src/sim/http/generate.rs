@@ -4,6 +4,7 @@
 //! Nothing is awaited: when [`start`] returns, the request is either refused or submitted. Dropping
 //! the response body aborts the sequences. Admission limits bound the sequences in flight.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,7 +21,7 @@ use crate::real_time::output_collector::OutputCollector;
 use crate::real_time::state::ServerState;
 use crate::text::planned_output::{self, PlannedOutput};
 use crate::unix_time::unix_time;
-use crate::validate::{GenerateRequest, Prompt};
+use crate::validate::{GenerateRequest, Prompt, RequestKind};
 use sluice_core::base::Rng;
 
 /// Maximum output tokens of a sequence that enter the prefix cache, for the next turn of a chat.
@@ -77,12 +78,14 @@ pub(crate) fn start(
     let prompt_tokens: u64 = request.prompts.iter().map(|prompt| u64::from(prompt.tokens())).sum();
     admit(shared, request, prompt_tokens)?;
     let (mut submissions, mut choices, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    let mut counted = 0;
     let (texts, wanted) = (&shared.config.texts, OutputOptions::of(request));
     for (prompt, limit) in request.prompts.iter().zip(&request.limits) {
         for sibling in 0..request.n {
             let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
-            let output =
-                PlannedOutput::new(texts, request, *limit, planned_output::seed(shared.config.seed, prompt, sibling));
+            let (prompt, output) = planned(shared, request, (prompt, *limit), sibling);
+            let prompt = &*prompt;
+            counted += if sibling == 0 { u64::from(prompt.tokens()) } else { 0 };
             let finish = output.finish();
             submissions.push(Submission {
                 request: Request {
@@ -109,9 +112,47 @@ pub(crate) fn start(
     }
     let interval = request.stream_interval.max(shared.config.stream_interval);
     let collector = Arc::new(OutputCollector::new(choices.len(), if request.stream { interval } else { u32::MAX }));
-    let body = ResponseBody::new(Arc::clone(shared), Arc::clone(&collector), format, ids, choices, prompt_tokens);
+    let body = ResponseBody::new(Arc::clone(shared), Arc::clone(&collector), format, ids, choices, counted);
     shared.send(Command::Submit(submissions, collector));
     Ok(body)
+}
+
+/// The prompt and the output of one choice. If the prompt ends within an output of this server, the
+/// output goes on there, and the prompt has the tokens of that output.
+fn planned<'a>(
+    shared: &ServerState,
+    request: &GenerateRequest,
+    (prompt, limit): (&'a Prompt, u32),
+    choice: u32,
+) -> (Cow<'a, Prompt>, PlannedOutput) {
+    let (texts, server) = (&shared.config.texts, shared.config.seed);
+    let seed = planned_output::seed(server, prompt, choice);
+    let found = match (&prompt.continued, &prompt.text) {
+        (Some(continued), _) => {
+            let seed = planned_output::seed(server, &continued.base, choice);
+            let begun = planned_output::begun(&texts.vocabulary, seed, &continued.text);
+            begun.map(|begun| (continued.base.clone(), begun, seed))
+        }
+        (None, Some(text)) if request.kind == RequestKind::Completion && !request.echo => {
+            let seed_of = |hash| planned_output::seed(server, &Prompt { seed: hash, ..prompt.clone() }, choice);
+            planned_output::begun_within(&texts.vocabulary, text, seed_of).map(|(end, begun)| {
+                let base = XxHash3_64::oneshot_with_seed(0, &text.as_bytes()[..end]);
+                let ids = texts.vocabulary.encode(&text[..end], request.special_tokens);
+                (Prompt { ids: ids.into(), seed: base, ..prompt.clone() }, begun, seed_of(base))
+            })
+        }
+        _ => None,
+    };
+    let rest = found.and_then(|(base, begun, seed)| {
+        // The tokenizer makes a token of its own of a part of one.
+        let known = begun.tokens + u32::from(begun.part > 0);
+        let ids = (0..known).map(|position| texts.vocabulary.draw(seed, position));
+        let ids: Arc<[u32]> = base.ids.iter().copied().chain(ids).collect();
+        let room = shared.config.max_model_len.saturating_sub(ids.len() as u32);
+        let output = PlannedOutput::rest(texts, request, (limit.min(room.max(1)), seed), &begun)?;
+        Some((Cow::Owned(Prompt { ids, ..prompt.clone() }), output))
+    });
+    rest.unwrap_or_else(|| (Cow::Borrowed(prompt), PlannedOutput::new(texts, request, limit, seed)))
 }
 
 /// Hashes of the blocks of prompt and output, for the prefix cache.

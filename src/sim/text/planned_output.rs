@@ -9,9 +9,18 @@
 //! If the request demands a shape (JSON of a schema, a tool call), the output is a text of that
 //! shape and an end-of-sequence token. With `ignore_eos`, or below `min_tokens`, more such tokens
 //! follow. A limit cuts the text, as in vLLM.
+//!
+//! If a prompt ends with the beginning of an output that this server would have given to the prompt
+//! before it, the output goes on where it ended ([`begun`]). So an answer that another server
+//! continues is the same as without a break.
 
+use std::hash::Hasher;
 use std::sync::Arc;
 
+use twox_hash::XxHash3_64;
+
+use super::vocabulary::Vocabulary;
+use super::words;
 use crate::http::wire::Finish;
 use crate::validate::{CalledTool, GenerateRequest, Prompt, ShapedText, TextModel};
 use sluice_core::base::Rng;
@@ -51,8 +60,10 @@ pub(crate) struct PlannedOutput {
     forced: Arc<[u32]>,
     /// The text that replaces the words, if the request demands a shape.
     script: Option<Arc<Script>>,
-    /// Number of tokens.
+    /// Number of tokens, without the ones that the prompt has.
     pub(crate) tokens: u32,
+    /// Tokens of the output that the prompt has, and bytes that it has of the token behind them.
+    begun: (u32, usize),
     end: End,
     /// Trailing characters that are held back until the end, because a stop string may begin in
     /// them.
@@ -85,11 +96,34 @@ impl PlannedOutput {
             true => 0,
             false => request.stop.iter().map(|stop| stop.chars().count()).max().unwrap_or(0).saturating_sub(1),
         };
-        let mut output = Self { texts: Arc::clone(texts), seed, forced: forced.into(), script, tokens, end, held_back };
+        let (texts, forced, begun) = (Arc::clone(texts), forced.into(), (0, 0));
+        let mut output = Self { texts, seed, forced, script, tokens, begun, end, held_back };
         if !request.stop.is_empty() || !request.stop_token_ids.is_empty() {
             output.end_at_stop(request);
         }
         output
+    }
+
+    /// Plans the rest of an output of which the prompt has `begun`. `None`: no such output goes on
+    /// there.
+    pub(crate) fn rest(
+        texts: &Arc<TextModel>,
+        request: &GenerateRequest,
+        (limit, seed): (u32, u64),
+        begun: &BegunOutput,
+    ) -> Option<Self> {
+        if request.shape.is_some() || !request.forced.is_empty() {
+            return None;
+        }
+        let least = request.min_tokens.saturating_add(begun.tokens);
+        let whole = GenerateRequest { min_tokens: least, ..request.clone() };
+        let mut output = Self::new(texts, &whole, limit.saturating_add(begun.tokens), seed);
+        output.tokens = output.tokens.checked_sub(begun.tokens).filter(|tokens| *tokens > 0)?;
+        output.begun = (begun.tokens, begun.part);
+        if let End::Text(_, shown) = &mut output.end {
+            *shown = shown.checked_sub(begun.bytes)?;
+        }
+        Some(output)
     }
 
     /// Ends the output at the first stop string or stop token.
@@ -120,11 +154,12 @@ impl PlannedOutput {
     }
 
     pub(crate) fn token(&self, position: u32) -> u32 {
+        let (position, tokens) = (position + self.begun.0, self.tokens + self.begun.0);
         if let Some(script) = &self.script {
             return script.ids.get(position as usize).copied().unwrap_or(self.texts.vocabulary.eos);
         }
         match (&self.end, self.forced.as_ref()) {
-            (End::Eos, _) if position + 1 == self.tokens => self.texts.vocabulary.eos,
+            (End::Eos, _) if position + 1 == tokens => self.texts.vocabulary.eos,
             (_, []) => self.texts.vocabulary.draw(self.seed, position),
             (_, forced) => forced[position as usize % forced.len()],
         }
@@ -137,13 +172,16 @@ impl PlannedOutput {
         }
         match &self.end {
             End::Eos | End::Token(_) if last => "".into(),
+            _ if position == 0 && self.begun.1 > 0 => {
+                self.texts.vocabulary.piece(self.token(0))[self.begun.1..].to_owned().into()
+            }
             _ => self.texts.vocabulary.piece(self.token(position)),
         }
     }
 
     /// An alternative token for a position, for log probabilities.
     pub(crate) fn alternative(&self, position: u32, rank: u32) -> u32 {
-        self.texts.vocabulary.draw(self.seed ^ u64::from(rank).rotate_left(33), position)
+        self.texts.vocabulary.draw(self.seed ^ u64::from(rank).rotate_left(33), position + self.begun.0)
     }
 
     pub(crate) fn text_of(&self, token: u32) -> std::borrow::Cow<'_, str> {
@@ -173,6 +211,65 @@ impl PlannedOutput {
     }
 }
 
+/// The beginning of an output, as a prompt ends with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BegunOutput {
+    /// Whole tokens.
+    pub(crate) tokens: u32,
+    /// Bytes of the token behind them that the prompt has too.
+    pub(crate) part: usize,
+    /// Bytes of all together.
+    bytes: usize,
+}
+
+/// The beginning of the output with this seed that `text` is. `None`: it is no such beginning.
+pub(crate) fn begun(vocabulary: &Vocabulary, seed: u64, text: &str) -> Option<BegunOutput> {
+    let (mut rest, mut tokens) = (text, 0);
+    while !rest.is_empty() {
+        let piece = vocabulary.piece(vocabulary.draw(seed, tokens));
+        match rest.strip_prefix(&*piece) {
+            Some(behind) if !piece.is_empty() => (rest, tokens) = (behind, tokens + 1),
+            _ if piece.starts_with(rest) => break,
+            _ => return None,
+        }
+    }
+    Some(BegunOutput { tokens, part: rest.len(), bytes: text.len() })
+}
+
+/// The most tokens of an output that are looked for at the end of a text.
+const BEGUN_MAX: usize = 4_096;
+/// The fewest tokens that count as the beginning of an output: one word may stand there by chance.
+const BEGUN_MIN: u32 = 2;
+
+/// The place in the prompt of a completion where an output begins that the prompt ends with.
+/// `seed_of`: the seed of the output for the hash of a prompt. Only synthetic words are recognised.
+pub(crate) fn begun_within(
+    vocabulary: &Vocabulary,
+    text: &str,
+    seed_of: impl Fn(u64) -> u64,
+) -> Option<(usize, BegunOutput)> {
+    if vocabulary.is_real() {
+        return None;
+    }
+    let (mut starts, mut end) = (Vec::new(), text.len());
+    while let Some(start) = text[..end].rfind(' ').filter(|_| starts.len() < BEGUN_MAX) {
+        let is_word =
+            |word: &&str| if end == text.len() { word.starts_with(&text[start..]) } else { **word == text[start..end] };
+        if !words::WORDS.iter().any(|word| is_word(&word)) {
+            break;
+        }
+        starts.push(start);
+        end = start;
+    }
+    let (mut hasher, mut hashed) = (XxHash3_64::with_seed(0), 0);
+    starts.into_iter().rev().find_map(|start| {
+        hasher.write(&text.as_bytes()[hashed..start]);
+        hashed = start;
+        let begun = begun(vocabulary, seed_of(hasher.finish()), &text[start..])?;
+        (begun.tokens >= BEGUN_MIN).then_some((start, begun))
+    })
+}
+
 fn drawn(seed: u64, least: u32, most: u32) -> (u32, End) {
     let mut rng = Rng::new(seed);
     let radius = (-2.0 * (1.0 - rng.unit()).ln()).sqrt();
@@ -192,11 +289,15 @@ mod tests {
     use super::*;
     use crate::validate::{RequestBody, RequestKind, ServerLimits};
 
-    fn outputs(body: &str) -> Vec<PlannedOutput> {
-        let texts = Arc::new(TextModel::made_up());
+    fn request(texts: &TextModel, body: &str) -> GenerateRequest {
         let body = RequestBody::read(RequestKind::Completion, body.as_bytes()).unwrap();
         let limits = ServerLimits { max_model_len: 8192, max_logprobs: 20, auto_tools: false, name: "m" };
-        let request = GenerateRequest::new(RequestKind::Completion, &body, &texts, limits).unwrap();
+        GenerateRequest::new(RequestKind::Completion, &body, texts, limits).unwrap()
+    }
+
+    fn outputs(body: &str) -> Vec<PlannedOutput> {
+        let texts = Arc::new(TextModel::made_up());
+        let request = request(&texts, body);
         (0..2000).map(|seed| PlannedOutput::new(&texts, &request, request.limits[0], seed)).collect()
     }
 
@@ -217,6 +318,49 @@ mod tests {
         assert!((160..200).contains(&drawn[1000]), "{}", drawn[1000]);
         let clamped = outputs(r#"{"prompt":"x","max_tokens":50,"min_tokens":40}"#);
         assert!(clamped.iter().all(|output| (40..=50).contains(&output.tokens)));
+    }
+
+    #[test]
+    fn an_output_goes_on_where_a_prompt_ends_within_it() {
+        let body = r#"{"prompt":"x","max_tokens":60,"stop":["ater"],"min_tokens":9}"#;
+        for whole in outputs(body).into_iter().take(300) {
+            let vocabulary = &whole.texts.vocabulary;
+            let all = text(&whole);
+            let shown = &all[..whole.shown().unwrap_or(all.len())];
+            for cut in [0, 1, 7, shown.len() / 2, shown.len() - 1].map(|cut| cut.min(shown.len() - 1)) {
+                let begun = begun(vocabulary, whole.seed, &shown[..cut]).unwrap();
+                let tokens = begun.tokens;
+                let body = format!(
+                    r#"{{"prompt":"x","max_tokens":60,"stop":["ater"],"min_tokens":{}}}"#,
+                    9_u32.saturating_sub(tokens)
+                );
+                let request = request(&whole.texts, &body);
+                let rest = PlannedOutput::rest(&whole.texts, &request, (60 - tokens, whole.seed), &begun).unwrap();
+                let said = text(&rest);
+                assert_eq!(&said[..rest.shown().unwrap_or(said.len())], &shown[cut..]);
+                assert_eq!((rest.finish(), rest.tokens + tokens), (whole.finish(), whole.tokens));
+                let ids = |output: &PlannedOutput| (0..output.tokens).map(|at| output.token(at)).collect::<Vec<_>>();
+                assert_eq!(ids(&rest), ids(&whole)[tokens as usize..]);
+            }
+        }
+        let vocabulary = Vocabulary::made_up();
+        assert_eq!(begun(&vocabulary, 7, "something else"), None);
+    }
+
+    #[test]
+    fn the_beginning_of_an_output_is_found_at_the_end_of_a_prompt() {
+        let vocabulary = Vocabulary::made_up();
+        let seed_of = |hash: u64| hash ^ 99;
+        for prompt in ["", "Say", "the river of", "x the"] {
+            let seed = seed_of(XxHash3_64::oneshot_with_seed(0, prompt.as_bytes()));
+            let said: String = (0..40).map(|at| vocabulary.piece(vocabulary.draw(seed, at)).into_owned()).collect();
+            for cut in [said.len(), said.len() - 1, 40] {
+                let found = begun_within(&vocabulary, &format!("{prompt}{}", &said[..cut]), seed_of);
+                let (at, begun) = found.unwrap_or_else(|| panic!("{prompt}{}", &said[..cut]));
+                assert_eq!((at, begun.bytes), (prompt.len(), cut), "{prompt}{}", &said[..cut]);
+            }
+        }
+        assert_eq!(begun_within(&vocabulary, "the river runs over the stone", seed_of), None);
     }
 
     #[test]

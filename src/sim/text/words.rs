@@ -14,7 +14,7 @@ pub const CHARS_PER_TOKEN: usize = 4;
 /// Ids are below this, like Llama 3's ordinary tokens.
 pub const VOCABULARY: u64 = 128_000;
 
-const WORDS: [&str; 64] = [
+pub(super) const WORDS: [&str; 64] = [
     " the", " a", " and", " of", " to", " in", " that", " it", " is", " was", " for", " on", " with", " as", " at",
     " by", " from", " this", " which", " water", " gate", " stream", " stone", " mill", " wheel", " slow", " long",
     " short", " deep", " clear", " river", " bank", " bridge", " light", " wind", " boat", " rope", " lock", " level",

@@ -82,6 +82,8 @@ pub struct GenerateRequest {
     pub cache_salt: Option<String>,
     /// The shape that the output must have.
     pub shape: Option<Shape>,
+    /// Whether tokens that begin a sequence are put before the prompt of a completion.
+    pub special_tokens: bool,
 }
 
 impl GenerateRequest {
@@ -148,6 +150,7 @@ impl GenerateRequest {
             priority: fields.int("priority").unwrap_or(0),
             cache_salt: fields.text("cache_salt").map(str::to_owned),
             shape: Shape::of(fields).filter(|_| !only_echo),
+            special_tokens: fields.get("add_special_tokens").is_none() || fields.truth("add_special_tokens"),
             prompts,
         })
     }

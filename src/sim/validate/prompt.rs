@@ -35,6 +35,18 @@ pub struct Prompt {
     pub text: Option<Arc<str>>,
     /// Whether the API server tokenizes it, because it came as text or as a chat.
     pub tokenized: bool,
+    /// The part that an engine may have generated, if the client says so
+    /// (`continue_final_message`).
+    pub continued: Option<Arc<Continued>>,
+}
+
+/// A prompt and the beginning of the answer to it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Continued {
+    /// The prompt of the answer.
+    pub base: Prompt,
+    /// The beginning of the answer.
+    pub text: String,
 }
 
 impl Prompt {
@@ -79,7 +91,7 @@ impl TextModel {
         check_chars(text, length)?;
         let ids = self.vocabulary.encode(text, special);
         let seed = XxHash3_64::oneshot_with_seed(0, text.as_bytes());
-        Ok(Prompt { ids: ids.into(), seed, text: Some(text.into()), tokenized: true })
+        Ok(Prompt { ids: ids.into(), seed, text: Some(text.into()), tokenized: true, continued: None })
     }
 
     fn of_ids(&self, ids: Vec<u32>) -> Result<Prompt, ErrorBody> {
@@ -87,7 +99,8 @@ impl TextModel {
             return Err(ErrorBody::bad_request(None, format!("Token id {id} is out of vocabulary")));
         }
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        Ok(Prompt { ids: ids.into(), seed: XxHash3_64::oneshot_with_seed(0, &bytes), text: None, tokenized: false })
+        let seed = XxHash3_64::oneshot_with_seed(0, &bytes);
+        Ok(Prompt { ids: ids.into(), seed, text: None, tokenized: false, continued: None })
     }
 
     /// The prompt of a conversation.
@@ -104,6 +117,9 @@ impl TextModel {
         }
         let generation = fields.get("add_generation_prompt").is_none() || fields.truth("add_generation_prompt");
         let tools = fields.get("tools").cloned().unwrap_or_default();
+        if let Some((last, before)) = list.split_last().filter(|_| fields.truth("continue_final_message")) {
+            return self.of_continued(before, last, &tools, length);
+        }
         match &self.template {
             Some(template) if parts().all(|part| part["text"].is_string() || part.is_string()) => {
                 let flat: Value = list.iter().map(flattened).collect();
@@ -117,6 +133,41 @@ impl TextModel {
                 Ok(self.without_template(list, generation))
             }
         }
+    }
+
+    /// The prompt of a conversation that ends within the last message. As in vLLM, blanks at the
+    /// end of the message are dropped, and a template that does not render the message is refused.
+    fn of_continued(&self, before: &[Value], last: &Value, tools: &Value, length: u32) -> Result<Prompt, ErrorBody> {
+        let text = text_of(last);
+        let text = text.trim_end();
+        let (mut prompt, base) = match &self.template {
+            Some(template) => {
+                let render = |list: &[Value], generation| {
+                    let flat: Value = list.iter().map(flattened).collect();
+                    template.render(&flat, tools, generation).map_err(|why| ErrorBody::bad_request(None, why))
+                };
+                let whole = render(&[before, std::slice::from_ref(last)].concat(), false)?;
+                let said = text.trim_start();
+                let Some(at) = whole.rfind(said) else {
+                    let why = "continue_final_message is set but the final message does not appear in the chat after \
+                               applying the chat template! This can happen if the chat template deletes portions of \
+                               the final message. Please verify the chat template and final message in your chat to \
+                               ensure they are compatible.";
+                    return Err(ErrorBody::bad_request(None, why.to_owned()));
+                };
+                let base = self.of_text(&render(before, true)?, false, length)?;
+                (self.of_text(&whole[..at + said.len()], false, length)?, base)
+            }
+            None => {
+                check_chars_count(before.iter().chain([last]).map(|message| text_of(message).len()).sum(), length)?;
+                let base = self.without_template(before, true);
+                let ids = base.ids.iter().copied().chain(self.vocabulary.encode(text, false)).collect();
+                let seed = XxHash3_64::oneshot_with_seed(base.seed, text.as_bytes());
+                (Prompt { ids, seed, ..base.clone() }, base)
+            }
+        };
+        prompt.continued = Some(Arc::new(Continued { base, text: text.to_owned() }));
+        Ok(prompt)
     }
 
     /// Ids of a chat without a template. Synthetic ids replace the tokens that a template would
@@ -148,7 +199,7 @@ impl TextModel {
             ids.extend(filler("answer", TOKENS_PER_CHAT - 1));
         }
         let seed = XxHash3_64::oneshot_with_seed(0, json!(list).to_string().as_bytes());
-        Prompt { ids: ids.into(), seed, text: None, tokenized: true }
+        Prompt { ids: ids.into(), seed, text: None, tokenized: true, continued: None }
     }
 
     /// The prompts of a completion.

@@ -69,7 +69,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.meter.finish(now).iter().for_each(|piece| self.preamble.extend_from_slice(piece));
         let read = Bytes::from(std::mem::take(&mut self.preamble));
         let held = head.map(|head| HeldResponse { head, read });
-        Some(Box::new(FailedAttempt { reason, outcome, response: None, busy, held }))
+        Some(Box::new(FailedAttempt { busy, held, ..*FailedAttempt::boxed(reason, outcome) }))
     }
 
     /// The refusal of an overloaded backend, in a stream of which nothing was passed on.

@@ -19,7 +19,7 @@ use super::Pump;
 use super::parts::{Delivery, Ending, Interruption};
 use crate::pool::BackendFault;
 use sluice_core::meter::Forward;
-use sluice_core::openai::error::{StreamFailure, sse_error_event};
+use sluice_core::openai::error::sse_error_event;
 
 impl<R: Recorder> Pump<'_, '_, R> {
     /// Ends a response whose body the backend has ended properly.
@@ -135,9 +135,13 @@ impl<R: Recorder> Pump<'_, '_, R> {
                 self.fault(&"the stream ended without its end marker", now);
                 (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken))
             }
+            Interruption::InStream => (RetryReason::InStream, Outcome::UpstreamError(UpstreamFault::InStream)),
         };
         if nothing_sent {
             return Err(FailedAttempt::boxed(reason, outcome));
+        }
+        if self.may_continue(&why) {
+            return Err(FailedAttempt::in_stream(reason, outcome, None));
         }
         self.record.outcome = outcome;
         let forward = self.error_event(&why, now);
@@ -145,7 +149,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         Ok(Delivery { forward, ..Delivery::default() })
     }
 
-    fn cut(&mut self) {
+    pub(super) fn cut(&mut self) {
         self.ending = Some(Ending::Cut);
         self.release();
     }
@@ -170,13 +174,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
         if !self.meter.is_stream() {
             return Forward::new();
         }
-        let failure = match why {
-            Interruption::Hung | Interruption::Silent => StreamFailure::UpstreamIdle,
-            Interruption::Broken(_) | Interruption::Unfinished => StreamFailure::UpstreamBroke,
-            Interruption::Stopping => StreamFailure::ShuttingDown,
-        };
         let mut forward = self.meter.finish(now);
-        let event = sse_error_event(failure, self.context.incoming.route.error_format());
+        let event = sse_error_event(why.failure(), self.context.incoming.route.error_format());
         forward.push(Bytes::from(event));
         forward
     }
@@ -232,7 +231,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
 
     /// Whether an upstream error must not count against the backend: it is the backend's admission
     /// control, or a fault that was counted when the attempt failed.
-    fn is_no_fault(&self) -> bool {
+    pub(super) fn is_no_fault(&self) -> bool {
         self.context.credentials.is_none() || self.meter.error().is_some_and(is_busy)
     }
 

@@ -16,6 +16,7 @@ use super::super::exchange::{ClientGone, Downstream, ExchangeError, ResponseHead
 use super::super::incoming::IncomingRequest;
 use crate::shares::{Demand, Holding, Owner, Shares};
 use sluice_core::meter::Forward;
+use sluice_core::openai::error::StreamFailure;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
@@ -32,10 +33,23 @@ pub(super) enum Interruption {
     Broken(ExchangeError),
     /// The body ended properly, but a choice has no finish reason: the engine was stopped.
     Unfinished,
+    /// The engine reported an error in the stream.
+    InStream,
     Hung,
     Silent,
     /// The gateway stops, and the drain time is over.
     Stopping,
+}
+
+impl Interruption {
+    /// The error that the client gets.
+    pub(super) fn failure(&self) -> StreamFailure {
+        match self {
+            Self::Hung | Self::Silent => StreamFailure::UpstreamIdle,
+            Self::Broken(_) | Self::Unfinished | Self::InStream => StreamFailure::UpstreamBroke,
+            Self::Stopping => StreamFailure::ShuttingDown,
+        }
+    }
 }
 
 pub(super) const STREAM_MAX: usize = 1 << 20;

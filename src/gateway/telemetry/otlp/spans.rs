@@ -137,6 +137,8 @@ fn root(record: &Record, trace: &RequestTrace, own: &Below) -> Span {
     span.attributes.extend(record.status.map(|status| number("http.response.status_code", status.as_u16())));
     span.attributes.extend(record.estimate.map(|estimate| count("sluice.estimated_tokens", estimate.tokens)));
     span.attributes.extend(record.slo_met.map(|met| flag("sluice.slo_met", met)));
+    span.attributes.extend((record.continued > 0).then(|| count("sluice.continued", record.continued.into())));
+    span.attributes.extend(record.not_continued.map(|reason| text("sluice.not_continued", reason.label())));
     measured(record, &mut span.attributes);
     fail(&mut span, error(record));
     span

@@ -1,0 +1,224 @@
+//! The text of a streamed answer so far, kept so that another engine can continue it.
+//!
+//! The readers of events append the text as the engine wrote it, still escaped, so that it can be
+//! put into a request unchanged. Bytes are copied and nothing else is read. A tool call, reasoning
+//! or a refusal makes the rest useless: then the text is dropped, and the reason stays.
+//!
+//! Bounds: the bytes that the owner permits; [`FIRST_MAX`] bytes of the first event.
+
+use super::event::{EventKind, StreamEvent};
+use super::not_continued::NotContinued;
+use super::scan::{JsonKind, ScanError, Scanner};
+
+/// The longest first event that is kept, bytes. It names id, time and model of the answer.
+const FIRST_MAX: usize = 4 << 10;
+/// Number of pieces whose ends are remembered: the tokens of which blanks at the end may consist.
+const ENDS: usize = 16;
+
+/// The text of one choice.
+#[derive(Clone, Debug, Default)]
+pub struct KeptText {
+    raw: Vec<u8>,
+    most: usize,
+    /// The first event of the answer, as lines.
+    first: Vec<u8>,
+    /// Pieces so far, and the offsets in `raw` at which the last ones end.
+    pieces: u32,
+    ends: [u32; ENDS],
+    why_not: Option<NotContinued>,
+}
+
+impl KeptText {
+    /// Keeps at most this many bytes of text.
+    pub(super) fn new(most: usize) -> Self {
+        Self { most: most.min(u32::MAX as usize), ..Self::default() }
+    }
+
+    /// The text so far, as in a JSON string, or the reason why it is not known.
+    pub fn raw(&self) -> Result<&[u8], NotContinued> {
+        self.why_not.map_or(Ok(&self.raw), Err)
+    }
+
+    /// The first event; empty if there was none yet.
+    pub fn first(&self) -> &[u8] {
+        &self.first
+    }
+
+    /// The bytes that are kept.
+    pub fn len(&self) -> usize {
+        self.raw.len()
+    }
+
+    /// Whether no text was kept.
+    pub fn is_empty(&self) -> bool {
+        self.raw.is_empty()
+    }
+
+    /// The number of pieces, each usually a token, that end behind this offset in the text; and
+    /// whether one of them begins before it.
+    pub fn pieces_behind(&self, at: usize) -> (u64, bool) {
+        let ends = &self.ends[..self.pieces.min(ENDS as u32) as usize];
+        let behind = ends.iter().filter(|end| **end as usize > at).count() as u64;
+        (behind, behind > 0 && at > 0 && !ends.contains(&(at as u32)))
+    }
+
+    /// Drops the text for this reason, unless there is one already.
+    pub fn drop_for(&mut self, why: NotContinued) {
+        self.why_not.get_or_insert(why);
+        self.raw = Vec::new();
+    }
+
+    /// Appends text, as in a JSON string.
+    #[inline]
+    pub(super) fn push(&mut self, text: &[u8]) {
+        if text.is_empty() || self.why_not.is_some() {
+            return;
+        }
+        if self.raw.len() + text.len() > self.most {
+            return self.drop_for(NotContinued::TooLong);
+        }
+        self.raw.extend_from_slice(text);
+        self.ends[self.pieces as usize % ENDS] = self.raw.len() as u32;
+        self.pieces = self.pieces.wrapping_add(1);
+    }
+
+    /// Keeps the first event.
+    #[inline]
+    pub(super) fn note_first(&mut self, event: &[u8]) {
+        if self.first.is_empty() {
+            if event.len() > FIRST_MAX {
+                self.drop_for(NotContinued::Unreadable);
+            }
+            self.first = event[..event.len().min(FIRST_MAX)].to_vec();
+        }
+    }
+
+    /// Takes an event without the expected shape. `data`: its JSON; `read`: its meaning.
+    #[cold]
+    pub(super) fn take(&mut self, event: &[u8], data: &[u8], read: &StreamEvent) {
+        if read.aborted || !matches!(read.kind, EventKind::Content | EventKind::Empty) {
+            return;
+        }
+        self.note_first(event);
+        let mut scanner = Scanner::new(data);
+        if self.choices(&mut scanner).is_err() {
+            self.drop_for(NotContinued::Unreadable);
+        }
+    }
+
+    fn choices(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
+        scanner.object(|scanner, key| {
+            if &*key.bytes() != b"choices" || scanner.kind()? != JsonKind::Array {
+                return scanner.skip().map(drop);
+            }
+            scanner.array(|scanner| self.choice(scanner)).map(drop)
+        })?;
+        Ok(())
+    }
+
+    fn choice(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
+        scanner.object(|scanner, key| match &*key.bytes() {
+            b"index" if scanner.kind()? == JsonKind::Number => {
+                if scanner.number()? != b"0" {
+                    self.drop_for(NotContinued::Choices);
+                }
+                Ok(())
+            }
+            b"text" if scanner.kind()? == JsonKind::String => {
+                self.push(scanner.text()?.raw);
+                Ok(())
+            }
+            b"delta" if scanner.kind()? == JsonKind::Object => {
+                scanner.object(|scanner, key| self.delta(scanner, &key.bytes())).map(drop)
+            }
+            _ => scanner.skip().map(drop),
+        })?;
+        Ok(())
+    }
+
+    fn delta(&mut self, scanner: &mut Scanner<'_>, key: &[u8]) -> Result<(), ScanError> {
+        let why = match key {
+            b"content" if scanner.kind()? == JsonKind::String => {
+                self.push(scanner.text()?.raw);
+                return Ok(());
+            }
+            b"content" => NotContinued::Unreadable,
+            b"reasoning" | b"reasoning_content" => NotContinued::Reasoning,
+            b"tool_calls" | b"function_call" => NotContinued::ToolCall,
+            b"refusal" => NotContinued::Refusal,
+            _ => return scanner.skip().map(drop),
+        };
+        let is_null = scanner.kind()? == JsonKind::Null;
+        // Empty strings, lists and objects have two bytes.
+        if scanner.skip_raw()?.len() > 2 && !is_null {
+            self.drop_for(why);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::chunk::{self, Memo};
+    use crate::openai::event::Dialect;
+
+    fn chat(delta: &str) -> String {
+        format!(
+            "data: {{\"id\":\"c-1\",\"object\":\"chat.completion.chunk\",\"created\":7,\"model\":\"m\",\"choices\":[{{\
+             \"index\":0,\"delta\":{delta},\"logprobs\":null,\"finish_reason\":null}}]}}\n\n"
+        )
+    }
+
+    fn kept(events: &[String], most: usize) -> KeptText {
+        let mut memo = Memo::default();
+        memo.keep_text(most);
+        for event in events {
+            chunk::read_next(Dialect::Choices, event.as_bytes(), &mut memo);
+        }
+        memo.kept().unwrap().clone()
+    }
+
+    #[test]
+    fn the_text_is_kept_as_it_was_written_whichever_path_reads_the_event() {
+        let text = |text: &str| chat(&format!("{{\"content\":\"{text}\"}}"));
+        let slow = |text: &str| chat(&format!("{{ \"content\" : \"{text}\" }}"));
+        let events =
+            [chat("{\"role\":\"assistant\",\"content\":\"\"}"), text("a\\n"), text("é\\\""), slow("😀"), text("z")];
+        let kept = kept(&events, 100);
+        assert_eq!(kept.raw().unwrap(), "a\\né\\\"😀z".as_bytes());
+        assert_eq!(kept.first(), events[0].as_bytes());
+        let behind = [(4, false), (4, true), (3, false), (2, false), (2, true), (0, false)];
+        assert_eq!([0, 2, 3, 7, 8, 12].map(|at| kept.pieces_behind(at)), behind);
+    }
+
+    #[test]
+    fn other_output_and_too_much_text_drop_the_text_with_the_reason() {
+        let text = chat("{\"content\":\"abc\"}");
+        for (delta, why) in [
+            ("{\"reasoning\":\"x\"}", NotContinued::Reasoning),
+            ("{\"reasoning_content\":\"x\"}", NotContinued::Reasoning),
+            ("{\"tool_calls\":[{\"index\":0}]}", NotContinued::ToolCall),
+            ("{\"refusal\":\"no\"}", NotContinued::Refusal),
+            ("{\"content\":\"0123456789\"}", NotContinued::TooLong),
+            ("{\"content\":[1,2]}", NotContinued::Unreadable),
+        ] {
+            for times in [1, 2] {
+                let mut events = vec![text.clone()];
+                events.extend(std::iter::repeat_n(chat(delta), times));
+                events.push(text.clone());
+                let kept = kept(&events, 12);
+                assert_eq!((kept.raw(), kept.len()), (Err(why), 0), "{delta}");
+            }
+        }
+        let harmless = ["{\"content\":null,\"tool_calls\":[]}", "{\"reasoning\":\"\"}", "{\"refusal\":null}"];
+        let events: Vec<String> = harmless.iter().map(|delta| chat(delta)).chain([text]).collect();
+        assert_eq!(kept(&events, 12).raw().unwrap(), b"abc");
+    }
+
+    #[test]
+    fn the_text_of_an_event_that_aborts_is_not_kept() {
+        let abort = chat("{\"content\":\"x\"}").replace("\"finish_reason\":null", "\"finish_reason\":\"abort\"");
+        assert_eq!(kept(&[chat("{\"content\":\"abc\"}"), abort], 12).raw().unwrap(), b"abc");
+    }
+}

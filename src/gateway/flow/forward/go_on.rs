@@ -1,0 +1,183 @@
+//! Continues an answer on another engine after its engine has failed in the middle.
+//!
+//! The first lease is returned as failed, and the next one is acquired as for any attempt, in the
+//! order of arrival and within all limits. Only engines of the same pool may continue: the backends
+//! of a pool answer the same requests, engines of another pool may have another revision. A client
+//! that leaves meanwhile leaves the queue.
+//!
+//! Bounds: [`CONTINUATIONS_MAX`] continuations of a request; none of a body that was on two engines
+//! when they died (`deaths.rs`); tokens per minute by `continuation/limits.rs`.
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::{Attempts, response_context};
+use crate::flow::admit::AdmitError;
+use crate::flow::attempt::FailedAttempt;
+use crate::flow::classify::Placement;
+use crate::flow::continuation::{self, Answer, Ended, Identity, Next, Seam};
+use crate::flow::exchange::{ClientGone, Downstream, Upstream, UpstreamRequest};
+use crate::flow::pump::Pump;
+use crate::flow::record::{Outcome, RecordGuard, Recorder, Stage};
+use crate::pool::Lease;
+use sluice_core::meter::StreamMeter;
+use sluice_core::openai::NotContinued;
+
+/// How often the answer to one request may be continued.
+const CONTINUATIONS_MAX: u32 = 2;
+
+/// The end of an answer that no other engine continues.
+enum End {
+    Error(Option<NotContinued>),
+    /// Nothing is missing but the end: these events.
+    Complete(Bytes),
+}
+
+impl<U: Upstream> Attempts<'_, U> {
+    /// The lease of the engine that continues the answer. `None`: the request is over.
+    pub(super) async fn go_on<D: Downstream, R: Recorder>(
+        &mut self,
+        failed: FailedAttempt<U::Exchange>,
+        mut lease: Lease,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Option<Lease> {
+        let prefilled = match self.prepare_next(&failed, &lease, record) {
+            Ok(tokens) => tokens,
+            Err(end) => {
+                self.end(end, failed.outcome, lease, down, record).await;
+                return None;
+            }
+        };
+        self.prepared.placed.request.avoid.push(lease.backend());
+        lease.release_failed();
+        let next = match self.wait_for_turn(down, record).await {
+            Ok(()) => self.lease_as_placed(down, record).await,
+            Err(ClientGone) => Err(AdmitError::ClientGone),
+        };
+        match next {
+            Ok(next) => {
+                record.retried(failed.reason);
+                record.continued += 1;
+                record.prefilled_again += prefilled;
+                Some(next)
+            }
+            Err(AdmitError::ClientGone) => {
+                record.outcome = Outcome::ClientGone;
+                record.stats = self.unfinished.take().and_then(|rest| rest.meter().map(StreamMeter::stats));
+                None
+            }
+            Err(_) => {
+                self.end(End::Error(Some(NotContinued::NoEngine)), failed.outcome, lease, down, record).await;
+                None
+            }
+        }
+    }
+
+    /// Prepares the request for the next engine. Returns the tokens that the engine prefills again.
+    fn prepare_next<R: Recorder>(
+        &mut self,
+        failed: &FailedAttempt<U::Exchange>,
+        lease: &Lease,
+        record: &RecordGuard<'_, R>,
+    ) -> Result<u64, End> {
+        let error = |why| End::Error(Some(why));
+        if self.backends.abort.is_cancelled() {
+            return Err(End::Error(None));
+        }
+        let meter = self.unfinished.as_ref().and_then(|rest| rest.meter()).ok_or(End::Error(None))?;
+        let kept = meter.kept().ok_or(error(NotContinued::Unreadable))?;
+        let route = self.incoming.route;
+        let identity = Identity::of(kept).map_err(error)?;
+        let usage =
+            || self.prepared.include_usage.then(|| meter.prompt_tokens().map(|prompt| (prompt, meter.tokens())));
+        if meter.have_choices_finished() {
+            return Err(self.complete(false, usage(), &identity));
+        }
+        if let Some(why) = failed.why_not {
+            return Err(error(why));
+        }
+        if record.continued >= CONTINUATIONS_MAX {
+            return Err(error(NotContinued::Attempts));
+        }
+        if self.is_suspended() {
+            return Err(error(NotContinued::Suspect));
+        }
+        let answer = Answer::of(kept, meter.text_tokens(), route).map_err(error)?;
+        let prompt = meter.prompt_tokens();
+        let body = self.first_body.get_or_insert_with(|| self.request.body.clone());
+        let body = match continuation::next(route, &body.to_bytes(), &answer).map_err(error)? {
+            Next::Send(body) => body,
+            Next::AtLimit => return Err(self.complete(true, usage(), &identity)),
+        };
+        let tokens = self.prepared.placed.request.need.prompt_tokens + answer.tokens;
+        if !self.backends.continuations.may_prefill(tokens, Instant::now()) {
+            return Err(error(NotContinued::Budget));
+        }
+        self.seam = Some(Box::new(Seam::new(identity, answer, prompt)));
+        self.request.body = body;
+        self.stay_in_pool(lease);
+        Ok(tokens)
+    }
+
+    /// Restricts the request to the pool of the engine that began the answer.
+    fn stay_in_pool(&mut self, lease: &Lease) {
+        let placed = &mut self.prepared.placed;
+        placed.request.spill = SmallVec::new();
+        let home = placed.table.pools.iter().position(|pool| pool.id == lease.pool());
+        if let Some(home) = home.filter(|_| placed.request.home != lease.pool()) {
+            let table = std::sync::Arc::clone(&placed.table);
+            placed.move_to(table, Placement { home, spill: SmallVec::new() });
+            // The owner's share is a share of the pool that the request came from.
+            placed.request.fair = None;
+        }
+    }
+
+    /// The end of an answer of which only the end is missing. `usage`: if the client wants it, and
+    /// if it is known.
+    fn complete(&self, at_limit: bool, usage: Option<Option<(u64, u64)>>, identity: &Identity) -> End {
+        match usage {
+            Some(None) => End::Error(Some(NotContinued::UsageUnknown)),
+            usage => {
+                let ended = Ended { at_limit, usage: usage.flatten() };
+                End::Complete(ended.events(self.incoming.route, identity))
+            }
+        }
+    }
+
+    /// Ends the answer, and delivers the bytes that wait for the client.
+    async fn end<D: Downstream, R: Recorder>(
+        &mut self,
+        end: End,
+        outcome: Outcome,
+        mut lease: Lease,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) {
+        let Some(mut rest) = self.unfinished.take() else { return };
+        let now = Instant::now();
+        let mut context = response_context(self.incoming, &self.prepared, &self.backends, &lease, (now, now));
+        context.deadline = now + self.prepared.placed.table.timeouts().idle;
+        let mut request = UpstreamRequest::default();
+        let is_head_sent = &mut self.is_head_sent;
+        match end {
+            End::Complete(events) => {
+                lease.release_failed();
+                rest.go_on();
+                let mut pump = Pump::resume(*rest, None, context, &mut request, &mut lease, record, is_head_sent);
+                pump.run::<U::Exchange, D>(&mut None, events, down).await;
+            }
+            End::Error(why) => {
+                record.not_continued = why;
+                let is_stopping = self.backends.abort.is_cancelled();
+                if is_stopping {
+                    rest.stopped();
+                }
+                let outcome = if is_stopping { Outcome::Timeout(Stage::Drain) } else { outcome };
+                let mut pump = Pump::resume(*rest, None, context, &mut request, &mut lease, record, is_head_sent);
+                pump.end_with_error::<U::Exchange, D>(outcome, down).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The pump across engines: keeps what another engine needs to continue a stream, hands the answer
+//! over when the engine fails, and goes on with it.
+//!
+//! Meter and backlog travel from pump to pump, so the client sees one stream, and the answer is
+//! measured and recorded as one. Until the first token of the new engine, the stream counts as
+//! accepted only. Bounds: `continuation/limits.rs`.
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::time::Instant;
+
+use super::super::attempt::FailedAttempt;
+use super::super::continuation::{Answer, Identity, KeptMemory, Seam, TEXT_MAX};
+use super::super::exchange::{Downstream, Exchange, UpstreamRequest};
+use super::super::record::{Outcome, RecordGuard, Recorder, RetryReason, UpstreamFault};
+use super::super::response_meter::{ResponseMeter, is_client_error};
+use super::parts::{Backlog, Delivery, Interruption};
+use super::{Pump, ResponseContext};
+use crate::pool::Lease;
+use sluice_core::meter::{Forward, StreamMeter};
+use sluice_core::openai::NotContinued;
+use sluice_core::openai::error::{StreamFailure, sse_error_event};
+
+/// An answer whose engine has failed in the middle.
+pub(in crate::flow) struct Unfinished {
+    meter: ResponseMeter,
+    backlog: Backlog,
+    is_held_up: bool,
+    kept: Option<KeptMemory>,
+    failure: StreamFailure,
+    withheld: Option<Bytes>,
+}
+
+impl Unfinished {
+    /// The measurements of the answer so far.
+    pub(in crate::flow) fn meter(&self) -> Option<&StreamMeter> {
+        self.meter.as_stream()
+    }
+
+    /// Forgets the engine that failed: an unfinished event, and the error.
+    pub(in crate::flow) fn go_on(&mut self) {
+        self.withheld = None;
+        if let Some(meter) = self.meter.as_stream_mut() {
+            meter.resume();
+        }
+    }
+
+    /// The gateway stops: the client gets this error instead of the engine's.
+    pub(in crate::flow) fn stopped(&mut self) {
+        (self.failure, self.withheld) = (StreamFailure::ShuttingDown, None);
+    }
+}
+
+impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
+    /// Begins to keep request and text, if another engine may continue the stream.
+    pub(super) fn keep(&mut self) {
+        self.why_not = self.context.prepared.continuation.err();
+        // Without credentials of this attempt, the response goes to the client whatever it says.
+        let is_stream = self.status.is_success() && self.context.credentials.is_some();
+        let Some(meter) = self.meter.as_stream_mut().filter(|_| is_stream && self.why_not.is_none()) else { return };
+        match self.context.continuations.keep(self.request.body.len()) {
+            Some(kept) => {
+                meter.keep_text(TEXT_MAX);
+                self.kept = Some(kept);
+            }
+            None => self.why_not = Some(NotContinued::Memory),
+        }
+    }
+
+    /// Covers the text that has grown, and keeps nothing if the text is of no use any more.
+    pub(super) fn watch_kept(&mut self) {
+        let (Some(kept), Some(text)) = (&mut self.kept, self.meter.as_stream().and_then(StreamMeter::kept)) else {
+            return;
+        };
+        let is_covered = kept.cover(text.len());
+        if let Err(why) = text.raw() {
+            self.keep_nothing(why);
+        } else if !is_covered {
+            self.keep_nothing(NotContinued::Memory);
+        }
+    }
+
+    fn keep_nothing(&mut self, why: NotContinued) {
+        self.why_not = Some(why);
+        self.kept = None;
+        if let Some(meter) = self.meter.as_stream_mut() {
+            meter.keep_nothing();
+        }
+        if self.head.is_none() {
+            *self.request = UpstreamRequest::default();
+        }
+    }
+
+    /// Whether another engine may continue the stream. If not, the record gets the reason.
+    pub(super) fn may_continue(&mut self, why: &Interruption) -> bool {
+        if matches!(why, Interruption::Stopping) {
+            return false;
+        }
+        self.failure = why.failure();
+        let why_not = match self.meter.as_stream() {
+            None => Some(NotContinued::NotStreamed),
+            Some(_) if self.kept.is_none() => Some(self.why_not.unwrap_or(NotContinued::Route)),
+            Some(meter) if meter.has_sent_part() => Some(NotContinued::InsideEvent),
+            Some(meter) => self.unreadable(meter),
+        };
+        self.record.not_continued = why_not;
+        why_not.is_none()
+    }
+
+    /// Why the answer so far cannot be sent to another engine.
+    fn unreadable(&self, meter: &StreamMeter) -> Option<NotContinued> {
+        let kept = meter.kept()?;
+        let answer = Answer::of(kept, meter.text_tokens(), self.context.incoming.route);
+        Identity::of(kept).and_then(|_| answer.map(drop)).err()
+    }
+
+    /// Decides about an error in the stream, whose bytes were `withheld`. Returns the bytes that go
+    /// to the client now.
+    pub(super) fn error_in_stream<X>(
+        &mut self,
+        mut forward: Forward,
+        withheld: Bytes,
+        now: Instant,
+    ) -> Result<Forward, Box<FailedAttempt<X>>> {
+        let is_the_clients = self.meter.error().is_some_and(is_client_error);
+        if self.head.is_none() && !is_the_clients && self.may_continue(&Interruption::InStream) {
+            if !self.is_no_fault() {
+                self.fault(&"an error event in the stream", now);
+            }
+            self.backlog.push(&Delivery { forward, ..Delivery::default() }, self.context.room());
+            self.withheld = Some(withheld);
+            let outcome = Outcome::UpstreamError(UpstreamFault::InStream);
+            return Err(FailedAttempt::in_stream(RetryReason::InStream, outcome, None));
+        }
+        self.keep_nothing(self.record.not_continued.unwrap_or(NotContinued::Refused));
+        forward.push(withheld);
+        Ok(forward)
+    }
+
+    /// A chunk of the engine as a part of the answer. An error: the engine's part does not fit.
+    pub(super) fn behind_seam<X>(&mut self, chunk: Bytes) -> Result<Bytes, Box<FailedAttempt<X>>> {
+        let Some(seam) = &mut self.seam else { return Ok(chunk) };
+        seam.feed(&chunk).map_err(|why| {
+            let outcome = Outcome::UpstreamError(UpstreamFault::Broken);
+            FailedAttempt::in_stream(RetryReason::Broken, outcome, Some(why))
+        })
+    }
+
+    /// The answer, for the pump of the next engine.
+    pub(in crate::flow) fn into_unfinished(self) -> Box<Unfinished> {
+        let Self { meter, backlog, is_held_up, kept, failure, withheld, .. } = self;
+        Box::new(Unfinished { meter, backlog, is_held_up, kept, failure, withheld })
+    }
+
+    /// A pump that goes on with an answer. `seam`: an engine continues it; otherwise it only ends.
+    pub(in crate::flow) fn resume(
+        unfinished: Unfinished,
+        seam: Option<Box<Seam>>,
+        context: ResponseContext<'a>,
+        request: &'a mut UpstreamRequest,
+        lease: &'a mut Lease,
+        record: &'a mut RecordGuard<'r, R>,
+        is_head_sent: &'a mut bool,
+    ) -> Self {
+        let Unfinished { meter, backlog, is_held_up, kept, failure, withheld } = unfinished;
+        let seen = meter.progress();
+        Self {
+            context,
+            meter,
+            head: None,
+            is_head_sent,
+            preamble: Vec::new(),
+            preamble_max: 0,
+            seen,
+            request,
+            status: StatusCode::OK,
+            lease,
+            record,
+            prefilling: seam.is_some(),
+            backlog,
+            is_held_up,
+            is_settled: false,
+            ending: None,
+            kept,
+            why_not: None,
+            seam,
+            failure,
+            withheld,
+        }
+    }
+
+    /// Ends an answer that no engine continues: with an error, as if there were no continuation.
+    pub(in crate::flow) async fn end_with_error<X: Exchange, D: Downstream>(&mut self, outcome: Outcome, down: &mut D) {
+        self.record.outcome = outcome;
+        let held = self.meter.finish(Instant::now());
+        let forward = match self.withheld.take() {
+            Some(withheld) => std::iter::once(withheld).collect(),
+            None => {
+                let event = sse_error_event(self.failure, self.context.incoming.route.error_format());
+                held.into_iter().chain([Bytes::from(event)]).collect::<Forward>()
+            }
+        };
+        self.backlog.push(&Delivery { forward, ..Delivery::default() }, self.context.room());
+        self.cut();
+        self.run::<X, D>(&mut None, Bytes::new(), down).await;
+    }
+}

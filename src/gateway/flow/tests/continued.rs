@@ -1,0 +1,269 @@
+//! Streams whose engine fails after tokens were sent: another engine continues them, and the client
+//! sees one answer; or the client gets the error, and the record the reason.
+//!
+//! Engines answer as vLLM does, each under an id and a time of its own.
+
+use serde_json::{Value, json};
+use sluice_core::openai::NotContinued;
+
+use super::*;
+
+/// A chunk of a chat by the engine with this number.
+fn event(engine: u32, delta: &str, finish: &str) -> &'static str {
+    let event = format!(
+        "data: {{\"id\":\"chatcmpl-{engine}\",\"object\":\"chat.completion.chunk\",\"created\":{engine},\"model\":\"m\",\
+         \"choices\":[{{\"index\":0,\"delta\":{delta},\"logprobs\":null,\"finish_reason\":{finish}}}]}}\n\n"
+    );
+    Box::leak(event.into_boxed_str())
+}
+
+fn role(engine: u32) -> &'static str {
+    event(engine, "{\"role\":\"assistant\",\"content\":\"\"}", "null")
+}
+
+fn word(engine: u32, text: &str) -> &'static str {
+    event(engine, &format!("{{\"content\":{}}}", json!(text)), "null")
+}
+
+fn last(engine: u32, text: &str) -> &'static str {
+    event(engine, &format!("{{\"content\":{}}}", json!(text)), "\"stop\"")
+}
+
+fn usage(engine: u32, prompt: u64, completion: u64) -> &'static str {
+    let total = prompt + completion;
+    let event = format!(
+        "data: {{\"id\":\"chatcmpl-{engine}\",\"object\":\"chat.completion.chunk\",\"created\":{engine},\"model\":\"m\",\
+         \"choices\":[],\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{total},\
+         \"completion_tokens\":{completion}}}}}\n\n"
+    );
+    Box::leak(event.into_boxed_str())
+}
+
+/// An engine that fails after these words.
+fn dying(engine: u32, words: &[&str]) -> Script {
+    let words = words.iter().map(|text| (5, word(engine, text)));
+    Script::Stream([(10, role(engine))].into_iter().chain(words).collect(), false)
+}
+
+/// An engine that completes an answer.
+fn completing(engine: u32, words: &[&str], prompt: u64) -> Script {
+    let (end, before) = words.split_last().unwrap();
+    let words = before.iter().map(|text| (5, word(engine, text)));
+    let ending = [(5, last(engine, end)), (0, usage(engine, prompt, words.len() as u64 + 1)), (0, DONE)];
+    Script::Stream([(10, role(engine))].into_iter().chain(words).chain(ending).collect(), true)
+}
+
+fn text(client: &TestClient) -> String {
+    String::from_utf8(client.body.clone()).unwrap()
+}
+
+/// The body of a request by its number.
+fn body(test: &TestFlow, number: usize) -> Value {
+    serde_json::from_slice(&test.flow.upstream().calls.lock()[number].2).unwrap()
+}
+
+/// Everything that was kept is returned when the request is over.
+fn assert_nothing_kept(test: &TestFlow) {
+    assert_eq!(test.flow.kept_for_continuation(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_engine_continues_the_text_and_the_client_sees_one_answer() {
+    let test =
+        TestFlow::new(vec![dying(1, &["Es", " \u{fc}ber", " 水"])], vec![completing(2, &["😀", ".\n", "!"], 15)]);
+    let (client, record) = test.request(STREAM).await;
+    let whole = [
+        role(1),
+        word(1, "Es"),
+        word(1, " \u{fc}ber"),
+        word(1, " 水"),
+        &word(2, "😀").replace("chatcmpl-2", "chatcmpl-1").replace("\"created\":2", "\"created\":1"),
+        &word(2, ".\n").replace("chatcmpl-2", "chatcmpl-1").replace("\"created\":2", "\"created\":1"),
+        &last(2, "!").replace("chatcmpl-2", "chatcmpl-1").replace("\"created\":2", "\"created\":1"),
+        DONE,
+    ];
+    assert_eq!(text(&client), whole.concat());
+    assert!(client.finished && !client.aborted);
+    assert_eq!((record.outcome, record.continued, record.not_continued), (Outcome::Completed, 1, None));
+    assert_eq!(record.retries.as_slice(), [RetryReason::Broken]);
+    let stats = record.stats.unwrap();
+    assert_eq!((stats.usage.prompt, stats.usage.completion, stats.ttft), (Some(12), Some(6), Some(ms(15))));
+    assert_eq!((stats.token_events, stats.content_events), (6, 6));
+    let sent = body(&test, 1);
+    assert_eq!(sent["messages"][1], json!({"role": "assistant", "content": "Es \u{fc}ber 水"}));
+    assert_eq!((&sent["continue_final_message"], &sent["add_generation_prompt"]), (&json!(true), &json!(false)));
+    assert_eq!(test.asked(), [(7001, "req".to_owned()), (7002, "req-r2".to_owned())]);
+    assert_nothing_kept(&test);
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+#[tokio::test(start_paused = true)]
+async fn usage_that_the_client_requested_is_that_of_the_whole() {
+    const USAGE_TOO: &str = r#"{"model":"m","stream":true,"stream_options":{"include_usage":true},"messages":[]}"#;
+    let test = TestFlow::new(vec![dying(1, &["a", " b"])], vec![completing(2, &[" c", " d"], 11)]);
+    let (client, _) = test.request(USAGE_TOO).await;
+    let usage = json!({"prompt_tokens": 9, "total_tokens": 13, "completion_tokens": 4});
+    assert!(text(&client).contains(&format!("\"usage\":{}", usage_text(&usage))), "{}", text(&client));
+}
+
+fn usage_text(usage: &Value) -> String {
+    format!(
+        "{{\"prompt_tokens\":{},\"total_tokens\":{},\"completion_tokens\":{}}}",
+        usage["prompt_tokens"], usage["total_tokens"], usage["completion_tokens"]
+    )
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_in_the_stream_hangs_and_early_ends_are_continued_too() {
+    let begun = |end: Vec<(u64, &'static str)>, in_order| {
+        Script::Stream([(10, role(1)), (5, word(1, "a"))].into_iter().chain(end).collect(), in_order)
+    };
+    let internal =
+        "data: {\"error\":{\"message\":\"EngineCore died\",\"type\":\"x\",\"code\":500}}\n\ndata: [DONE]\n\n";
+    let abort = event(1, "{\"content\":\"\"}", "\"abort\"");
+    let half = &word(1, " b")[..60];
+    for (what, failing, reason) in [
+        ("an error", begun(vec![(5, internal)], true), RetryReason::InStream),
+        ("an abort", begun(vec![(5, abort), (0, DONE)], true), RetryReason::InStream),
+        ("an early end", begun(vec![], true), RetryReason::Broken),
+        ("half an event", begun(vec![(1, half)], false), RetryReason::Broken),
+        ("a hang", begun(vec![(3_600_000, DONE)], true), RetryReason::Timeout),
+    ] {
+        let test = TestFlow::new(vec![failing], vec![completing(2, &[" b", " c"], 10)]);
+        let (client, record) = test.request(STREAM).await;
+        assert_eq!((record.outcome, record.continued), (Outcome::Completed, 1), "{what}");
+        assert_eq!(record.retries.as_slice(), [reason], "{what}");
+        let text = text(&client);
+        assert!(!text.contains("error") && !text.contains("abort") && text.ends_with(DONE), "{what}: {text}");
+        assert_eq!(text.matches("\"content\"").count(), 4, "{what}: {text}");
+        assert_eq!(record.stats.unwrap().usage.completion, Some(3), "{what}");
+        assert_nothing_kept(&test);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_cannot_be_continued_ends_with_the_error_and_the_reason() {
+    for (request, words, reason) in [
+        (r#"{"model":"m","stream":true,"messages":[],"seed":1}"#, &["a"][..], NotContinued::Seed),
+        (r#"{"model":"m","stream":true,"messages":[],"n":2}"#, &["a"], NotContinued::Choices),
+        (r#"{"model":"m","stream":true,"messages":[],"logprobs":true}"#, &["a"], NotContinued::Logprobs),
+        (STREAM, &["<think>", "hm"], NotContinued::Reasoning),
+        (r#"{"model":"m","stream":true,"messages":[],"stop":"END"}"#, &["the", " E"], NotContinued::StopPrefix),
+    ] {
+        let test = TestFlow::new(vec![dying(1, words)], vec![completing(2, &["b"], 10)]);
+        let (client, record) = test.request(request).await;
+        assert_eq!((record.not_continued, record.continued), (Some(reason), 0), "{request}");
+        assert_eq!(record.outcome, Outcome::UpstreamError(UpstreamFault::Broken));
+        let text = text(&client);
+        assert!(text.contains("event: error") && !text.contains("[DONE]") && client.aborted, "{text}");
+        assert_eq!(record.stats.unwrap().token_events, words.len() as u64);
+        assert_eq!(test.asked().len(), 1);
+        assert_nothing_kept(&test);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_off_where_the_operator_or_the_client_says_so() {
+    let test = TestFlow::new(vec![dying(1, &["a"])], vec![completing(2, &["b"], 10)]);
+    let mut incoming = test.incoming(STREAM);
+    incoming.headers.insert("x-sluice-no-continue", http::HeaderValue::from_static("1"));
+    test.flow.run(incoming, &mut TestClient::default()).await;
+    assert_eq!(test.records.0.lock().pop().unwrap().not_continued, Some(NotContinued::Header));
+    let test = TestFlow::new(vec![dying(1, &["a"])], vec![completing(2, &["b"], 10)]);
+    let mut config = Config::clone(&test.flow.routing_table().config);
+    config.retry.on_failure = sluice_config::Continue::Off;
+    test.configure(config);
+    let (_, record) = test.request(STREAM).await;
+    assert_eq!(record.not_continued, Some(NotContinued::Off));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_on_which_engines_die_again_and_again_is_not_continued_for_ever() {
+    let test = TestFlow::new(vec![dying(1, &["a", " b"])], vec![dying(2, &[" c"])]);
+    let (client, record) = test.request(STREAM).await;
+    assert_eq!((record.continued, record.not_continued), (1, Some(NotContinued::Suspect)));
+    assert_eq!(record.outcome, Outcome::UpstreamError(UpstreamFault::Broken));
+    let text = text(&client);
+    assert!(text.contains("\" c\"") && text.matches("event: error").count() == 1, "{text}");
+    assert_eq!((test.asked().len(), record.stats.unwrap().token_events), (2, 3));
+    assert_nothing_kept(&test);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_refuses_or_fits_not_ends_the_answer_with_one_error() {
+    let other_model = Box::leak(word(2, "b").replace("\"m\"", "\"n\"").into_boxed_str());
+    for (second, reason) in [
+        (Script::Json(400, "{\"error\":{\"message\":\"Can only continue...\"}}"), NotContinued::Refused),
+        (Script::Stream(vec![(1, role(2)), (1, other_model)], true), NotContinued::OtherModel),
+        (Script::NoConnection, NotContinued::NoEngine),
+        (completing(2, &["b"], 10), NotContinued::Differs),
+    ] {
+        let words: &[&str] = if reason == NotContinued::Differs { &["a", "\n"] } else { &["a"] };
+        let test = TestFlow::new(vec![dying(1, words)], vec![second]);
+        let (client, record) = test.request(STREAM).await;
+        assert_eq!(record.not_continued, Some(reason));
+        let text = text(&client);
+        assert!(text.matches("event: error").count() == 1 && client.aborted && !client.finished, "{text}");
+        assert_eq!(text.matches("\"content\"").count(), words.len() + 1, "{reason:?}: {text}");
+        assert_nothing_kept(&test);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn blanks_at_the_seam_are_neither_lost_nor_doubled() {
+    let test = TestFlow::new(vec![dying(1, &["a", ".\n", "\n"])], vec![completing(2, &["\n", "\n", "b"], 10)]);
+    let (client, record) = test.request(STREAM).await;
+    let text = text(&client);
+    assert_eq!((text.matches("\\n").count(), text.matches("\"content\":\"b\"").count()), (2, 1), "{text}");
+    assert_eq!(body(&test, 1)["messages"][1]["content"], "a.");
+    assert_eq!(record.stats.unwrap().usage.completion, Some(4), "one piece is whole, and three came from the other");
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_shrink_and_an_answer_at_its_limit_is_ended_by_the_gateway() {
+    const LIMITED: &str = r#"{"model":"m","stream":true,"messages":[],"max_tokens":3}"#;
+    let test = TestFlow::new(vec![dying(1, &["a", " b"])], vec![completing(2, &[" c"], 10)]);
+    test.request(LIMITED).await;
+    assert_eq!(body(&test, 1)["max_tokens"], 1);
+    let test = TestFlow::new(vec![dying(1, &["a", " b", " c"])], vec![completing(2, &["d"], 10)]);
+    let (client, record) = test.request(LIMITED).await;
+    let text = text(&client);
+    assert!(text.contains("\"finish_reason\":\"length\"") && text.ends_with(DONE) && client.finished, "{text}");
+    assert_eq!((record.outcome, record.continued, test.asked().len()), (Outcome::Completed, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_of_which_only_the_end_is_missing_is_ended_by_the_gateway() {
+    let cut = Script::Stream(vec![(1, role(1)), (1, word(1, "a")), (1, last(1, " b"))], false);
+    let test = TestFlow::new(vec![cut], vec![completing(2, &["d"], 10)]);
+    let (client, record) = test.request(STREAM).await;
+    assert_eq!(text(&client), [role(1), word(1, "a"), last(1, " b"), DONE].concat());
+    assert_eq!((record.outcome, test.asked().len()), (Outcome::Completed, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_at_the_seam_leaves_the_queue() {
+    let test = TestFlow::with(vec![dying(1, &["a"])], vec![completing(2, &["b"], 10)], "slots = 1");
+    let mut other = TestClient::default();
+    let slow = Script::Stream(vec![(60_000, role(3)), (1, last(3, "c")), (0, DONE)], true);
+    test.flow.upstream().scripts.lock()[1].1 = vec![slow].into();
+    let mut client = TestClient { leaves_at: Some(Instant::now() + ms(500)), ..TestClient::default() };
+    let begun = Instant::now();
+    let leaving = async {
+        test.flow.run(test.incoming(STREAM), &mut client).await;
+        let record = test.records.0.lock().pop().unwrap();
+        assert_eq!((record.outcome, record.continued), (Outcome::ClientGone, 0));
+        assert_eq!((begun.elapsed(), record.stats.unwrap().token_events), (ms(500), 1));
+    };
+    let staying = async {
+        // It takes the other engine's only slot before the first engine dies.
+        sleep(ms(1)).await;
+        test.flow.run(test.incoming(PLAIN), &mut other).await;
+    };
+    tokio::join!(leaving, staying);
+    test.idle();
+    assert_nothing_kept(&test);
+}
