@@ -210,7 +210,7 @@ impl EditedBody {
         self.has_priority = true;
     }
 
-    /// The body without a `priority`, copied into memory of its own, so that the received buffer can
+    /// The body without a `priority`, copied into separate memory, so that the received buffer can
     /// be freed.
     pub fn detached(&self) -> Self {
         let mut body = self.clone();

@@ -47,7 +47,7 @@ use super::respond;
 use super::router::Router;
 use super::suspects::{BodyHash, Suspects};
 use crate::experiment::Assigned;
-use crate::pool::{Admission, BackendFault, Lease};
+use crate::pool::{Admission, BackendFault, Lease, Need};
 use crate::shares::Shares;
 use sluice_core::openai::{EditedBody, NotContinued, Refusal};
 
@@ -86,8 +86,8 @@ pub(super) struct Attempts<'a, U> {
     /// The answer that another engine is to continue, and the seam for the next attempt.
     unfinished: Option<Box<Unfinished>>,
     seam: Option<Box<Seam>>,
-    /// The body that began the answer.
-    first_body: Option<EditedBody>,
+    /// The body that began the answer, and the capacity that the request needed then.
+    first: Option<(EditedBody, Need)>,
 }
 
 impl<'a, U: Upstream> Attempts<'a, U> {
@@ -123,7 +123,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             copies,
             unfinished: None,
             seam: None,
-            first_body: None,
+            first: None,
         }
     }
 

@@ -128,6 +128,13 @@ fn caches() -> Vec<Panel> {
         between(format!("{} / {}", rate(family), rate("sluice_prompt_tokens_total")), legend)
     };
     let retries = "sum by (pool, reason) (rate(sluice_retries_total{@pool}[$__rate_interval]))";
+    let count = |family: &str, by: &str| format!("sum by (pool{by}) (increase({family}{{@pool}}[1h]))");
+    let [continued, not_continued, prefilled] = [
+        count("sluice_continued_requests_total", ", outcome"),
+        count("sluice_not_continued_requests_total", ", reason"),
+        count("sluice_prefilled_again_tokens_total", ""),
+    ];
+    let whole = "no stream was broken";
     vec![
         row("Prefix caches and retries"),
         lines(
@@ -143,6 +150,19 @@ fn caches() -> Vec<Panel> {
         lines("Retries by reason", "reqps", vec![adds(retries, "{{pool}} {{reason}}")])
             .wide(12)
             .about("Repeated attempts, by the pool of the last attempt"),
+        lines(
+            "Broken streams in an hour",
+            "none",
+            vec![
+                adds(continued, "{{pool}} continued, {{outcome}}").or_empty(whole),
+                adds(not_continued, "{{pool}} not continued, {{reason}}").or_empty(whole),
+            ],
+        )
+        .wide(12)
+        .about("Streams whose engine failed: continued by another engine, by outcome, or not, by reason"),
+        lines("Tokens prefilled again in an hour", "none", vec![adds(prefilled, "{{pool}}").or_empty(whole)])
+            .wide(12)
+            .about("Prompts and texts that engines computed again to continue streams, as estimated"),
     ]
 }
 

@@ -88,3 +88,73 @@ impl Tally {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const HEAD: &str = "\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"m\"";
+
+    fn event(delta: &str, finish: &str) -> String {
+        format!("data: {{{HEAD},\"choices\":[{{\"index\":0,\"delta\":{delta},\"finish_reason\":{finish}}}]}}\n\n")
+    }
+
+    fn word(text: &str) -> String {
+        event(&format!("{{\"content\":\"{text}\"}}"), "null")
+    }
+
+    /// The bytes that pass of a stream in chunks of this size, and the meter.
+    fn passed(strip: Strip, stream: &str, size: usize) -> (String, StreamMeter) {
+        let mut meter = StreamMeter::new(Dialect::Choices, Instant::now(), strip);
+        meter.keep_text(1_000);
+        let mut out = Vec::new();
+        for chunk in stream.as_bytes().chunks(size) {
+            let pieces = meter.feed(Bytes::copy_from_slice(chunk), Instant::now());
+            pieces.iter().for_each(|piece| out.extend_from_slice(piece));
+            if meter.error().is_some() {
+                break;
+            }
+        }
+        (String::from_utf8(out).unwrap(), meter)
+    }
+
+    #[test]
+    fn an_error_is_withheld_and_what_came_before_it_passes_as_whole_events() {
+        let error = "data: {\"error\":{\"message\":\"died\",\"code\":500}}\n\n";
+        let before = [event("{\"role\":\"assistant\",\"content\":\"\"}", "null"), word("a"), word(" b")].concat();
+        for end in [error, &event("{\"content\":\"c\"}", "\"abort\"")] {
+            for strip in [Strip::Nothing, Strip::InjectedUsage] {
+                for size in [1, 7, 64, 5_000] {
+                    let (passed, mut meter) = passed(strip, &format!("{before}{end}data: [DONE]\n\n"), size);
+                    assert_eq!(passed, before, "{strip:?}, chunks of {size}");
+                    let withheld = String::from_utf8(meter.take_withheld().unwrap().to_vec()).unwrap();
+                    assert!(format!("{end}data: [DONE]\n\n").starts_with(&withheld), "{withheld}");
+                    assert!(withheld.starts_with(end) && !meter.have_choices_finished());
+                    assert_eq!((meter.kept().unwrap().raw().unwrap(), meter.text_tokens()), (&b"a b"[..], 2));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_next_engine_goes_on_where_the_text_ended() {
+        let cut = [word("a"), word(" b"), word(""), word("")].concat() + &word(" c")[..40];
+        for strip in [Strip::Nothing, Strip::InjectedUsage] {
+            let (passed, mut meter) = passed(strip, &cut, 50);
+            assert_eq!(passed, cut[..cut.len() - 40], "half an event is held");
+            assert_eq!((meter.tokens(), meter.text_tokens()), (4, 2), "tokens without a character are lost");
+            meter.resume();
+            let rest = [word(" c"), event("{\"content\":\" d\"}", "\"stop\"")].concat() + "data: [DONE]\n\n";
+            let mut out = Vec::new();
+            for piece in meter.feed(Bytes::from(rest.clone()), Instant::now()).iter().chain(meter.finish().iter()) {
+                out.extend_from_slice(piece);
+            }
+            assert_eq!(String::from_utf8(out).unwrap(), rest);
+            let stats = meter.stats();
+            assert_eq!((stats.token_events, stats.done, stats.error), (4, true, None));
+            assert_eq!(meter.kept().unwrap().raw().unwrap(), b"a b c d");
+        }
+    }
+}

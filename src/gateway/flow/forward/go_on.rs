@@ -8,6 +8,8 @@
 //! Bounds: [`CONTINUATIONS_MAX`] continuations of a request; none of a body that was on two engines
 //! when they died (`deaths.rs`); tokens per minute by `continuation/limits.rs`.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -20,7 +22,7 @@ use crate::flow::continuation::{self, Answer, Ended, Identity, Next, Seam};
 use crate::flow::exchange::{ClientGone, Downstream, Upstream, UpstreamRequest};
 use crate::flow::pump::Pump;
 use crate::flow::record::{Outcome, RecordGuard, Recorder, Stage};
-use crate::pool::Lease;
+use crate::pool::{Lease, Need};
 use sluice_core::meter::StreamMeter;
 use sluice_core::openai::NotContinued;
 
@@ -106,17 +108,25 @@ impl<U: Upstream> Attempts<'_, U> {
         }
         let answer = Answer::of(kept, meter.text_tokens(), route).map_err(error)?;
         let prompt = meter.prompt_tokens();
-        let body = self.first_body.get_or_insert_with(|| self.request.body.clone());
-        let body = match continuation::next(route, &body.to_bytes(), &answer).map_err(error)? {
+        let (first, need) =
+            self.first.get_or_insert_with(|| (self.request.body.clone(), self.prepared.placed.request.need));
+        let (first, need) = (first.to_bytes(), *need);
+        let body = match continuation::next(route, &first, &answer).map_err(error)? {
             Next::Send(body) => body,
             Next::AtLimit => return Err(self.complete(true, usage(), &identity)),
         };
-        let tokens = self.prepared.placed.request.need.prompt_tokens + answer.tokens;
+        // The text is a part of the prompt now, and was a part of the expected output before.
+        let need = Need {
+            prompt_tokens: need.prompt_tokens + answer.tokens,
+            output_tokens: need.output_tokens.saturating_sub(answer.tokens),
+            ..need
+        };
+        let tokens = need.prompt_tokens;
         if !self.backends.continuations.may_prefill(tokens, Instant::now()) {
             return Err(error(NotContinued::Budget));
         }
         self.seam = Some(Box::new(Seam::new(identity, answer, prompt)));
-        self.request.body = body;
+        (self.request.body, self.prepared.placed.request.need) = (body, need);
         self.stay_in_pool(lease);
         Ok(tokens)
     }
@@ -127,7 +137,7 @@ impl<U: Upstream> Attempts<'_, U> {
         placed.request.spill = SmallVec::new();
         let home = placed.table.pools.iter().position(|pool| pool.id == lease.pool());
         if let Some(home) = home.filter(|_| placed.request.home != lease.pool()) {
-            let table = std::sync::Arc::clone(&placed.table);
+            let table = Arc::clone(&placed.table);
             placed.move_to(table, Placement { home, spill: SmallVec::new() });
             // The owner's share is a share of the pool that the request came from.
             placed.request.fair = None;

@@ -191,6 +191,9 @@ impl<R: Recorder> Pump<'_, '_, R> {
     fn note_outcome(&mut self, now: Instant) {
         self.record.outcome = self.outcome();
         self.note_refusal();
+        if self.record.outcome == Outcome::UpstreamError(UpstreamFault::InStream) && self.meter.has_content() {
+            self.record.not_continued = self.record.not_continued.or(self.why_not);
+        }
         match self.record.outcome {
             Outcome::UpstreamError(_) if self.is_no_fault() => {}
             Outcome::UpstreamError(UpstreamFault::InStream) => {
