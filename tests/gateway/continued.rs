@@ -17,6 +17,7 @@ use crate::test_gateway::{TestGateway, access_log, one_pool};
 const FLAGS: &[&str] = &["--sim-startup", "0", "--served-model-name", "m", "--max-model-len", "4096"];
 /// A tokenizer with characters of several bytes.
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny");
+const ON: &str = "retry.continue=failures";
 /// Events that each client has before the engine fails.
 const BEGUN: usize = 8;
 
@@ -97,7 +98,7 @@ async fn whole_after(model: &str, sets: &[&str], signal: Signal) -> (Vec<Answer>
     let engines = [Sim::serving(model, FLAGS), Sim::serving(model, FLAGS)];
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.address()));
     // With usage in each event, tokens that share an event are counted too.
-    let own = ["pool.only.policy=round_robin", "health.probe_interval=1h", "pool.only.usage=continuous"];
+    let own = ["pool.only.policy=round_robin", "health.probe_interval=1h", "pool.only.usage=continuous", ON];
     let sets = [&own[..], sets].concat();
     let gateway = TestGateway::over(&urls, &sets).await;
     let requests = requests(model);
@@ -152,7 +153,7 @@ async fn a_stream_that_cannot_be_continued_ends_with_an_error_and_the_reason_is_
     let log = folder.path().join("access.log");
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.address()));
     let text = format!("{}[access_log]\npath = \"{}\"\n", one_pool(&urls), log.display());
-    let gateway = TestGateway::from_text(&text, &["health.probe_interval=1h"]).await;
+    let gateway = TestGateway::from_text(&text, &["health.probe_interval=1h", ON]).await;
     let body = json!({"model": "m", "stream": true, "seed": 7, "max_tokens": 2_000, "ignore_eos": true,
         "messages": [{"role": "user", "content": "hi"}]});
     let request = post("/v1/chat/completions", "", body.to_string().as_bytes());
@@ -175,7 +176,7 @@ async fn a_stream_that_cannot_be_continued_ends_with_an_error_and_the_reason_is_
 async fn without_an_engine_that_is_left_each_stream_ends_with_one_error() {
     let engines = [Sim::start(FLAGS), Sim::start(FLAGS)];
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.address()));
-    let gateway = TestGateway::over(&urls, &["pool.only.policy=round_robin"]).await;
+    let gateway = TestGateway::over(&urls, &["pool.only.policy=round_robin", ON]).await;
     let requests: Vec<Vec<u8>> = requests("m").into_iter().take(4).collect();
     let fails = || engines.iter().for_each(|engine| engine.signal(Signal::SIGKILL));
     for response in answers(&gateway, &requests, fails).await {

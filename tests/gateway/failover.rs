@@ -27,14 +27,14 @@ fn good(seen: &ReceivedRequest) -> Vec<Step> {
 
 /// Two engines: the first request of all fails with the steps `bad`, on whichever engine it
 /// arrives; all later requests succeed.
-async fn first_fails(bad: Vec<Step>, sets: &[&str]) -> ([Engine; 2], TestGateway) {
+async fn first_fails(bad: Vec<Step>) -> ([Engine; 2], TestGateway) {
     let requests = Arc::new(AtomicUsize::new(0));
     let engine = || {
         let (requests, bad) = (Arc::clone(&requests), bad.clone());
         Engine::start(move |_, seen| if requests.fetch_add(1, SeqCst) == 0 { bad.clone() } else { good(seen) })
     };
     let engines = [engine().await, engine().await];
-    let gateway = TestGateway::over(&[engines[0].url(), engines[1].url()], sets).await;
+    let gateway = TestGateway::over(&[engines[0].url(), engines[1].url()], &[]).await;
     (engines, gateway)
 }
 
@@ -53,7 +53,7 @@ async fn a_failure_before_the_first_token_is_retried_on_the_other_backend() {
         ("503 behind a role", "in_stream", vec![send(STREAM.to_owned() + &chunk(&role) + &chunk(&busy_event) + LAST)]),
         ("503 in the stream", "in_stream", vec![send(STREAM.to_owned() + &chunk(&busy_event) + LAST)]),
     ] {
-        let (engines, gateway) = first_fails(bad, &[]).await;
+        let (engines, gateway) = first_fails(bad).await;
         let response = gateway.request(post("/v1/chat/completions", "x-request-id: r\r\n", STREAMED.as_bytes())).await;
         assert_eq!((response.status(), response.text()), (200, event("good") + &ending()), "{what}");
         assert_eq!(engines.each_ref().map(Engine::count), [1, 1], "{what}: the other backend takes over");
@@ -117,7 +117,7 @@ async fn when_every_backend_is_full_the_client_gets_the_engines_own_response() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_first_token_no_request_is_retried() {
     let bad = vec![send(STREAM.to_owned() + &chunk(&event("bad"))), Step::Close];
-    let (engines, gateway) = first_fails(bad, &["retry.continue=off"]).await;
+    let (engines, gateway) = first_fails(bad).await;
     let mut client = gateway.client().await;
     let response = client.request(chat(STREAMED)).await;
     assert!(
@@ -134,7 +134,7 @@ async fn after_the_first_token_no_request_is_retried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_4xx_that_is_the_client_s_is_never_retried() {
     for status in [400, 404, 422] {
-        let (engines, gateway) = first_fails(vec![Step::Send(response(status, "application/json", b"{}"))], &[]).await;
+        let (engines, gateway) = first_fails(vec![Step::Send(response(status, "application/json", b"{}"))]).await;
         assert_eq!(gateway.request(chat(CHAT)).await.status(), status);
         assert_eq!(engines[0].count() + engines[1].count(), 1);
         gateway.settled().await;

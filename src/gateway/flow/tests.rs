@@ -193,7 +193,8 @@ fn config_of(pool: &str, extra: &str) -> Arc<Config> {
     let text = format!(
         "[[model]]\nname = \"m\"\naliases = [\"alias\"]\n[[pool]]\nname = \"{pool}\"\nmodels = [\"m\"]\n{extra}\n\
          [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
-         [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n"
+         [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:7002\"\n\
+         [retry]\ncontinue = \"failures\"\n"
     );
     let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
     Arc::new(Config::parse(&text, "test", &[], &around).unwrap().config)

@@ -1,0 +1,173 @@
+"""Streams whose real engine is killed are continued on another real engine.
+
+Usage: continued.py ROOT [ROUNDS]      (ROOT from ./setup; `./continued` does both steps)
+
+Two vLLM servers serve one pool. Each prompt is first answered without interruption, at temperature
+0. Then, in each round, all prompts are streamed again, one engine gets SIGKILL at a random moment,
+and starts again. A stream may be cut only if the gateway's access log has the reason. Each other
+answer must be whole: one role, one id, one finish reason, `[DONE]`, and the usage of the whole
+(with `usage = "continuous"`, so that the first engine has said how long the prompt is). The program
+prints how many texts equal the uninterrupted ones; at a seam, the second engine tokenizes
+the text anew and can choose other tokens.
+
+The last line is `N passed, N failed`; the exit status is 1 when a round failed. Logs stay in
+ROOT/continued/.
+"""
+
+import json
+import pathlib
+import random
+import shutil
+import sys
+import threading
+import time
+
+from engine import Failed, Vllm, until
+from gateway import Gateway, pool
+from wire import Call
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+STREAMS = 16
+TOKENS = 300
+WORDS = "water gate stone river night light field house morning letter wall paper".split()
+# Streams have begun, and none has ended yet.
+KILL_AFTER = (0.2, 1.5)
+
+
+def request(index):
+    rng = random.Random(index)
+    prompt = " ".join(rng.choices(WORDS, k=30))
+    body = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": TOKENS, "stream": True,
+            "stream_options": {"include_usage": True}}
+    if index % 2:
+        return TEXT, {**body, "prompt": prompt}
+    return CHAT, {**body, "messages": [{"role": "user", "content": prompt}]}
+
+
+class Answered:
+    """One streamed answer, read in a thread."""
+
+    def __init__(self, url, index):
+        path, body = request(index)
+        self.index, self.failure = index, None
+        self.call = Call(url, "POST", path, body, {"x-request-id": f"stream-{index}-{time.monotonic_ns()}"}, timeout=180)
+        self.begun = threading.Event()
+        self.thread = threading.Thread(target=self.read)
+        self.thread.start()
+
+    def read(self):
+        try:
+            for _ in self.call.stream():
+                self.begun.set()
+        except Exception as problem:  # shown with the round
+            self.failure = problem
+        self.begun.set()
+
+    def end(self):
+        self.thread.join(240)
+        answer = self.call.finish()
+        self.status, self.raw = answer.status, answer.text()
+        events = answer.events()
+        self.is_done = bool(events) and events[-1] == "[DONE]"
+        self.events = [json.loads(event) for event in events if event != "[DONE]"]
+        choices = [choice for event in self.events for choice in event.get("choices", [])]
+        self.text = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+        self.finishes = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
+        self.roles = sum("role" in choice.get("delta", {}) for choice in choices)
+        self.ids = {event.get("id") for event in self.events if "id" in event}
+        self.usage = [event["usage"] for event in self.events if event.get("usage")]
+        self.is_cut = any("error" in event for event in self.events) or self.status != 200
+        return self
+
+    def faults(self, reference):
+        wanted = reference.usage[-1]
+        found = []
+        if self.failure or not self.is_done:
+            found.append(f"no end ({self.failure})")
+        if self.finishes != ["length"] or len(self.ids) != 1 or self.roles != (self.index + 1) % 2:
+            found.append(f"finish {self.finishes}, ids {self.ids}, {self.roles} roles")
+        if [self.usage[-1]["prompt_tokens"] if self.usage else None] != [wanted["prompt_tokens"]]:
+            found.append(f"usage {self.usage}, without interruption {wanted}")
+        return found
+
+
+def continued(log):
+    """The records of the access log by request id."""
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return {line["request_id"]: line for line in lines}
+
+
+def play(gate, engines, references, round_number):
+    rng = random.Random(round_number)
+    answers = [Answered(gate.url, index) for index in range(STREAMS)]
+    for answer in answers:
+        answer.begun.wait(120)
+    time.sleep(rng.uniform(*KILL_AFTER))
+    engines[round_number % 2].kill()
+    answers = [answer.end() for answer in answers]
+    log = gate.folder / "access.log"
+    ids = [answer.call.answer.headers.get("x-request-id", "") for answer in answers]
+    until("the access log has the streams", lambda: all(one in continued(log) for one in ids), 30)
+    records = continued(log)
+    faults, moved, same, cut, counted = [], 0, 0, {}, 0
+    for answer, id in zip(answers, ids):
+        record = records[id]
+        if answer.is_cut:
+            reason = record.get("not_continued") or ""
+            cut[reason] = cut.get(reason, 0) + 1
+            if not reason:
+                faults.append(f"stream {answer.index} was cut without a reason: {answer.raw[-300:]}")
+            continue
+        faults += [f"stream {answer.index}: {fault}" for fault in answer.faults(references[answer.index])]
+        if record.get("continued"):
+            moved += 1
+            same += answer.text == references[answer.index].text
+            counted += bool(answer.usage) and answer.usage[-1]["completion_tokens"] == TOKENS
+        elif answer.text != references[answer.index].text:
+            faults.append(f"stream {answer.index} was not interrupted and differs")
+    print(f"  round {round_number}: {moved} of {STREAMS} continued, {same} as without interruption, {counted} with {TOKENS} "
+          f"tokens; cut: {cut or 'none'}", flush=True)
+    for fault in faults:
+        print(f"  {fault}", flush=True)
+    return moved, not faults
+
+
+def main():
+    root, rounds = pathlib.Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    folder = root / "continued"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    engines = [Vllm(f"b{number}", root, folder, 4096) for number in range(2)]
+    passed = failed = moved = 0
+    gate = None
+    try:
+        for engine in engines:
+            engine.healthy()
+        backends = {engine.name: engine.url for engine in engines}
+        extra = f'[retry]\ncontinue = "failures"\n[access_log]\npath = "{folder}/access.log"\n[health]\nprobe_interval = "500ms"\nejection_base = "1s"\nejection_max = "4s"'
+        gate = Gateway(folder, "gate", [pool("p", backends, models='["tiny"]', slots=64, usage='"continuous"')], ['[[model]]\nname = "tiny"'], extra)
+        gate.folder = folder
+        references = [Answered(gate.url, index).end() for index in range(STREAMS)]
+        for number in range(rounds):
+            count, is_good = play(gate, engines, references, number)
+            moved, passed, failed = moved + count, passed + is_good, failed + (not is_good)
+            dead = number % 2
+            engines[dead] = Vllm(f"b{dead}", root, folder, 4096, port=engines[dead].port).healthy()
+            # An engine on probation gets few requests, until one succeeds.
+            until("both engines serve", lambda: Answered(gate.url, 0).end() and gate.metric("sluice_backend_state", state="ready") == 2, 60)
+        if moved == 0:
+            print("  no stream was continued", flush=True)
+            failed += 1
+        gate.idle()
+    except Failed as problem:
+        print(f"  {problem}", flush=True)
+        failed += 1
+    finally:
+        for process in [gate, *engines]:
+            if process:
+                process.terminate()
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+main()
