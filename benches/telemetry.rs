@@ -68,6 +68,9 @@ fn record() -> Record {
         sequences: 1,
         has_objectives: true,
         slo_met: Some(true),
+        continued: 0,
+        not_continued: None,
+        prefilled_again: 0,
     }
 }
 

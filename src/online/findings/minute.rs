@@ -4,7 +4,7 @@
 //! | symptom | bound |
 //! |---|---|
 //! | requests wait | now and in half of the looks, here or in all engines; or [`SHED_MIN`] shed |
-//! | first tokens are late | mean at the engines [`LATER`] times and [`LATER_S`] above the past mean |
+//! | first tokens are late | the mean is [`LATER`] times and [`LATER_S`] above the past mean |
 
 use super::facts::{BackendFacts, Facts, PageFacts, PoolFacts};
 use super::finding::{Cause, Finding};

@@ -255,7 +255,7 @@ pub(crate) fn begun_within(
     while let Some(start) = text[..end].rfind(' ').filter(|_| starts.len() < BEGUN_MAX) {
         let is_word =
             |word: &&str| if end == text.len() { word.starts_with(&text[start..]) } else { **word == text[start..end] };
-        if !words::WORDS.iter().any(|word| is_word(&word)) {
+        if !words::WORDS.iter().any(is_word) {
             break;
         }
         starts.push(start);
