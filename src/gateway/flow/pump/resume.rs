@@ -1,5 +1,5 @@
-//! The pump across engines: keeps what another engine needs to continue a stream, hands the answer
-//! over when the engine fails, and goes on with it.
+//! The pump across engines: keeps the request and the text with which another engine continues a
+//! stream, hands the answer over when the engine fails, and goes on with the answer.
 //!
 //! Meter and backlog travel from pump to pump, so the client sees one stream, and the answer is
 //! measured and recorded as one. Until the first token of the new engine, the stream counts as
