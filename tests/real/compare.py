@@ -4,7 +4,8 @@ errors.
 Values that differ between any two servers are replaced by their kind: ids by their prefix, times,
 generated text and tokens, log probabilities, lengths that follow from text. Everything else must be
 equal, including the order of keys. Of a stream the sequence of kinds of events is compared, per
-choice, because timing decides how tokens are merged into events.
+choice, because timing decides how tokens are merged into events: neighbours of one kind count as
+one, and so do a choice's last text and the end that follows it.
 """
 
 import json
@@ -87,9 +88,20 @@ def events(text):
                 value["usage"] = {k: kind(v) for k, v in value["usage"].items()}
         item = json.dumps([label, shape(value)], ensure_ascii=False)
         line = found.setdefault(choice, [])
-        if not line or line[-1] != item:
+        if line and line[-1] == unfinished(label, value):
+            line[-1] = item
+        elif not line or line[-1] != item:
             line.append(item)
     return [found[choice] for choice in sorted(found)]
+
+
+def unfinished(label, value):
+    """The event as it reads before the choice ends: a slow reader gets the last tokens in one."""
+    if isinstance(value, dict) and value.get("choices"):
+        ended = {"finish_reason": None, "stop_reason": None}
+        choices = [{k: ended.get(k, v) for k, v in one.items()} for one in value["choices"]]
+        value = {**value, "choices": choices}
+    return json.dumps([label, shape(value)], ensure_ascii=False)
 
 
 def reduced(answer, path):
