@@ -85,10 +85,13 @@ const THOROUGH: u64 = 10_000;
 /// full soak.
 const MEMORY_SLACK: u64 = 24 << 20;
 
-/// Requests after which the memory of a long soak is compared with the memory at the end.
+/// Requests, for each unit of [`scale`], after which the memory of a long soak is compared with the
+/// memory at the end. More clients at a time need more requests until the tables are as full as
+/// they get.
 const WARM: u64 = 100_000;
-/// Maximum resident memory at the end of a soak of ten times [`WARM`] requests or more, relative to
-/// the memory after [`WARM`].
+/// A soak is long from this many times the warm requests on.
+const LONG: u64 = 5;
+/// Maximum resident memory at the end of a long soak, relative to the memory when it was warm.
 const MEMORY_GROWTH: f64 = 1.1;
 
 const MODELS: [&str; 2] = ["steady", "brittle"];
@@ -109,6 +112,10 @@ pub(crate) fn block_on(test: impl Future<Output = ()>) {
     let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
     let workers = (cores / 2).max(2);
     tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build().unwrap().block_on(test);
+}
+
+fn warm() -> u64 {
+    WARM * u64::from(scale())
 }
 
 fn limit(requests: u64) -> Duration {
@@ -203,7 +210,7 @@ async fn soak(requests: u64, seed: u64) -> anyhow::Result<()> {
         seen.is_thorough(&records, requests)?;
         ensure!(at_end.memory <= seen.quarter.memory + MEMORY_SLACK, "memory grew: {} -> {at_end}", seen.quarter);
     }
-    if requests >= 10 * WARM {
+    if requests >= LONG * warm() {
         let most = seen.warm.memory as f64 * MEMORY_GROWTH;
         ensure!(at_end.memory as f64 <= most, "memory grew by more than a tenth: {} -> {at_end}", seen.warm);
     }
@@ -239,7 +246,7 @@ impl fmt::Display for Footprint {
 #[derive(Default)]
 struct ObservedTotals {
     kills: u64,
-    /// The footprint when the first [`WARM`] requests had begun.
+    /// The footprint when the first [`warm`] requests had begun.
     warm: Footprint,
     /// The footprint when a quarter of the requests had begun.
     quarter: Footprint,
@@ -253,7 +260,7 @@ struct ObservedTotals {
 impl ObservedTotals {
     fn look(&mut self, page: &Page, clients: &LoadClients) {
         let (now, progress) = (Footprint::of(page), clients.progress());
-        if clients.begun() < WARM || self.warm.memory == 0 {
+        if clients.begun() < warm() || self.warm.memory == 0 {
             self.warm = now;
         }
         if progress < 0.25 || self.quarter.memory == 0 {
