@@ -4,6 +4,7 @@
 //! everything is ready. The engine's process starts and ends with this process, except after
 //! SIGKILL.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::process::Child;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::core::EngineCoreOptions;
@@ -46,10 +47,21 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
         }
     };
     runtime.block_on(async {
+        // Registered before anything else: a signal during the registration is lost.
+        let mut signals = match Signals::new() {
+            Ok(signals) => signals,
+            Err(error) => {
+                eprintln!("cannot start: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
         let mut process = SimProcess { config, child: None };
-        // Until the process serves, a signal ends it at once and orphans the engine, as in vLLM.
-        let served = match process.start(args, flags, refusal).await {
-            Ok(handle) => process.serve(handle, args).await.map_err(|error| error.to_string()),
+        let started = tokio::select! {
+            started = process.start(args, flags, refusal) => started,
+            number = signals.next() => ended_by(number),
+        };
+        let served = match started {
+            Ok(handle) => process.serve(handle, args, signals).await.map_err(|error| error.to_string()),
             Err(text) => Err(text),
         };
         let code = match served {
@@ -62,6 +74,34 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
         process.end_child().await;
         code
     })
+}
+
+/// The signals that end a server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt })
+    }
+
+    /// The number of the next signal.
+    async fn next(&mut self) -> i32 {
+        tokio::select! {
+            _ = self.terminate.recv() => SignalKind::terminate().as_raw_value(),
+            _ = self.interrupt.recv() => SignalKind::interrupt().as_raw_value(),
+        }
+    }
+}
+
+/// Ends the process as the signal does by default: until it serves, it orphans the engine, as in
+/// vLLM.
+fn ended_by(number: i32) -> Result<Handle, String> {
+    signal_hook::low_level::emulate_default_handler(number).map_err(|error| error.to_string())?;
+    Err(format!("ended by signal {number}"))
 }
 
 struct SimProcess {
@@ -146,16 +186,9 @@ impl SimProcess {
     }
 
     /// Serves until a signal comes or the engine dies.
-    async fn serve(&mut self, handle: Handle, args: &ServeArgs) -> anyhow::Result<()> {
+    async fn serve(&mut self, handle: Handle, args: &ServeArgs, mut signals: Signals) -> anyhow::Result<()> {
         let log = self.config.log;
-        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let report = stats(&handle, args, self.config.speed, log);
-        let asked = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
         let gone = async {
             match &mut self.child {
                 Some(child) => drop(child.wait().await),
@@ -163,7 +196,7 @@ impl SimProcess {
             }
         };
         let killed = tokio::select! {
-            () = asked => None,
+            _ = signals.next() => None,
             () = handle.died() => Some(false),
             () = gone => Some(true),
             () = report => None,
