@@ -1,10 +1,10 @@
 """Streams whose real engine is killed are continued on another real engine.
 
-Usage: continued.py ROOT [ROUNDS]      (ROOT from ./setup; `./continued` does both steps)
+Usage: continued.py ROOT [ROUNDS [STREAMS]]      (ROOT from ./setup; `./continued` does both steps)
 
 Two vLLM servers serve one pool. Each prompt is first answered without interruption, at temperature
 0. Then, in each round, all prompts are streamed again, one engine gets SIGKILL at a random moment,
-and starts again. A stream may be cut only if the gateway's access log has the reason. Each other
+and starts again: all of its processes in two rounds, then its engine core alone in two. A stream may be cut only if the gateway's access log has the reason. Each other
 answer must be whole: one role, one id, one finish reason, `[DONE]`, and the usage of the whole
 (with `usage = "continuous"`, so that the first engine has said how long the prompt is). The program
 prints how many texts equal the uninterrupted ones; at a seam, the second engine tokenizes
@@ -15,9 +15,11 @@ ROOT/continued/.
 """
 
 import json
+import os
 import pathlib
 import random
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -27,7 +29,7 @@ from gateway import Gateway, pool
 from wire import Call
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-STREAMS = 16
+STREAMS = int(sys.argv[3]) if len(sys.argv) > 3 else 16
 TOKENS = 300
 WORDS = "water gate stone river night light field house morning letter wall paper".split()
 # Streams have begun, and none has ended yet.
@@ -97,14 +99,28 @@ def continued(log):
     return {line["request_id"]: line for line in lines}
 
 
+def kill_core(engine):
+    """Kills the engine core alone; the API server then ends the streams with an error."""
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getpgid(int(entry.name)) == engine.pid and b"EngineCore" in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+                return
+        except (OSError, ProcessLookupError):
+            continue
+    raise Failed("no engine core was found")
+
+
 def play(gate, engines, references, round_number):
     rng = random.Random(round_number)
     answers = [Answered(gate.url, index) for index in range(STREAMS)]
     for answer in answers:
         answer.begun.wait(120)
     time.sleep(rng.uniform(*KILL_AFTER))
-    engines[round_number % 2].kill()
+    victim = engines[round_number % 2]
+    kill_core(victim) if round_number % 4 > 1 else victim.kill()
     answers = [answer.end() for answer in answers]
+    victim.kill()
     log = gate.folder / "access.log"
     ids = [answer.call.answer.headers.get("x-request-id", "") for answer in answers]
     until("the access log has the streams", lambda: all(one in continued(log) for one in ids), 30)
