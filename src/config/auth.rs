@@ -4,6 +4,7 @@
 //! the gateway is open, and a warning says so unless only this machine reaches it. Names of keys
 //! are for logs; they are unique.
 
+use super::continuation::Continue;
 use super::limits;
 use super::model::ModelScope;
 use super::secret::{KeyDigest, Secret};
@@ -48,6 +49,8 @@ table! {
         /// The key's share of pools with fair queues (queue.fair), relative to the other keys that
         /// use a pool at the same time.
         pub weight: f64 = default("1.0").within("0.001", "1000");
+        /// Whether streams of the key are continued on another engine.
+        pub on_failure as "continue": Option<Continue> = optional("as retry.continue").example("\"off\"");
         /// Limits of the key. A request above one of them gets 429. With [cluster], all gateways
         /// together keep them.
         pub limit: KeyLimit = table();

@@ -46,6 +46,7 @@ mod certificates;
 mod cors;
 mod proxies;
 mod model;
+mod continuation;
 mod auth;
 mod server;
 mod traces;
@@ -85,6 +86,7 @@ pub use backend::{ArgValue, Backend, Control, Launch, PodEngine, Target, is_secr
 pub use certificates::{PemFile, ServerTls, UpstreamTls, VerifyClient, VerifyEngine};
 pub use class::{Class, OTHER_CLASS, attainment};
 pub use cluster::{Cluster, ClusterLeader, ClusterMode, ClusterObject};
+pub use continuation::{Continue, Drain};
 pub use cors::Cors;
 pub use experiment::{Arm, Experiment, Guardrail, RampStep, Shadow, Sticky, Traffic};
 pub use fair::Fair;
@@ -103,8 +105,7 @@ pub use report::Surroundings;
 pub use root::Config;
 pub use secret::{KeyDigest, MASK, Secret, Words};
 pub use server::{
-    AccessLog, Continue, DEFAULT_ADMIN, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo,
-    Timeouts,
+    AccessLog, DEFAULT_ADMIN, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo, Timeouts,
 };
 pub use show::Resolved;
 pub use topic::Topic;

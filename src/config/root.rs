@@ -10,6 +10,7 @@ use super::backend::Backend;
 use super::certificates::{PemFile, ServerTls, UpstreamTls};
 use super::class::Class;
 use super::cluster::Cluster;
+use super::continuation::Drain;
 use super::experiment::Experiment;
 use super::fleet::Fleet;
 use super::limits;
@@ -35,6 +36,8 @@ table! {
         pub timeouts: Timeouts = table();
         /// How often the gateway tries a request.
         pub retry: Retry = table();
+        /// Engines that leave service while streams run there.
+        pub drain: Drain = table();
         /// Who may use the gateway. Write a secret as "env:NAME" or "file:PATH"; the gateway never
         /// prints its value.
         pub auth: Auth = table();

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::auth::PriorityRange;
 use super::certificates::ServerTls;
+use super::continuation::Continue;
 use super::cors::Cors;
 use super::file::Entry;
 use super::limits;
@@ -190,19 +191,8 @@ table! {
         /// request with the text so far, and the client sees one answer. A request is continued at
         /// most twice. Tools, schemas, seeds and log probabilities are among the reasons not to
         /// try; then the stream ends with an error event. A client declines with the header
-        /// `x-sluice-no-continue`. Keeping the text costs the gateway about a tenth more
-        /// instructions for a stream.
-        pub on_failure as "continue": Continue = default("off");
-    }
-}
-
-words! {
-    /// When a stream is continued on another engine.
-    pub enum Continue {
-        /// Never.
-        Off = "off",
-        /// When the engine has died, hangs, or reports an error.
-        Failures = "failures",
+        /// `x-sluice-no-continue`.
+        pub on_failure as "continue": Continue = default("failures");
     }
 }
 

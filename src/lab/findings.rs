@@ -34,7 +34,8 @@ impl LabFindings {
         let facts = Facts::of(&flow.admission().view(), flow.recorder().totals(), |backend| {
             let silent = backend.silent_since.map(|since| (start + now).saturating_duration_since(since));
             let engine = backends.iter().find(|(id, _)| *id == backend.id).map(|(_, engine)| *engine);
-            (silent, engine.and_then(|engine| cluster.facts(engine)))
+            let decoding = flow.admission().decoding(backend.id, start + now);
+            (silent, engine.and_then(|engine| cluster.facts(engine)), decoding)
         });
         let appeared = self.findings.look(facts, now).appeared;
         self.appeared.extend(appeared.into_iter().map(|finding| (seconds(now), finding)));

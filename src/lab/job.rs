@@ -101,6 +101,7 @@ impl Job {
             client: None,
             origin: Origin::default(),
             key: None,
+            no_continue: false,
             copy_for: None,
         });
         let mut client = LabClient::new(self.api, request.leave_after, self.client_timeout, request.output_tokens);

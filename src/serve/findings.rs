@@ -137,7 +137,8 @@ impl FindingsService {
         let work = self.core.flow.routing_table().keys.work(&view);
         let mut facts = Facts::of(&view, totals, |backend| {
             let silent = backend.silent_since.map(|since| Instant::now().saturating_duration_since(since));
-            (silent, self.pages.lock().get(&backend.id).map(|(_, facts)| *facts))
+            let page = self.pages.lock().get(&backend.id).map(|(_, facts)| *facts);
+            (silent, page, self.core.admission.decoding(backend.id, Instant::now()))
         });
         let in_flight = self.core.learned.key_usage.in_flight().into_iter();
         facts.in_flight = in_flight.map(|key| (key.name, key.requests.0 as f64, key.tokens.0 as f64)).collect();

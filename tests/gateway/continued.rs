@@ -1,5 +1,5 @@
-//! Streams survive their engine: two simulated engines, one of which is killed or stopped under
-//! streams.
+//! Streams survive their engine: two simulated engines, one of which is killed, stopped or drained
+//! under streams.
 //!
 //! Simulated engines with one seed give the same answer to the same prompt, so a continued answer
 //! must equal the uninterrupted one: text, usage, finish reason, and one id.
@@ -76,7 +76,7 @@ fn requests(model: &str) -> Vec<Vec<u8>> {
 }
 
 /// The answers to `requests`. When every client has [`BEGUN`] events, `fails` is called.
-async fn answers(gateway: &TestGateway, requests: &[Vec<u8>], fails: impl FnOnce()) -> Vec<Response> {
+async fn answers(gateway: &TestGateway, requests: &[Vec<u8>], fails: impl AsyncFnOnce()) -> Vec<Response> {
     let mut clients: Vec<TestClient> = Vec::new();
     for request in requests {
         let mut client = gateway.client().await;
@@ -86,7 +86,7 @@ async fn answers(gateway: &TestGateway, requests: &[Vec<u8>], fails: impl FnOnce
     for client in &mut clients {
         client.until_events(BEGUN).await;
     }
-    fails();
+    fails().await;
     let mut responses = Vec::new();
     for client in &mut clients {
         responses.push(client.response().await);
@@ -94,7 +94,14 @@ async fn answers(gateway: &TestGateway, requests: &[Vec<u8>], fails: impl FnOnce
     responses
 }
 
-async fn whole_after(model: &str, sets: &[&str], signal: Signal) -> (Vec<Answer>, TestGateway) {
+/// What happens to the first engine.
+#[derive(Clone, Copy, PartialEq)]
+enum Fate {
+    Signal(Signal),
+    Drained,
+}
+
+async fn whole_after(model: &str, sets: &[&str], fate: Fate) -> (Vec<Answer>, TestGateway) {
     let engines = [Sim::serving(model, FLAGS), Sim::serving(model, FLAGS)];
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.address()));
     // With usage in each event, tokens that share an event are counted too.
@@ -103,9 +110,16 @@ async fn whole_after(model: &str, sets: &[&str], signal: Signal) -> (Vec<Answer>
     let gateway = TestGateway::over(&urls, &sets).await;
     let requests = requests(model);
     let whole: Vec<Answer> =
-        answers(&gateway, &requests, || {}).await.iter().map(|response| answer(response).0).collect();
+        answers(&gateway, &requests, async || {}).await.iter().map(|response| answer(response).0).collect();
     assert_eq!(gateway.metric("sluice_continued_requests_total", &[]).await, 0.0);
-    let broken = answers(&gateway, &requests, || engines[0].signal(signal)).await;
+    let meets = async || match fate {
+        Fate::Signal(signal) => engines[0].signal(signal),
+        Fate::Drained => {
+            let drain = post("/admin/backends/only/b0/drain", "x-sluice-admin: 1\r\n", b"");
+            assert_eq!(TestClient::to(gateway.admin()).await.request(drain).await.status(), 200);
+        }
+    };
+    let broken = answers(&gateway, &requests, meets).await;
     for (number, (response, want)) in broken.iter().zip(&whole).enumerate() {
         let (got, ids) = answer(response);
         assert_eq!(&got, want, "request {number}");
@@ -116,8 +130,10 @@ async fn whole_after(model: &str, sets: &[&str], signal: Signal) -> (Vec<Answer>
     let continued = gateway.metric("sluice_continued_requests_total", &["outcome=\"completed\""]).await;
     assert!((1.0..requests.len() as f64).contains(&continued), "about half were on that engine: {continued}");
     assert!(gateway.metric("sluice_prefilled_again_tokens_total", &[]).await > 0.0);
-    if signal == Signal::SIGSTOP {
-        engines[0].signal(Signal::SIGCONT);
+    match fate {
+        Fate::Signal(Signal::SIGSTOP) => engines[0].signal(Signal::SIGCONT),
+        Fate::Signal(_) => {}
+        Fate::Drained => assert_eq!(gateway.metric("sluice_retries_total", &["moved"]).await, continued),
     }
     gateway.settled().await;
     (whole, gateway)
@@ -125,7 +141,7 @@ async fn whole_after(model: &str, sets: &[&str], signal: Signal) -> (Vec<Answer>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_are_whole_when_an_engine_is_killed_under_them() {
-    let (whole, _gateway) = whole_after("m", &[], Signal::SIGKILL).await;
+    let (whole, _gateway) = whole_after("m", &[], Fate::Signal(Signal::SIGKILL)).await;
     for (number, answer) in whole.iter().enumerate() {
         let tokens = answer.usage["completion_tokens"].as_u64().unwrap();
         assert!(tokens >= 40 && answer.done && answer.finish.len() == 1, "{answer:?}");
@@ -137,13 +153,18 @@ async fn answers_are_whole_when_an_engine_is_killed_under_them() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_character_is_lost_or_doubled_where_characters_have_several_bytes() {
-    let (whole, _gateway) = whole_after(TINY, &[], Signal::SIGKILL).await;
+    let (whole, _gateway) = whole_after(TINY, &[], Fate::Signal(Signal::SIGKILL)).await;
     assert!(whole.iter().any(|answer| !answer.text.is_ascii()), "{whole:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_are_whole_when_an_engine_hangs_under_them() {
-    whole_after("m", &["timeouts.idle=1s"], Signal::SIGSTOP).await;
+    whole_after("m", &["timeouts.idle=1s"], Fate::Signal(Signal::SIGSTOP)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_move_when_their_engine_is_drained() {
+    whole_after("m", &["drain.move_after=0s"], Fate::Drained).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -158,7 +179,7 @@ async fn a_stream_that_cannot_be_continued_ends_with_an_error_and_the_reason_is_
         "messages": [{"role": "user", "content": "hi"}]});
     let request = post("/v1/chat/completions", "", body.to_string().as_bytes());
     // Both engines, because the gateway may have chosen either.
-    let fails = || engines.iter().for_each(|engine| engine.signal(Signal::SIGKILL));
+    let fails = async || engines.iter().for_each(|engine| engine.signal(Signal::SIGKILL));
     let responses = answers(&gateway, &[request], fails).await;
     let text = responses[0].text();
     assert!(text.matches("event: error").count() == 1 && text.contains("upstream_broke"), "{text}");
@@ -178,7 +199,7 @@ async fn without_an_engine_that_is_left_each_stream_ends_with_one_error() {
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.address()));
     let gateway = TestGateway::over(&urls, &["pool.only.policy=round_robin", ON]).await;
     let requests: Vec<Vec<u8>> = requests("m").into_iter().take(4).collect();
-    let fails = || engines.iter().for_each(|engine| engine.signal(Signal::SIGKILL));
+    let fails = async || engines.iter().for_each(|engine| engine.signal(Signal::SIGKILL));
     for response in answers(&gateway, &requests, fails).await {
         let text = response.text();
         assert!(text.matches("event: error").count() == 1 && !text.contains("[DONE]") && !response.whole, "{text}");

@@ -34,7 +34,7 @@ async fn first_fails(bad: Vec<Step>) -> ([Engine; 2], TestGateway) {
         Engine::start(move |_, seen| if requests.fetch_add(1, SeqCst) == 0 { bad.clone() } else { good(seen) })
     };
     let engines = [engine().await, engine().await];
-    let gateway = TestGateway::over(&[engines[0].url(), engines[1].url()], &[]).await;
+    let gateway = TestGateway::over(&[engines[0].url(), engines[1].url()], &["retry.continue=off"]).await;
     (engines, gateway)
 }
 

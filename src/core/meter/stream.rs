@@ -147,7 +147,7 @@ impl StreamMeter {
                 if withheld.is_some() {
                     return;
                 }
-                match keeps && tally.is_cut_by(&event) && !raw.oversize {
+                match tally.is_cut_by(&event) && keeps && !raw.oversize {
                     true => *withheld = Some(out.cut(raw)),
                     false => out.event(raw, &event),
                 }

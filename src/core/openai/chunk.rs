@@ -17,6 +17,8 @@ use super::choices::MAX_CHOICES;
 use super::event::{Dialect, EventKind, StreamEvent};
 use super::fast;
 pub use super::fast::Memo;
+use super::not_continued::NotContinued;
+use super::patch::MemberSpan;
 use super::response::{self, Answer, FinishReason, FlatError, TokenUsage, UpstreamError};
 use super::scan::{JsonKind, ScanError, Scanner, Span};
 use super::sse::Fields;
@@ -61,9 +63,17 @@ fn scan_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
     if reader.read(&data).is_err() {
         return StreamEvent::default();
     }
+    let output = reader.output();
     let read = reader.event(fields.name.unwrap_or_default(), memo);
-    if let Some(kept) = memo.kept_mut() {
-        kept.take(event, &data, &read);
+    if let (Some(kept), Some(output)) = (memo.kept_mut(), output)
+        && matches!(read.kind, EventKind::Content | EventKind::Empty)
+        && !read.aborted
+    {
+        kept.note_first(event);
+        match output {
+            Ok(span) => kept.push(&data[span.start..span.end]),
+            Err(why) => kept.drop_for(why),
+        }
     }
     read
 }
@@ -75,34 +85,26 @@ pub(super) enum EventReader {
     Choices(ChoicesReader),
     Typed(Dialect, Box<Typed>),
 }
+
 /// The span of the member `usage` with its comma, in an event of the choices dialect. Without it
 /// the event reads as if usage had not been requested. `None` if there is no such member.
 pub fn usage_member(event: &[u8]) -> Option<Span> {
     let json = memchr::memchr(b'{', event)?;
     let mut scanner = Scanner::new(&event[json..]);
-    let mut first = true;
-    let mut before = 1;
+    let (mut before, mut is_first) = (json + 1, true);
     let mut found = None;
     let scanned = scanner.object(|scanner, key| {
         let is_usage = &*key.bytes() == b"usage";
         scanner.skip()?;
+        let end = json + scanner.position();
         if is_usage {
-            found = Some((first, Span { start: before, end: scanner.position() }));
+            found = Some(MemberSpan { span: Span { start: before, end }, is_first });
         }
-        (first, before) = (false, scanner.position());
+        (before, is_first) = (end, false);
         Ok::<_, ScanError>(())
     });
     scanned.ok()?;
-    let (first, mut span) = found?;
-    span = Span { start: span.start + json, end: span.end + json };
-    // The comma before the member goes with it, or the comma after it if it is the first member.
-    if first {
-        let blanks = event[span.end..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-        if event.get(span.end + blanks) == Some(&b',') {
-            span.end += blanks + 1;
-        }
-    }
-    Some(span)
+    Some(found?.removal(event))
 }
 
 impl EventReader {
@@ -121,6 +123,14 @@ impl EventReader {
             Self::Typed(_, typed) => typed.read(&mut scanner)?,
         }
         scanner.end()
+    }
+
+    /// The place of the text in the only part, or why the event has more than a text.
+    fn output(&self) -> Option<Result<Span, NotContinued>> {
+        match self {
+            Self::Choices(reader) => Some(reader.output.why_not.map_or(Ok(reader.output.text), Err)),
+            Self::Typed(..) => None,
+        }
     }
 
     /// The event that all parts make up, under this name.
@@ -151,13 +161,14 @@ pub(super) struct ChoicesReader {
     any: bool,
     content: bool,
     choices: SmallVec<[Choice; 1]>,
+    output: Output,
     /// The member `type`, which events of this dialect normally lack.
     name: Option<String>,
 }
 
 impl ChoicesReader {
     fn read(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
-        let Self { event, flat, error, has_choices, any, content, choices, name } = self;
+        let Self { event, flat, error, has_choices, any, content, choices, output, name } = self;
         scanner.object(|scanner, key| {
             match &*key.bytes() {
                 b"choices" if scanner.kind()? == JsonKind::Array => {
@@ -170,6 +181,7 @@ impl ChoicesReader {
                         event.finish |= choice.finish;
                         event.aborted |= choice.aborted;
                         event.answer.update(choice.answer);
+                        output.add(&choice);
                         if choice.index < MAX_CHOICES && choices.len() < MAX_CHOICES as usize {
                             choices.push(choice);
                         }
@@ -189,7 +201,7 @@ impl ChoicesReader {
     }
 
     fn event(self, name: &[u8], memo: &mut Memo) -> StreamEvent {
-        let Self { mut event, flat, error, has_choices, any, content, choices, name: own } = self;
+        let Self { mut event, flat, error, has_choices, any, content, choices, name: own, .. } = self;
         for choice in &choices {
             memo.note(choice.index, choice.text > 0, choice.finish);
         }
@@ -211,11 +223,38 @@ impl ChoicesReader {
     }
 }
 
+/// The output of an event, as far as another engine can continue it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Output {
+    /// The text, as in a JSON string: its place in the part.
+    text: Span,
+    /// Why the output is more than this text.
+    why_not: Option<NotContinued>,
+}
+
+impl Output {
+    fn set_text(&mut self, text: Span) {
+        if !self.text.is_empty() {
+            self.why_not.get_or_insert(NotContinued::Unreadable);
+        }
+        self.text = text;
+    }
+
+    fn add(&mut self, choice: &Choice) {
+        let why_not = if choice.index == 0 { choice.output.why_not } else { Some(NotContinued::Choices) };
+        self.why_not = self.why_not.or(why_not);
+        if !choice.output.text.is_empty() {
+            self.set_text(choice.output.text);
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 struct Choice {
     index: u64,
     /// Bytes of output.
     text: u64,
+    output: Output,
     finish: bool,
     aborted: bool,
     answer: Answer,
@@ -229,25 +268,23 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
     scanner.object(|scanner, key| {
         match &*key.bytes() {
             b"delta" if scanner.kind()? == JsonKind::Object => {
-                scanner.object(|scanner, key| {
-                    match &*key.bytes() {
-                        b"content" | b"reasoning" | b"reasoning_content" | b"tool_calls" | b"function_call" => {
-                            choice.text += output(scanner)?;
-                        }
-                        b"refusal" => {
-                            let text = output(scanner)?;
-                            choice.text += text;
-                            choice.answer.refused |= text > 0;
-                        }
-                        _ => drop(scanner.skip()?),
+                scanner.object(|scanner, key| match &*key.bytes() {
+                    b"content" => choice.take_text(scanner),
+                    b"reasoning" | b"reasoning_content" => choice.take_other(scanner, NotContinued::Reasoning),
+                    b"tool_calls" | b"function_call" => choice.take_other(scanner, NotContinued::ToolCall),
+                    b"refusal" => {
+                        let before = choice.text;
+                        choice.take_other(scanner, NotContinued::Refusal)?;
+                        choice.answer.refused |= choice.text > before;
+                        Ok(())
                     }
-                    Ok::<_, ScanError>(())
+                    _ => scanner.skip().map(drop),
                 })?;
             }
             b"index" if scanner.kind()? == JsonKind::Number => {
                 choice.index = response::digits(scanner.number()?).unwrap_or(MAX_CHOICES);
             }
-            b"text" => choice.text += output(scanner)?,
+            b"text" => choice.take_text(scanner)?,
             b"finish_reason" if scanner.kind()? == JsonKind::String => {
                 let reason = scanner.text()?.raw;
                 if !reason.is_empty() {
@@ -261,6 +298,30 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
         Ok::<_, ScanError>(())
     })?;
     Ok(choice)
+}
+
+impl Choice {
+    fn take_text(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
+        if scanner.kind()? != JsonKind::String {
+            return self.take_other(scanner, NotContinued::Unreadable);
+        }
+        let text = scanner.text()?.raw.len();
+        if text > 0 {
+            let end = scanner.position() - 1;
+            self.output.set_text(Span { start: end - text, end });
+            self.text += text as u64;
+        }
+        Ok(())
+    }
+
+    fn take_other(&mut self, scanner: &mut Scanner<'_>, why: NotContinued) -> Result<(), ScanError> {
+        let text = output(scanner)?;
+        self.text += text;
+        if text > 0 {
+            self.output.why_not.get_or_insert(why);
+        }
+        Ok(())
+    }
 }
 
 /// Takes a value. Returns the length as written if it is a string, list or object that is not

@@ -153,7 +153,7 @@ impl Memo {
         if let Some(kept) = &mut self.kept {
             let start = self.before.len() + 1;
             match self.is_reasoning {
-                false => kept.push(&event[start..start + text as usize]),
+                false => kept.push_from(event, start, text as usize),
                 true if text > 0 => kept.drop_for(NotContinued::Reasoning),
                 true => {}
             }

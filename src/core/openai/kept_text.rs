@@ -6,12 +6,14 @@
 //!
 //! Bounds: the bytes that the owner permits; [`FIRST_MAX`] bytes of the first event.
 
-use super::event::{EventKind, StreamEvent};
 use super::not_continued::NotContinued;
-use super::scan::{JsonKind, ScanError, Scanner};
 
 /// The longest first event that is kept, bytes. It names id, time and model of the answer.
 const FIRST_MAX: usize = 4 << 10;
+/// Room for the text at first: the usual answer of a chat.
+const ROOM: usize = 512;
+/// Bytes of a short piece.
+const SHORT: usize = 16;
 /// Number of pieces whose ends are remembered: the tokens of which blanks at the end may consist.
 const ENDS: usize = 16;
 
@@ -31,7 +33,7 @@ pub struct KeptText {
 impl KeptText {
     /// Keeps at most this many bytes of text.
     pub(super) fn new(most: usize) -> Self {
-        Self { most: most.min(u32::MAX as usize), ..Self::default() }
+        Self { most: most.min(u32::MAX as usize), raw: Vec::with_capacity(ROOM.min(most)), ..Self::default() }
     }
 
     /// The text so far, as in a JSON string, or the reason why it is not known.
@@ -62,24 +64,57 @@ impl KeptText {
         (behind, behind > 0 && at > 0 && !ends.contains(&(at as u32)))
     }
 
+    /// Why the text is not known.
+    pub fn why_not(&self) -> Option<NotContinued> {
+        self.why_not
+    }
+
     /// Drops the text for this reason, unless there is one already.
+    #[cold]
     pub fn drop_for(&mut self, why: NotContinued) {
         self.why_not.get_or_insert(why);
-        self.raw = Vec::new();
+        (self.raw, self.most) = (Vec::new(), 0);
+    }
+
+    /// Whether the text is known and has at most this many bytes.
+    #[inline]
+    pub fn is_within(&self, bytes: usize) -> bool {
+        self.raw.len() <= bytes && self.most > 0
+    }
+
+    /// Appends the `len` bytes of text at `start` of an event, as in a JSON string.
+    #[inline]
+    pub(super) fn push_from(&mut self, event: &[u8], start: usize, len: usize) {
+        // The usual token is short. A copy of fixed length takes a few instructions.
+        match event.get(start..start + SHORT) {
+            Some(short) if len <= SHORT && len > 0 && self.raw.len() + len <= self.most => {
+                let before = self.raw.len();
+                let short: [u8; SHORT] = short.try_into().unwrap_or_default();
+                self.raw.extend_from_slice(&short);
+                self.raw.truncate(before + len);
+                self.note_end();
+            }
+            _ => self.push(&event[start..start + len]),
+        }
+    }
+
+    #[inline]
+    fn note_end(&mut self) {
+        self.ends[self.pieces as usize % ENDS] = self.raw.len() as u32;
+        self.pieces = self.pieces.wrapping_add(1);
     }
 
     /// Appends text, as in a JSON string.
-    #[inline]
     pub(super) fn push(&mut self, text: &[u8]) {
-        if text.is_empty() || self.why_not.is_some() {
+        if text.is_empty() {
             return;
         }
+        // A text that was dropped has no room.
         if self.raw.len() + text.len() > self.most {
             return self.drop_for(NotContinued::TooLong);
         }
         self.raw.extend_from_slice(text);
-        self.ends[self.pieces as usize % ENDS] = self.raw.len() as u32;
-        self.pieces = self.pieces.wrapping_add(1);
+        self.note_end();
     }
 
     /// Keeps the first event.
@@ -91,69 +126,6 @@ impl KeptText {
             }
             self.first = event[..event.len().min(FIRST_MAX)].to_vec();
         }
-    }
-
-    /// Takes an event without the expected shape. `data`: its JSON; `read`: its meaning.
-    #[cold]
-    pub(super) fn take(&mut self, event: &[u8], data: &[u8], read: &StreamEvent) {
-        if read.aborted || !matches!(read.kind, EventKind::Content | EventKind::Empty) {
-            return;
-        }
-        self.note_first(event);
-        let mut scanner = Scanner::new(data);
-        if self.choices(&mut scanner).is_err() {
-            self.drop_for(NotContinued::Unreadable);
-        }
-    }
-
-    fn choices(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
-        scanner.object(|scanner, key| {
-            if &*key.bytes() != b"choices" || scanner.kind()? != JsonKind::Array {
-                return scanner.skip().map(drop);
-            }
-            scanner.array(|scanner| self.choice(scanner)).map(drop)
-        })?;
-        Ok(())
-    }
-
-    fn choice(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
-        scanner.object(|scanner, key| match &*key.bytes() {
-            b"index" if scanner.kind()? == JsonKind::Number => {
-                if scanner.number()? != b"0" {
-                    self.drop_for(NotContinued::Choices);
-                }
-                Ok(())
-            }
-            b"text" if scanner.kind()? == JsonKind::String => {
-                self.push(scanner.text()?.raw);
-                Ok(())
-            }
-            b"delta" if scanner.kind()? == JsonKind::Object => {
-                scanner.object(|scanner, key| self.delta(scanner, &key.bytes())).map(drop)
-            }
-            _ => scanner.skip().map(drop),
-        })?;
-        Ok(())
-    }
-
-    fn delta(&mut self, scanner: &mut Scanner<'_>, key: &[u8]) -> Result<(), ScanError> {
-        let why = match key {
-            b"content" if scanner.kind()? == JsonKind::String => {
-                self.push(scanner.text()?.raw);
-                return Ok(());
-            }
-            b"content" => NotContinued::Unreadable,
-            b"reasoning" | b"reasoning_content" => NotContinued::Reasoning,
-            b"tool_calls" | b"function_call" => NotContinued::ToolCall,
-            b"refusal" => NotContinued::Refusal,
-            _ => return scanner.skip().map(drop),
-        };
-        let is_null = scanner.kind()? == JsonKind::Null;
-        // Empty strings, lists and objects have two bytes.
-        if scanner.skip_raw()?.len() > 2 && !is_null {
-            self.drop_for(why);
-        }
-        Ok(())
     }
 }
 

@@ -25,6 +25,7 @@ pub mod error;
 pub mod event;
 pub mod not_continued;
 pub mod kept_text;
+pub mod patch;
 mod fast;
 pub mod invocation;
 pub mod multipart;

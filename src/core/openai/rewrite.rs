@@ -14,6 +14,7 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+use super::patch::{self, MemberSpan, Patches, Piece};
 use super::scan::Span;
 
 /// Pieces kept without allocation: two edits cut a body into five pieces.
@@ -52,29 +53,7 @@ pub struct EditPoints {
     members: u32,
     model: Option<Span>,
     options: Option<OptionsPoints>,
-    priority: Option<PriorityPoint>,
-}
-
-/// Place of the member `priority` in the body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PriorityPoint {
-    /// Starts at the end of the member before `priority`, or after the brace if `priority` is the
-    /// first member. Ends at the end of the value.
-    span: Span,
-    is_first: bool,
-}
-
-impl PriorityPoint {
-    /// The bytes to remove so that the rest is valid: the member with the comma before it, or with
-    /// the comma after it if it is the first member.
-    fn removal(&self, body: &[u8]) -> Span {
-        let after = &body[self.span.end..];
-        let blanks = after.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-        match self.is_first && after.get(blanks) == Some(&b',') {
-            true => Span { end: self.span.end + blanks + 1, ..self.span },
-            false => self.span,
-        }
-    }
+    priority: Option<MemberSpan>,
 }
 
 /// The positions inside `stream_options`.
@@ -121,7 +100,7 @@ impl EditPoints {
     /// Notes that the last member seen is `priority`. `before`: the end of the member before it, or
     /// the offset after the brace. Returns whether this is the only `priority`.
     pub(super) fn set_priority(&mut self, before: usize, end: usize) -> bool {
-        let point = PriorityPoint { span: Span { start: before, end }, is_first: self.members == 1 };
+        let point = MemberSpan { span: Span { start: before, end }, is_first: self.members == 1 };
         self.priority.replace(point).is_none()
     }
 
@@ -186,7 +165,6 @@ impl EditedBody {
         }
         // Pushed after the insertion at the same place; sorting keeps this order.
         patches.extend(points.priority.map(|point| (point.removal(body), String::new())));
-        patches.sort_by_key(|(span, _)| span.start);
         let open = if points.form.is_none() { points.open } else { 0 };
         Self { open, has_members, ..Self::patched(body, patches) }
     }
@@ -213,9 +191,11 @@ impl EditedBody {
     /// The body without a `priority`, copied into separate memory, so that the received buffer can
     /// be freed.
     pub fn detached(&self) -> Self {
-        let mut body = self.clone();
-        body.set_priority(None);
-        Self::from(Bytes::from(body.pieces.concat()))
+        let mut bytes = Vec::with_capacity(self.len);
+        let priority = self.has_priority.then_some(1);
+        let others = self.pieces.iter().enumerate().filter(|(index, _)| Some(*index) != priority);
+        others.for_each(|(_, piece)| bytes.extend_from_slice(piece));
+        Self::from(Bytes::from(bytes))
     }
 
     /// The length in bytes.
@@ -244,13 +224,12 @@ impl EditedBody {
 
     fn patched(body: &Bytes, patches: Patches) -> Self {
         let mut out = Self::default();
-        let mut at = 0;
-        for (span, value) in patches {
-            out.push(body.slice(at..span.start));
-            out.push(value.into());
-            at = span.end;
+        for piece in patch::pieces(body.len(), patches) {
+            out.push(match piece {
+                Piece::Same(span) => body.slice(span.start..span.end),
+                Piece::New(value) => value.into(),
+            });
         }
-        out.push(body.slice(at..));
         out
     }
 
@@ -269,8 +248,6 @@ impl From<Bytes> for EditedBody {
         out
     }
 }
-
-type Patches = SmallVec<[(Span, String); 5]>;
 
 impl UsageEdit {
     fn members(self) -> Option<&'static str> {

@@ -42,17 +42,35 @@ pub(super) struct FailedAttempt<X> {
     pub(super) continues: bool,
     /// Why no engine may continue it after this attempt to do so.
     pub(super) why_not: Option<NotContinued>,
+    /// Nothing has failed: the engine leaves service, and serves the stream until another engine
+    /// has room.
+    pub(super) is_move: bool,
 }
 
 impl<X> FailedAttempt<X> {
     /// A failure without a response.
     pub(super) fn boxed(reason: RetryReason, outcome: Outcome) -> Box<Self> {
-        Box::new(Self { reason, outcome, response: None, busy: None, held: None, continues: false, why_not: None })
+        Box::new(Self {
+            reason,
+            outcome,
+            response: None,
+            busy: None,
+            held: None,
+            continues: false,
+            why_not: None,
+            is_move: false,
+        })
     }
 
     /// A failure in the middle of a stream that another engine may continue.
     pub(super) fn in_stream(reason: RetryReason, outcome: Outcome, why_not: Option<NotContinued>) -> Box<Self> {
         Box::new(Self { continues: true, why_not, ..*Self::boxed(reason, outcome) })
+    }
+
+    /// A stream that may move to another engine. The outcome is the one if the gateway stops.
+    pub(super) fn to_move() -> Box<Self> {
+        let failed = Self::in_stream(RetryReason::Moved, Outcome::Timeout(Stage::Drain), None);
+        Box::new(Self { is_move: true, ..*failed })
     }
 }
 

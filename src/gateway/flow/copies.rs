@@ -82,6 +82,7 @@ fn copy(incoming: &IncomingRequest, arm: Assigned) -> IncomingRequest {
         client: incoming.client,
         origin: incoming.origin,
         key: incoming.key.clone(),
+        no_continue: true,
         copy_for: Some(arm),
     }
 }

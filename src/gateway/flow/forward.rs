@@ -20,6 +20,7 @@ mod deaths;
 mod fall_back;
 mod go_on;
 mod moves;
+mod pass_on;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError};
-use super::attempt::{AttemptResult, FailedAttempt, HeldResponse, ResponseStart, WaitError, guarded};
+use super::attempt::{AttemptResult, FailedAttempt, ResponseStart, WaitError, guarded};
 use super::continuation::{ContinuationLimits, Seam};
 use super::copies::{CopyQueue, PendingCopies};
 use super::elsewhere::{Credentials, Elsewhere, EngineAnswer};
@@ -88,6 +89,8 @@ pub(super) struct Attempts<'a, U> {
     seam: Option<Box<Seam>>,
     /// The body that began the answer, and the capacity that the request needed then.
     first: Option<(EditedBody, Need)>,
+    /// The lease of the engine to which the stream moves.
+    next: Option<Lease>,
 }
 
 impl<'a, U: Upstream> Attempts<'a, U> {
@@ -124,6 +127,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             unfinished: None,
             seam: None,
             first: None,
+            next: None,
         }
     }
 
@@ -297,44 +301,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             return WaitError::Broken(error).into_result(lease, &record.request_id);
         }
         self.pass_on(response, (deadline, credentials), lease, down, record).await
-    }
-
-    /// Passes a response on to the client.
-    async fn pass_on<D: Downstream, R: Recorder>(
-        &mut self,
-        response: ResponseStart<U::Exchange>,
-        (deadline, credentials): (Instant, Credentials),
-        lease: &mut Lease,
-        down: &mut D,
-        record: &mut RecordGuard<'_, R>,
-    ) -> AttemptResult<U::Exchange> {
-        let times = (response.sent, deadline);
-        let mut context = response_context(self.incoming, &self.prepared, &self.backends, lease, times);
-        context.credentials = Some(credentials);
-        let ResponseStart { exchange, head, sent, read } = response;
-        let mut exchange = Some(exchange);
-        let (request, is_head_sent) = (&mut self.request, &mut self.is_head_sent);
-        let mut pump = match self.unfinished.take() {
-            None => Pump::new(head, context, request, lease, record, is_head_sent),
-            Some(mut unfinished) => {
-                unfinished.go_on();
-                Pump::resume(*unfinished, self.seam.take(), context, request, lease, record, is_head_sent)
-            }
-        };
-        match pump.run(&mut exchange, read, down).await {
-            AttemptResult::Finished => AttemptResult::Finished,
-            AttemptResult::Failed(failed) if failed.continues => {
-                self.unfinished = Some(pump.into_unfinished());
-                AttemptResult::Failed(failed)
-            }
-            AttemptResult::Failed(mut failed) => {
-                failed.response = exchange.zip(failed.held.take()).map(|(exchange, held)| {
-                    let HeldResponse { head, read } = held;
-                    ResponseStart { exchange, head, sent, read }
-                });
-                AttemptResult::Failed(failed)
-            }
-        }
     }
 
     /// Reports to the backend's health what the answer shows. Returns the reason for another

@@ -53,6 +53,8 @@ pub struct IncomingRequest {
     pub origin: Origin,
     /// The client's key; `None` where the gateway requires none.
     pub key: Option<ApiKey>,
+    /// Whether the client declines that another engine continues the answer.
+    pub no_continue: bool,
     /// The shadow arm for which this is a copy; `None`: a client sent the request.
     pub copy_for: Option<Assigned>,
 }

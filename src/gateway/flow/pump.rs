@@ -120,6 +120,8 @@ pub(super) struct Pump<'a, 'r, R: Recorder> {
     why_not: Option<NotContinued>,
     /// Set while the engine continues the answer of another one.
     seam: Option<Box<Seam>>,
+    /// When the stream may look for room on another engine, once this one leaves service.
+    may_move_at: Option<Instant>,
     /// The error that the client gets if no other engine continues the stream, or the bytes from
     /// the engine's own error on.
     failure: StreamFailure,
@@ -171,6 +173,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             kept: None,
             why_not: None,
             seam: None,
+            may_move_at: None,
             failure: StreamFailure::UpstreamBroke,
             withheld: None,
         };
@@ -203,6 +206,9 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
                 None if self.ending.is_some() => {
                     down.abort();
                     return AttemptResult::Finished;
+                }
+                None if self.kept.is_some() && self.is_to_move() => {
+                    return AttemptResult::Failed(FailedAttempt::to_move());
                 }
                 None => {
                     let event = engine.next(down.gone()).await;
@@ -363,9 +369,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         if self.prefilling && self.has_token() {
             self.first_token(now);
         }
-        if self.kept.is_some() {
-            self.watch_kept();
-        }
+        self.watch_kept();
         (forward, progress)
     }
 
@@ -381,7 +385,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         if self.context.prefilled.is_none_or(|prefilled| prefilled <= now) {
             self.prefilling = false;
             if self.meter.is_stream() {
-                self.lease.first_token_seen();
+                self.lease.first_token_seen(now);
             } else {
                 self.lease.first_token();
             }

@@ -128,11 +128,13 @@ pub enum RetryReason {
     Hung,
     /// The engine does not serve the model, the route or so long a prompt.
     NotServed,
+    /// The engine leaves service, and another one had room for the rest of the stream.
+    Moved,
 }
 
 impl RetryReason {
     /// Every reason.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Connect,
         Self::StaleConnection,
         Self::Broken,
@@ -141,6 +143,7 @@ impl RetryReason {
         Self::Timeout,
         Self::Hung,
         Self::NotServed,
+        Self::Moved,
     ];
 
     /// The label used in metrics.
@@ -154,6 +157,7 @@ impl RetryReason {
             Self::Timeout => "timeout",
             Self::Hung => "hung",
             Self::NotServed => "not_served",
+            Self::Moved => "moved",
         }
     }
 }

@@ -31,6 +31,7 @@ mod elsewhere;
 mod not_served;
 mod deaths;
 mod continued;
+mod moved;
 mod key_limits;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
@@ -149,6 +150,7 @@ impl TestFlow {
             client: None,
             origin: self.origin,
             key: None,
+            no_continue: false,
             copy_for: None,
         })
     }

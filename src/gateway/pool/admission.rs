@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::bounds::Bound;
+use super::decoding::DecodeSums;
 use super::engine_work::EngineCounters;
 use super::grant::AdmissionDecision;
 #[cfg(test)]
@@ -100,6 +101,13 @@ impl Admission {
         }
     }
 
+    /// Requests a lease that is there now. `None`: the request would have to wait, or no backend
+    /// may serve it.
+    pub fn try_enter(&self, request: AdmissionRequest) -> Option<Lease> {
+        let grant = self.shared.update(|state, wakers| state.try_enter(request, wakers))?;
+        Some(Lease::new(Arc::clone(&self.shared), grant))
+    }
+
     /// When a client should try again, 1 s to 60 s. If no engine of the pool is in rotation and a
     /// start is foreseen, that is when the first engine is ready. Otherwise it is the time in which
     /// the queue drains at the measured rate, in whole seconds.
@@ -131,6 +139,7 @@ impl Admission {
         self.shared.update(|state, wakers| {
             if let Some(found) = state.backend_mut(backend) {
                 change(&mut found.service);
+                found.service_changed();
                 state.reconsider(backend, wakers);
             }
         });
@@ -255,6 +264,12 @@ impl Admission {
     /// Cancels all exchanges, also of later leases: the gateway ends.
     pub fn abort_all(&self) {
         self.shared.update(|state, _| state.abort_all());
+    }
+
+    /// Time for which streams of a backend have generated until `now`, and their tokens.
+    pub fn decoding(&self, backend: BackendId, now: Instant) -> DecodeSums {
+        let state = self.shared.lock();
+        state.backend(backend).map(|found| found.liveness.progress.decoding.sums(now)).unwrap_or_default()
     }
 
     /// A snapshot of all pools, for metrics and the admin API.

@@ -23,6 +23,7 @@ use super::served::Served;
 use super::share::Share;
 use super::spec::{BackendSpec, PoolLayout, PoolSpec};
 use super::state::{AdmissionState, PoolState, Waiter, Wakers};
+use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
@@ -126,10 +127,17 @@ impl AdmissionState {
     }
 
     fn retire(&mut self, layout: &PoolLayout) {
+        let kept = |index: usize| layout.backends.iter().flatten().any(|id| id.index() == index);
+        let slots = self.backends.iter().enumerate();
+        let engines = slots.filter(|(index, _)| kept(*index)).filter_map(|(_, slot)| Some(&slot.as_ref()?.address));
+        let engines: Vec<Arc<Address>> = engines.cloned().collect();
         for (index, slot) in self.backends.iter_mut().enumerate() {
-            let kept = layout.backends.iter().flatten().any(|id| id.index() == index);
-            if let Some(backend) = slot.as_mut().filter(|_| !kept) {
+            if let Some(backend) = slot.as_mut().filter(|_| !kept(index)) {
                 backend.service.removed = true;
+                // An engine under another name or in another pool keeps its streams.
+                if engines.iter().all(|address| address.endpoint != backend.address.endpoint) {
+                    backend.service_changed();
+                }
                 backend.copies.cut();
                 if backend.used.requests == 0 {
                     *slot = None;

@@ -201,6 +201,12 @@ impl BackendState {
         self.load.end_prefill(before - self.used.computed_prefill_tokens(), &self.used)
     }
 
+    /// Notes for the requests here whether the backend leaves service. Called after a change of
+    /// `service`.
+    pub(super) fn service_changed(&self) {
+        self.liveness.progress.set_leaving(self.service.is_leaving());
+    }
+
     /// Whether new work may go here, apart from room.
     pub(super) fn in_rotation(&self) -> bool {
         self.service.is_open() && self.health.allowance() != Some(0)

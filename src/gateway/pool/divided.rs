@@ -98,6 +98,7 @@ impl Admission {
                 }
                 if let Some(found) = state.backend_mut(id) {
                     found.service.closed = closed;
+                    found.service_changed();
                     state.reconsider(id, wakers);
                 }
             }

@@ -34,6 +34,8 @@ pub struct Lease {
     /// Everything was returned; the backend id may refer to another backend by now.
     released: bool,
     decoding: Option<DecodeStart>,
+    /// When the stream began to generate, until it ends.
+    generates_since: Option<Instant>,
     origin: Origin,
     /// The serial of a copy. A copy holds no capacity of requests, and reports of copies are
     /// ignored.
@@ -42,11 +44,27 @@ pub struct Lease {
 
 impl Lease {
     pub(super) fn new(shared: Arc<SharedState>, grant: Box<Grant>) -> Self {
-        Self { shared, grant, released: false, decoding: None, origin: Origin::default(), copy: None }
+        Self {
+            shared,
+            grant,
+            released: false,
+            decoding: None,
+            generates_since: None,
+            origin: Origin::default(),
+            copy: None,
+        }
     }
 
     pub(super) fn of_copy(shared: Arc<SharedState>, grant: Box<Grant>, serial: u64) -> Self {
-        Self { shared, grant, released: true, decoding: None, origin: Origin::default(), copy: Some(serial) }
+        Self {
+            shared,
+            grant,
+            released: true,
+            decoding: None,
+            generates_since: None,
+            origin: Origin::default(),
+            copy: Some(serial),
+        }
     }
 
     pub(super) fn shared(&self) -> &SharedState {
@@ -113,6 +131,9 @@ impl Lease {
     /// Records that a stream received this many tokens.
     pub fn record_tokens(&self, tokens: u64) {
         self.grant.progress.work.received(tokens);
+        if self.generates_since.is_some() {
+            self.grant.progress.decoding.received(tokens);
+        }
     }
 
     /// The stream is silent: while the watch lives, the counters of the engine are read.
@@ -126,6 +147,11 @@ impl Lease {
         self.grant.progress.client_wait()
     }
 
+    /// Whether the backend leaves service: it is drained or removed.
+    pub fn is_leaving(&self) -> bool {
+        self.grant.progress.is_leaving()
+    }
+
     /// Cancelled when the backend is found hung, when all exchanges are aborted, and when a copy is
     /// cut.
     pub fn abort_token(&self) -> &CancellationToken {
@@ -135,6 +161,7 @@ impl Lease {
     /// Returns everything early: the backend has finished, although the client may not have the
     /// whole response yet. Later reports are ignored.
     pub fn release(&mut self) {
+        self.end_generating();
         if !std::mem::replace(&mut self.released, true) {
             let allocation = std::mem::take(&mut self.grant.allocation);
             self.shared.update(|state, wakers| state.release(self.grant.backend, allocation, wakers));
@@ -156,15 +183,27 @@ impl Lease {
         self.end_prefill(false);
     }
 
-    /// Like [`Lease::first_token`], because the first token of a stream was seen: the engine surely
-    /// has the request.
-    pub fn first_token_seen(&mut self) {
+    /// Like [`Lease::first_token`], because the first token of a stream was seen at `now`: the
+    /// engine surely has the request.
+    pub fn first_token_seen(&mut self, now: Instant) {
         self.end_prefill(true);
+        if !self.released && self.generates_since.is_none() {
+            self.generates_since = Some(now);
+            self.grant.progress.decoding.begin(now);
+        }
+    }
+
+    fn end_generating(&mut self) {
+        if let Some(since) = self.generates_since.take() {
+            // The last byte of the backend stands for the stream's own.
+            self.grant.progress.decoding.end(since, self.grant.progress.last().max(since));
+        }
     }
 
     /// The client kept the response waiting, so the end may be seen long after the engine has
     /// finished.
     pub fn fell_behind(&mut self) {
+        self.end_generating();
         if let Some(seen) = self.grant.allocation.seen.take_if(|_| !self.released) {
             self.shared.change(self.grant.backend, |found| found.settled.end(Some(seen)));
         }

@@ -4,12 +4,13 @@
 //! chunk, so it is atomic and shared.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::decoding::Decoding;
 use super::engine_work::WorkEvidence;
 
 /// When a backend last sent bytes that show work, and the evidence about silent streams.
@@ -19,7 +20,9 @@ pub(super) struct Progress {
     last_ms: AtomicU64,
     /// Requests that wait for their client to read: this is not the backend's silence.
     at_client: AtomicU32,
+    is_leaving: AtomicBool,
     pub(super) work: Arc<WorkEvidence>,
+    pub(super) decoding: Decoding,
 }
 
 /// While this guard lives, a request waits for the client and not for the backend.
@@ -34,7 +37,23 @@ impl Drop for ClientWait<'_> {
 
 impl Progress {
     fn new(now: Instant) -> Self {
-        Self { epoch: now, last_ms: AtomicU64::new(0), at_client: AtomicU32::new(0), work: Arc::default() }
+        Self {
+            epoch: now,
+            last_ms: AtomicU64::new(0),
+            at_client: AtomicU32::new(0),
+            is_leaving: AtomicBool::new(false),
+            work: Arc::default(),
+            decoding: Decoding::new(now),
+        }
+    }
+
+    /// Notes whether the backend leaves service.
+    pub(super) fn set_leaving(&self, is_leaving: bool) {
+        self.is_leaving.store(is_leaving, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Relaxed)
     }
 
     /// Notes bytes that show that the engine works.
@@ -52,7 +71,7 @@ impl Progress {
         self.at_client.load(Ordering::Relaxed)
     }
 
-    fn last(&self) -> Instant {
+    pub(super) fn last(&self) -> Instant {
         self.epoch + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
     }
 }

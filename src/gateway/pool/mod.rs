@@ -72,6 +72,7 @@ mod copies;
 mod serving;
 mod attained;
 pub mod foreign;
+mod decoding;
 pub mod divided;
 
 #[cfg(test)]
@@ -81,6 +82,7 @@ pub use admission::Admission;
 pub use bounds::{Bound, TrialBound};
 pub use breaker::RecentAnswers;
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
+pub use decoding::DecodeSums;
 pub use divided::{BackendUse, ShareEnd};
 pub use engine_work::{EngineCounters, EngineWork, SilenceWatch};
 pub use fair_owner::{FairOwner, OwnerView};

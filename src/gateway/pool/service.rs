@@ -61,6 +61,11 @@ impl Service {
         !self.draining && !self.removed
     }
 
+    /// Whether running requests are waited for, and no others come.
+    pub(super) fn is_leaving(&self) -> bool {
+        !self.is_wanted() || self.cordon() == Cordon::Draining
+    }
+
     /// Whether the backend would get work if it were healthy.
     pub(super) fn is_open(&self) -> bool {
         self.is_wanted() && self.cordon() == Cordon::Open

@@ -193,6 +193,18 @@ impl AdmissionState {
         }
     }
 
+    /// Room for a request that does not wait.
+    pub(super) fn try_enter(&mut self, mut request: AdmissionRequest, wakers: &mut Wakers) -> Option<Box<Grant>> {
+        if self.is_removed(request.home) {
+            return None;
+        }
+        request.wants = self.wants_of(&request);
+        let pools: SmallVec<[PoolId; 4]> = request.pools().collect();
+        self.find_owner(&mut request, wakers);
+        let preferred = self.in_order_of_prefills(&pools, &request);
+        self.grant_at_once(&preferred, &request)
+    }
+
     /// The limit that keeps a request from every pool it may use, even from empty backends; of
     /// several, the largest.
     pub(super) fn too_large(&self, request: &AdmissionRequest) -> Option<TooLarge> {

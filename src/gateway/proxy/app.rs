@@ -395,6 +395,7 @@ fn incoming(
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let AcceptedRequest { route, key, body, table: routing } = accepted;
     let priority = headers::take_priority(&mut sent);
+    let no_continue = headers::take_no_continue(&mut sent);
     let headers = headers::for_engine(sent, routing.keys.is_required());
     let origin = request_origin(client, key.as_ref());
     let client = shown(client, &routing.config);
@@ -416,6 +417,7 @@ fn incoming(
         client,
         origin,
         key,
+        no_continue,
         copy_for: None,
     })
 }

@@ -34,6 +34,7 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+const NO_CONTINUE: HeaderName = HeaderName::from_static("x-sluice-no-continue");
 const X_VLLM_PRIORITY: HeaderName = HeaderName::from_static(PRIORITY);
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 
@@ -118,6 +119,17 @@ pub(super) fn take_priority(headers: &mut HeaderMap) -> Option<i64> {
         let number = number.saturating_mul(10);
         if is_negative { number.saturating_sub(digit) } else { number.saturating_add(digit) }
     }))
+}
+
+/// Takes the header with which a client declines that another engine continues the answer. Returns
+/// whether it was there.
+pub(super) fn take_no_continue(headers: &mut HeaderMap) -> bool {
+    // Comparing a few names costs less than hashing one.
+    let is_there = headers.keys().any(|name| *name == NO_CONTINUE);
+    if is_there {
+        headers.remove(NO_CONTINUE);
+    }
+    is_there
 }
 
 /// The token in a value of `Authorization`.
@@ -272,6 +284,13 @@ mod tests {
         assert_eq!(one.client, two.client);
         assert_ne!(one.upstream, two.upstream);
         assert!(one.upstream.starts_with("req-7-") && one.upstream.len() == 22);
+    }
+
+    #[test]
+    fn the_header_that_declines_continuation_stays_at_the_gateway() {
+        let mut sent = headers(&[("x-sluice-no-continue", "1"), ("accept", "*/*")]);
+        assert!(take_no_continue(&mut sent) && !take_no_continue(&mut sent));
+        assert_eq!(sent, headers(&[("accept", "*/*")]));
     }
 
     #[test]

@@ -15,11 +15,11 @@ const SLOWER: f64 = 1.5;
 /// between tokens on its page, compared with the slowest other engine, from so many gaps on.
 const MUCH_SLOWER: f64 = 3.0;
 const GAPS_MIN: f64 = 100.0;
-/// The same by the number of tokens on its page, if so many requests run all the time and get so
-/// many tokens.
-const SLOWER_RATE: f64 = 4.0;
-const RUNNING_MIN: f64 = 2.0;
-const TOKENS_MIN: f64 = 20.0;
+/// The same by the tokens of streams that run, in so many seconds of all streams together, and from
+/// so many tokens on.
+const SLOWER_RUNNING: f64 = 4.0;
+const STREAMS_MIN_S: f64 = 15.0;
+const TOKENS_MIN: f64 = 16.0;
 /// An engine that serves this many times the requests of another one is slow because of them.
 const BUSIER: f64 = 1.3;
 /// Values of requests that prove much slower.
@@ -40,7 +40,7 @@ const FAILS: (f64, f64, usize) = (5.0, 0.3, 3);
 /// The most specific cause at one backend.
 pub(super) fn of(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     silence(minute, backend).or_else(|| failures(minute, backend)).or_else(|| {
-        let rules = [memory, adapters, pace, gaps, rate, way];
+        let rules = [memory, adapters, pace, gaps, running, way];
         rules.iter().filter(|_| backend.serves).find_map(|rule| rule(minute, backend))
     })
 }
@@ -167,30 +167,24 @@ fn gaps(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     (own >= MUCH_SLOWER * others).then(|| slow(minute, backend, (own, others), &basis))
 }
 
-/// The pace at which requests run, by the gateway's clock: an engine may misjudge its own time.
-fn rate(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
-    let pages = minute.engine_pages(backend);
-    let is_steady = pages.len() > 1 && pages.iter().all(|page| page.running >= RUNNING_MIN);
+/// The pace of streams that run, by the gateway's clock: an engine may misjudge its own time, and
+/// few requests of a very slow engine end.
+fn running(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let ended = others(minute, backend).tpot;
-    if !is_steady || ended.count() < VALUES_MIN {
+    let own = minute.decoding(backend)?;
+    if ended.count() < VALUES_MIN || own.tokens < TOKENS_MIN || own.seconds < STREAMS_MIN_S {
         return None;
     }
-    // Seconds per output token of a request, and prompt tokens.
-    let of = |pages: &[PageFacts]| {
-        let (now, before) = (pages.first()?, pages.last()?);
-        let running = pages.iter().map(|page| page.running).sum::<f64>() / pages.len() as f64;
-        let seconds = minute.span * (pages.len() - 1) as f64 / (minute.of_minute - 1).max(1) as f64;
-        let [prompt, output] = [0, 1].map(|index| now.tokens[index] - before.tokens[index]);
-        (output >= TOKENS_MIN).then(|| (running * seconds / output, prompt))
-    };
     let others = minute.pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
-    let others = others.filter_map(|other| of(&minute.engine_pages(other)));
-    let others = others.fold((ended.mean(), 0.0), |one: (f64, f64), other| (one.0.max(other.0), one.1.max(other.1)));
-    let own = of(&pages)?;
-    // Requests whose prompts are computed get no tokens.
-    let is_slow = own.0 >= SLOWER_RATE * others.0 && own.1 <= others.1;
-    let basis = format!("{:.0} requests run", backend.in_flight);
-    is_slow.then(|| slow(minute, backend, (own.0, others.0), &basis))
+    let others = others.filter_map(|other| minute.decoding(other)).filter(|other| other.tokens >= TOKENS_MIN);
+    let others = others.map(|other| other.seconds / other.tokens).fold(ended.mean(), f64::max);
+    // Streams get no tokens while the engine computes prompts.
+    let prompts = |own: &BackendFacts| minute.engine_pair(own).map(|(before, now)| now.tokens[0] - before.tokens[0]);
+    let most = minute.pool.backends.iter().filter(|other| other.name != backend.name).filter_map(prompts);
+    let computes_more = prompts(backend).zip(most.reduce(f64::max)).is_some_and(|(own, most)| own > most);
+    let pace = own.seconds / own.tokens;
+    let basis = format!("streams of {:.0} s in all", own.seconds);
+    (!computes_more && pace >= SLOWER_RUNNING * others).then(|| slow(minute, backend, (pace, others), &basis))
 }
 
 fn slow(minute: &Minute<'_>, backend: &BackendFacts, (own, others): (f64, f64), basis: &str) -> Finding {

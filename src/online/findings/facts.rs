@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_core::vllm::metrics::{MetricsSnapshot, STEP_TOKENS};
-use sluice_gateway::pool::{BackendView, Cordon, PoolView};
+use sluice_gateway::pool::{BackendView, Cordon, DecodeSums, PoolView};
 use sluice_gateway::telemetry::totals::{Totals, TotalsView};
 
 /// The values of an engine's metrics page that findings need; sums since the engine's start.
@@ -78,6 +78,9 @@ pub struct BackendFacts {
     pub in_flight: f64,
     /// Limit of sequences.
     pub slots: f64,
+    /// Seconds for which streams generated, and the tokens that they received, as the gateway saw
+    /// it.
+    pub decoding: DecodeSums,
     /// For how long the backend has had requests in flight and sent nothing.
     pub silent: Option<Duration>,
     /// Sums over the requests.
@@ -117,17 +120,17 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The state of the pools and the sums. `engine`: how long a backend has been silent, and the
-    /// engine's page. Leaves flags, keys of pools, requests in flight and reported differences
-    /// empty.
+    /// The state of the pools and the sums. `engine`: how long a backend has been silent, the
+    /// engine's page, and the times of the streams there. Leaves flags, keys of pools, requests in
+    /// flight and reported differences empty.
     pub fn of(
         view: &[PoolView],
         totals: TotalsView,
-        engine: impl Fn(&BackendView) -> (Option<Duration>, Option<PageFacts>),
+        engine: impl Fn(&BackendView) -> (Option<Duration>, Option<PageFacts>, DecodeSums),
     ) -> Self {
         let backend = |pool: &PoolView, backend: &BackendView| {
             let own = totals.backends.iter().find(|([of, name], _)| *of == pool.name && *name == backend.name);
-            let (silent, engine) = engine(backend);
+            let (silent, engine, decoding) = engine(backend);
             BackendFacts {
                 name: Arc::clone(&backend.name),
                 serves: backend.in_rotation(),
@@ -135,6 +138,7 @@ impl Facts {
                 state: backend.state(),
                 in_flight: f64::from(backend.used.requests),
                 slots: f64::from(backend.limits.slots),
+                decoding,
                 silent,
                 totals: own.map(|(_, totals)| *totals).unwrap_or_default(),
                 engine,

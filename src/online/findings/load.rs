@@ -70,7 +70,10 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bo
     let has_grown = minute.past.is_some_and(|past| {
         let keys: Vec<(f64, f64)> = names.iter().map(|key| past.last.arrived(past.first, key)).collect();
         let sends_more = surely(requests) / minute.span >= BUSIER * keys[index].0 / past.seconds;
-        share >= BUSIER * share_of(&keys, index) && sends_more
+        // If the other keys send more as well, the key is a part of a burst.
+        let others = |all: &[(f64, f64)]| all.iter().map(|(requests, _)| requests).sum::<f64>() - all[index].0;
+        let is_burst = surely(others(&recent)) / minute.span >= RISEN * others(&keys) / past.seconds;
+        share >= BUSIER * share_of(&keys, index) && sends_more && !is_burst
     });
     let others = names.iter().filter(|other| **other != key).map(|other| now.key(other).since(&before.key(other)));
     let wait = others.fold(Totals::default(), |sum, other| sum.and(&other)).mean_wait();

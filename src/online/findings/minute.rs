@@ -8,6 +8,7 @@
 
 use super::facts::{BackendFacts, Facts, PageFacts, PoolFacts};
 use super::finding::{Cause, Finding};
+use sluice_gateway::pool::DecodeSums;
 use sluice_gateway::telemetry::totals::Totals;
 
 /// Values that a comparison needs at least.
@@ -131,19 +132,18 @@ impl<'a> Minute<'a> {
         backend.totals.since(&before)
     }
 
-    /// The engine's pages of the last minute since the engine started, the latest first.
-    pub(super) fn engine_pages(&self, backend: &BackendFacts) -> Vec<PageFacts> {
-        let looks = self.looks.iter().take(self.of_minute);
-        let mut pages: Vec<PageFacts> = looks.map_while(|look| look.backend(&backend.name)?.engine).collect();
-        // Sums that fell belong to an engine that has started again.
-        let started = pages.windows(2).position(|pair| pair[1].progress > pair[0].progress);
-        pages.truncate(started.map_or(pages.len(), |at| at + 1));
-        pages
+    /// The time for which streams of the backend generated in the last minute, and their tokens.
+    pub(super) fn decoding(&self, backend: &BackendFacts) -> Option<DecodeSums> {
+        let (now, before) = (backend.decoding, self.before.backend(&backend.name)?.decoding);
+        Some(DecodeSums { seconds: now.seconds - before.seconds, tokens: now.tokens - before.tokens })
     }
 
     /// The engine's page a minute ago, or since the engine started, and now.
     pub(super) fn engine_pair(&self, backend: &BackendFacts) -> Option<(PageFacts, PageFacts)> {
-        let pages = self.engine_pages(backend);
-        Some((*pages.last()?, *pages.first()?))
+        let looks = self.looks.iter().take(self.of_minute);
+        let pages: Vec<PageFacts> = looks.map_while(|look| look.backend(&backend.name)?.engine).collect();
+        // Sums that fell belong to an engine that has started again.
+        let started = pages.windows(2).position(|pair| pair[1].progress > pair[0].progress);
+        Some((pages[started.unwrap_or(pages.len().checked_sub(1)?)], *pages.first()?))
     }
 }

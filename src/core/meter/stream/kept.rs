@@ -24,6 +24,7 @@ impl StreamMeter {
     }
 
     /// The text so far, if it is kept.
+    #[inline]
     pub fn kept(&self) -> Option<&KeptText> {
         self.memo.kept()
     }
@@ -66,7 +67,7 @@ impl StreamMeter {
 impl Tally {
     /// Whether the event ends an answer that another engine could continue: an error in the middle.
     pub(super) fn is_cut_by(&self, event: &StreamEvent) -> bool {
-        (event.aborted || event.kind == EventKind::Error) && self.first.is_some() && !self.stats.finished
+        (event.kind == EventKind::Error || event.aborted) && self.first.is_some() && !self.stats.finished
     }
 
     fn text_tokens(&self) -> u64 {

@@ -55,6 +55,11 @@ impl Span {
     pub fn of(self, input: &[u8]) -> &[u8] {
         &input[self.start..self.end]
     }
+
+    /// Whether the span covers no byte.
+    pub fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
 }
 
 labels! {

@@ -77,10 +77,10 @@ fn without_blanks(raw: &str) -> usize {
 /// Members of the events of an answer that are the same in all, as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::flow) struct Identity {
-    pub(super) id: Vec<u8>,
-    pub(super) object: Vec<u8>,
-    pub(super) created: Vec<u8>,
-    pub(super) model: Vec<u8>,
+    pub(super) id: String,
+    pub(super) object: String,
+    pub(super) created: String,
+    pub(super) model: String,
 }
 
 impl Identity {
@@ -101,7 +101,7 @@ impl Identity {
             let kind = scanner.kind()?;
             let raw = scanner.skip_raw()?;
             if matches!(kind, JsonKind::String | JsonKind::Number) {
-                *into = raw.to_vec();
+                *into = String::from_utf8_lossy(raw).into_owned();
             }
             Ok::<_, ScanError>(())
         });
@@ -177,8 +177,8 @@ pub(super) mod tests {
     #[test]
     fn the_identity_is_that_of_the_first_event() {
         let identity = Identity::of(&kept(&["a", "b"])).unwrap();
-        assert_eq!((identity.id.as_slice(), identity.created.as_slice()), (&b"\"c-1\""[..], &b"7"[..]));
-        assert_eq!(identity.model, b"\"m\"");
+        assert_eq!((identity.id.as_str(), identity.created.as_str()), ("\"c-1\"", "7"));
+        assert_eq!(identity.model, "\"m\"");
         assert_eq!(Identity::of(&KeptText::default()), Err(NotContinued::Unreadable));
     }
 }

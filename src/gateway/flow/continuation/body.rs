@@ -10,6 +10,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::answer::{Answer, Identity};
+use sluice_core::openai::patch::{self, Patches};
 use sluice_core::openai::request::{self, COMPLETIONS_DEFAULT_OUTPUT};
 use sluice_core::openai::scan::{JsonKind, ScanError, Scanner, Span};
 use sluice_core::openai::{EditedBody, Edits, NotContinued, Route};
@@ -59,7 +60,8 @@ pub(in crate::flow) fn next(route: Route, body: &Bytes, answer: &Answer) -> Resu
     if most.is_some_and(|most| most <= answer.tokens) {
         return Ok(Next::AtLimit);
     }
-    let mut patches: SmallVec<[(usize, usize, String); 6]> = SmallVec::new();
+    let mut patches = Patches::new();
+    let at = |at: usize| Span { start: at, end: at };
     let mut front = String::new();
     let quoted = serde_json::Value::from(answer.text.as_str()).to_string();
     match (is_chat, members.messages, members.prompt) {
@@ -67,37 +69,24 @@ pub(in crate::flow) fn next(route: Route, body: &Bytes, answer: &Answer) -> Resu
         _ if answer.text.is_empty() => {}
         (true, Some((end, has_messages)), _) => {
             let comma = if has_messages { "," } else { "" };
-            patches.push((end, end, format!("{comma}{{\"role\":\"assistant\",\"content\":{quoted}}}")));
+            patches.push((at(end), format!("{comma}{{\"role\":\"assistant\",\"content\":{quoted}}}")));
             front.push_str("\"continue_final_message\":true,\"add_generation_prompt\":false,");
         }
         (false, _, Some(prompt)) => {
-            patches.push((prompt.end - 1, prompt.end - 1, quoted[1..quoted.len() - 1].to_owned()));
+            patches.push((at(prompt.end - 1), quoted[1..quoted.len() - 1].to_owned()));
         }
         _ => return Err(NotContinued::Unreadable),
     }
     for (_, span, value) in &members.limits {
-        patches.push((span.start, span.end, value.saturating_sub(answer.tokens).to_string()));
+        patches.push((*span, value.saturating_sub(answer.tokens).to_string()));
     }
     if !is_chat && limit(Limit::Tokens).is_none() {
         front.push_str(&format!("\"max_tokens\":{},", COMPLETIONS_DEFAULT_OUTPUT - answer.tokens));
     }
-    patches.push((members.open, members.open, front));
-    patches.sort_by_key(|(start, ..)| *start);
-    edited(route, body, &patches).map(Next::Send)
-}
-
-fn edited(route: Route, body: &Bytes, patches: &[(usize, usize, String)]) -> Result<EditedBody, NotContinued> {
-    let more: usize = patches.iter().map(|(.., text)| text.len()).sum();
-    let (mut out, mut at) = (Vec::with_capacity(body.len() + more), 0);
-    for (start, end, text) in patches {
-        out.extend_from_slice(&body[at..*start]);
-        out.extend_from_slice(text.as_bytes());
-        at = *end;
-    }
-    out.extend_from_slice(&body[at..]);
-    let body = Bytes::from(out);
+    patches.push((at(members.open), front));
+    let body = Bytes::from(patch::applied(body, patches));
     let view = request::read(route, &body).map_err(|_| NotContinued::Unreadable)?;
-    Ok(EditedBody::new(&body, &view.edits, Edits::default()))
+    Ok(Next::Send(EditedBody::new(&body, &view.edits, Edits::default())))
 }
 
 fn members(body: &[u8]) -> Result<Members, ScanError> {
@@ -173,15 +162,9 @@ pub(in crate::flow) struct Ended {
 impl Ended {
     /// The events for the client.
     pub(in crate::flow) fn events(self, route: Route, identity: &Identity) -> Bytes {
-        let text = |raw: &[u8]| String::from_utf8_lossy(raw).into_owned();
         let Identity { id, object, created, model } = identity;
-        let head = format!(
-            "data: {{\"id\":{},\"object\":{},\"created\":{},\"model\":{},\"choices\":[",
-            text(id),
-            text(object),
-            text(created),
-            text(model)
-        );
+        let head =
+            format!("data: {{\"id\":{id},\"object\":{object},\"created\":{created},\"model\":{model},\"choices\":[");
         let mut events = String::new();
         if self.at_limit {
             let output = if route == Route::ChatCompletions { "\"delta\":{}" } else { "\"text\":\"\"" };

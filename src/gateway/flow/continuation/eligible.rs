@@ -4,27 +4,23 @@
 //! single members of the body were decided when the body was read. The first row that applies
 //! counts.
 
-use http::HeaderName;
-
 use super::super::incoming::IncomingRequest;
 use sluice_config::Continue;
 use sluice_core::openai::{NotContinued, RequestView, Route};
 
-/// The header with which a client declines.
-const NO_CONTINUE: HeaderName = HeaderName::from_static("x-sluice-no-continue");
-
 /// Whether the answer to the request may be continued, judged before it is sent.
 pub(in crate::flow) fn check(incoming: &IncomingRequest, view: &RequestView<'_>) -> Result<(), NotContinued> {
     let is_route = matches!(view.route, Route::ChatCompletions | Route::Completions);
+    let of_key = incoming.key.as_ref().and_then(|key| key.key.on_failure);
     Err(match () {
-        () if incoming.routing.config.retry.on_failure == Continue::Off => NotContinued::Off,
+        () if of_key.unwrap_or(incoming.routing.config.retry.on_failure) == Continue::Off => NotContinued::Off,
         () if !is_route || incoming.copy_for.is_some() => NotContinued::Route,
         () if !view.stream => NotContinued::NotStreamed,
         () if view.sequences() > 1 => NotContinued::Choices,
         () if view.shape.media_parts > 0 || view.shape.has_tensors => NotContinued::Media,
         () if view.shape.token_ids > 0 => NotContinued::TokenIds,
         () if view.echo => NotContinued::Echo,
-        () if incoming.headers.contains_key(NO_CONTINUE) => NotContinued::Header,
+        () if incoming.no_continue => NotContinued::Header,
         () => return view.not_continued.map_or(Ok(()), Err),
     })
 }

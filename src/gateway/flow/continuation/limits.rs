@@ -77,8 +77,12 @@ impl ContinuationLimits {
 }
 
 impl KeptMemory {
+    /// Bytes of text that are covered.
+    pub(in crate::flow) fn covered(&self) -> usize {
+        self.text as usize
+    }
+
     /// Covers a text of `bytes`. False: there is no room.
-    #[inline]
     pub(in crate::flow) fn cover(&mut self, bytes: usize) -> bool {
         while self.text < bytes as u64 {
             if !self.limits.take(STEP) {

@@ -10,10 +10,10 @@
 //! unchanged. Bound: the scanner's longest event.
 
 use bytes::Bytes;
-use smallvec::SmallVec;
 
 use super::answer::{Answer, Identity};
 use sluice_core::openai::NotContinued;
+use sluice_core::openai::patch::{self, MemberSpan, Patches};
 use sluice_core::openai::scan::{JsonKind, ScanError, Scanner, Span};
 use sluice_core::openai::sse::{Fields, RawEvent, Scanned, SseScanner};
 
@@ -40,8 +40,6 @@ enum Event {
     Changed(Vec<u8>),
 }
 
-type Patches = SmallVec<[(Span, Vec<u8>); 6]>;
-
 /// Facts of the choice of an event.
 #[derive(Default)]
 struct Choice {
@@ -49,20 +47,17 @@ struct Choice {
     /// The event has a role, or blanks that were taken off.
     lost_text: bool,
     has_more: bool,
-    /// The role with the comma before it, and whether it is the first member, without a comma.
-    role: Option<(Span, bool)>,
+    role: Option<MemberSpan>,
 }
 
-impl Choice {
-    /// The bytes to remove so that the rest is valid.
-    fn role_in(&self, data: &[u8]) -> Option<Span> {
-        let (span, is_first) = self.role?;
-        let blanks = data[span.end..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-        match is_first && data.get(span.end + blanks) == Some(&b',') {
-            true => Some(Span { end: span.end + blanks + 1, ..span }),
-            false => Some(span),
-        }
-    }
+/// Facts of an event that the client may get.
+#[derive(Default)]
+struct Reading {
+    patches: Patches,
+    choice: Choice,
+    has_choices: bool,
+    has_usage: bool,
+    fault: Option<NotContinued>,
 }
 
 impl Seam {
@@ -119,38 +114,12 @@ impl Seam {
     }
 
     fn rewritten(&mut self, data: &[u8]) -> Result<Event, NotContinued> {
-        let mut patches = Patches::new();
-        let (mut choice, mut has_usage, mut has_choices, mut fault) = (Choice::default(), false, false, None);
-        let read = Scanner::new(data).object(|scanner, key| {
-            let kind = scanner.kind()?;
-            let start = scanner.position();
-            match (&*key.bytes(), kind) {
-                (b"id", JsonKind::String) => patches.push((scanner.skip()?, self.identity.id.clone())),
-                (b"created", JsonKind::Number) => patches.push((scanner.skip()?, self.identity.created.clone())),
-                (b"model", JsonKind::String) => {
-                    if scanner.skip_raw()? != self.identity.model {
-                        fault = Some(NotContinued::OtherModel);
-                    }
-                }
-                (b"usage", JsonKind::Object) => {
-                    has_usage = true;
-                    let raw = scanner.skip_raw()?;
-                    patches.push((Span { start, end: start + raw.len() }, self.usage(raw)?));
-                }
-                (b"choices", JsonKind::Array) => {
-                    scanner.array(|scanner| {
-                        has_choices = true;
-                        self.choice(scanner, &mut choice, &mut patches, &mut fault)
-                    })?;
-                }
-                _ => drop(scanner.skip()?),
-            }
-            Ok::<_, ScanError>(())
-        });
-        if read.is_err() {
+        let mut reading = Reading::default();
+        if self.read(data, &mut reading).is_err() {
             // An event that the gateway cannot read passes as it is, as in any stream.
             return Ok(Event::Unchanged);
         }
+        let Reading { mut patches, choice, has_choices, has_usage, fault } = reading;
         if let Some(why) = fault {
             return Err(why);
         }
@@ -158,49 +127,31 @@ impl Seam {
         if has_choices && choice.lost_text && !choice.has_text && !choice.has_more && !has_usage {
             return Ok(Event::LeftOut);
         }
-        patches.extend(choice.role_in(data).map(|span| (span, Vec::new())));
-        patches.sort_by_key(|(span, _)| span.start);
-        let (mut out, mut at) = (Vec::with_capacity(data.len() + 64), 0);
-        for (span, value) in &patches {
-            out.extend_from_slice(&data[at..span.start]);
-            out.extend_from_slice(value);
-            at = span.end;
-        }
-        out.extend_from_slice(&data[at..]);
-        Ok(Event::Changed(out))
+        patches.extend(choice.role.map(|role| (role.removal(data), String::new())));
+        Ok(Event::Changed(patch::applied(data, patches)))
     }
 
-    fn choice(
-        &mut self,
-        scanner: &mut Scanner<'_>,
-        choice: &mut Choice,
-        patches: &mut Patches,
-        fault: &mut Option<NotContinued>,
-    ) -> Result<(), ScanError> {
-        scanner.object(|scanner, key| {
+    fn read(&mut self, data: &[u8], reading: &mut Reading) -> Result<(), ScanError> {
+        Scanner::new(data).object(|scanner, key| {
             let kind = scanner.kind()?;
             match (&*key.bytes(), kind) {
-                (b"text", JsonKind::String) => self.text(scanner, choice, patches, fault)?,
-                (b"finish_reason", JsonKind::String) => {
-                    choice.has_more = true;
-                    scanner.skip()?;
+                (b"id", JsonKind::String) => reading.patches.push((scanner.skip()?, self.identity.id.clone())),
+                (b"created", JsonKind::Number) => {
+                    reading.patches.push((scanner.skip()?, self.identity.created.clone()));
                 }
-                (b"delta", JsonKind::Object) => {
-                    let (mut before, mut is_first) = (scanner.position() + 1, true);
-                    scanner.object(|scanner, key| {
-                        let kind = scanner.kind()?;
-                        match &*key.bytes() {
-                            b"content" if kind == JsonKind::String => self.text(scanner, choice, patches, fault)?,
-                            b"content" => drop(scanner.skip()?),
-                            b"role" => {
-                                let end = scanner.skip()?.end;
-                                choice.role = Some((Span { start: before, end }, is_first));
-                                choice.lost_text = true;
-                            }
-                            _ => choice.has_more |= scanner.skip_raw()?.len() > 2 && kind != JsonKind::Null,
-                        }
-                        (before, is_first) = (scanner.position(), false);
-                        Ok::<_, ScanError>(())
+                (b"model", JsonKind::String) => {
+                    if scanner.skip_raw()? != self.identity.model.as_bytes() {
+                        reading.fault = Some(NotContinued::OtherModel);
+                    }
+                }
+                (b"usage", JsonKind::Object) => {
+                    reading.has_usage = true;
+                    self.usage(scanner, &mut reading.patches)?;
+                }
+                (b"choices", JsonKind::Array) => {
+                    scanner.array(|scanner| {
+                        reading.has_choices = true;
+                        self.choice(scanner, reading)
                     })?;
                 }
                 _ => drop(scanner.skip()?),
@@ -210,14 +161,45 @@ impl Seam {
         Ok(())
     }
 
+    fn choice(&mut self, scanner: &mut Scanner<'_>, reading: &mut Reading) -> Result<(), ScanError> {
+        scanner.object(|scanner, key| {
+            let kind = scanner.kind()?;
+            match (&*key.bytes(), kind) {
+                (b"text", JsonKind::String) => self.text(scanner, reading)?,
+                (b"finish_reason", JsonKind::String) => {
+                    reading.choice.has_more = true;
+                    scanner.skip()?;
+                }
+                (b"delta", JsonKind::Object) => self.delta(scanner, reading)?,
+                _ => drop(scanner.skip()?),
+            }
+            Ok::<_, ScanError>(())
+        })?;
+        Ok(())
+    }
+
+    fn delta(&mut self, scanner: &mut Scanner<'_>, reading: &mut Reading) -> Result<(), ScanError> {
+        let (mut before, mut is_first) = (scanner.position() + 1, true);
+        scanner.object(|scanner, key| {
+            let kind = scanner.kind()?;
+            match &*key.bytes() {
+                b"content" if kind == JsonKind::String => self.text(scanner, reading)?,
+                b"content" => drop(scanner.skip()?),
+                b"role" => {
+                    let span = Span { start: before, end: scanner.skip()?.end };
+                    reading.choice.role = Some(MemberSpan { span, is_first });
+                    reading.choice.lost_text = true;
+                }
+                _ => reading.choice.has_more |= scanner.skip_raw()?.len() > 2 && kind != JsonKind::Null,
+            }
+            (before, is_first) = (scanner.position(), false);
+            Ok::<_, ScanError>(())
+        })?;
+        Ok(())
+    }
+
     /// Takes the text of an event, without blanks that the client has.
-    fn text(
-        &mut self,
-        scanner: &mut Scanner<'_>,
-        choice: &mut Choice,
-        patches: &mut Patches,
-        fault: &mut Option<NotContinued>,
-    ) -> Result<(), ScanError> {
+    fn text(&mut self, scanner: &mut Scanner<'_>, reading: &mut Reading) -> Result<(), ScanError> {
         scanner.kind()?;
         let start = scanner.position();
         let text = scanner.text()?;
@@ -226,7 +208,7 @@ impl Seam {
         }
         self.has_token = true;
         if self.expected.is_empty() {
-            choice.has_text = true;
+            reading.choice.has_text = true;
             return Ok(());
         }
         let decoded = text.decode();
@@ -234,47 +216,41 @@ impl Seam {
         let known: usize = known.map(|(one, _)| one.len_utf8()).sum();
         let rest = &decoded[known..];
         if !rest.is_empty() && known < self.expected.len() {
-            *fault = Some(NotContinued::Differs);
+            reading.fault = Some(NotContinued::Differs);
             return Ok(());
         }
         self.expected.drain(..known);
-        choice.lost_text = true;
-        choice.has_text = !rest.is_empty();
-        let value = serde_json::Value::from(rest).to_string().into_bytes();
-        patches.push((Span { start, end: scanner.position() }, value));
+        reading.choice.lost_text = true;
+        reading.choice.has_text = !rest.is_empty();
+        let value = serde_json::Value::from(rest).to_string();
+        reading.patches.push((Span { start, end: scanner.position() }, value));
         Ok(())
     }
 
-    /// The usage of the whole answer, for the usage of the continuation.
-    fn usage(&mut self, raw: &[u8]) -> Result<Vec<u8>, ScanError> {
-        let (mut prompt, mut completion) = (0, 0);
-        let mut spans: SmallVec<[(Span, usize); 4]> = SmallVec::new();
-        Scanner::new(raw).object(|scanner, key| {
+    /// Replaces the numbers of a usage by those of the whole answer.
+    fn usage(&mut self, scanner: &mut Scanner<'_>, patches: &mut Patches) -> Result<(), ScanError> {
+        let mut counts = [(0, None); 3];
+        scanner.object(|scanner, key| {
             let which = [&b"prompt_tokens"[..], b"completion_tokens", b"total_tokens"];
-            let which = which.iter().position(|name| *name == &*key.bytes());
-            let kind = scanner.kind()?;
-            let span = scanner.skip()?;
-            let number = || std::str::from_utf8(span.of(raw)).ok()?.parse::<u64>().ok();
-            if let (Some(which), JsonKind::Number, Some(number)) = (which, kind, number()) {
-                spans.push((span, which));
-                match which {
-                    0 => prompt = number,
-                    1 => completion = number,
-                    _ => {}
+            match which.iter().position(|name| *name == &*key.bytes()) {
+                Some(which) if scanner.kind()? == JsonKind::Number => {
+                    let start = scanner.position();
+                    let number = std::str::from_utf8(scanner.number()?).ok().and_then(|number| number.parse().ok());
+                    if let Some(number) = number {
+                        counts[which] = (number, Some(Span { start, end: scanner.position() }));
+                    }
                 }
+                _ => drop(scanner.skip()?),
             }
             Ok::<_, ScanError>(())
         })?;
+        let [(prompt, _), (completion, _), _]: [(u64, _); 3] = counts;
         let prompt = *self.prompt.get_or_insert(prompt.saturating_sub(self.in_prompt));
         let whole = [prompt, completion + self.spent, prompt + completion + self.spent];
-        let (mut out, mut at) = (Vec::with_capacity(raw.len() + 8), 0);
-        for (span, which) in spans {
-            out.extend_from_slice(&raw[at..span.start]);
-            out.extend_from_slice(whole[which].to_string().as_bytes());
-            at = span.end;
+        for ((_, span), whole) in counts.into_iter().zip(whole) {
+            patches.extend(span.map(|span| (span, whole.to_string())));
         }
-        out.extend_from_slice(&raw[at..]);
-        Ok(out)
+        Ok(())
     }
 }
 

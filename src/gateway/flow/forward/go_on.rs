@@ -1,9 +1,11 @@
-//! Continues an answer on another engine after its engine has failed in the middle.
+//! Continues an answer on another engine after its engine has failed in the middle, or while it
+//! leaves service.
 //!
-//! The first lease is returned as failed, and the next one is acquired as for any attempt, in the
-//! order of arrival and within all limits. Only engines of the same pool may continue: the backends
-//! of a pool answer the same requests, engines of another pool may have another revision. A client
-//! that leaves meanwhile leaves the queue.
+//! A stream that moves has the next lease before it loses the first one, and is not charged twice.
+//! After a failure the first lease is returned as failed, and the next one is acquired as for any
+//! attempt, in the order of arrival and within all limits. Only engines of the same pool may
+//! continue: the backends of a pool answer the same requests, engines of another pool may have
+//! another revision. A client that leaves meanwhile leaves the queue.
 //!
 //! Bounds: [`CONTINUATIONS_MAX`] continuations of a request; none of a body that was on two engines
 //! when they died (`deaths.rs`); tokens per minute by `continuation/limits.rs`.
@@ -14,17 +16,17 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{Attempts, response_context};
+use super::{Attempts, note_lease, response_context};
 use crate::flow::admit::AdmitError;
 use crate::flow::attempt::FailedAttempt;
 use crate::flow::classify::Placement;
 use crate::flow::continuation::{self, Answer, Ended, Identity, Next, Seam};
 use crate::flow::exchange::{ClientGone, Downstream, Upstream, UpstreamRequest};
-use crate::flow::pump::Pump;
+use crate::flow::pump::{Pump, Unfinished};
 use crate::flow::record::{Outcome, RecordGuard, Recorder, Stage};
-use crate::pool::{Lease, Need};
+use crate::pool::{AdmissionRequest, Lease, Need};
 use sluice_core::meter::StreamMeter;
-use sluice_core::openai::NotContinued;
+use sluice_core::openai::{EditedBody, NotContinued};
 
 /// How often the answer to one request may be continued.
 const CONTINUATIONS_MAX: u32 = 2;
@@ -36,6 +38,13 @@ enum End {
     Complete(Bytes),
 }
 
+/// The request with which another engine continues an answer.
+struct Plan {
+    body: EditedBody,
+    need: Need,
+    seam: Box<Seam>,
+}
+
 impl<U: Upstream> Attempts<'_, U> {
     /// The lease of the engine that continues the answer. `None`: the request is over.
     pub(super) async fn go_on<D: Downstream, R: Recorder>(
@@ -45,8 +54,21 @@ impl<U: Upstream> Attempts<'_, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Option<Lease> {
-        let prefilled = match self.prepare_next(&failed, &lease, record) {
-            Ok(tokens) => tokens,
+        if let Some(mut next) = self.next.take() {
+            lease.release_failed();
+            note_lease(&mut next, record);
+            record.retried(failed.reason);
+            record.continued += 1;
+            return Some(next);
+        }
+        let rest = self.unfinished.take();
+        let planned = rest.as_ref().ok_or(End::Error(None)).and_then(|rest| {
+            let rest = self.plan(rest, failed.why_not, &lease, record)?;
+            self.may_prefill(&rest).then_some(rest).ok_or(End::Error(Some(NotContinued::Budget)))
+        });
+        self.unfinished = rest;
+        let prefilled = match planned {
+            Ok(plan) => self.follow(plan),
             Err(end) => {
                 self.end(end, failed.outcome, lease, down, record).await;
                 return None;
@@ -77,18 +99,35 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
-    /// Prepares the request for the next engine. Returns the tokens that the engine prefills again.
-    fn prepare_next<R: Recorder>(
+    /// The lease of an engine that has room for the rest of the stream now. If there is one, the
+    /// request is prepared for it.
+    pub(super) fn room_elsewhere<R: Recorder>(
         &mut self,
-        failed: &FailedAttempt<U::Exchange>,
+        rest: &Unfinished,
+        lease: &Lease,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Option<Lease> {
+        let plan = self.plan(rest, None, lease, record).ok()?;
+        let placed = &self.prepared.placed.request;
+        let request = AdmissionRequest { need: plan.need, since: Instant::now(), ..placed.clone() };
+        let next = self.backends.admission.try_enter(request).filter(|_| self.may_prefill(&plan))?;
+        record.prefilled_again += self.follow(plan);
+        Some(next)
+    }
+
+    /// The request for the engine that continues the answer, or how the answer ends without one.
+    fn plan<R: Recorder>(
+        &mut self,
+        rest: &Unfinished,
+        why_not: Option<NotContinued>,
         lease: &Lease,
         record: &RecordGuard<'_, R>,
-    ) -> Result<u64, End> {
+    ) -> Result<Plan, End> {
         let error = |why| End::Error(Some(why));
         if self.backends.abort.is_cancelled() {
             return Err(End::Error(None));
         }
-        let meter = self.unfinished.as_ref().and_then(|rest| rest.meter()).ok_or(End::Error(None))?;
+        let meter = rest.meter().ok_or(End::Error(None))?;
         let kept = meter.kept().ok_or(error(NotContinued::Unreadable))?;
         let route = self.incoming.route;
         let identity = Identity::of(kept).map_err(error)?;
@@ -97,7 +136,7 @@ impl<U: Upstream> Attempts<'_, U> {
         if meter.have_choices_finished() {
             return Err(self.complete(false, usage(), &identity));
         }
-        if let Some(why) = failed.why_not {
+        if let Some(why) = why_not {
             return Err(error(why));
         }
         if record.continued >= CONTINUATIONS_MAX {
@@ -121,14 +160,21 @@ impl<U: Upstream> Attempts<'_, U> {
             output_tokens: need.output_tokens.saturating_sub(answer.tokens),
             ..need
         };
-        let tokens = need.prompt_tokens;
-        if !self.backends.continuations.may_prefill(tokens, Instant::now()) {
-            return Err(error(NotContinued::Budget));
-        }
-        self.seam = Some(Box::new(Seam::new(identity, answer, prompt)));
-        (self.request.body, self.prepared.placed.request.need) = (body, need);
         self.stay_in_pool(lease);
-        Ok(tokens)
+        Ok(Plan { body, need, seam: Box::new(Seam::new(identity, answer, prompt)) })
+    }
+
+    /// Whether the tokens of the plan may be prefilled again now. If so, they count.
+    fn may_prefill(&self, plan: &Plan) -> bool {
+        self.backends.continuations.may_prefill(plan.need.prompt_tokens, Instant::now())
+    }
+
+    /// Prepares the request by the plan. Returns the tokens that the engine prefills again.
+    fn follow(&mut self, plan: Plan) -> u64 {
+        let Plan { body, need, seam } = plan;
+        (self.request.body, self.prepared.placed.request.need) = (body, need);
+        self.seam = Some(seam);
+        need.prompt_tokens
     }
 
     /// Restricts the request to the pool of the engine that began the answer.

@@ -18,6 +18,7 @@ fn auth(limit: sluice_config::KeyLimit) -> Auth {
         priority_min: None,
         priority_max: i32::MAX,
         weight: 1.0,
+        on_failure: None,
         limit,
     };
     Auth { keys: vec![key], admin_token: None }

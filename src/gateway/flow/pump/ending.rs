@@ -246,7 +246,11 @@ impl<R: Recorder> Pump<'_, '_, R> {
         stats.tpot = stats.tpot_of_one(sequences);
         let completed = self.record.outcome == Outcome::Completed;
         let now = Instant::now();
-        if completed && let Some(tpot) = stats.tpot {
+        // The pause at a seam says nothing about the engine.
+        if completed
+            && self.record.continued == 0
+            && let Some(tpot) = stats.tpot
+        {
             let tokens = stats.generated() / u64::from(sequences.max(1));
             self.lease.observe_decode(tokens, tpot, now);
         }

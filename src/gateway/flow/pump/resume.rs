@@ -5,6 +5,8 @@
 //! measured and recorded as one. Until the first token of the new engine, the stream counts as
 //! accepted only. Bounds: `continuation/limits.rs`.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::StatusCode;
 use tokio::time::Instant;
@@ -21,7 +23,10 @@ use sluice_core::meter::{Forward, StreamMeter};
 use sluice_core::openai::NotContinued;
 use sluice_core::openai::error::{StreamFailure, sse_error_event};
 
-/// An answer whose engine has failed in the middle.
+/// Pause between two looks for room on another engine.
+const MOVE_EVERY: Duration = Duration::from_millis(250);
+
+/// An answer whose engine has failed or leaves in the middle.
 pub(in crate::flow) struct Unfinished {
     meter: ResponseMeter,
     backlog: Backlog,
@@ -29,6 +34,9 @@ pub(in crate::flow) struct Unfinished {
     kept: Option<KeptMemory>,
     failure: StreamFailure,
     withheld: Option<Bytes>,
+    /// The seam behind an earlier engine's part. The next engine gets one of its own.
+    seam: Option<Box<Seam>>,
+    may_move_at: Option<Instant>,
 }
 
 impl Unfinished {
@@ -39,7 +47,7 @@ impl Unfinished {
 
     /// Forgets the engine that failed: an unfinished event, and the error.
     pub(in crate::flow) fn go_on(&mut self) {
-        self.withheld = None;
+        (self.withheld, self.seam, self.may_move_at) = (None, None, None);
         if let Some(meter) = self.meter.as_stream_mut() {
             meter.resume();
         }
@@ -68,12 +76,23 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
     }
 
     /// Covers the text that has grown, and keeps nothing if the text is of no use any more.
+    #[inline]
     pub(super) fn watch_kept(&mut self) {
+        let text = self.meter.as_stream().and_then(StreamMeter::kept);
+        if let (Some(kept), Some(text)) = (&self.kept, text)
+            && !text.is_within(kept.covered())
+        {
+            self.cover_text();
+        }
+    }
+
+    #[cold]
+    fn cover_text(&mut self) {
         let (Some(kept), Some(text)) = (&mut self.kept, self.meter.as_stream().and_then(StreamMeter::kept)) else {
             return;
         };
         let is_covered = kept.cover(text.len());
-        if let Err(why) = text.raw() {
+        if let Some(why) = text.why_not() {
             self.keep_nothing(why);
         } else if !is_covered {
             self.keep_nothing(NotContinued::Memory);
@@ -91,6 +110,23 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
     }
 
+    /// Whether the engine has been leaving service for so long that the stream should look for room
+    /// on another one.
+    pub(super) fn is_to_move(&mut self) -> bool {
+        self.lease.is_leaving() && self.may_leave()
+    }
+
+    #[cold]
+    fn may_leave(&mut self) -> bool {
+        let now = Instant::now();
+        let after = self.context.prepared.placed.table.config.drain.move_after;
+        if now < *self.may_move_at.get_or_insert(now + after) || self.head.is_some() || !self.has_token() {
+            return false;
+        }
+        self.may_move_at = Some(now + MOVE_EVERY);
+        !self.is_settled && self.meter.as_stream().is_some_and(|meter| self.why_cut(meter).is_none())
+    }
+
     /// Whether another engine may continue the stream. If not, the record gets the reason.
     pub(super) fn may_continue(&mut self, why: &Interruption) -> bool {
         if matches!(why, Interruption::Stopping) {
@@ -100,15 +136,17 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         let why_not = match self.meter.as_stream() {
             None => Some(NotContinued::NotStreamed),
             Some(_) if self.kept.is_none() => Some(self.why_not.unwrap_or(NotContinued::Route)),
-            Some(meter) if meter.has_sent_part() => Some(NotContinued::InsideEvent),
-            Some(meter) => self.unreadable(meter),
+            Some(meter) => self.why_cut(meter),
         };
         self.record.not_continued = why_not;
         why_not.is_none()
     }
 
     /// Why the answer so far cannot be sent to another engine.
-    fn unreadable(&self, meter: &StreamMeter) -> Option<NotContinued> {
+    fn why_cut(&self, meter: &StreamMeter) -> Option<NotContinued> {
+        if meter.has_sent_part() {
+            return Some(NotContinued::InsideEvent);
+        }
         let kept = meter.kept()?;
         let answer = Answer::of(kept, meter.text_tokens(), self.context.incoming.route);
         Identity::of(kept).and_then(|_| answer.map(drop)).err()
@@ -148,11 +186,11 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
 
     /// The answer, for the pump of the next engine.
     pub(in crate::flow) fn into_unfinished(self) -> Box<Unfinished> {
-        let Self { meter, backlog, is_held_up, kept, failure, withheld, .. } = self;
-        Box::new(Unfinished { meter, backlog, is_held_up, kept, failure, withheld })
+        let Self { meter, backlog, is_held_up, kept, failure, withheld, seam, may_move_at, .. } = self;
+        Box::new(Unfinished { meter, backlog, is_held_up, kept, failure, withheld, seam, may_move_at })
     }
 
-    /// A pump that goes on with an answer. `seam`: an engine continues it; otherwise it only ends.
+    /// A pump that goes on with an answer. `seam`: for the engine that continues it now.
     pub(in crate::flow) fn resume(
         unfinished: Unfinished,
         seam: Option<Box<Seam>>,
@@ -162,8 +200,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         record: &'a mut RecordGuard<'r, R>,
         is_head_sent: &'a mut bool,
     ) -> Self {
-        let Unfinished { meter, backlog, is_held_up, kept, failure, withheld } = unfinished;
-        let seen = meter.progress();
+        let Unfinished { meter, backlog, is_held_up, kept, failure, withheld, seam: same, may_move_at } = unfinished;
+        let (seen, seam) = (meter.progress(), seam.or(same));
         Self {
             context,
             meter,
@@ -184,6 +222,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             kept,
             why_not: None,
             seam,
+            may_move_at,
             failure,
             withheld,
         }

@@ -9,7 +9,7 @@ use sluice_core::openai::NotContinued;
 use super::*;
 
 /// A chunk of a chat by the engine with this number.
-fn event(engine: u32, delta: &str, finish: &str) -> &'static str {
+pub(super) fn event(engine: u32, delta: &str, finish: &str) -> &'static str {
     let event = format!(
         "data: {{\"id\":\"chatcmpl-{engine}\",\"object\":\"chat.completion.chunk\",\"created\":{engine},\"model\":\"m\",\
          \"choices\":[{{\"index\":0,\"delta\":{delta},\"logprobs\":null,\"finish_reason\":{finish}}}]}}\n\n"
@@ -17,15 +17,15 @@ fn event(engine: u32, delta: &str, finish: &str) -> &'static str {
     Box::leak(event.into_boxed_str())
 }
 
-fn role(engine: u32) -> &'static str {
+pub(super) fn role(engine: u32) -> &'static str {
     event(engine, "{\"role\":\"assistant\",\"content\":\"\"}", "null")
 }
 
-fn word(engine: u32, text: &str) -> &'static str {
+pub(super) fn word(engine: u32, text: &str) -> &'static str {
     event(engine, &format!("{{\"content\":{}}}", json!(text)), "null")
 }
 
-fn last(engine: u32, text: &str) -> &'static str {
+pub(super) fn last(engine: u32, text: &str) -> &'static str {
     event(engine, &format!("{{\"content\":{}}}", json!(text)), "\"stop\"")
 }
 
@@ -46,24 +46,24 @@ fn dying(engine: u32, words: &[&str]) -> Script {
 }
 
 /// An engine that completes an answer.
-fn completing(engine: u32, words: &[&str], prompt: u64) -> Script {
+pub(super) fn completing(engine: u32, words: &[&str], prompt: u64) -> Script {
     let (end, before) = words.split_last().unwrap();
     let words = before.iter().map(|text| (5, word(engine, text)));
     let ending = [(5, last(engine, end)), (0, usage(engine, prompt, words.len() as u64 + 1)), (0, DONE)];
     Script::Stream([(10, role(engine))].into_iter().chain(words).chain(ending).collect(), true)
 }
 
-fn text(client: &TestClient) -> String {
+pub(super) fn text(client: &TestClient) -> String {
     String::from_utf8(client.body.clone()).unwrap()
 }
 
 /// The body of a request by its number.
-fn body(test: &TestFlow, number: usize) -> Value {
+pub(super) fn body(test: &TestFlow, number: usize) -> Value {
     serde_json::from_slice(&test.flow.upstream().calls.lock()[number].2).unwrap()
 }
 
 /// Everything that was kept is returned when the request is over.
-fn assert_nothing_kept(test: &TestFlow) {
+pub(super) fn assert_nothing_kept(test: &TestFlow) {
     assert_eq!(test.flow.kept_for_continuation(), 0);
 }
 
@@ -169,7 +169,7 @@ async fn an_answer_that_cannot_be_continued_ends_with_the_error_and_the_reason()
 async fn it_is_off_where_the_operator_or_the_client_says_so() {
     let test = TestFlow::new(vec![dying(1, &["a"])], vec![completing(2, &["b"], 10)]);
     let mut incoming = test.incoming(STREAM);
-    incoming.headers.insert("x-sluice-no-continue", http::HeaderValue::from_static("1"));
+    incoming.no_continue = true;
     test.flow.run(incoming, &mut TestClient::default()).await;
     assert_eq!(test.records.0.lock().pop().unwrap().not_continued, Some(NotContinued::Header));
     let test = TestFlow::new(vec![dying(1, &["a"])], vec![completing(2, &["b"], 10)]);
@@ -178,6 +178,14 @@ async fn it_is_off_where_the_operator_or_the_client_says_so() {
     test.configure(config);
     let (_, record) = test.request(STREAM).await;
     assert_eq!(record.not_continued, Some(NotContinued::Off));
+    // SHA-256 of "secret".
+    let key = "[[auth.keys]]\nname = \"team\"\ncontinue = \"off\"\n\
+               sha256 = \"2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\"";
+    let test = TestFlow::with(vec![dying(1, &["a"])], vec![completing(2, &["b"], 10)], key);
+    let mut incoming = test.incoming(STREAM);
+    incoming.key = test.flow.routing_table().keys.authenticate(Some("secret")).unwrap();
+    test.flow.run(incoming, &mut TestClient::default()).await;
+    assert_eq!(test.records.0.lock().pop().unwrap().not_continued, Some(NotContinued::Off));
 }
 
 #[tokio::test(start_paused = true)]

@@ -138,7 +138,7 @@ fn only_streams_that_were_seen_and_read_at_once_are_settled() {
     give(&fixture, Share::ALL);
     let mut leases: Vec<Lease> = (0..4).map(|_| fixture.granted(0, 10)).collect();
     leases[0].first_token();
-    leases[1..].iter_mut().for_each(Lease::first_token_seen);
+    leases[1..].iter_mut().for_each(|lease| lease.first_token_seen(Instant::now()));
     leases[1].fell_behind();
     let settled = |ticks| {
         for _ in 0..ticks {

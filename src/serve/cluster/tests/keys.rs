@@ -32,6 +32,7 @@ impl Client {
             priority_min: None,
             priority_max: i32::MAX,
             weight: 1.0,
+            on_failure: None,
             limit,
         };
         let ring = Keyring::new(&Auth { keys: vec![key], admin_token: None }, &gateway.keys);

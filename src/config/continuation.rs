@@ -1,0 +1,30 @@
+//! Streams that go on while their engine does not: continued after a failure, moved away from an
+//! engine that leaves service. The gateway decides for each request whether that is exact
+//! (`core/openai/not_continued.rs`).
+
+use std::time::Duration;
+
+use super::table::table;
+use super::value::words;
+
+words! {
+    /// When a stream is continued on another engine.
+    pub enum Continue {
+        /// Never.
+        Off = "off",
+        /// When the engine has died, hangs, or reports an error; and when it is drained, see
+        /// `drain.move_after`.
+        Failures = "failures",
+    }
+}
+
+table! {
+    /// Engines that leave service: drained, restarted, stopped or no longer configured.
+    pub struct Drain {
+        /// Time after which running streams move to engines of the pool that have room, if
+        /// `retry.continue` allows it. Streams without room elsewhere, and requests that cannot be
+        /// continued, are waited for. Raise it to let short answers end where they are, because
+        /// each move computes a prompt again.
+        pub move_after: Duration = duration_or_zero("5s");
+    }
+}
