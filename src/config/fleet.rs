@@ -28,6 +28,7 @@ table! {
         /// running for the next gateway.
         pub on_exit: OnExit = default("stop");
         /// Longest time that a restart waits for running requests; then the restart is given up.
+        /// Streams may move to other engines before, see `drain.move_after`.
         pub drain: Duration = duration("5m");
         /// Time from SIGTERM to SIGKILL when an engine is stopped. An idle vLLM ends within a few
         /// seconds.

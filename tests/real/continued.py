@@ -161,7 +161,7 @@ def main():
             engine.healthy()
         backends = {engine.name: engine.url for engine in engines}
         extra = f'[retry]\ncontinue = "failures"\n[access_log]\npath = "{folder}/access.log"\n[health]\nprobe_interval = "500ms"\nejection_base = "1s"\nejection_max = "4s"'
-        gate = Gateway(folder, "gate", [pool("p", backends, models='["tiny"]', slots=64, usage='"continuous"')], ['[[model]]\nname = "tiny"'], extra)
+        gate = Gateway(folder, "gate", [pool("p", backends, models='["tiny"]', slots=64, policy='"round_robin"', usage='"continuous"')], ['[[model]]\nname = "tiny"'], extra)
         gate.folder = folder
         references = [Answered(gate.url, index).end() for index in range(STREAMS)]
         for number in range(rounds):

@@ -182,6 +182,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 Some(refused) => self.moves_on(refused, &lease),
                 None => self.may_try_again(),
             };
+            let place = lease.place();
             lease.release_failed();
             let released = failed.response.is_some().then_some(lease);
             // Falling back is one more attempt: a request in an arm fails only if it also fails
@@ -204,7 +205,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                     return Box::pin(self.give_up(*failed, released, down, record)).await;
                 }
             };
-            record.retried(failed.reason);
+            record.retried(failed.reason, place);
         }
     }
 
@@ -261,7 +262,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 }
                 Err(WaitError::Stale) if connection == Connection::Any && self.may_try_again() => {
                     record.is_lost = true;
-                    record.retried(RetryReason::StaleConnection);
+                    record.retried(RetryReason::StaleConnection, lease.place());
                     connection = Connection::New;
                 }
                 Err(error) => {

@@ -146,6 +146,11 @@ impl RetryReason {
         Self::Moved,
     ];
 
+    /// Whether the backend has failed the request. The others are no fault of the backend.
+    fn is_failure(self) -> bool {
+        !matches!(self, Self::StaleConnection | Self::NotServed | Self::Moved)
+    }
+
     /// The label used in metrics.
     pub fn label(self) -> &'static str {
         match self {
@@ -214,7 +219,7 @@ pub struct Record {
     /// Why attempts were repeated.
     pub retries: SmallVec<[RetryReason; 2]>,
     /// The pools and backends of these attempts, in the same order.
-    pub retried_on: SmallVec<[[Option<Arc<str>>; 2]; 1]>,
+    pub retried_on: SmallVec<[[Arc<str>; 2]; 1]>,
     /// How often another engine continued the stream after its engine had failed.
     pub continued: u32,
     /// Tokens of prompt and text that these engines prefilled again, as estimated.
@@ -382,4 +387,8 @@ pub fn client_text(text: &str) -> Box<str> {
 pub trait Recorder: Send + Sync + 'static {
     /// Called once per request. Must not block.
     fn record(&self, record: &Record);
+
+    /// Called when an attempt has failed at a backend, named with its pool, and another attempt
+    /// follows. Must not block.
+    fn attempt_failed(&self, _on: &[Arc<str>; 2]) {}
 }

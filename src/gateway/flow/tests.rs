@@ -78,11 +78,15 @@ impl Downstream for TestClient {
 }
 
 #[derive(Clone, Default)]
-struct Records(Arc<Mutex<Vec<Record>>>);
+struct Records(Arc<Mutex<Vec<Record>>>, Arc<Mutex<Vec<[Arc<str>; 2]>>>);
 
 impl Recorder for Records {
     fn record(&self, record: &Record) {
         self.0.lock().push(record.clone());
+    }
+
+    fn attempt_failed(&self, on: &[Arc<str>; 2]) {
+        self.1.lock().push(on.clone());
     }
 }
 

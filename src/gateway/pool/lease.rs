@@ -102,6 +102,11 @@ impl Lease {
         &self.grant.name
     }
 
+    /// Both names, of the pool and of the backend.
+    pub fn place(&self) -> [Arc<str>; 2] {
+        [Arc::clone(&self.grant.pool_name), Arc::clone(&self.grant.name)]
+    }
+
     /// The backend's address.
     pub fn address(&self) -> &Arc<Address> {
         &self.grant.address

@@ -179,7 +179,7 @@ impl ByEngine {
     /// Counts a finished request.
     pub(super) fn count(&self, record: &Record) {
         for (reason, [pool, backend]) in record.retries.iter().zip(&record.retried_on) {
-            let name = [pool.clone(), backend.clone(), Some(reason.label().into())];
+            let name = [Some(pool.clone()), Some(backend.clone()), Some(reason.label().into())];
             let other = || [Some(OTHER.into()), Some(OTHER.into()), Some(reason.label().into())];
             self.retried.get(name, other, |name| self.retries.with_label_values(&name.each_ref().map(text))).inc();
         }

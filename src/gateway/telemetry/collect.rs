@@ -382,6 +382,10 @@ impl Recorder for Arc<Telemetry> {
     fn record(&self, record: &Record) {
         Telemetry::record(self, record);
     }
+
+    fn attempt_failed(&self, on: &[Arc<str>; 2]) {
+        self.totals.attempt_failed(on);
+    }
 }
 
 impl Telemetry {

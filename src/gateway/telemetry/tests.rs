@@ -46,10 +46,7 @@ fn mixed() -> Vec<Record> {
         Record { home: Some("long".into()), class: Some("long".into()), ..completed(ms(900), ms(12)) },
         Record {
             retries: smallvec![RetryReason::Connect, RetryReason::StaleConnection],
-            retried_on: smallvec![
-                [Some("short".into()), Some("gpu0".into())],
-                [Some("long".into()), Some("gpu1".into())]
-            ],
+            retried_on: smallvec![["short".into(), "gpu0".into()], ["long".into(), "gpu1".into()]],
             continued: 1,
             prefilled_again: 900,
             ..completed(ms(50), ms(7))

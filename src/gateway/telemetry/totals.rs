@@ -59,13 +59,18 @@ impl TotalsTable {
         let other = || Some(OTHER.into());
         let engine = |name| self.engines.get(name, || [other(), other(), other()], |_| Mutex::default());
         engine([record.home.clone(), record.pool.clone(), record.backend.clone()]).lock().add(record);
-        for [pool, backend] in &record.retried_on {
-            // Without a home, because the request counts in its pool once.
-            engine([None, pool.clone(), backend.clone()]).lock().failed += 1.0;
-        }
         if record.key.is_some() {
             self.keys.get(record.key.clone(), other, |_| Mutex::default()).lock().add(record);
         }
+    }
+
+    /// Adds an attempt that has failed at a backend, named with its pool. It counts when it fails,
+    /// because the request may end much later, and without a home, because the request counts in
+    /// its pool once.
+    pub fn attempt_failed(&self, [pool, backend]: &[Arc<str>; 2]) {
+        let other = || Some(OTHER.into());
+        let name = [None, Some(Arc::clone(pool)), Some(Arc::clone(backend))];
+        self.engines.get(name, || [other(), other(), other()], |_| Mutex::default()).lock().failed += 1.0;
     }
 
     /// The sums so far.
@@ -183,6 +188,8 @@ pub struct Totals {
     pub tpot: Moments,
     /// Sum of the times from sending to the first token, seconds, and their number.
     pub engine_ttft: (f64, f64),
+    /// The same weighted by the length of the prompt: seconds times tokens, and tokens.
+    pub token_ttft: (f64, f64),
     /// Estimated lengths of prompts divided by the engine's count, weighted by the count.
     pub estimates: Moments,
 }
@@ -213,20 +220,28 @@ impl Totals {
         if let Some((estimate, counted)) = record.estimate.zip(counted) {
             self.estimates.add_weighted(estimate.tokens as f64 / counted as f64, counted as f64);
         }
-        // While the engine was not read, the client held it up.
-        if record.held_up {
+        // While the engine was not read, the client held it up. A continued stream had its first
+        // token on another engine, and its time per token includes the seam.
+        if record.held_up || record.continued > 0 {
             return;
         }
         if let Some(ttft) = record.backend_ttft {
-            self.engine_ttft = (self.engine_ttft.0 + ttft.as_secs_f64(), self.engine_ttft.1 + 1.0);
+            self.add_ttft(ttft.as_secs_f64(), estimated);
         }
         if let Some(tpot) = record.stats.as_ref().and_then(|stats| stats.tpot) {
             self.tpot.add(tpot.as_secs_f64());
         }
     }
 
+    /// Adds the time from sending to the first token of a prompt of `tokens`.
+    pub fn add_ttft(&mut self, seconds: f64, tokens: f64) {
+        self.engine_ttft = (self.engine_ttft.0 + seconds, self.engine_ttft.1 + 1.0);
+        self.token_ttft = (self.token_ttft.0 + seconds * tokens, self.token_ttft.1 + tokens);
+    }
+
     /// The requests that are not in the earlier sums `before`.
     pub fn since(&self, before: &Self) -> Self {
+        let differ = |now: (f64, f64), before: (f64, f64)| (now.0 - before.0, now.1 - before.1);
         Self {
             ended: self.ended - before.ended,
             shed: self.shed - before.shed,
@@ -238,7 +253,8 @@ impl Totals {
             prompts: self.prompts.since(before.prompts),
             long_prompts: self.long_prompts.since(before.long_prompts),
             tpot: self.tpot.since(before.tpot),
-            engine_ttft: (self.engine_ttft.0 - before.engine_ttft.0, self.engine_ttft.1 - before.engine_ttft.1),
+            engine_ttft: differ(self.engine_ttft, before.engine_ttft),
+            token_ttft: differ(self.token_ttft, before.token_ttft),
             estimates: self.estimates.since(before.estimates),
         }
     }
@@ -256,5 +272,10 @@ impl Totals {
     /// Mean seconds from sending to the first token.
     pub fn mean_engine_ttft(&self) -> f64 {
         if self.engine_ttft.1 > 0.0 { self.engine_ttft.0 / self.engine_ttft.1 } else { f64::NAN }
+    }
+
+    /// The same weighted by the length of the prompt.
+    pub fn mean_token_ttft(&self) -> f64 {
+        if self.token_ttft.1 > 0.0 { self.token_ttft.0 / self.token_ttft.1 } else { f64::NAN }
     }
 }

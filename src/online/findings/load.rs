@@ -21,9 +21,6 @@ const OTHERS_WAIT_S: f64 = 0.05;
 /// The load has risen from this factor on, and prompts have become longer.
 const RISEN: f64 = 1.6;
 const LONGER: f64 = 1.3;
-/// Longer prompts are a cause if first tokens are so much later. Most prompts may be short and as
-/// before.
-const LONGER_LATER: f64 = 1.2;
 /// All engines of a pool are slow from this factor on, with certainty.
 const ALL_SLOWER: f64 = 2.5;
 /// Use of the KV cache, and of all slots, from which on engines are full.
@@ -104,7 +101,7 @@ fn symptom(minute: &Minute<'_>) -> String {
 }
 
 fn longer(minute: &Minute<'_>) -> Option<Finding> {
-    if !minute.waits() && !minute.is_later_than(LONGER_LATER) {
+    if !minute.waits() && !minute.is_late() && !minute.is_late_for_long() {
         return None;
     }
     let past = minute.past?.totals;

@@ -97,14 +97,17 @@ impl<'a> Minute<'a> {
     }
 
     pub(super) fn is_late(&self) -> bool {
-        self.is_later_than(LATER)
+        self.is_later(Totals::mean_engine_ttft)
     }
 
-    /// Whether the mean time to the first token at the engines is this many times the time before,
-    /// and noticeably longer.
-    pub(super) fn is_later_than(&self, factor: f64) -> bool {
-        let past = self.past.map_or(f64::NAN, |past| past.totals.mean_engine_ttft());
-        self.recent.mean_engine_ttft() >= (factor * past).max(past + LATER_S)
+    /// Whether first tokens of the prompts with most of the tokens are late.
+    pub(super) fn is_late_for_long(&self) -> bool {
+        self.is_later(Totals::mean_token_ttft)
+    }
+
+    fn is_later(&self, mean: impl Fn(&Totals) -> f64) -> bool {
+        let past = self.past.map_or(f64::NAN, |past| mean(&past.totals));
+        mean(&self.recent) >= (LATER * past).max(past + LATER_S)
     }
 
     pub(super) fn finding(

@@ -40,6 +40,8 @@ struct Traffic {
     long: f64,
     queue: f64,
     wait: f64,
+    /// Seconds by which the first tokens of every tenth request are later.
+    long_ttft: f64,
     /// Whether all slots are in use while requests wait.
     is_full: bool,
     estimate: f64,
@@ -75,6 +77,7 @@ impl Traffic {
             long: 3_000.0,
             queue: 0.0,
             wait: 0.0,
+            long_ttft: 0.0,
             is_full: true,
             estimate: 1.0,
             first_key: 0.5,
@@ -115,8 +118,8 @@ impl Traffic {
                 totals.prompts.add(prompt);
                 totals.long_prompts.add_weighted(prompt, prompt * prompt);
                 totals.tpot.add(engine.tpot * tpot);
-                totals.engine_ttft.0 += engine.ttft.0 * ttft + engine.ttft.1;
-                totals.engine_ttft.1 += 1.0;
+                let more = if number % 10 == 9 { self.long_ttft } else { 0.0 };
+                totals.add_ttft(engine.ttft.0 * ttft + engine.ttft.1 + more, prompt);
                 totals.estimates.add_weighted(self.estimate, prompt);
             };
             let key = usize::from((number as f64 + 0.5) / requests as f64 > self.first_key);
@@ -231,6 +234,9 @@ fn causes_that_look_like_others_are_kept_apart() {
         traffic.long = 6_000.0;
         late(traffic);
     });
+    assert_eq!(longer, one(Cause::LongerPrompts, ""));
+    // Only the first tokens of these prompts are later.
+    let longer = found(2, |traffic| (traffic.long, traffic.long_ttft) = (6_000.0, 0.1));
     assert_eq!(longer, one(Cause::LongerPrompts, ""));
     // A burst of all keys, of which one always has most of the work.
     let burst = found_in(Traffic { first_key: 0.7, ..Traffic::new(2) }, |traffic| {

@@ -54,10 +54,11 @@ impl<U: Upstream> Attempts<'_, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Option<Lease> {
+        let place = lease.place();
         if let Some(mut next) = self.next.take() {
             lease.release_failed();
             note_lease(&mut next, record);
-            record.retried(failed.reason);
+            record.retried(failed.reason, place);
             record.continued += 1;
             return Some(next);
         }
@@ -82,7 +83,7 @@ impl<U: Upstream> Attempts<'_, U> {
         };
         match next {
             Ok(next) => {
-                record.retried(failed.reason);
+                record.retried(failed.reason, place);
                 record.continued += 1;
                 record.prefilled_again += prefilled;
                 Some(next)

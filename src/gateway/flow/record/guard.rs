@@ -94,10 +94,13 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         }
     }
 
-    /// Notes that the last attempt is repeated.
-    pub(in crate::flow) fn retried(&mut self, reason: RetryReason) {
+    /// Notes that an attempt is repeated, which was made on this pool and backend.
+    pub(in crate::flow) fn retried(&mut self, reason: RetryReason, on: [Arc<str>; 2]) {
+        if reason.is_failure() && self.record.copy.is_none() {
+            self.recorder.attempt_failed(&on);
+        }
         self.record.retries.push(reason);
-        self.record.retried_on.push([self.record.pool.clone(), self.record.backend.clone()]);
+        self.record.retried_on.push(on);
     }
 
     /// Notes the class of a placed request.

@@ -86,6 +86,8 @@ async fn another_engine_continues_the_text_and_the_client_sees_one_answer() {
     assert!(client.finished && !client.aborted);
     assert_eq!((record.outcome, record.continued, record.not_continued), (Outcome::Completed, 1, None));
     assert_eq!(record.retries.as_slice(), [RetryReason::Broken]);
+    assert_eq!(record.retried_on.as_slice(), [["p".into(), "a".into()]], "the engine that failed");
+    assert_eq!(*test.records.1.lock(), record.retried_on.to_vec());
     let stats = record.stats.unwrap();
     assert_eq!((stats.usage.prompt, stats.usage.completion, stats.ttft), (Some(12), Some(6), Some(ms(15))));
     assert_eq!((stats.token_events, stats.content_events), (6, 6));

@@ -44,7 +44,7 @@ async fn a_stream_moves_when_its_engine_is_drained_and_another_one_has_room() {
     let (client, record) = drained(&test, STREAM, async {}).await;
     assert_eq!((record.outcome, record.continued, record.not_continued), (Outcome::Completed, 1, None));
     assert_eq!(record.retries.as_slice(), [RetryReason::Moved]);
-    assert_eq!(record.backend.as_deref(), Some("b"));
+    assert_eq!((record.backend.as_deref(), &*record.retried_on[0][1]), (Some("b"), "a"));
     assert!((MOVED..MOVED + Duration::from_secs(1)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     let words = text(&client).matches("\" w").count();
     assert_eq!(words, 8, "one for each second until the move");
@@ -52,6 +52,7 @@ async fn a_stream_moves_when_its_engine_is_drained_and_another_one_has_room() {
     assert!(text(&client).ends_with(DONE) && client.finished);
     assert!(record.prefilled_again > 0);
     assert_eq!(test.flow.admission().view()[0].backends[0].recent.failed, 0, "the engine did nothing wrong");
+    assert!(test.records.1.lock().is_empty());
     test.idle();
     assert_nothing_kept(&test);
 }
