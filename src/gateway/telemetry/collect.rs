@@ -438,7 +438,7 @@ impl Telemetry {
             series.home.shed(reason).inc();
         }
         if let Some(met) = record.slo_met {
-            self.table.judged(&series, met).inc();
+            self.table.count_judged(&series, met);
         }
         self.by_engine.count(record);
         self.continued.count(record);

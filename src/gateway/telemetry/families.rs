@@ -216,8 +216,10 @@ families! {
     SLO_ATTAINMENT: "sluice_slo_attainment" MetricKind::Gauge, &["pool"],
         "Share of the pool's generating home requests that met all objectives of the pool, over the last 5 min; \
          refused requests and requests whose client left do not count; absent without requests";
-    SLO_REQUESTS: "sluice_slo_requests_total" MetricKind::Counter, &["pool", "result", "class", "model"],
+    SLO_REQUESTS: "sluice_slo_requests_total" MetricKind::Counter, &["pool", "result"],
         "Requests that count for attainment, by home pool: met all objectives of the pool, or missed one or failed";
+    CLASS_SLO_REQUESTS: "sluice_class_slo_requests_total" MetricKind::Counter, &["pool", "result", "class", "model"],
+        "Requests of sluice_slo_requests_total by class and model";
     SLO_TARGET: "sluice_slo_attainment_target" MetricKind::Gauge, &["pool", "class"],
         "Share of requests that should meet all objectives: slo.attainment; absent for a pool without objectives";
     EXPERIMENT_STATE: "sluice_experiment_state" MetricKind::Gauge, &["experiment", "state"],

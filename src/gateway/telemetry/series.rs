@@ -96,8 +96,8 @@ pub(super) struct Series {
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
     pub(super) queue_wait: TracedHistogram,
-    /// Requests that met the objectives, and requests that did not.
-    slo: [OnceLock<IntCounter>; 2],
+    /// Requests that met the objectives, and requests that did not: of the pool, and by class.
+    slo: [OnceLock<[IntCounter; 2]>; 2],
     pub(super) history: Arc<PairHistory>,
     labels: SeriesLabels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
@@ -137,6 +137,7 @@ pub(super) struct SeriesTable {
     spill: IntCounterVec,
     retries: IntCounterVec,
     slo: IntCounterVec,
+    class_slo: IntCounterVec,
     pub(super) exemplars: Exemplars,
     series: Bounded<SeriesLabels, Series>,
     pools: Bounded<Option<Arc<str>>, PoolSeries>,
@@ -168,6 +169,7 @@ impl SeriesTable {
             spill: counters(registry, &families::SPILL),
             retries: counters(registry, &families::RETRIES),
             slo: counters(registry, &families::SLO_REQUESTS),
+            class_slo: counters(registry, &families::CLASS_SLO_REQUESTS),
             exemplars: Exemplars::default(),
             series: Bounded::new(MAX_SERIES),
             pools: Bounded::new(MAX_POOLS_SEEN),
@@ -216,7 +218,8 @@ impl SeriesTable {
         {
             vec.reset();
         }
-        let counters = [&self.requests, &self.prompt, &self.cached, &self.expected_cached, &self.generation, &self.slo];
+        let counters =
+            [&self.requests, &self.prompt, &self.cached, &self.expected_cached, &self.generation, &self.class_slo];
         counters.iter().for_each(|vec| vec.reset());
         self.itl.reset();
         self.exemplars.reset();
@@ -268,16 +271,20 @@ impl SeriesTable {
     /// Creates the counters of requests by objectives at zero, so that a rate sees the first step.
     pub(super) fn start_judging(&self, pool: &str, class: &str, model: &str) {
         for result in ["met", "missed"] {
-            self.slo.with_label_values(&[pool, result, class, model]);
+            self.slo.with_label_values(&[pool, result]);
+            self.class_slo.with_label_values(&[pool, result, class, model]);
         }
     }
 
-    /// The counter of requests like this one that met the objectives, or did not.
-    pub(super) fn judged<'a>(&self, series: &'a Series, met: bool) -> &'a IntCounter {
+    /// Counts a request like this one that met the objectives, or did not.
+    pub(super) fn count_judged(&self, series: &Series, met: bool) {
         let (labels, result) = (&series.labels, if met { "met" } else { "missed" });
-        series.slo[usize::from(!met)].get_or_init(|| {
-            self.slo.with_label_values(&[text(&labels.home), result, text(&labels.class), text(&labels.model)])
-        })
+        let counters = series.slo[usize::from(!met)].get_or_init(|| {
+            let pool = text(&labels.home);
+            let class = [pool, result, text(&labels.class), text(&labels.model)];
+            [self.slo.with_label_values(&[pool, result]), self.class_slo.with_label_values(&class)]
+        });
+        counters.iter().for_each(IntCounter::inc);
     }
 
     /// The histogram of the durations of requests like this one.

@@ -378,8 +378,8 @@ fn a_pool_that_was_away_begins_a_new_window() {
 fn requests_are_counted_by_whether_they_met_their_objectives() {
     let telemetry = telemetry();
     telemetry.record(&record(Outcome::Shed(ShedReason::QueueFull)));
-    let met = "sluice_slo_requests_total{class=\"short\",model=\"llama\",pool=\"short\",result=\"met\"}";
-    let missed = "sluice_slo_requests_total{class=\"short\",model=\"llama\",pool=\"short\",result=\"missed\"}";
+    let met = "sluice_class_slo_requests_total{class=\"short\",model=\"llama\",pool=\"short\",result=\"met\"}";
+    let missed = "sluice_class_slo_requests_total{class=\"short\",model=\"llama\",pool=\"short\",result=\"missed\"}";
     let page = telemetry.page();
     // Without objectives nothing can be missed.
     assert_eq!([value(&page, met), value(&page, missed)], [0.0, 0.0]);
@@ -394,6 +394,9 @@ fn requests_are_counted_by_whether_they_met_their_objectives() {
     // Missed: one judged so, one shed, two failed. The client that left, the refused request and
     // the call to tokenize do not count, nor does the long one, whose home is another pool.
     assert_eq!([value(&page, met), value(&page, missed)], [3.0, 4.0]);
+    let of_pool =
+        |result: &str| value(&page, &format!("sluice_slo_requests_total{{pool=\"short\",result=\"{result}\"}}"));
+    assert_eq!(["met", "missed"].map(of_pool), [3.0, 4.0]);
     assert_eq!(value(&page, "sluice_slo_attainment_target{class=\"short\",pool=\"short\"}"), 0.95);
     assert!(!page.contains("sluice_slo_requests_total{pool=\"\""));
 }

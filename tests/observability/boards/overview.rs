@@ -86,13 +86,13 @@ fn classes() -> Vec<Panel> {
     };
     let by = "job, pool, class, model";
     let judged = |result: &str, window: &str| {
-        format!("sum by ({by}) (rate(sluice_slo_requests_total{{@class{result}}}[{window}]))")
+        format!("sum by ({by}) (rate(sluice_class_slo_requests_total{{@class{result}}}[{window}]))")
     };
     let missed = |window: &str| format!("{} / {}", judged(",result=\"missed\"", window), judged("", window));
     let target = "max by (job, pool, class) (sluice_slo_attainment_target{@engine})";
     let burn = |window: &str| format!("{} / on (job, pool, class) group_left () (1 - {target})", missed(window));
     let met = |result: &str| {
-        format!("sum by (class, model) (rate(sluice_slo_requests_total{{@class{result}}}[$__rate_interval]))")
+        format!("sum by (class, model) (rate(sluice_class_slo_requests_total{{@class{result}}}[$__rate_interval]))")
     };
     vec![
         row("By class: is a kind of requests slow?"),
@@ -104,6 +104,11 @@ fn classes() -> Vec<Panel> {
             "percentunit",
             vec![
                 between(format!("{} / {}", met(",result=\"met\""), met("")), "{{class}} {{model}}"),
+                between(
+                    "sum by (pool) (rate(sluice_slo_requests_total{@pool,result=\"met\"}[$__rate_interval])) \
+                     / sum by (pool) (rate(sluice_slo_requests_total{@pool}[$__rate_interval]))",
+                    "pool {{pool}}",
+                ),
                 between("min by (class) (sluice_slo_attainment_target{@engine})", "{{class}} target"),
             ],
         )
