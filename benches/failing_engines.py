@@ -83,7 +83,8 @@ async def ask(port, number, results):
     body = json.dumps({"model": "m", "stream": True, "max_tokens": TOKENS, "ignore_eos": True,
                        "stream_options": {"include_usage": True},
                        "messages": [{"role": "user", "content": f"question {number}"}]}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    # HTTP/1.0, so that the body is not cut into chunks.
+    head = f"POST /v1/chat/completions HTTP/1.0\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.encode() + body)
     ids, roles, texts, finishes, usage, fault, last, gap = set(), 0, 0, 0, None, None, None, 0.0
@@ -92,7 +93,11 @@ async def ask(port, number, results):
             break
         if not line.startswith(b"data: {"):
             continue
-        event = json.loads(line[6:])
+        try:
+            event = json.loads(line[6:])
+        except ValueError:
+            fault = "broken event"
+            break
         if "error" in event:
             fault = "error event"
             break
@@ -137,7 +142,7 @@ async def run(args, folder):
         until(engine.port, "/health")
     gateway = subprocess.Popen([BINARY, "serve", str(config)], stdout=open(folder / "gateway.log", "wb"), stderr=subprocess.STDOUT)
     try:
-        until(admin, "/ready")
+        until(port, "/ready")
         results, begun, faults = [], time.monotonic(), 0
         running = asyncio.create_task(load(port, args.streams, results))
         while not running.done():
