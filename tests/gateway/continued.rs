@@ -94,7 +94,7 @@ async fn answers(gateway: &TestGateway, requests: &[Vec<u8>], fails: impl AsyncF
     responses
 }
 
-/// What happens to the first engine.
+/// The event that befalls the first engine in the middle of answers.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Signal(Signal),

@@ -375,6 +375,30 @@ fn a_pool_that_was_away_begins_a_new_window() {
 }
 
 #[test]
+fn a_failed_attempt_counts_at_its_backend_and_a_continued_stream_says_nothing_of_a_pace() {
+    let telemetry = Arc::new(telemetry());
+    let on: [Arc<str>; 2] = ["short".into(), "gpu0".into()];
+    let of_backend = || {
+        let found = telemetry.totals().backends.into_iter().find(|(name, _)| *name == on);
+        found.map(|(_, totals)| totals).unwrap_or_default()
+    };
+    crate::flow::Recorder::attempt_failed(&telemetry, &on);
+    assert_eq!((of_backend().failed, of_backend().ended), (1.0, 0.0));
+    let timed = |continued| Record {
+        pool: Some("short".into()),
+        backend: Some("gpu0".into()),
+        backend_ttft: Some(Duration::from_millis(30)),
+        continued,
+        ..completed(Duration::from_millis(30), Duration::from_millis(6))
+    };
+    let seen = [1, 0].map(|continued| {
+        telemetry.record(&timed(continued));
+        (of_backend().ended, of_backend().engine_ttft.1, of_backend().tpot.count())
+    });
+    assert_eq!(seen, [(1.0, 0.0, 0.0), (2.0, 1.0, 1.0)]);
+}
+
+#[test]
 fn requests_are_counted_by_whether_they_met_their_objectives() {
     let telemetry = telemetry();
     telemetry.record(&record(Outcome::Shed(ShedReason::QueueFull)));

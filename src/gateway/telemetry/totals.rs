@@ -188,7 +188,8 @@ pub struct Totals {
     pub tpot: Moments,
     /// Sum of the times from sending to the first token, seconds, and their number.
     pub engine_ttft: (f64, f64),
-    /// The same weighted by the length of the prompt: seconds times tokens, and tokens.
+    /// Times to the first token weighted by the length of the prompt: the sum of seconds times
+    /// tokens, and the sum of tokens.
     pub token_ttft: (f64, f64),
     /// Estimated lengths of prompts divided by the engine's count, weighted by the count.
     pub estimates: Moments,
@@ -274,7 +275,7 @@ impl Totals {
         if self.engine_ttft.1 > 0.0 { self.engine_ttft.0 / self.engine_ttft.1 } else { f64::NAN }
     }
 
-    /// The same weighted by the length of the prompt.
+    /// Mean seconds from sending to the first token, weighted by the length of the prompt.
     pub fn mean_token_ttft(&self) -> f64 {
         if self.token_ttft.1 > 0.0 { self.token_ttft.0 / self.token_ttft.1 } else { f64::NAN }
     }

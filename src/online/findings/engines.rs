@@ -15,8 +15,8 @@ const SLOWER: f64 = 1.5;
 /// between tokens on its page, compared with the slowest other engine, from so many gaps on.
 const MUCH_SLOWER: f64 = 3.0;
 const GAPS_MIN: f64 = 100.0;
-/// The same by the tokens of streams that run, in so many seconds of all streams together, and from
-/// so many tokens on.
+/// An engine is also slow from this factor on by the pace of its running streams, if these have
+/// generated for so many seconds together and received so many tokens.
 const SLOWER_RUNNING: f64 = 4.0;
 const STREAMS_MIN_S: f64 = 15.0;
 const TOKENS_MIN: f64 = 16.0;

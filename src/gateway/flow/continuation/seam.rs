@@ -227,7 +227,7 @@ impl Seam {
         Ok(())
     }
 
-    /// Replaces the numbers of a usage by those of the whole answer.
+    /// Replaces the numbers of a usage by the numbers of the whole answer.
     fn usage(&mut self, scanner: &mut Scanner<'_>, patches: &mut Patches) -> Result<(), ScanError> {
         let mut counts = [(0, None); 3];
         scanner.object(|scanner, key| {

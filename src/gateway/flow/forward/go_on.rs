@@ -111,7 +111,12 @@ impl<U: Upstream> Attempts<'_, U> {
         let plan = self.plan(rest, None, lease, record).ok()?;
         let placed = &self.prepared.placed.request;
         let request = AdmissionRequest { need: plan.need, since: Instant::now(), ..placed.clone() };
-        let next = self.backends.admission.try_enter(request).filter(|_| self.may_prefill(&plan))?;
+        let mut next = self.backends.admission.try_enter(request)?;
+        if !self.may_prefill(&plan) {
+            // The owner must not be charged for a prompt that is not sent.
+            next.release_failed();
+            return None;
+        }
         record.prefilled_again += self.follow(plan);
         Some(next)
     }
