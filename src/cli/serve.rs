@@ -7,11 +7,11 @@
 //! - SIGUSR2: start the program file with `--upgrade`. The new process takes over, and this one
 //!   ends with its last request.
 //!
-//! Signals during the start are handled once the gateway serves. But during the checks of the
-//! configuration, SIGTERM and SIGINT end the start; with `--upgrade` they end it until the
-//! takeover, and the running gateway stays. Exit codes: 0 stopped or handed over; 1 a socket could
-//! not be opened, no takeover, or requests were cut; 2 wrong usage; 78 the configuration is not
-//! valid, or names a file, folder or port range that cannot be used.
+//! SIGTERM and SIGINT end the start while the configuration is checked; with `--upgrade` until the
+//! takeover, and the running gateway goes on. Other signals during the start are handled once the
+//! gateway serves. Exit codes: 0 stopped or handed over; 1 a socket could not be opened, no
+//! takeover, or requests were cut; 2 wrong usage; 78 the configuration is not valid, or names a
+//! file, folder or port range that cannot be used.
 
 mod until_stop;
 

@@ -26,7 +26,7 @@ use crate::silence::END_AGE;
 use crate::silence::SURE_AGE;
 use crate::usage::{LocalUse, Page};
 
-/// Greatest age of a page when asked for: vLLM renews it with each engine step.
+/// Greatest age of a page at the time of the request for it: vLLM renews the page with each step.
 pub(crate) const PAGE_AGE: Duration = Duration::from_secs(1);
 /// After a longer time without a plan, the member has not asked the engines either.
 const GAP: Duration = Duration::from_secs(2);

@@ -222,8 +222,7 @@ impl Setting for Backend {
         if let Some((path, situation)) = problem {
             report.add_at(&path, situation);
         }
-        // Without a usable address, a problem was reported; port 0 keeps the target out of
-        // comparisons.
+        // No usable address: a problem was reported. Rules that compare targets skip port 0.
         let nowhere = || Endpoint { https: false, host: String::new(), port: 0, prefix: String::new() };
         let target = match (launch, control, url.unwrap_or_else(nowhere)) {
             (Some(launch), _, _) => Target::Launch(launch),

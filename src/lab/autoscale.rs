@@ -245,7 +245,7 @@ struct Hpa {
 }
 
 impl Hpa {
-    /// `metric`: already divided by the target.
+    /// One decision. `metric`: the measured sum, divided by the target per engine.
     fn step(&mut self, metric: f64, have: u32, down_after: Duration, now: Duration) -> u32 {
         if now < self.due {
             return have;

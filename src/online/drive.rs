@@ -44,7 +44,7 @@ pub struct Parts<'a> {
     pub admission: &'a Admission,
     /// Requests that wait now.
     pub waiting: Vec<WaitingRequest>,
-    /// The experiments of operators and the tuner.
+    /// The experiments in force, of operators and of the tuner.
     pub experiments: &'a Experiments,
     /// The observer of finished requests.
     pub observer: &'a Observer,

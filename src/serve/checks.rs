@@ -121,9 +121,9 @@ impl Found<'_> {
         }
     }
 
-    /// Refuses a file or folder that another user commands. If the file or folder belongs to
-    /// another user, an operator gets a remark, because the operator may check the files of a
-    /// service's user. Root gets a problem: root may not start the gateway on such files.
+    /// Refuses a file or folder that another user controls. If it belongs to another user, root
+    /// gets a problem: root may not start the gateway on such files. Other users get a remark,
+    /// because an operator may check the files of a service's user.
     fn refuse_untrusted(&mut self, key: &str, untrusted: &Untrusted) {
         let kind = match untrusted.is_foreign() && own_user() != 0 {
             true => io::ErrorKind::PermissionDenied,

@@ -40,8 +40,7 @@ pub fn worst(entries: &[Entry]) -> Option<Period> {
         .or_else(|| Some(period(entries, first)))
 }
 
-/// The starts of periods with a request in the first half. Gaps without requests are skipped at
-/// once.
+/// The starts of periods, half a period apart, whose first half has a request.
 fn begins(entries: &[Entry], first: f64) -> impl Iterator<Item = f64> {
     let mut next = 0.0_f64;
     entries.iter().filter_map(move |entry| {

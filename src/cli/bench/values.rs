@@ -74,7 +74,7 @@ impl FromStr for RangeRatio {
     }
 }
 
-/// One objective of `--goodput`: the bounds with this one alone.
+/// One objective of `--goodput`; the other bounds are absent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Goodput(Slo);
 

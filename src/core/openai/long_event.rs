@@ -10,7 +10,7 @@ use super::event::{Dialect, StreamEvent};
 /// Bytes of the name of a field or event that are read.
 const NAME: usize = 64;
 
-/// One event of which pieces have come.
+/// An event that is read piece by piece.
 #[derive(Clone, Debug)]
 pub struct LongEvent {
     line: Line,

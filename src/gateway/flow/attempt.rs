@@ -35,8 +35,8 @@ pub(super) struct FailedAttempt<X> {
     pub(super) response: Option<ResponseStart<X>>,
     /// The backend's refusal that came as the first event of a stream, for the same purpose.
     pub(super) busy: Option<BusyBackend>,
-    /// Bytes that the pump has read of a response without passing any on. `forward.rs` makes them
-    /// the response.
+    /// The beginning of a response that the pump has read but not passed on. `forward/pass_on.rs`
+    /// turns it into the response of the attempt.
     pub(super) held: Option<HeldResponse>,
     /// The client has tokens of a stream, which another engine may continue.
     pub(super) continues: bool,

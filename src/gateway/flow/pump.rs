@@ -73,8 +73,9 @@ pub(super) struct ResponseContext<'a> {
     /// When the prefill of all prompts should be over, if there are several: the first token of one
     /// may come long before the prefill of another.
     pub(super) prefilled: Option<Instant>,
-    /// Whose credentials the engine has seen. `None`: no other engine can take the request. The
-    /// response then goes to the client whatever it says, and the fault was counted before.
+    /// The owner of the credentials that the engine has seen. `None` if no other engine can take
+    /// the request: then the response goes to the client whatever it says, and the fault was
+    /// counted before.
     pub(super) credentials: Option<Credentials>,
     pub(super) abort: &'a CancellationToken,
     /// Memory in which responses wait for slow clients.

@@ -31,7 +31,8 @@ impl AdmissionState {
         request.fair = Some(fair);
     }
 
-    /// Prompt tokens that are not expected in the prefix cache of any engine.
+    /// Prompt tokens that remain to be computed by the engine with the most of the prompt in its
+    /// prefix cache. A prompt below [`LARGE_PROMPT`] counts in full.
     fn computed_tokens(&self, request: &AdmissionRequest) -> u64 {
         let prompt = request.need.prompt_tokens;
         if prompt < LARGE_PROMPT {

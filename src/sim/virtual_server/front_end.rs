@@ -23,8 +23,8 @@ use sluice_core::base::Rng;
 
 /// Maximum number of API servers of one engine.
 const MAX_SERVERS: u32 = 64;
-/// Share of the work for a step's tokens after which the tokens count as visible: half of them (the
-/// median client), plus the time that the engine needs to pass them on (8 us each).
+/// The tokens of a step count as visible after this share of the work to send them: half (the
+/// median client), plus the time in which the engine passes them on (8 us each).
 const SENT: f64 = 0.75;
 
 /// The API servers in front of an engine (`--api-server-count`), one thread each.

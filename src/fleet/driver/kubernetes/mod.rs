@@ -153,8 +153,8 @@ impl PodDriver {
         }
     }
 
-    /// Applies the flags. Returns whether they are in force. If another manager owns them, that is
-    /// accepted for a pod that we do not replace.
+    /// Applies the flags. Returns whether they are in force. If another manager owns the arguments,
+    /// or they cannot change yet, a planned change fails; otherwise they stay as they are.
     async fn apply(&self, wanted: &[String], is_planned: bool) -> Result<bool, EngineFailure> {
         let set = self.set()?;
         // The order of pods was checked before the stop. Other calls return to the arguments that
