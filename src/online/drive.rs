@@ -1,6 +1,5 @@
-//! Drives the tuner: looks at a deployment, carries out the tuner's orders and takes the results.
-//! `sluice serve` and `sluice lab` implement [`Deployment`], so a simulation runs the driver of
-//! production. The deployment calls:
+//! Drives the tuner on a deployment: `sluice serve`, or `sluice lab`, which so simulates the driver
+//! of production. The deployment calls:
 //!
 //! | function | when |
 //! |---|---|
@@ -32,7 +31,6 @@ pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Prometheus' usual interval for the engines' metrics pages: vLLM writes the page on the thread
 /// that also serves requests.
 pub const PAGES_INTERVAL: Duration = Duration::from_secs(15);
-/// Why the tuner makes no changes during such an experiment.
 const COMPARES: &str = "while an experiment compares pools";
 
 /// The parts of a deployment that the driver reads.
@@ -74,7 +72,8 @@ pub trait Deployment {
     fn simulate_limits(&mut self, question: LimitsQuestion);
 }
 
-/// One look at the pools and engines. Puts changed limits in force. Returns orders to carry out.
+/// One look at the pools and engines. Puts changed limits in force; the caller carries out the
+/// orders.
 #[must_use]
 pub fn look(deployment: &mut impl Deployment) -> Vec<TunerOrder> {
     if !deployment.tuner().has_work() {
@@ -97,7 +96,6 @@ pub fn look(deployment: &mut impl Deployment) -> Vec<TunerOrder> {
         (changed || orders.contains(&TunerOrder::Configure), orders, tuner.take_events())
     };
     deployment.follow(changed, events);
-    // The tuner's state is saved before a restart begins.
     if orders.iter().any(|order| matches!(order, TunerOrder::Restart { .. })) {
         deployment.save();
     }
@@ -108,7 +106,7 @@ pub fn look(deployment: &mut impl Deployment) -> Vec<TunerOrder> {
 pub fn carry_out(deployment: &mut impl Deployment, orders: Vec<TunerOrder>) {
     for order in orders {
         match order {
-            // [`look`] has put the limits and the experiment in force.
+            // [`look`] has done it.
             TunerOrder::Configure => {}
             TunerOrder::Restart { engine, flag, value, crowded } => deployment.restart(engine, (flag, value), crowded),
             TunerOrder::Simulate(question) => deployment.simulate(question),
@@ -151,8 +149,7 @@ fn take(
     carry_out(deployment, orders);
 }
 
-/// The backends whose metrics pages are due, each with the pool. The deployment reports each page
-/// to [`Tuner::note_engine`].
+/// The backends whose metrics pages are due. Each page goes to [`Tuner::note_engine`].
 pub fn pages(deployment: &impl Deployment) -> Vec<(Arc<str>, BackendView)> {
     if !deployment.tuner().has_work() {
         return Vec::new();
@@ -169,8 +166,7 @@ impl Parts<'_> {
         self.experiments.all().into_iter().filter(is_other)
     }
 
-    /// Whether an experiment compares pools or backends, whose limits must stay as they are
-    /// meanwhile.
+    /// Whether an experiment compares pools or backends; their limits must then stay.
     fn compare_pools(&self) -> bool {
         self.others().any(|experiment| experiment.plan.arms.iter().any(|arm| arm.pool.is_some()))
     }

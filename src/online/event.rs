@@ -1,7 +1,6 @@
 //! Permissions, proposals and events of the tuner: plain data for operators, journals and metrics.
 //!
-//! Names of kinds are a contract. They are labels of metrics and words in the journal, and are only
-//! added.
+//! Names of kinds are labels of metrics and words in the journal, so they are only added.
 
 use std::fmt;
 
@@ -98,7 +97,7 @@ impl EventKind {
         Self::Forecast,
     ];
 
-    /// Whether something was done or proposed. Operators see these; the journal has all.
+    /// Whether operators see it, because something was done or proposed; the journal has all.
     pub fn is_change(self) -> bool {
         !matches!(self, Self::Observed | Self::Forecast)
     }

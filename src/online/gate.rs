@@ -1,18 +1,17 @@
-//! Before a change is tried, in both layers: an operator may have to approve it, and it may be
-//! closed for a while.
+//! What must hold before a change of limits or engines is tried: an operator may have to approve
+//! it, and it may be closed for a while.
 //!
-//! [`Proposals`] holds at most one proposed change; an approval ends with the proposal.
-//! [`Closings`] holds the changes that are not tried for now. Each closing lasts twice as long as
-//! the one before, so the settings come to rest. Bounds: one closing for each change.
+//! [`Proposals`] holds at most one change; an approval ends with the proposal. [`Closings`] holds
+//! changes that are not tried for now. Each closing lasts twice as long as the one before, so the
+//! settings come to rest. Bounds: one closing for each change.
 //!
-//! The layers share no trial: limits are undone at once and judged by one window, flags are undone
-//! by restarts and judged in several stages.
+//! The layers share no trial: limits are undone at once and judged by one window, flags by restarts
+//! and in several stages.
 
 use std::time::Duration;
 
 use crate::event::{Event, EventKind, Proposal};
 
-/// A proposed change, if there is one.
 #[derive(Debug)]
 pub(crate) struct Proposals<T>(Option<Proposed<T>>);
 
@@ -24,7 +23,6 @@ struct Proposed<T> {
 }
 
 impl<T> Proposals<T> {
-    /// No proposal.
     pub(crate) const NONE: Self = Self(None);
 
     /// The proposal, and whether it is approved.
@@ -32,35 +30,31 @@ impl<T> Proposals<T> {
         self.0.as_ref().map(|proposed| (&proposed.proposal, proposed.is_approved))
     }
 
-    /// The proposed change.
     pub(crate) fn change(&self) -> Option<&T> {
         self.0.as_ref().map(|proposed| &proposed.change)
     }
 
-    /// Replaces the proposal. Returns the event.
+    /// Replaces the proposal.
     pub(crate) fn propose(&mut self, now: Duration, proposal: Proposal, change: T) -> Event {
         let Proposal { key, values, why, .. } = proposal.clone();
         self.0 = Some(Proposed { proposal, change, is_approved: false });
         Event { at: now.as_secs_f64(), kind: EventKind::Proposed, key, values, why }
     }
 
-    /// Approves a proposal. Returns whether it is the present one.
+    /// Approves a proposal, if it is the present one.
     pub(crate) fn approve(&mut self, id: u64) -> bool {
         let known = self.0.as_mut().filter(|proposed| proposed.proposal.id == id);
         known.map(|proposed| proposed.is_approved = true).is_some()
     }
 
-    /// The proposal and the change, if approved.
     pub(crate) fn approved(&self) -> Option<(&Proposal, &T)> {
         self.0.as_ref().filter(|proposed| proposed.is_approved).map(|proposed| (&proposed.proposal, &proposed.change))
     }
 
-    /// Takes the change, if approved.
     pub(crate) fn take_approved(&mut self) -> Option<T> {
         self.0.take_if(|proposed| proposed.is_approved).map(|proposed| proposed.change)
     }
 
-    /// Drops the proposal.
     pub(crate) fn withdraw(&mut self) {
         self.0 = None;
     }
@@ -71,54 +65,47 @@ impl<T> Proposals<T> {
     }
 }
 
-/// Changes that are closed, and until when.
 #[derive(Debug)]
 pub(crate) struct Closings<K, W> {
     all: Vec<Closing<K, W>>,
-    /// How long the first closing lasts, and the longest.
+    /// The first closing and the longest.
     lasts: (Duration, Duration),
 }
 
 /// A change that is closed, or was.
 #[derive(Debug)]
 pub(crate) struct Closing<K, W> {
-    /// The change.
     pub(crate) key: K,
-    /// The reason.
     pub(crate) why: W,
-    /// The end.
     pub(crate) until: Duration,
     /// Number of earlier closings.
     pub(crate) before: u32,
 }
 
 impl<K: PartialEq, W> Closings<K, W> {
-    /// Nothing is closed. `lasts`: the first and the longest closing.
+    /// `lasts`: the first and the longest closing.
     pub(crate) fn new(lasts: (Duration, Duration)) -> Self {
         Self { all: Vec::new(), lasts }
     }
 
-    /// Replaces all closings.
     pub(crate) fn restore(&mut self, all: Vec<Closing<K, W>>) {
         self.all = all;
     }
 
-    /// All closings, ended ones included.
+    /// Includes ended ones.
     pub(crate) fn all(&self) -> &[Closing<K, W>] {
         &self.all
     }
 
-    /// The closings in force.
     pub(crate) fn in_force(&self, now: Duration) -> impl Iterator<Item = &Closing<K, W>> {
         self.all.iter().filter(move |closing| now < closing.until)
     }
 
-    /// Whether a change may be tried.
     pub(crate) fn is_open(&self, key: &K, now: Duration) -> bool {
         !self.in_force(now).any(|closing| closing.key == *key)
     }
 
-    /// Closes a change, for twice as long as the last time.
+    /// Closes a change for twice as long as the last time.
     pub(crate) fn close(&mut self, key: K, why: W, now: Duration) {
         let known = self.all.iter().position(|closing| closing.key == key);
         let before = known.map_or(0, |at| self.all[at].before + 1);
@@ -130,13 +117,13 @@ impl<K: PartialEq, W> Closings<K, W> {
         }
     }
 
-    /// Opens a change that helped. It may have helped by chance, so the next closing is as long as
-    /// it would have been otherwise.
+    /// Opens a change that helped. That may be chance, so the next closing is as long as it would
+    /// have been otherwise.
     pub(crate) fn reopen(&mut self, key: &K, now: Duration) {
         self.all.iter_mut().filter(|closing| closing.key == *key).for_each(|closing| closing.until = now);
     }
 
-    /// Opens all changes: the load or the engines have changed.
+    /// Opens all changes, because the load or the engines have changed.
     pub(crate) fn clear(&mut self) {
         self.all.clear();
     }

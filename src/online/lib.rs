@@ -8,8 +8,8 @@
 //! | [`tuner`] | both layers for a whole configuration |
 //! | [`scaler`] | computes how many engines a pool needs |
 //!
-//! Pure: no clock, socket or file. [`drive`] runs the tuner on live traffic for `sluice serve`, on
-//! virtual time for `sluice lab`.
+//! Pure: no clock, socket or file. [`drive`] runs it on live traffic for `sluice serve`, on virtual
+//! time for `sluice lab`.
 
 pub mod event;
 mod gate;

@@ -1,7 +1,7 @@
-//! The flag that a diagnosis asks to change, and the direction.
+//! The flag that a diagnosis asks to change, and the direction, for deployments that cannot be
+//! simulated.
 //!
-//! The tuner follows this advice where nothing can be simulated. A full KV cache also forbids more
-//! sequences.
+//! A full KV cache also forbids more sequences.
 
 use super::flags::EngineFlag;
 use crate::observe::diagnosis::{Experience, OFTEN, Reading, diagnose};

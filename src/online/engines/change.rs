@@ -1,12 +1,11 @@
 //! A change of one flag on all engines of a pool, and the experiments that test it.
 //!
-//! The *canary* changes first; it is compared with the *control*. The canary serves no client until
-//! it has served copies of requests, so an engine that crashes, hangs or fails under load harms no
-//! client. After that, requests load each changed engine at most as much as the copies did
+//! The *canary* changes first; it is compared with the *control*. It serves no client until it has
+//! served copies of requests, so an engine that crashes, hangs or fails under load harms no client.
+//! After that, requests load each changed engine at most as much as the copies did
 //! ([`EngineChange::proved`]), until the change ends. Before the comparison, all engines serve
-//! their backlog for at most five minutes: a backlog on one side would favour the other. In the
-//! comparison, the gateway draws an arm for each request. [`phase`](super::phase) has the order of
-//! the stages.
+//! their backlog: a backlog on one side would favour the other. In the comparison, the gateway
+//! draws an arm for each request. [`phase`](super::phase) has the order of the stages.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,10 +21,10 @@ const CONTROL: &str = "control";
 const CANARY: &str = "canary";
 /// The canary stops at once if the share of failed requests exceeds the control's share by this.
 const GUARD_ERRORS: f64 = 0.01;
-/// Copies on the canary, as a multiple of an engine's share of all requests: an excessive load must
-/// show before the canary serves clients.
+/// Copies on the canary, as a multiple of an engine's share of all requests: a load that is too
+/// much must show before the canary serves clients.
 const COPIES_LOAD: f64 = 2.0;
-/// The most copies in flight; the pool's limits are the real bound.
+/// The pool's limits are the real bound.
 const COPIES_IN_FLIGHT: u32 = 1_024;
 /// The most copies begun in a second.
 const COPIES_PER_SECOND: f64 = 10_000.0;
@@ -48,15 +47,14 @@ pub enum Stage {
     Return,
 }
 
-/// A change of one flag on all engines of a pool. The stage is kept by
-/// [`EngineTrial`](super::phase::EngineTrial).
+/// A change of one flag on all engines of a pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineChange {
     /// Different for each change.
     pub number: u64,
     /// The pool.
     pub pool: String,
-    /// All backends of the pool: the canary, the control, the others.
+    /// All backends of the pool: first the canary, then the control.
     pub backends: Vec<String>,
     /// The flag.
     pub flag: EngineFlag,
@@ -64,25 +62,22 @@ pub struct EngineChange {
     pub from: f64,
     /// The new value.
     pub to: f64,
-    /// Limits of the pool that go with the new value, in force from when the canary serves requests
-    /// until the change is taken back.
+    /// Limits of the pool that go with the new value, in force until the change is taken back.
     #[serde(default)]
     pub limits: Option<PoolLimits>,
-    /// Whether `limits` are in force during the whole change, because they also suit the engines
-    /// that serve while one restarts.
+    /// Whether `limits` are in force from the start, because they also suit the engines that serve
+    /// while one restarts; otherwise once the canary serves requests.
     #[serde(default)]
     pub limits_first: bool,
-    /// Mean loss of a request of the pool before the change.
+    /// Mean loss of a request before the change.
     #[serde(default)]
     pub loss_before: f64,
-    /// By how much the mean loss is lower on engines with the new value, by simulation; `None`: not
-    /// simulated.
+    /// Fall of the mean loss on engines with the new value, by simulation; `None`: not simulated.
     pub forecast: Option<f64>,
-    /// Whether the gain pays even if requests wait while an engine restarts, because the others
-    /// have no room.
+    /// Whether the gain pays even if requests wait during a restart.
     #[serde(default)]
     pub crowded: bool,
-    /// Backends whose engines were restarted with the new value, or are about to be.
+    /// Backends that have the new value, or are about to.
     pub changed: Vec<String>,
     /// The load of copies that the canary has sustained.
     #[serde(default)]
@@ -95,18 +90,17 @@ impl EngineChange {
         format!("pool.{}.engine.{}", self.pool, self.flag.name())
     }
 
-    /// The engine that is changed first.
+    /// The first engine to change.
     pub fn canary(&self) -> &str {
         &self.backends[0]
     }
 
-    /// The engine that the canary is compared with.
+    /// The engine to compare the canary with.
     pub fn control(&self) -> &str {
         &self.backends[1]
     }
 
-    /// The next engine to restart: with the new value, or with the old one if the change is taken
-    /// back.
+    /// The next engine to restart: with the new value, or on return with the old one.
     pub(super) fn next(&self, stage: Stage) -> Option<&String> {
         match stage {
             Stage::Return => self.changed.last(),
@@ -114,12 +108,12 @@ impl EngineChange {
         }
     }
 
-    /// Notes that an engine has the old value, or that the tuner leaves it alone.
+    /// For an engine that has the old value, or that the tuner must leave alone.
     pub(super) fn leave_out(&mut self, backend: &str) {
         self.changed.retain(|other| other != backend);
     }
 
-    /// How much requests may load an engine; `None`: the tuner sets no bound.
+    /// Bound on the load by requests; `None`: none by the tuner.
     pub(super) fn bound(&self, stage: Stage, backend: &str) -> Option<Load> {
         let is_changed = self.changed.iter().any(|changed| changed == backend);
         match stage {
@@ -128,24 +122,22 @@ impl EngineChange {
         }
     }
 
-    /// Whether this mean loss on the canary is below the loss before the change. Always true if the
-    /// change brings no limits: the comparison with the control then decides alone.
+    /// Whether this mean loss on the canary is below the loss before the change. True without
+    /// limits: the comparison with the control then decides alone.
     pub(super) fn improves(&self, loss: f64) -> bool {
         self.limits.is_none() || loss < self.loss_before
     }
 
-    /// The limits that must be in force at a stage, if the change brings any.
     pub(super) fn limits_at(&self, stage: Stage) -> Option<PoolLimits> {
         let serves = matches!(stage, Stage::Recovery | Stage::Compared | Stage::Promotion);
         self.limits.filter(|_| serves || self.limits_first)
     }
 
-    /// The labels of the arms of [`experiment`](Self::experiment): control and canary.
+    /// The arms of [`experiment`](Self::experiment): control and canary.
     pub(crate) fn labels() -> [String; 2] {
         [CONTROL, CANARY].map(|arm| format!("{EXPERIMENT}/{arm}"))
     }
 
-    /// The experiment that must run at a stage, if any.
     pub(super) fn experiment(&self, stage: Stage, config: &Config) -> Option<Experiment> {
         let pool = config.pools.iter().position(|pool| pool.name == self.pool)?;
         let arm = |name: &str, weight: f64, backends: &[String]| Arm {

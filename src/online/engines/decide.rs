@@ -1,8 +1,8 @@
 //! Decides whether a change of engines begins, and which one.
 //!
-//! The tuner simulates every value near the present ones, takes the change with the largest certain
-//! gain, and begins it if the gain pays for the restarts. Without a simulation it follows the
-//! diagnosis. It keeps the reason for doing nothing in words.
+//! The tuner simulates every value near the present ones, and begins the change with the largest
+//! certain gain if that gain pays for the restarts. Without a simulation it follows the diagnosis.
+//! The belief says why nothing is done.
 
 use std::time::Duration;
 
@@ -19,27 +19,25 @@ use super::verdict::{ENGINE_GAIN, ENGINE_GAIN_MIN};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::limits::PoolLimits;
 
-/// Shortest time between two simulations, and the longest time, for a load that has lasted long.
+/// Shortest time between two simulations, and the longest, for a load that has lasted long.
 pub(super) const ASK_INTERVAL: Duration = Duration::from_secs(300);
 const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
 /// A change must gain this multiple of its cost over the expected time.
 pub(super) const PAYS: f64 = 3.0;
-/// The shortest and longest time for which a load is expected to last.
+/// Bounds of the time that a load is expected to last.
 pub(super) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Duration::from_secs(24 * 3_600));
-/// The gain that counts as certain where nothing can be simulated, as a share of the loss.
+/// The share of the loss that a change without a simulation certainly gains.
 const ASSUMED: f64 = 0.25;
-/// Assumed duration of a restart until a restart or a start of these engines was seen.
+/// Assumed duration of a restart until one was seen.
 const RESTART: Duration = Duration::from_secs(120);
 /// Minimum loss at which a full engine is restarted when no forecast exists.
 const CROWDED_LOSS: f64 = 0.5;
-/// How long limits that a simulation found better are not suggested again.
 const SUGGESTED: Duration = Duration::from_secs(6 * 3_600);
 
 struct Best {
     candidate: EngineCandidate,
     certain: f64,
-    /// By how much engines with the change lose less than engines without it, under the same
-    /// limits.
+    /// Fall of the loss by the flag, under the same limits.
     forecast: Option<f64>,
     why: String,
 }
@@ -54,7 +52,6 @@ impl EngineTuner {
         if let Some((proposal, change)) = self.proposals.approved() {
             let change = change.clone();
             self.belief.clone_from(&proposal.why);
-            // An approval stays valid until the change may begin.
             if look.acting != Acting::Proposes && self.may_begin(look, &change) {
                 self.begin(look, change);
             }
@@ -69,7 +66,7 @@ impl EngineTuner {
         self.proposals.withdraw_if(|change| !needs.iter().any(|need| need.of(&change.pool).is_some()));
         let mut pools: Vec<_> =
             needs.into_iter().flat_map(|need| need.pools.iter().map(move |pool| (need, pool))).collect();
-        // Pools take turns, also if no change helps one of them.
+        // Pools take turns, even if no change helps one of them.
         let last = pools.iter().position(|(_, pool)| self.asked_last.as_ref() == Some(&pool.name));
         pools.rotate_left(last.map_or(0, |last| last + 1));
         let mut why_not = String::new();
@@ -87,7 +84,7 @@ impl EngineTuner {
         self.belief = why_not;
     }
 
-    /// The question to simulate for a pool, or the reason to leave the engines alone.
+    /// `Err`: the reason to leave the engines alone.
     fn question(
         &mut self,
         look: &EngineLook<'_>,
@@ -159,8 +156,8 @@ impl EngineTuner {
             return self.drop_proposal(&question.pool);
         }
         let lasted = look.now.saturating_sub(need.load_since);
-        // Each simulation uses new requests, and a change that does not pay yet can only pay once
-        // the load has lasted distinctly longer.
+        // Each simulation uses new requests. A change that does not pay yet can only pay once the
+        // load has lasted distinctly longer.
         let wait = (lasted / 8).clamp(ASK_INTERVAL, ASK_INTERVAL_MAX).max(answer.span);
         self.phase.enter(Phase::Watching { from: look.now + wait });
         let answer = &self.pooled.entry(question.pool.clone()).or_default().add(&question, answer);
@@ -188,7 +185,7 @@ impl EngineTuner {
         self.weigh(question, answer, (need, pool), best, look);
     }
 
-    /// Begins or proposes a change if the gain matters and pays; otherwise keeps the reason.
+    /// Begins or proposes a change that matters and pays; otherwise keeps the reason.
     fn weigh(
         &mut self,
         question: EngineQuestion,
@@ -255,7 +252,6 @@ impl EngineTuner {
         }
     }
 
-    /// The change with the largest certain gain.
     fn best(&self, question: &EngineQuestion, answer: &EngineAnswer, need: &Need, pool: &PoolNeed) -> Option<Best> {
         let unexplained = answer.unexplained(need.score.loss);
         let Some(now) = answer.now.filter(|_| unexplained.is_none()) else {
@@ -326,9 +322,9 @@ impl EngineTuner {
         self.note(look.now, EventKind::Tried, self.belief.clone());
     }
 
-    /// Whether a change may begin now; adds the reason to the belief if not.
+    /// Whether a change may begin; adds the reason to the belief if not.
     fn may_begin(&mut self, look: &EngineLook<'_>, change: &EngineChange) -> bool {
-        // Two restarts must be left in this hour: the canary must be able to return.
+        // Two restarts must be left, so that the canary can return.
         let why = if let Some(why) = look.stands_back.or(look.waits) {
             Some(why.to_owned())
         } else if self.restarts_left(look.now) < 2 {
@@ -346,7 +342,7 @@ impl EngineTuner {
     }
 }
 
-/// Whether an engine of the change is gone, or no longer has the flag's old value.
+/// Whether an engine is gone, or no longer has the old value.
 fn is_outdated(look: &EngineLook<'_>, change: &EngineChange) -> bool {
     let is_other = |engine: &EngineState| {
         let is_known = engine.flags.as_ref().is_some_and(|flags| !flags.is_empty());
@@ -356,7 +352,7 @@ fn is_outdated(look: &EngineLook<'_>, change: &EngineChange) -> bool {
         || change.backends.iter().any(|backend| look.engine(&change.pool, backend).is_none())
 }
 
-/// The backends of a pool, rotated by `number` so that canaries take turns.
+/// The backends of a pool, rotated by `number`, so that canaries take turns.
 fn backends(look: &EngineLook<'_>, pool: &str, number: usize) -> Vec<String> {
     let mut backends: Vec<String> = look.engines_of(pool).map(|engine| engine.backend.clone()).collect();
     let first = number % backends.len().max(1);
@@ -364,7 +360,6 @@ fn backends(look: &EngineLook<'_>, pool: &str, number: usize) -> Vec<String> {
     backends
 }
 
-/// Whether objectives are still missed, under the limits that were simulated.
 fn still_applies(question: &EngineQuestion, need: &Need) -> bool {
     let is_in_force =
         |(pool, limits): &(String, PoolLimits)| need.of(pool).is_some_and(|pool| pool.in_force == *limits);
@@ -384,7 +379,7 @@ fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> 
 
 /// Cost of a change of `count` engines, in loss of a request times seconds. `absent`: how long the
 /// canary restarts and gets copies. `absence`: rise of the mean loss while one engine is gone;
-/// `changed`: this rise if the other engines have the change. The cost moves from `absence` to
+/// `changed`: this rise once the other engines have the change. The cost moves from `absence` to
 /// `changed` as engines restart in turn.
 fn cost(absent: Duration, count: f64, absence: f64, changed: f64) -> f64 {
     let lasts = absent.saturating_sub(COPIES.0).as_secs_f64();

@@ -1,7 +1,7 @@
 //! vLLM flags that the tuner changes by restarting engines, and the values next to a value.
 //!
-//! A change is one flag of all engines of a pool, by one step or two. [`EngineFlag::near`] bounds
-//! each value.
+//! A change is one flag of all engines of a pool, by one step or two, within the bounds of
+//! [`EngineFlag::near`].
 
 use std::collections::BTreeMap;
 
@@ -28,9 +28,8 @@ pub enum EngineFlag {
 /// Values of flags.
 pub type Flags = BTreeMap<EngineFlag, f64>;
 
-/// Values of `LongPrefillTokenThreshold`, apart from 0.
+/// `LongPrefillTokenThreshold`, apart from 0.
 const PIECES: [f64; 7] = [64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
-/// Step of `GpuMemoryUtilization`.
 const MEMORY_STEP: f64 = 0.05;
 
 impl EngineFlag {
@@ -43,7 +42,7 @@ impl EngineFlag {
         Self::GpuMemoryUtilization,
     ];
 
-    /// The name on the command line, without dashes.
+    /// The name without dashes.
     pub fn name(self) -> &'static str {
         match self {
             Self::MaxNumSeqs => "max-num-seqs",
@@ -59,7 +58,7 @@ impl EngineFlag {
         Self::ALL.into_iter().find(|flag| flag.name() == name)
     }
 
-    /// A value as it is written for vLLM.
+    /// A value as vLLM reads it.
     pub fn written<S>(self, value: f64) -> FlagValue<S> {
         match self {
             Self::GpuMemoryUtilization => FlagValue::Float(value),
@@ -98,8 +97,8 @@ impl EngineFlag {
         near
     }
 
-    /// Like [`near`](Self::near), if at most `used` sequences ran at once. [`Self::MaxNumSeqs`]
-    /// then steps down to below `used`, because values above have no effect.
+    /// Like [`near`](Self::near), if at most `used` sequences ran at once: [`Self::MaxNumSeqs`]
+    /// steps down to below `used`, because values above have no effect.
     pub fn near_used(self, value: f64, used: f64) -> Vec<f64> {
         let mut near = self.near(value);
         if self == Self::MaxNumSeqs && used > 1.0 && used < near.iter().copied().fold(value, f64::min) {

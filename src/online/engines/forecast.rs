@@ -1,11 +1,11 @@
 //! Questions about flags, the answers by simulation, and how far the answers can be trusted.
 //!
-//! The caller replays the requests of the last minutes as for limits
-//! ([`LimitsQuestion`](crate::limits::forecast::LimitsQuestion)). The share of each forecast gain
-//! that was realised corrects later forecasts. The realised share is taken to be normal around an
-//! unknown mean, which starts at 1 and counts as one measurement. The variance starts at the square
-//! of [`SPREAD`] and counts as [`SPREAD_COUNTS`] measurements (conjugate normal model, with a
-//! normal in place of the t distribution). Bounds: [`REMEMBERED`] changes.
+//! The caller replays the requests of the last minutes, as for limits
+//! ([`LimitsQuestion`](crate::limits::forecast::LimitsQuestion)). Measured changes correct later
+//! forecasts: the realised share of a forecast gain is taken to be normal around an unknown mean,
+//! which starts at 1 and counts as one measurement. The variance starts at the square of [`SPREAD`]
+//! and counts as [`SPREAD_COUNTS`] measurements (conjugate normal model, with a normal in place of
+//! the t distribution). Bounds: [`REMEMBERED`] changes.
 
 use std::time::Duration;
 
@@ -16,12 +16,11 @@ use crate::limits::PoolLimits;
 use crate::limits::forecast::{BOUND, Forecast};
 use crate::observe::recent::RecentRequest;
 
-/// Standard deviation of realised over forecast gains. The simulator's latencies are off by up to
-/// 15 % on machines to which it was not fitted (`.github/docs/measurements/simulator.md`).
+/// Standard deviation of realised over forecast gains: latencies are off by up to 15 % on machines
+/// to which the simulator was not fitted (`.github/docs/measurements/simulator.md`).
 const SPREAD: f64 = 0.2;
-/// Measurements as which [`SPREAD`] counts.
 const SPREAD_COUNTS: f64 = 4.0;
-/// The most measured changes that are kept.
+/// Measured changes kept.
 const REMEMBERED: usize = 100;
 
 /// A change that may help.
@@ -59,19 +58,19 @@ pub struct EngineAnswer {
     pub now: Option<Forecast>,
     /// Rise of the mean loss during [`EngineQuestion::absent`] with one engine less.
     pub absence: Option<f64>,
-    /// Forecasts with the candidates of the question, in the same order.
+    /// Forecasts of the candidates, in the order of the question.
     pub candidates: Vec<CandidateForecast>,
     /// Time between the first and the last arrival.
     pub span: Duration,
 }
 
-/// How requests would fare with a candidate. The two absences are simulated for one candidate of a
-/// question: of the candidates with the smallest loss, the last.
+/// How requests would fare with a candidate. The absences are simulated for one candidate only: of
+/// the candidates with the smallest loss, the last.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CandidateForecast {
     /// Forecast with flag and limits of the candidate; `None`: vLLM would refuse the flag.
     pub forecast: Option<Forecast>,
-    /// Forecast with the candidate's limits alone; `None`: the candidate has no limits.
+    /// Forecast with the candidate's limits alone; `None`: it has none.
     pub unchanged: Option<Forecast>,
     /// [`EngineAnswer::absence`] if the other engines have the candidate.
     pub absence_with: Option<f64>,
@@ -80,7 +79,7 @@ pub struct CandidateForecast {
 }
 
 impl EngineAnswer {
-    /// A message if the simulation does not show the measured loss; `None`: it does.
+    /// A message if the simulation does not show the measured loss.
     pub(super) fn unexplained(&self, measured: f64) -> Option<String> {
         self.now?.unexplained(measured)
     }

@@ -1,4 +1,4 @@
-//! Input of the slow layer, and orders: plain data between [`EngineTuner`](super::EngineTuner) and
+//! Input and orders of the slow layer: plain data between [`EngineTuner`](super::EngineTuner) and
 //! the caller.
 //!
 //! The caller looks about once a second and carries out every [`TunerOrder`]. It reports an answer
@@ -83,7 +83,6 @@ impl EngineState {
         }
     }
 
-    /// The value of a flag, if known.
     pub(super) fn flag(&self, flag: EngineFlag) -> Option<f64> {
         self.flags.as_ref()?.get(&flag).copied()
     }
@@ -161,7 +160,7 @@ pub enum TunerOrder {
         flag: EngineFlag,
         /// The value.
         value: f64,
-        /// Whether to restart even if the other engines have no room, so that requests wait.
+        /// Whether to restart even if requests then wait.
         crowded: bool,
     },
     /// Put the experiment and the limits of the change under way in force, or end them.
@@ -180,24 +179,21 @@ pub enum Restarted {
 }
 
 impl Need {
-    /// A pool of the group.
     pub(super) fn of(&self, pool: &str) -> Option<&PoolNeed> {
         self.pools.iter().find(|own| own.name == pool)
     }
 }
 
 impl EngineLook<'_> {
-    /// The group of a pool, if it has objectives.
+    /// The group of a pool that has objectives.
     pub(super) fn need_of(&self, pool: &str) -> Option<&Need> {
         self.needs.iter().find(|need| need.of(pool).is_some())
     }
 
-    /// The engines of a pool.
     pub(super) fn engines_of(&self, pool: &str) -> impl Iterator<Item = &EngineState> {
         self.engines.iter().filter(move |engine| engine.pool == pool)
     }
 
-    /// The engine of a backend.
     pub(super) fn engine(&self, pool: &str, backend: &str) -> Option<&EngineState> {
         self.engines_of(pool).find(|engine| engine.backend == backend)
     }

@@ -1,13 +1,13 @@
 //! The slow layer: changes flags by restarting engines one by one, where limits no longer help.
 //!
 //! Where objectives are missed, the tuner simulates values near the present ones ([`decide`]). A
-//! change begins if the certain gain ([`Trust`]) is at least [`verdict::ENGINE_GAIN`] of the loss.
-//! Over the time for which the load should last, the gain must also exceed [`decide::PAYS`] times
-//! the cost of the restarts. A load should last as long again as it has lasted (Lindy's law),
-//! within [`decide::DWELL`]. [`phase`] has the stages of a change, [`trial`] and [`verdict`] the
-//! rules by which it goes on or ends. Two failures without a promotion freeze the tuner.
+//! change begins if the certain gain ([`Trust`]) is at least [`verdict::ENGINE_GAIN`] of the loss,
+//! and exceeds [`decide::PAYS`] times the cost of the restarts over the time for which the load
+//! should last: as long again as it has lasted (Lindy's law), within [`decide::DWELL`]. [`phase`]
+//! has the stages of a change, [`trial`] and [`verdict`] the rules of the stages. Two failures
+//! without a promotion freeze the tuner.
 //!
-//! Pure: the caller simulates, restarts and reports the results. Bounds: one change at a time.
+//! Pure: the caller simulates, restarts and reports. Bounds: one change at a time.
 
 pub mod flags;
 pub mod forecast;
@@ -39,11 +39,11 @@ use crate::gate::{Closing, Closings, Proposals};
 use crate::limits::PoolLimits;
 use sluice_config::{Config, Experiment};
 
-/// A simulation without an answer after this time has failed, and no later answer is taken.
+/// A simulation without an answer after this time has failed; a later answer is ignored.
 const SIMULATED: Duration = Duration::from_secs(3_600);
-/// After this time without a look, the gateway stood still and does not know the events in between.
+/// After this time without a look, the gateway stood still and missed events.
 const STOOD_STILL: Duration = Duration::from_secs(60);
-/// How long a value that failed is not tried again: after the first failure, and at most.
+/// How long a value that failed stays closed: the first time, and at most.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(6 * 3_600), Duration::from_secs(7 * 24 * 3_600));
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -54,7 +54,7 @@ pub struct EngineTuner {
     pub(crate) phase: Phase,
     pub(crate) proposals: Proposals<EngineChange>,
     trust: Trust,
-    /// Number of changes so far, proposed ones included.
+    /// Changes so far, proposed ones included.
     numbers: u64,
     /// Values that failed, by pool and flag.
     closed: Closings<(String, EngineFlag, f64), ()>,
@@ -64,7 +64,6 @@ pub struct EngineTuner {
     frozen: Option<String>,
     /// Duration of the last restart.
     lasts: Option<Duration>,
-    /// Results of simulations, by pool.
     pooled: BTreeMap<String, Pooled>,
     asked_last: Option<String>,
     /// Misses caused by ended changes.
@@ -72,9 +71,9 @@ pub struct EngineTuner {
     /// When `spent` last decayed.
     spent_at: Duration,
     looked: Option<Duration>,
-    /// A pool, and the limits that a promoted change brought.
+    /// The pool and limits of a promoted change.
     pub(crate) adopted: Option<(String, PoolLimits)>,
-    /// A pool, limits that a simulation found better without a change of engines, and why.
+    /// The pool, limits that a simulation found better without a change of engines, and why.
     pub(crate) suggested: Option<(String, PoolLimits, String)>,
     /// Suggestions, and until when they are not repeated.
     suggestions: Vec<(String, PoolLimits, Duration)>,
@@ -109,7 +108,7 @@ impl EngineTuner {
         }
     }
 
-    /// Sets new rules.
+    /// Replaces the rules.
     pub fn set_rules(&mut self, rules: EngineRules) {
         self.rules = rules;
     }
@@ -132,13 +131,12 @@ impl EngineTuner {
         Some(self.trial()?.stage())
     }
 
-    /// The pool and limits of a change, if they are in force now.
+    /// The pool and limits of a change that are in force now.
     pub(crate) fn limits_in_force(&self) -> Option<(String, PoolLimits)> {
         let trial = self.trial()?;
         Some((trial.change.pool.clone(), trial.change.limits_at(trial.stage())?))
     }
 
-    /// The experiment that must run now, if any.
     pub(crate) fn experiment(&self, config: &Config) -> Option<Experiment> {
         let trial = self.trial()?;
         trial.change.experiment(trial.stage(), config)
@@ -154,12 +152,12 @@ impl EngineTuner {
         std::mem::take(&mut self.events)
     }
 
-    /// Measured changes with forecasts, the oldest first.
+    /// Measured changes, the oldest first.
     pub fn measured(&self) -> &[Realised] {
         self.trust.all()
     }
 
-    /// The conclusion, and why no change is made.
+    /// The conclusion of the last decision.
     pub fn belief(&self) -> &str {
         &self.belief
     }
@@ -207,13 +205,12 @@ impl EngineTuner {
     }
 
     /// Continues from an earlier gateway: a promotion goes on, any other change is taken back.
-    /// `is_same`: pools and limits have not changed.
+    /// `is_same`: pools and limits are unchanged.
     pub fn restore(&mut self, saved: SavedEngines, is_same: bool, now: Duration) {
         self.trust = saved.trust;
         (self.numbers, self.failures) = (saved.numbers, saved.failures);
         (self.frozen, self.spent, self.spent_at) = (saved.frozen, saved.spent, now);
         let since = |ago: u64| now.checked_sub(Duration::from_secs(ago));
-        // Restarts before this gateway's clock began count at time 0.
         self.restarts = saved.restarts.into_iter().map(|ago| since(ago).unwrap_or_default()).collect();
         self.lasts = Some(Duration::from_secs(saved.lasts)).filter(|lasts| !lasts.is_zero());
         let closing = |(SavedClosing { pool, flag, to, failures }, left)| Closing {
@@ -224,14 +221,14 @@ impl EngineTuner {
         };
         self.closed.restore(saved.closed.into_iter().map(closing).collect());
         let Some(SavedChange { mut change, stage }) = saved.change else {
-            // Another gateway may have finished the change of this one.
+            // Another gateway may have finished the change.
             self.phase = Phase::Watching { from: now };
             return;
         };
         change.limits = change.limits.filter(|_| is_same);
         let goes_on = stage == Stage::Promotion;
         let step = if goes_on { Step::Promotion } else { Step::Return };
-        // The misses of a change that goes on count from now.
+        // Misses count from now.
         let mut trial = EngineTrial::new(change, step(Restart::at(now)));
         trial.missed_before = saved.missed_before;
         self.phase = Phase::Changing(Box::new(trial));
@@ -269,7 +266,7 @@ impl EngineTuner {
         orders
     }
 
-    /// Drops questions, proposals and limits of another configuration.
+    /// Drops the data of another configuration.
     pub(crate) fn forget(&mut self) {
         self.proposals.withdraw();
         self.suggested = None;
@@ -278,7 +275,7 @@ impl EngineTuner {
         match &mut self.phase {
             Phase::Watching { .. } => {}
             Phase::Simulating { question, .. } => *question = None,
-            // While engines return, the limits of the configuration are in force.
+            // Engines return under the limits of the configuration.
             Phase::Changing(trial) => trial.change.limits = None,
         }
     }
@@ -293,8 +290,7 @@ impl EngineTuner {
         orders
     }
 
-    /// Why the change under way must be dropped: the tuner may no longer act, or something else
-    /// changed an engine.
+    /// Why the change under way must be dropped.
     fn interference(&mut self, look: &EngineLook<'_>) -> Option<String> {
         let trial = self.trial_mut().filter(|trial| trial.stage() != Stage::Return)?;
         if look.acting == Acting::Proposes {
@@ -310,7 +306,6 @@ impl EngineTuner {
             look.engine(&change.pool, backend).and_then(|engine| engine.flag(change.flag)) != Some(wanted)
         };
         let other = change.backends.iter().find(is_other)?.clone();
-        // The tuner leaves an engine alone that something else changed.
         change.leave_out(&other);
         Some(format!("{other} runs with other flags than the tuner gave it"))
     }
@@ -322,7 +317,6 @@ impl EngineTuner {
         self.rules.restarts_per_hour.saturating_sub(u32::try_from(self.restarts.len()).unwrap_or(u32::MAX))
     }
 
-    /// Takes a change back.
     fn take_back(&mut self, now: Duration, orders: &mut Vec<TunerOrder>) {
         if let Some(trial) = self.trial_mut() {
             trial.enter(Step::Return(Restart::at(now)));

@@ -7,7 +7,7 @@
 //!   canary, copies, recovery, compared, promotion, watched --> return --> watching
 //! ```
 //!
-//! An engine restarts in canary, promotion and return; all engines must serve in the other steps.
+//! An engine restarts in canary, promotion and return; in the other steps all engines must serve.
 //! [`Phase::enter`] and [`EngineTrial::enter`] make every transition; builds with debug assertions
 //! stop at one that is not in this picture.
 
@@ -17,32 +17,27 @@ use super::change::{EngineChange, Stage};
 use super::forecast::EngineQuestion;
 use super::proof::Proof;
 
-/// The activity of the slow layer.
 #[derive(Debug)]
 pub(crate) enum Phase {
     /// Nothing is asked before `from`.
     Watching { from: Duration },
-    /// A simulation runs. `question`: `None` if it was for another configuration.
+    /// `question`: `None` if it was for another configuration.
     Simulating { since: Duration, question: Option<EngineQuestion> },
     /// Engines change.
     Changing(Box<EngineTrial>),
 }
 
-/// A change under way.
 #[derive(Debug)]
 pub(crate) struct EngineTrial {
     pub(crate) change: EngineChange,
     step: Step,
-    /// Requests and misses when the change began, or when they were first known.
+    /// Requests and misses when the change began, or once known.
     pub(super) before: Option<(f64, f64)>,
-    /// Share of requests that missed before the change.
     pub(super) missed_before: f64,
-    /// Requests in the pool's queue when the change began.
     pub(super) waited: usize,
     pub(super) proof: Proof,
-    /// Since when requests wait because changed engines may not be loaded more.
+    /// Since when requests wait because of bounds on changed engines.
     pub(super) held_up: Option<Duration>,
-    /// How often the canary got copies again.
     pub(super) copied: u32,
 }
 
@@ -53,27 +48,23 @@ pub(crate) enum Step {
     Copies(Measure),
     Recovery(Measure),
     Compared(Measure),
-    /// The next engine restarts with the new value.
     Promotion(Restart),
-    /// An engine that was restarted in promotion is watched.
+    /// An engine is watched after its restart.
     Watched(Measure),
     Return(Restart),
 }
 
-/// The next restart.
 #[derive(Clone, Debug)]
 pub(crate) struct Restart {
-    /// Since when it waits.
     pub(super) since: Duration,
-    /// Time of the next attempt.
+    /// The next attempt.
     pub(super) retry: Duration,
-    /// Number of failed attempts.
+    /// Failed attempts.
     pub(super) failed: u32,
-    /// The backend and the time, once the restart was ordered.
+    /// The backend, and when the restart was ordered.
     pub(super) ordered: Option<(String, Duration)>,
 }
 
-/// A measurement while all engines serve.
 #[derive(Clone, Debug)]
 pub(crate) struct Measure {
     pub(super) since: Duration,
@@ -82,7 +73,7 @@ pub(crate) struct Measure {
 }
 
 impl Phase {
-    /// Goes over to another phase, or begins the same one anew.
+    /// Enters another phase, or begins the same one anew.
     pub(crate) fn enter(&mut self, next: Self) {
         debug_assert!(self.leads_to(&next), "{self:?} to {next:?}");
         *self = next;
@@ -102,7 +93,6 @@ impl Phase {
 }
 
 impl EngineTrial {
-    /// A change at this step, of which nothing was measured yet.
     pub(crate) fn new(change: EngineChange, step: Step) -> Self {
         Self {
             change,
@@ -116,7 +106,7 @@ impl EngineTrial {
         }
     }
 
-    /// Goes over to another step. A return begins anew with each engine.
+    /// A return begins anew with each engine.
     pub(super) fn enter(&mut self, next: Step) {
         debug_assert!(self.step.leads_to(&next), "{:?} to {next:?}", self.step);
         self.step = next;
@@ -137,7 +127,6 @@ impl EngineTrial {
         }
     }
 
-    /// The restart, in a step that has one.
     pub(super) fn restart(&mut self) -> Option<&mut Restart> {
         match &mut self.step {
             Step::Canary(restart) | Step::Promotion(restart) | Step::Return(restart) => Some(restart),
@@ -145,7 +134,6 @@ impl EngineTrial {
         }
     }
 
-    /// The measurement, in a step that has one.
     pub(super) fn measure(&mut self) -> Option<&mut Measure> {
         match &mut self.step {
             Step::Copies(own) | Step::Recovery(own) | Step::Compared(own) | Step::Watched(own) => Some(own),
@@ -170,14 +158,12 @@ impl Step {
 }
 
 impl Restart {
-    /// A restart that may begin at once.
     pub(crate) fn at(now: Duration) -> Self {
         Self { since: now, retry: now, failed: 0, ordered: None }
     }
 }
 
 impl Measure {
-    /// A measurement that begins at `since`.
     pub(crate) fn at(since: Duration) -> Self {
         Self { since, absent: None }
     }
@@ -189,7 +175,7 @@ mod tests {
     use crate::engines::flags::EngineFlag;
     use crate::engines::proof::Load;
 
-    /// Watching, simulating, and a change at each step, in the order of declaration.
+    /// In the order of declaration.
     fn all() -> Vec<Phase> {
         let change = EngineChange {
             number: 1,

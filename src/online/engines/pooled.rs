@@ -1,9 +1,9 @@
 //! Pools the forecasts of successive simulations with the same flags, limits and load.
 //!
 //! Each simulation has other requests, so several make a gain more certain. The error of the mean
-//! gain is the error of independent simulations, or the scatter of the gains if that is larger:
-//! batches within one simulation are alike where the queue is nearly always full. Bounds:
-//! [`ROUNDS_MAX`] simulations, the oldest go first.
+//! assumes independent simulations, or is the scatter of the gains if larger: batches within one
+//! simulation are alike where the queue is nearly always full. Bounds: [`ROUNDS_MAX`] simulations,
+//! the oldest go first.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,12 +13,11 @@ use super::forecast::{CandidateForecast, EngineAnswer, EngineCandidate, EngineQu
 use crate::limits::Limits;
 use crate::limits::forecast::{BOUND, Forecast};
 
-/// The most simulations in a pool.
 const ROUNDS_MAX: usize = 64;
 /// Simulations after which a clearly worse change is not simulated again.
 const ROUNDS_MIN: usize = 3;
 
-/// Simulations are pooled if these are equal.
+/// Simulations of equal subjects are pooled.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Subject {
     pub(super) flags: Flags,
@@ -39,7 +38,6 @@ impl Sample {
         }
     }
 
-    /// Adds a number if there is one.
     fn extend(&mut self, value: Option<f64>) {
         value.filter(|value| value.is_finite()).into_iter().for_each(|value| self.add(value));
     }
@@ -68,13 +66,12 @@ struct Forecasts {
     gains: Sample,
     /// Squared standard errors of `gains`.
     errors: Sample,
-    /// Attainment minus attainment without the change.
+    /// Change of the attainment.
     attainment: Sample,
     /// Cost of an absent engine if the others have the change.
     absence: Sample,
-    /// How much of the cost of an absent engine the change's limits alone save.
+    /// Part of the cost of an absent engine that the limits alone save.
     limits_save: Sample,
-    /// Gain of the change's limits without the flag.
     unchanged: Sample,
 }
 
@@ -85,14 +82,13 @@ impl Forecasts {
         if count > 1.0 { within.max((self.gains.squares() / (count * (count - 1.0))).sqrt()) } else { within }
     }
 
-    /// Lower and upper bound of the gain, if the simulation is right.
+    /// Bounds of the gain, if the simulation is right.
     fn range(&self) -> Option<(f64, f64)> {
         let (gain, error) = (self.gains.mean()?, BOUND * self.error());
         Some((gain - error, gain + error))
     }
 }
 
-/// The pooled forecasts for one subject.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pooled {
     subject: Option<Subject>,
@@ -103,14 +99,14 @@ pub(super) struct Pooled {
 }
 
 impl Pooled {
-    /// Pools simulations of `subject` and forgets all others.
+    /// Forgets other subjects.
     pub(super) fn begin(&mut self, subject: Subject) {
         if self.subject.as_ref() != Some(&subject) {
             *self = Self { subject: Some(subject), ..Self::default() };
         }
     }
 
-    /// Adds a simulation. Returns the pooled answer for the candidates of the question.
+    /// Returns the pooled answer for the question's candidates.
     pub(super) fn add(&mut self, question: &EngineQuestion, answer: &EngineAnswer) -> EngineAnswer {
         let Some(now) = answer.now.filter(|now| now.loss.is_finite()) else { return answer.clone() };
         self.now.add(now.loss);
@@ -128,8 +124,7 @@ impl Pooled {
         }
     }
 
-    /// Adds the simulation of one candidate. `now` and `mean`: this simulation and all simulations
-    /// without a change.
+    /// `now` and `mean`: this simulation and all simulations without a change.
     fn add_to(
         &mut self,
         candidate: EngineCandidate,
@@ -170,18 +165,15 @@ impl Pooled {
         self.changes.iter().find(|(known, _)| *known == candidate).map(|(_, change)| change)
     }
 
-    /// Cost of an absent engine if the others have this change; `None`: not simulated.
     pub(super) fn absence_with(&self, candidate: EngineCandidate) -> Option<f64> {
         self.known(candidate)?.absence.mean()
     }
 
-    /// How much of the cost of an absent engine the change's limits alone save; `None`: no limits,
-    /// or not simulated.
     pub(super) fn limits_save(&self, candidate: EngineCandidate) -> Option<f64> {
         self.known(candidate)?.limits_save.mean()
     }
 
-    /// Whether another change is clearly better, so that this one is not simulated again.
+    /// Whether another change is clearly better: this one is not simulated again.
     pub(super) fn is_beaten(&self, candidate: EngineCandidate) -> bool {
         let own = self.known(candidate).filter(|change| change.gains.0.len() >= ROUNDS_MIN);
         let best = self.changes.iter().filter_map(|(_, change)| Some(change.range()?.0)).fold(0.0, f64::max);

@@ -1,5 +1,5 @@
-//! The load of copies that a changed engine has sustained: an engine that fails above some load
-//! must fail with copies, not with clients.
+//! The load of copies that a changed engine has sustained, so that an engine which fails above some
+//! load fails with copies, not with clients.
 //!
 //! A load counts if a look saw it and a copy that began later was served before any copy failed: an
 //! engine that crashed or hangs serves none. Sequences and tokens count separately, because
@@ -31,21 +31,19 @@ impl Load {
         Self { sequences: u32::try_from(sequences).unwrap_or(u32::MAX), tokens: of(self.tokens, other.tokens) }
     }
 
-    /// Whether sequences or tokens use up this bound.
+    /// Whether sequences or tokens reach the bound.
     pub(crate) fn reaches(self, bound: Self) -> bool {
         self.sequences >= bound.sequences || self.tokens >= bound.tokens
     }
 
-    /// An eighth more.
     pub(crate) fn more(self) -> Self {
         self.each(self, |one, _| one.saturating_add(one.div_ceil(8)))
     }
 }
 
-/// The proof of one canary.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Proof {
-    /// A load and when it was seen; `next` is a later, larger one.
+    /// A load seen at a time; `next` is later and larger.
     waits: Option<(Load, Duration)>,
     next: Option<(Load, Duration)>,
     proved: Load,
@@ -54,10 +52,10 @@ pub(crate) struct Proof {
 }
 
 impl Proof {
-    /// Takes the load of running copies, and the counts of ended ones.
+    /// `copies`: load of running copies; `ended`: counts of ended ones.
     pub(crate) fn look(&mut self, now: Duration, copies: Load, ended: &ArmCounts) {
         if std::mem::replace(&mut self.failed, ended.failed) < ended.failed {
-            // Loads from before the failure must be seen again.
+            // Loads must be seen again after a failure.
             *self = Self { proved: self.proved, failed: self.failed, ..Self::default() };
         }
         let begun = ended.begun;
@@ -73,7 +71,6 @@ impl Proof {
         }
     }
 
-    /// The largest sustained load.
     pub(crate) fn proved(&self) -> Load {
         self.proved
     }
@@ -101,7 +98,7 @@ mod tests {
         assert_eq!(proof.proved(), Load::default(), "it began before");
         proof.look(second(4), load(7), &served(2));
         assert_eq!(proof.proved(), load(9));
-        // The engine hangs: copies gather, and none is served.
+        // The engine hangs: it serves no copy.
         for at in 5..60 {
             proof.look(second(at), load(7 + at as u32), &served(3));
         }

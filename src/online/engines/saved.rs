@@ -1,7 +1,7 @@
 //! State of the slow layer that survives a restart of the gateway.
 //!
-//! Plain data with a JSON form. Fields are only added, with a default, so a newer gateway reads the
-//! file of an older one.
+//! Fields of the JSON form are only added, with a default, so a newer gateway reads the file of an
+//! older one.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,23 +18,19 @@ pub struct SavedEngines {
     pub(super) failures: u32,
     /// Seconds of a restart; 0: unknown.
     pub(super) lasts: u64,
-    /// Closed values, each with the seconds for which it stays closed.
+    /// Closed values, each with the seconds left.
     pub(super) closed: Vec<(SavedClosing, u64)>,
-    /// Why the tuner froze itself.
     #[serde(default)]
     pub(super) frozen: Option<String>,
-    /// Misses caused by changes.
     #[serde(default)]
     pub(super) spent: f64,
-    /// Share of requests that missed before the change under way.
     #[serde(default)]
     pub(super) missed_before: f64,
-    /// The restarts of the last hour, in seconds before the save.
+    /// Restarts of the last hour, in seconds before the save.
     #[serde(default)]
     pub(super) restarts: Vec<u64>,
 }
 
-/// The change under way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SavedChange {
     #[serde(flatten)]
@@ -42,7 +38,7 @@ pub(super) struct SavedChange {
     pub(super) stage: Stage,
 }
 
-/// A value that failed, and how often it had failed before.
+/// A value that failed, and its failures before.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SavedClosing {
     pub(super) pool: String,

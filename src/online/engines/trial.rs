@@ -1,10 +1,9 @@
 //! The stages of a change other than the comparison: restarts, copies, recovery and promotion.
 //!
-//! An engine that is not there, or whose restart is blocked, is waited for at most [`BLOCKED`]. The
-//! canary gets copies of requests until it has served enough of them ([`COPIES_SERVED`],
-//! [`COPIES_SOON`]). Then all engines serve the backlog for at most [`RECOVERY`]. Changed engines
-//! take more load than their copies proved only step by step, each time that requests wait for
-//! [`RAMP`].
+//! An engine that is absent, or whose restart is blocked, is waited for at most [`BLOCKED`]. The
+//! canary gets copies until it has served enough of them ([`COPIES_SERVED`], [`COPIES_SOON`]). Then
+//! all engines serve the backlog for at most [`RECOVERY`]. Changed engines take more load than
+//! their copies proved only step by step, each time that requests wait for [`RAMP`].
 
 use std::time::Duration;
 
@@ -17,34 +16,30 @@ use super::verdict::SURGE;
 use crate::event::EventKind;
 use sluice_gateway::pool::TrialBound;
 
-/// How long the canary gets copies: at least (unless [`COPIES_SOON`] is reached) and at most.
+/// How long the canary gets copies, at least (unless [`COPIES_SOON`] is reached) and at most.
 pub(super) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Duration::from_secs(300));
-/// Copies that the canary must serve.
 const COPIES_SERVED: u64 = 30;
-/// Number of served copies that suffices after this time. The cost of a change is computed with
-/// [`COPIES`].
+/// Served copies that suffice after this time. Costs are computed with [`COPIES`].
 pub(super) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
-/// Failed copies after which the change may be taken back.
+/// Failed copies that end the change.
 const COPIES_FAILED: u64 = 3;
-/// A canary that has served no copy for this long may hang.
+/// Silence after which a canary may hang.
 const SILENT: Duration = Duration::from_secs(15);
-/// A canary that has served a copy within this time serves.
+/// A served copy this recent shows that the canary serves.
 const FRESH: Duration = Duration::from_secs(2);
 /// How often a canary may get copies.
 const COPIED: u32 = 3;
-/// How long a comparison waits until the queue is as short as before the restart.
+/// Longest wait until the queue is as short as before the restart.
 pub(super) const RECOVERY: Duration = Duration::from_secs(300);
-/// Requests that arrive this soon after a comparison has begun do not count.
+/// Arrivals this soon after the start of a comparison do not count.
 const COMPARISON_SETTLE: Duration = Duration::from_secs(60);
-/// A comparison ends after requests have waited this long because the canary may not be loaded
-/// more.
+/// A comparison ends after requests have waited this long for room on the canary.
 const HELD_UP: Duration = Duration::from_secs(30);
-/// In recovery and promotion, changed engines may be loaded more each time that requests have
-/// waited this long.
+/// Requests that wait this long raise the bounds of changed engines in recovery and promotion.
 const RAMP: Duration = Duration::from_secs(5);
 /// How long an engine may be out of rotation.
 pub(super) const ABSENT: Duration = Duration::from_secs(10);
-/// How long an engine is watched after a restart in promotion.
+/// How long an engine is watched after its restart in promotion.
 const WATCHED: Duration = Duration::from_secs(60);
 /// How long a restart may be blocked.
 pub(super) const BLOCKED: Duration = Duration::from_secs(900);
@@ -54,26 +49,26 @@ const RETRY: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 3;
 
 impl EngineTuner {
-    /// Bounds of requests on these engines; `None`: the engine's limits alone.
+    /// Bounds of requests by engine; `None`: the engine's limits alone.
     pub fn trials(&self, engines: &[EngineState]) -> Vec<Option<TrialBound>> {
         let trial = |load: Load| TrialBound { slots: load.sequences, tokens: load.tokens };
         engines.iter().map(|engine| self.bound(engine, engines).map(trial)).collect()
     }
 
-    /// How much requests may load an engine; `None`: the limits alone bound it.
+    /// Bound on the load by requests; `None`: the limits alone.
     pub(super) fn bound(&self, engine: &EngineState, engines: &[EngineState]) -> Option<Load> {
         let trial = self.trial().filter(|trial| trial.change.pool == engine.pool)?;
         let (change, stage) = (&trial.change, trial.stage());
         let bound = change.bound(stage, &engine.backend)?;
-        // If no unchanged engine serves, an engine that is about to return may.
+        // If no unchanged engine serves, one that is about to return may.
         let serves =
             |other: &EngineState| other.pool == change.pool && other.serves && !change.changed.contains(&other.backend);
         let is_last = stage == Stage::Return && !engines.iter().any(serves);
         (!is_last).then_some(bound)
     }
 
-    /// The arrival time from which requests count in a comparison of arms that begins now; `None`:
-    /// no arms are compared.
+    /// Requests that arrive from then on count in a comparison that begins now; `None`: no arms are
+    /// compared.
     pub(crate) fn compares_from(&self, now: Duration) -> Option<Duration> {
         match self.stage()? {
             Stage::Copies => Some(now),
@@ -97,13 +92,12 @@ impl EngineTuner {
             return self.wait_for(&backend, is_late, look.now, orders);
         };
         if returns && engine.serves && engine.flag(change.flag) == Some(change.from) {
-            // The engine has returned by itself.
             return self.trial_mut().into_iter().for_each(|trial| trial.return_next(&backend, look.now));
         }
         if !returns && (look.waits.is_some() || self.restarts_left(look.now) == 0) {
-            // A promotion may wait for the permitted hour, a canary that has not begun may not.
+            // A promotion waits for the hour, a canary that has not begun does not.
             if stage == Stage::Promotion {
-                // The longest wait is counted from when the restart is permitted.
+                // The longest wait counts from the permission.
                 self.with_restart(|own| own.since = look.now);
             } else if is_late {
                 self.give_up(look.now, "its restart had to wait too long", orders);
@@ -116,7 +110,7 @@ impl EngineTuner {
         orders.push(TunerOrder::Restart { engine, flag: change.flag, value, crowded });
         self.restarts.push_back(look.now);
         self.with_restart(|own| own.ordered = Some((backend.clone(), look.now)));
-        // Noted and saved before the restart, so that a later gateway takes the change back.
+        // Saved before the restart, so that a later gateway takes the change back.
         if let Some(trial) = self.trial_mut().filter(|_| !returns) {
             trial.change.changed.push(backend);
         }
@@ -147,7 +141,7 @@ impl EngineTuner {
         };
         let returns = stage == Stage::Return;
         if !returns && outcome != Restarted::Done {
-            // The engine has returned to the last good flags by itself.
+            // The engine has returned to the old flags by itself.
             trial.change.leave_out(&backend);
         }
         let again = |failed| Restart { since, ordered: None, retry: now + RETRY, failed };
@@ -232,7 +226,7 @@ impl EngineTuner {
         let (many, soon) = COPIES_SOON;
         let enough = served >= COPIES_SERVED && lasted >= COPIES.0 || served >= many && lasted >= soon;
         let serves = |within: Duration| canary.served.is_some_and(|at| look.now <= at + within);
-        // Without copies in flight, requests are few and the engine is not silent.
+        // Without copies in flight, requests are few.
         let is_idle = copies == Load::default() && canary.failed == 0;
         if lasted >= COPIES.1 && proved.sequences == 0 && is_idle {
             let few = if canary.requests == 0 { "no request" } else { "too few requests" };
@@ -250,9 +244,8 @@ impl EngineTuner {
         }
     }
 
-    /// While requests wait for changed engines in promotion or recovery, raises the bound step by
-    /// step: narrow engines serve too few requests for their copies to show the capacity of a wide
-    /// one.
+    /// Raises the bound step by step in promotion or recovery while requests wait: narrow engines
+    /// serve too few copies to show the capacity of a wide one.
     pub(super) fn raise_bound(&mut self, look: &EngineLook<'_>) {
         let open = self.trial_mut().filter(|trial| matches!(trial.stage(), Stage::Recovery | Stage::Promotion));
         if let Some(trial) = open
@@ -262,7 +255,7 @@ impl EngineTuner {
         }
     }
 
-    /// Sends copies again: the load has outgrown the canary's proof.
+    /// The load has outgrown the canary's proof.
     fn copy_again(&mut self, look: &EngineLook<'_>, orders: &mut Vec<TunerOrder>) {
         let Some(trial) = self.trial_mut() else { return };
         trial.copied += 1;
@@ -275,7 +268,7 @@ impl EngineTuner {
 
     fn recover(&mut self, look: &EngineLook<'_>, since: Duration, orders: &mut Vec<TunerOrder>) {
         let Some(trial) = self.trial_mut() else { return };
-        // Where unchanged engines cannot keep up, the queue stays. It affects both arms alike.
+        // Where unchanged engines cannot keep up, the queue stays; it affects both arms alike.
         if look.now >= since + RECOVERY || !trial.is_longer(look.engines_of(&trial.change.pool)) {
             trial.enter(Step::Compared(Measure::at(look.now + COMPARISON_SETTLE)));
             orders.push(TunerOrder::Configure);
@@ -284,19 +277,18 @@ impl EngineTuner {
 }
 
 impl EngineTrial {
-    /// Leaves an engine out of the change, and goes on with the next one that must return.
+    /// Leaves out this engine, and goes on with the next that must return.
     fn return_next(&mut self, backend: &str, now: Duration) {
         self.change.leave_out(backend);
         self.enter(Step::Return(Restart::at(now)));
     }
 
-    /// Whether the queue is longer than before the change. Where clients send as much as the
-    /// engines can serve, the queue is never empty.
+    /// Whether the queue is longer than before the change. Under overload it is never empty.
     fn is_longer<'a>(&self, mut engines: impl Iterator<Item = &'a EngineState>) -> bool {
         engines.any(|engine| engine.waiting > self.waited.max(self.change.backends.len()))
     }
 
-    /// Whether requests have waited for a while because changed engines may not be loaded more.
+    /// Whether bounds on changed engines have kept requests waiting for a while.
     fn is_held_up(&mut self, look: &EngineLook<'_>) -> bool {
         let (change, stage): (&EngineChange, Stage) = (&self.change, self.stage());
         let own = || look.engines_of(&change.pool).filter(|engine| engine.serves);

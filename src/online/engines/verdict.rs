@@ -1,10 +1,10 @@
 //! The comparison of canary and control, and the end of a change.
 //!
-//! A change ends in one of four ways. It is promoted if the canary loses less than the control by
-//! at least [`ENGINE_GAIN`] of the loss, with [`CANARY_CONFIDENCE`]. It fails, which counts towards
-//! freezing: an engine did not start, left rotation, failed requests or was slower. It is taken
-//! back without counting: a tie, too few requests, or the error budget is used up. Or it is
-//! dropped, because something else changed.
+//! A change ends in one of four ways. *Promoted*: the canary loses less than the control by at
+//! least [`ENGINE_GAIN`] of the loss, with [`CANARY_CONFIDENCE`]. *Failed*, which counts towards
+//! freezing: an engine did not start, left rotation, failed requests or was slower. *Taken back*
+//! without counting: a tie, too few requests, or the error budget is used up. *Dropped*: something
+//! else changed.
 
 use std::time::Duration;
 
@@ -22,22 +22,19 @@ pub(super) const ENGINE_GAIN: f64 = 0.05;
 pub(super) const ENGINE_GAIN_MIN: f64 = 0.005;
 /// Confidence of the verdict on a canary, at all times together.
 const CANARY_CONFIDENCE: f64 = 0.99;
-/// When a comparison without a winner ends: the later time if the comparison shows [`PROMISING`] of
-/// the forecast gain.
+/// When a comparison without a winner ends; the later time if it shows [`PROMISING`] of the
+/// forecast gain.
 pub(super) const COMPARED: (Duration, Duration) = (Duration::from_secs(2_700), Duration::from_secs(3 * 3_600));
 const PROMISING: f64 = 1.0 / 3.0;
-/// Batches after which a comparison without a gain that matters ends.
+/// Batches after which a gain too small to matter ends the comparison.
 const BATCHES: usize = 12;
-/// ln of the evidence at which the canary counts as failing more often. Chance reaches it in at
-/// most 1 of 100 comparisons, however often they are looked at.
+/// ln of the evidence that the canary fails more often. Chance reaches it in at most 1 of 100
+/// comparisons, however often they are looked at.
 pub(super) const SURGE: f64 = 4.6;
-/// The difference that a comparison finds soonest, as a share of the control's loss.
+/// The difference found soonest, as a share of the control's loss.
 const SOONEST: f64 = 0.3;
-/// Rest after a change that helped.
 const REST: Duration = Duration::from_secs(300);
-/// Failures that freeze the tuner.
 const FAILURES: u32 = 2;
-/// Period of the error budget, in seconds.
 const BUDGET_SECONDS: f64 = 30.0 * 24.0 * 3_600.0;
 
 impl EngineTuner {
@@ -69,8 +66,8 @@ impl EngineTuner {
             return;
         };
         let margin = (ENGINE_GAIN * found.control).max(ENGINE_GAIN_MIN);
-        // Overloaded engines fare alike for minutes, so even a gain as large as the forecast takes
-        // long to become certain.
+        // Overloaded engines fare alike for minutes, so that even a large gain takes long to become
+        // certain.
         let is_promising = change.forecast.is_some_and(|gain| gain > 0.0 && -found.change.value >= PROMISING * gain);
         let is_late = look.now >= since + if is_promising { COMPARED.1 } else { COMPARED.0 };
         let shown = format!(
@@ -118,7 +115,6 @@ impl EngineTuner {
         });
     }
 
-    /// Takes a failed change back.
     pub(super) fn fail(
         &mut self,
         now: Duration,
@@ -133,7 +129,7 @@ impl EngineTuner {
         self.give_up(now, why, orders);
     }
 
-    /// Takes a change back without counting a failure. The value is closed for a while.
+    /// Takes a change back without a failure. The value is closed for a while.
     pub(super) fn give_up(&mut self, now: Duration, why: &str, orders: &mut Vec<TunerOrder>) {
         let value = self.change().map(|change| (change.pool.clone(), change.flag, change.to));
         value.into_iter().for_each(|value| self.closed.close(value, (), now));
@@ -150,7 +146,6 @@ impl EngineTuner {
         orders
     }
 
-    /// Whether changes have caused more misses than they may.
     pub(super) fn overspent(&self, look: &EngineLook<'_>) -> bool {
         let (rate, target) = look
             .needs
@@ -171,7 +166,6 @@ impl EngineTuner {
         }
     }
 
-    /// All engines have the old value.
     pub(super) fn returned(&mut self, look: &EngineLook<'_>) {
         self.spent += self.trial().map_or(0.0, |trial| trial.spent(look));
         self.phase.enter(Phase::Watching { from: look.now + self.rules.cool_down });
@@ -191,7 +185,6 @@ impl EngineTuner {
         }
     }
 
-    /// All engines have the new value.
     pub(super) fn promoted(&mut self, look: &EngineLook<'_>) {
         self.spent += self.trial().map_or(0.0, |trial| trial.spent(look));
         self.note(look.now, EventKind::Kept, "all engines of the pool have it".to_owned());
@@ -202,7 +195,6 @@ impl EngineTuner {
 }
 
 impl EngineTrial {
-    /// Misses that the change has caused so far.
     fn spent(&self, look: &EngineLook<'_>) -> f64 {
         let own = look.need_of(&self.change.pool).map(|need| need.totals);
         let Some((own, (requests, missed))) = own.zip(self.before) else { return 0.0 };

@@ -1,7 +1,7 @@
-//! Every cause that is seen at one moment: [`engines`] has the rules about one engine, [`load`] the
-//! rules about a pool's load, and this file the rules about settings that differ within a pool.
+//! All causes seen at one moment: [`engines`] has the rules about one engine, [`load`] the rules
+//! about a pool's load, and this file the rules about settings that differ within a pool.
 //!
-//! A rule compares the last minute with the other engines of the pool, or with the hour before, and
+//! A rule compares the last minute with the other engines of the pool, or with the hour before. It
 //! asks for certainty and, where a change can be harmless, for a symptom ([`Minute`]).
 
 use super::facts::{BackendFacts, PageFacts, PoolFacts};
@@ -10,12 +10,11 @@ use super::minute::{Compared, Minute, ROOM, VALUES_MIN};
 use super::{engines, load};
 use sluice_core::vllm::metrics::STEP_TOKENS;
 
-/// The most that the large steps of an engine say about the next long prompt, and the logarithm of
-/// the chance below which a missing large step is no chance.
+/// Upper bound on the probability that a long prompt has a large step, and the logarithm of the
+/// chance below which missing large steps are no chance.
 const SURE_STEP: f64 = 0.95;
 const LN_CHANCE: f64 = -12.0;
 
-/// Every cause that is seen now.
 pub(super) fn of(compared: &Compared<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for pool in &compared.now.pools {
@@ -30,7 +29,7 @@ pub(super) fn of(compared: &Compared<'_>) -> Vec<Finding> {
     found
 }
 
-/// Settings that differ within a pool: as reported, as started, or as the engines behave.
+/// Settings that differ: as reported, as started, or as the engines behave.
 fn flags(minute: &Minute<'_>, found: &mut Vec<Finding>) {
     let pool = minute.pool;
     let difference = pool
@@ -58,7 +57,7 @@ fn started(pool: &PoolFacts) -> Option<String> {
     Some(format!("{} has {}; {} has {}", first.name, only(first, other), other.name, only(other, first)))
 }
 
-/// Sizes of the KV cache that differ by more than a tenth.
+/// KV caches whose sizes differ by more than a tenth.
 fn caches(pool: &PoolFacts) -> Option<String> {
     let sizes = pool.backends.iter().filter_map(|backend| Some((&backend.name, backend.engine?.cache_tokens?)));
     let (least, most) = (sizes.clone().min_by_key(|(_, size)| *size)?, sizes.max_by_key(|(_, size)| *size)?);
@@ -66,8 +65,8 @@ fn caches(pool: &PoolFacts) -> Option<String> {
     differ.then(|| format!("the KV cache of {} holds {} tokens, of {} {}", least.0, least.1, most.0, most.1))
 }
 
-/// An engine that computes long prompts only in pieces, while another one takes more in a step. The
-/// engine may have had large steps before, as many requests at once need them.
+/// An engine that computes long prompts only in pieces, while another takes more in a step. The
+/// engine may have had large steps before, when many requests at once needed them.
 fn steps(minute: &Minute<'_>) -> Option<String> {
     let engines: Vec<(&str, PageFacts)> =
         minute.pool.backends.iter().filter_map(|backend| Some((&*backend.name, backend.engine?))).collect();
@@ -78,10 +77,10 @@ fn steps(minute: &Minute<'_>) -> Option<String> {
         engines.iter().filter(|_| most.large_steps[index] >= VALUES_MIN).find_map(|(name, engine)| {
             let pages = minute.looks.iter().map_while(|look| look.backend(name)?.engine);
             let since = pages.filter(|page| page.large_steps[index] == engine.large_steps[index]);
-            // Prompts count when they end: the steps of a request that ran then may be earlier.
+            // A prompt counts when it ends; its steps may be earlier.
             let begun = since.map(|page| engine.large_prompts[index] - page.large_prompts[index] - page.running);
             let prompts = begun.fold(0.0, f64::max);
-            // With the flags of the other engine, no large step would be a very rare chance.
+            // With the flags of the other engine, this would be a very rare chance.
             (prompts * chance <= LN_CHANCE).then(|| {
                 format!(
                     "{name} computes at most {tokens} tokens in a step, in {prompts:.0} longer prompts; {widest} computed more in {:.0} steps",
@@ -92,7 +91,7 @@ fn steps(minute: &Minute<'_>) -> Option<String> {
     })
 }
 
-/// An engine that lets requests wait in every look while it runs far fewer than another one.
+/// An engine that lets requests wait in every look while it runs far fewer than another.
 fn sequences(minute: &Minute<'_>) -> Option<String> {
     let looks = || minute.looks.iter().take(minute.of_minute);
     let most_of = |name: &str| {

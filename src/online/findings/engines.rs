@@ -1,43 +1,42 @@
 //! The rules about one engine: silent, down, failing, slow, short of memory or of adapter slots, or
-//! behind a slow way. At most one cause of an engine is seen, the most specific one.
+//! behind a slow way. The most specific cause of an engine counts.
 //!
-//! An engine is compared with the other engines of its pool. Metrics pages of engines are sums
-//! since the start of the engine, in seconds and numbers.
+//! An engine is compared with the other engines of its pool. Metrics pages are sums since the
+//! engine's start, in seconds and numbers.
 
 use super::facts::{BackendFacts, PageFacts, PoolFacts};
 use super::finding::{Cause, Finding};
 use super::minute::{Minute, VALUES_MIN};
 use sluice_gateway::telemetry::totals::Totals;
 
-/// An engine is slow from this factor on, with certainty.
+/// Factor from which an engine is slow, with certainty.
 const SLOWER: f64 = 1.5;
-/// An engine of which few requests end is slow from this factor on, with certainty; by the gaps
-/// between tokens on its page, compared with the slowest other engine, from so many gaps on.
+/// The same for an engine of which few requests end; by the gaps between tokens on its page,
+/// compared with the slowest other engine, from so many gaps on.
 const MUCH_SLOWER: f64 = 3.0;
 const GAPS_MIN: f64 = 100.0;
-/// An engine is also slow from this factor on by the pace of its running streams, if these have
-/// generated for so many seconds together and received so many tokens.
+/// The same by the pace of running streams, if they have generated for so many seconds together and
+/// received so many tokens.
 const SLOWER_RUNNING: f64 = 4.0;
 const STREAMS_MIN_S: f64 = 15.0;
 const TOKENS_MIN: f64 = 16.0;
-/// An engine that serves this many times the requests of another one is slow because of them.
+/// An engine that serves this many times another's requests is slow because of them.
 const BUSIER: f64 = 1.3;
 /// Values of requests that prove much slower.
 const VALUES_FEW: f64 = 4.0;
-/// A silence is a cause from this many seconds on: with a page that shows no work, and without one.
+/// Seconds after which silence is a cause: with a page that shows no work, and without one.
 const SILENT_S: (f64, f64) = (10.0, 40.0);
-/// The way to an engine is slow if the gateway sees first tokens this much later than the engine,
-/// compared with other engines or the past: seconds, and relative to the engine's own time.
+/// The way is slow if the gateway sees first tokens this much later than the engine, compared with
+/// other engines or the past: seconds, and relative to the engine's own time.
 const WAY: (f64, f64) = (0.03, 0.4);
-/// First tokens of a minute that a comparison of the ways needs.
+/// First tokens of a minute that this comparison needs.
 const WAY_MIN: f64 = 20.0;
 /// Preemptions of an engine in a minute.
 const PREEMPTIONS_MIN: f64 = 5.0;
-/// An engine fails if so many requests of a minute, and this share of them, fail there, in so many
+/// An engine fails if so many requests of a minute, and this share of them, fail there in so many
 /// looks: a restart fails requests once.
 const FAILS: (f64, f64, usize) = (5.0, 0.3, 3);
 
-/// The most specific cause at one backend.
 pub(super) fn of(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     silence(minute, backend).or_else(|| failures(minute, backend)).or_else(|| {
         let rules = [memory, adapters, pace, gaps, running, way];
@@ -64,7 +63,7 @@ fn silence(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     Some(minute.finding(Cause::SilentEngine, name, sentence, evidence, advice))
 }
 
-/// An engine that is out of rotation, or fails requests that other engines do not fail.
+/// An engine that is out of rotation, or fails requests that others do not fail.
 fn failures(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     if backend.is_put_aside {
         return None;
@@ -92,7 +91,7 @@ fn failures(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     Some(minute.finding(Cause::EngineDown, name, sentence, evidence, advice))
 }
 
-/// The requests of the last minute of all other engines that serve.
+/// Requests of the last minute of all other engines that serve.
 fn others(minute: &Minute<'_>, backend: &BackendFacts) -> Totals {
     let others = minute.pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
     others.fold(Totals::default(), |sum, other| sum.and(&minute.of_backend(other)))
@@ -154,7 +153,7 @@ fn pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     Some(slow(minute, backend, (own.mean(), others.mean()), &requests))
 }
 
-/// The gaps between tokens of requests that run, because few requests of a very slow engine end.
+/// The gaps between tokens of running requests: few requests of a very slow engine end.
 fn gaps(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let mean = |backend: &BackendFacts| {
         let (before, now) = minute.engine_pair(backend)?;
@@ -167,8 +166,7 @@ fn gaps(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     (own >= MUCH_SLOWER * others).then(|| slow(minute, backend, (own, others), &basis))
 }
 
-/// The pace of streams that run, by the gateway's clock: an engine may misjudge its own time, and
-/// few requests of a very slow engine end.
+/// The pace of running streams by the gateway's clock, because an engine may misjudge its own time.
 fn running(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let ended = others(minute, backend).tpot;
     let own = minute.decoding(backend)?;
@@ -195,8 +193,8 @@ fn slow(minute: &Minute<'_>, backend: &BackendFacts, (own, others): (f64, f64), 
     minute.finding(Cause::SlowEngine, name, sentence, evidence, advice)
 }
 
-/// Mean seconds to the first token between two moments and the number of first tokens: as the
-/// gateway sees them, and as the engine does.
+/// Mean seconds to the first token between two moments, and their number: as the gateway sees them,
+/// and as the engine does.
 fn ways(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<[(f64, f64); 2]> {
     let (from, to) = (from.backend(name)?, to.backend(name)?);
     let (before, now) = (from.engine?, to.engine?);
@@ -220,7 +218,7 @@ fn way(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
         return None;
     }
     let (seen, own) = ways_of_many(minute.before, minute.pool, name)?;
-    // Requests that end now may have had their first tokens minutes ago.
+    // The first token of a request that ends now may be minutes old.
     let minutes = || minute.looks.iter().step_by((minute.of_minute - 1).max(1));
     let earlier = minutes().zip(minutes().skip(1)).filter_map(|(to, from)| ways(from, to, name));
     let engine = earlier.fold(own, |most, [_, (engine, _)]| most.max(engine));

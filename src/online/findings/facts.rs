@@ -9,7 +9,7 @@ use sluice_core::vllm::metrics::{MetricsSnapshot, STEP_TOKENS};
 use sluice_gateway::pool::{BackendView, Cordon, DecodeSums, PoolView};
 use sluice_gateway::telemetry::totals::{Totals, TotalsView};
 
-/// The values of an engine's metrics page that findings need; sums since the engine's start.
+/// Values of an engine's metrics page; sums since the engine's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PageFacts {
     /// Requests that run.
@@ -81,13 +81,13 @@ pub struct BackendFacts {
     /// Seconds for which streams generated, and the tokens that they received, as the gateway saw
     /// it.
     pub decoding: DecodeSums,
-    /// For how long the backend has had requests in flight and sent nothing.
+    /// How long the backend has been silent with requests in flight.
     pub silent: Option<Duration>,
     /// Sums over the requests.
     pub totals: Totals,
     /// The engine's own page, if it is readable.
     pub engine: Option<PageFacts>,
-    /// Flags with which the gateway started the engine; empty for an engine of another program.
+    /// Flags of an engine that the gateway started, otherwise empty.
     pub flags: Vec<String>,
 }
 
@@ -120,9 +120,9 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The state of the pools and the sums. `engine`: how long a backend has been silent, the
-    /// engine's page, and the times of the streams there. Leaves flags, keys of pools, requests in
-    /// flight and reported differences empty.
+    /// Facts of these pools. `engine`: how long a backend has been silent, the engine's page, and
+    /// the times of the streams there. Leaves flags, keys of pools, requests in flight and reported
+    /// differences empty.
     pub fn of(
         view: &[PoolView],
         totals: TotalsView,
@@ -165,7 +165,7 @@ impl Facts {
         self.keys.iter().find(|(key, _)| **key == *name).map(|(_, totals)| *totals).unwrap_or_default()
     }
 
-    /// Requests of the key that came since `before`, and their tokens.
+    /// Requests of the key since `before`, and their tokens.
     pub(super) fn arrived(&self, before: &Self, name: &str) -> (f64, f64) {
         let in_flight = |facts: &Self| {
             let own = facts.in_flight.iter().find(|(key, ..)| **key == *name);
@@ -175,8 +175,8 @@ impl Facts {
         ((ended.ended + now.0 - then.0).max(0.0), (ended.tokens + now.1 - then.1).max(0.0))
     }
 
-    /// Seconds of engine time and waiting requests of the key in all fair pools; `None` if none has
-    /// the key.
+    /// Seconds of engine time and waiting requests of the key, over all fair pools; `None`: no pool
+    /// has the key.
     pub fn work(&self, name: &str) -> Option<(f64, f64)> {
         let own = self.pools.iter().flat_map(|pool| &pool.keys).filter(|(key, ..)| **key == *name);
         own.map(|(_, seconds, waiting)| (*seconds, *waiting)).reduce(|one, other| (one.0 + other.0, one.1 + other.1))
@@ -189,7 +189,7 @@ impl PoolFacts {
         self.backends.iter().find(|backend| *backend.name == *name)
     }
 
-    /// Whether the pages of engines that serve are known, and all are so.
+    /// Whether the pages of all engines that serve are known and `is` holds.
     pub(super) fn all_engines(&self, is: impl Fn(&PageFacts) -> bool) -> bool {
         let mut pages = self.backends.iter().filter(|backend| backend.serves).filter_map(|own| own.engine).peekable();
         pages.peek().is_some() && pages.all(|engine| is(&engine))

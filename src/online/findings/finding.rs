@@ -1,10 +1,10 @@
 //! One finding: the cause, a sentence, the evidence, and the next step for an operator.
 //!
-//! Causes are in the order of their severity. Names in metrics and JSON are in snake case.
+//! Names in metrics and JSON are in snake case.
 
 use serde::{Deserialize, Serialize};
 
-/// The kind of a finding; the order is the order of severity.
+/// The kind of a finding, in order of severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -12,7 +12,7 @@ pub enum Cause {
     SilentEngine,
     /// An engine is out of rotation although no one took it out.
     EngineDown,
-    /// An engine is slower than the other engines of its pool.
+    /// An engine is slower than the others of its pool.
     SlowEngine,
     /// The way to one engine is slow.
     SlowNetwork,
@@ -54,12 +54,10 @@ impl Cause {
         Self::EstimatesOff,
     ];
 
-    /// Whether the cause is a change of the load.
     pub(super) fn is_change(self) -> bool {
         matches!(self, Self::BusyKey | Self::LongerPrompts | Self::Burst)
     }
 
-    /// Whether the cause is about the load of a pool.
     pub(super) fn is_load(self) -> bool {
         self.is_change() || matches!(self, Self::SlotsTooSmall | Self::NearLimit)
     }
@@ -91,7 +89,7 @@ pub struct Finding {
     pub cause: Cause,
     /// The pool.
     pub pool: String,
-    /// The backend or key; empty if the finding is about the whole pool.
+    /// The backend or key; empty: the whole pool.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subject: String,
     /// One sentence that names the fault and the place.
@@ -100,7 +98,7 @@ pub struct Finding {
     pub evidence: String,
     /// The next step for an operator.
     pub advice: String,
-    /// Whether the cause is a change of the load. A busy key may be as busy as ever.
+    /// Whether the cause is a change of the load.
     #[serde(skip)]
     pub is_change: bool,
     /// Seconds since the cause was first seen.

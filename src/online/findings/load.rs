@@ -2,8 +2,8 @@
 //! its limit, all engines slower than before, and wrong estimates.
 //!
 //! Rates are requests a second, lengths tokens, times seconds. Except for estimates, each rule
-//! needs requests that wait or first tokens that are late. At most one rule about the load applies,
-//! the first in the order of [`of`].
+//! needs requests that wait or first tokens that are late. The first rule that holds applies, in
+//! the order of [`of`].
 
 use super::facts::{BackendFacts, PoolFacts};
 use super::finding::{Cause, Finding};
@@ -12,26 +12,25 @@ use sluice_gateway::telemetry::totals::{Moments, Totals};
 
 /// Share of a pool's work above which a key is busy.
 const BUSY_SHARE: f64 = 0.5;
-/// Growth of a busy key's share of the work from which on the key explains a burst.
+/// Growth of a busy key's share from which on the key explains a burst.
 const BUSIER: f64 = 1.2;
-/// A busy key whose share has not grown has this share, and requests of other keys wait so long,
-/// seconds.
+/// Share of a busy key that has not grown, and seconds for which other keys' requests wait.
 const USUAL_SHARE: f64 = 0.7;
 const OTHERS_WAIT_S: f64 = 0.05;
-/// The load has risen from this factor on, and prompts have become longer.
+/// Factor from which the load has risen, or prompts have become longer.
 const RISEN: f64 = 1.6;
 const LONGER: f64 = 1.3;
-/// All engines of a pool are slow from this factor on, with certainty.
+/// Factor from which all engines of a pool are slow, with certainty.
 const ALL_SLOWER: f64 = 2.5;
-/// Use of the KV cache, and of all slots, from which on engines are full.
+/// Use of the KV cache, and of all slots, of a full engine.
 const FULL: f64 = 0.9;
-/// Estimates are off from this factor on, in either direction.
+/// Factor from which estimates are off, in either direction.
 const OFF: f64 = 1.3;
-/// Requests of a minute below which a pool says nothing about its load.
+/// A pool with fewer requests in a minute says nothing about its load.
 const REQUESTS_MIN: f64 = 20.0;
 
-/// The cause of a load that makes requests wait, and wrong estimates. `is_explained`: a cause at an
-/// engine explains why requests wait, but no change of the load.
+/// The cause in a pool's load, and wrong estimates. `is_explained`: a cause at an engine explains
+/// why requests wait, but no change of the load.
 pub(super) fn of(minute: &Minute<'_>, compared: &Compared<'_>, is_explained: bool, found: &mut Vec<Finding>) {
     found.extend(estimates(minute));
     if minute.recent.ended + minute.pool.queue < REQUESTS_MIN {
@@ -67,7 +66,7 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bo
     let has_grown = minute.past.is_some_and(|past| {
         let keys: Vec<(f64, f64)> = names.iter().map(|key| past.last.arrived(past.first, key)).collect();
         let sends_more = surely(requests) / minute.span >= BUSIER * keys[index].0 / past.seconds;
-        // If the other keys send more as well, the key is a part of a burst.
+        // If other keys send more as well, this one is part of a burst.
         let others = |all: &[(f64, f64)]| all.iter().map(|(requests, _)| requests).sum::<f64>() - all[index].0;
         let is_burst = surely(others(&recent)) / minute.span >= RISEN * others(&keys) / past.seconds;
         share >= BUSIER * share_of(&keys, index) && sends_more && !is_burst
@@ -88,7 +87,6 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bo
     Some((Finding { is_change: has_grown, ..finding }, has_grown))
 }
 
-/// The requests that wait, in words.
 fn symptom(minute: &Minute<'_>) -> String {
     let in_engines = minute.pool.backends.iter().filter_map(|backend| backend.engine).map(|engine| engine.waiting);
     format!(
@@ -118,8 +116,7 @@ fn longer(minute: &Minute<'_>) -> Option<Finding> {
     Some(minute.finding(Cause::LongerPrompts, "", sentence, evidence, advice))
 }
 
-/// A number of independent arrivals that the expected number certainly exceeds: four standard
-/// deviations less.
+/// A number of arrivals that the expected number certainly exceeds: four standard deviations less.
 fn surely(arrivals: f64) -> f64 {
     arrivals - 4.0 * arrivals.max(0.0).sqrt()
 }
@@ -145,7 +142,6 @@ fn burst(minute: &Minute<'_>) -> Option<Finding> {
     Some(minute.finding(Cause::Burst, "", sentence, evidence, advice))
 }
 
-/// All engines of the pool are slower than before.
 fn slower(minute: &Minute<'_>) -> Option<Finding> {
     let (now, then) = (minute.recent.tpot, minute.past?.totals.tpot);
     if now.count().min(then.count()) < VALUES_MIN || now.surely_above(&then) < ALL_SLOWER {

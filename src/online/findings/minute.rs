@@ -1,5 +1,5 @@
-//! One pool in the last minute, next to the hour before, with the symptoms that rules ask for,
-//! because a change without a symptom needs no action.
+//! One pool in the last minute and in the hour before, with the symptoms without which a change
+//! needs no action.
 //!
 //! | symptom | bound |
 //! |---|---|
@@ -11,55 +11,47 @@ use super::finding::{Cause, Finding};
 use sluice_gateway::pool::DecodeSums;
 use sluice_gateway::telemetry::totals::Totals;
 
-/// Values that a comparison needs at least.
+/// Values that a comparison needs.
 pub(super) const VALUES_MIN: f64 = 8.0;
-/// Requests that were shed in a minute.
 const SHED_MIN: f64 = 3.0;
-/// First tokens are late from this factor on.
+/// First tokens are late from this factor on, ..
 const LATER: f64 = 1.5;
-/// First tokens are not late below this many seconds more.
+/// .. and this many seconds above the past mean.
 const LATER_S: f64 = 0.03;
-/// Use of the KV cache up to which an engine has room.
+/// KV use up to which an engine has room.
 pub(super) const ROOM: f64 = 0.7;
 /// Seconds of earlier facts that a comparison with the past needs.
 const PAST_MIN_S: f64 = 60.0;
 
-/// The facts that are compared.
 pub(super) struct Compared<'a> {
     pub(super) now: &'a Facts,
     /// The facts a minute ago.
     pub(super) before: &'a Facts,
-    /// Seconds between `before` and `now`.
     pub(super) span: f64,
-    /// The looks of the last five minutes, the latest last, and how many of them are of the last
-    /// minute.
+    /// The looks of the last five minutes, the latest last, and how many are of the last minute.
     pub(super) looks: &'a [&'a Facts],
     pub(super) recent: usize,
-    /// The past with which the last minute is compared: the earliest facts, facts before the
-    /// first change of the load that is seen now, and the seconds in between.
+    /// The facts to compare with: the earliest, the last before the first present change of the
+    /// load, and the seconds in between.
     pub(super) past: Option<(&'a Facts, &'a Facts, f64)>,
 }
 
-/// The past of a pool.
 #[derive(Clone, Copy)]
 pub(super) struct Past<'a> {
     pub(super) first: &'a Facts,
     pub(super) last: &'a Facts,
     pub(super) seconds: f64,
-    /// The requests of the pool.
     pub(super) totals: Totals,
 }
 
-/// One pool in the last minute.
 pub(super) struct Minute<'a> {
     pub(super) pool: &'a PoolFacts,
     pub(super) before: &'a PoolFacts,
     pub(super) recent: Totals,
     pub(super) past: Option<Past<'a>>,
     pub(super) span: f64,
-    /// The pool in the looks of the last five minutes, the present included, the latest first.
+    /// The pool in the looks of the last five minutes, the latest first.
     pub(super) looks: Vec<&'a PoolFacts>,
-    /// How many of `looks` are of the last minute.
     pub(super) of_minute: usize,
 }
 
@@ -83,7 +75,7 @@ impl<'a> Minute<'a> {
         })
     }
 
-    /// The share of the looks of the last minute in which the pool was so.
+    /// The share of the last minute's looks for which `is` holds.
     pub(super) fn share(&self, is: impl Fn(&PoolFacts) -> bool) -> f64 {
         let looks = self.looks.iter().take(self.of_minute);
         looks.clone().filter(|pool| is(pool)).count() as f64 / looks.count() as f64
@@ -100,7 +92,7 @@ impl<'a> Minute<'a> {
         self.is_later(Totals::mean_engine_ttft)
     }
 
-    /// Whether first tokens of the prompts with most of the tokens are late.
+    /// The same for the prompts with most of the tokens.
     pub(super) fn is_late_for_long(&self) -> bool {
         self.is_later(Totals::mean_token_ttft)
     }
@@ -141,11 +133,11 @@ impl<'a> Minute<'a> {
         Some(DecodeSums { seconds: now.seconds - before.seconds, tokens: now.tokens - before.tokens })
     }
 
-    /// The engine's page a minute ago, or since the engine started, and now.
+    /// The engine's page a minute ago, or at its start, and now.
     pub(super) fn engine_pair(&self, backend: &BackendFacts) -> Option<(PageFacts, PageFacts)> {
         let looks = self.looks.iter().take(self.of_minute);
         let pages: Vec<PageFacts> = looks.map_while(|look| look.backend(&backend.name)?.engine).collect();
-        // Sums that fell belong to an engine that has started again.
+        // A sum that fell shows a restart.
         let started = pages.windows(2).position(|pair| pair[1].progress > pair[0].progress);
         Some((pages[started.unwrap_or(pages.len().checked_sub(1)?)], *pages.first()?))
     }

@@ -1,12 +1,12 @@
 //! Findings: causes of slow requests, each with a sentence, evidence, and what to do.
 //!
 //! Every [`LOOK`] the gateway passes its [`Facts`]. The last [`RECENT`] are compared with the hour
-//! before ([`causes`] has the rules). A cause that is seen in [`RAISE`] looks in a row becomes a
-//! finding, and goes when [`CLEAR`] looks in a row do not see it, so a finding appears within two
-//! minutes of the beginning of its cause. One cause of a pool's load is shown at a time.
+//! before ([`causes`]). A cause seen in [`RAISE`] looks in a row becomes a finding, and goes after
+//! [`CLEAR`] looks in a row without it: a finding appears within two minutes of its cause. One
+//! cause of a pool's load is shown at a time.
 //!
-//! Bounds: [`SAMPLES_MAX`] facts, every look for the last five minutes and one a minute before; at
-//! most [`FINDINGS_MAX`] findings, the most severe first. Pure: time is a parameter.
+//! Bounds: [`SAMPLES_MAX`] facts, every look for the last five minutes and one a minute before;
+//! [`FINDINGS_MAX`] findings, the most severe first. Pure: time is a parameter.
 
 mod finding;
 pub mod facts;
@@ -27,17 +27,16 @@ use sluice_gateway::telemetry::totals::Totals;
 
 /// Time between two looks.
 pub const LOOK: Duration = Duration::from_secs(10);
-/// Requests of this time are compared with earlier ones.
 const RECENT: Duration = Duration::from_secs(60);
-/// The earliest requests with which recent ones are compared.
+/// The oldest requests to compare with.
 const OLDEST: Duration = Duration::from_secs(3_600);
-/// Time for which every look is kept.
+/// Every look is kept for this time.
 const FINE: Duration = Duration::from_secs(300);
-/// Looks in a row after which a cause is a finding.
+/// Looks in a row with a new cause.
 const RAISE: u32 = 2;
-/// Looks in a row without the cause after which a finding goes.
+/// Looks in a row without an old cause.
 const CLEAR: u32 = 6;
-/// The same for a cause of the load in a pool where requests still wait.
+/// The same for a cause of the load while requests still wait.
 const CLEAR_BACKLOG: u32 = 18;
 /// The most facts that are kept.
 pub const SAMPLES_MAX: usize = 100;
@@ -60,7 +59,7 @@ pub struct Findings {
     known: BTreeMap<(Cause, String, String), Seen>,
 }
 
-/// The requests of the last minute of one key or engine.
+/// The last minute of one key or engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LastMinute {
@@ -71,11 +70,11 @@ pub struct LastMinute {
     pub name: String,
     /// Requests that ended.
     pub requests: u64,
-    /// Requests that were shed, or failed at a backend.
+    /// Requests that were shed or failed.
     pub lost: u64,
     /// Prompt and output tokens.
     pub tokens: u64,
-    /// Mean seconds in the queue of the gateway.
+    /// Mean seconds in the gateway's queue.
     pub queue_wait_s: f64,
     /// Mean seconds from sending to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -136,7 +135,7 @@ impl LastMinute {
     }
 }
 
-/// Findings that appeared and went at one look.
+/// What one look changed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change {
     /// New findings.
@@ -146,10 +145,10 @@ pub struct Change {
 }
 
 impl Findings {
-    /// Compares the facts at `now`, time since the start, with the earlier ones.
+    /// Compares the facts at `now`, time since the start.
     pub fn look(&mut self, facts: Facts, now: Duration) -> Change {
         let recent = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= now);
-        // Otherwise a change would become the past with which it is compared.
+        // Otherwise the change would become the past that it is compared with.
         let changed = self.known.values().filter(|seen| seen.finding.is_change).map(|seen| seen.from).min();
         let calm = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= changed.unwrap_or(now)).or(recent);
         let found = match recent {
@@ -174,7 +173,7 @@ impl Findings {
 
     fn keep(&mut self, facts: Facts, now: Duration) {
         self.samples.push_back((now, facts));
-        // Beyond five minutes one look of six is enough.
+        // Older than five minutes: one look of six.
         let mut last_kept = None;
         self.samples.retain(|(at, _)| {
             let is_recent = *at + FINE >= now;
@@ -214,7 +213,7 @@ impl Findings {
             }
         }
         self.known.retain(|_, seen| {
-            // A cause that is not a finding yet must be seen in each look.
+            // Before a cause is a finding, each look must see it.
             let is_backlogged = seen.finding.cause.is_load() && queues.contains(&seen.finding.pool);
             let clear = if is_backlogged { CLEAR_BACKLOG } else { CLEAR };
             let stays = seen.absent == 0 || (seen.is_raised && seen.absent < clear);
@@ -238,7 +237,7 @@ impl Findings {
         finding.cause.is_load() && self.known.values().any(explains)
     }
 
-    /// The last minute of every key, most tokens first, and of every engine. Empty in the first
+    /// The last minute of every key, most tokens first, and of every engine; empty in the first
     /// minute.
     pub fn last_minute(&self) -> (Vec<LastMinute>, Vec<LastMinute>) {
         let Some((last, facts)) = self.samples.back() else { return Default::default() };
@@ -247,7 +246,7 @@ impl Findings {
         let of_key = |(key, totals): &(Arc<str>, Totals)| {
             let (work, earlier) = (facts.work(key), before.work(key).map_or(0.0, |(seconds, _)| seconds));
             LastMinute {
-                // A key that was idle for a while begins at zero.
+                // An idle key begins again at zero.
                 work_s: work.map(|(now, _)| if now >= earlier { now - earlier } else { now }),
                 waiting: work.map(|(_, waiting)| waiting as u64),
                 ..LastMinute::new("", key, &totals.since(&before.key(key)))

@@ -7,12 +7,10 @@ use super::{Cause, Finding, Findings, LOOK};
 use sluice_core::base::Rng;
 use sluice_gateway::telemetry::totals::Totals;
 
-/// Looks before a cause is planted: ten minutes.
 const BEFORE: u32 = 60;
-/// Looks after which the cause must be found: two minutes.
+/// The cause must be found within two minutes.
 const WITHIN: u32 = 12;
 
-/// One engine of the traffic.
 #[derive(Clone, Copy)]
 struct Engine {
     tpot: f64,
@@ -23,9 +21,7 @@ struct Engine {
     /// Whether the page shows work although nothing is sent.
     works: bool,
     serves: bool,
-    /// Share of the requests that fail.
     fails: f64,
-    /// Whether requests end here.
     ends: bool,
 }
 
@@ -33,8 +29,8 @@ struct Traffic {
     rng: Rng,
     engines: Vec<Engine>,
     slots: f64,
-    /// Requests a second of the pool, prompt tokens of most requests and of every tenth request,
-    /// and waiting requests.
+    /// Requests a second, prompt tokens of most requests and of every tenth one, and waiting
+    /// requests.
     rate: f64,
     prompt: f64,
     long: f64,
@@ -45,7 +41,7 @@ struct Traffic {
     /// Whether all slots are in use while requests wait.
     is_full: bool,
     estimate: f64,
-    /// Share of the first of two keys in the requests.
+    /// Share of the requests with the first of two keys.
     first_key: f64,
     /// Further turns of the first engine in a round.
     more_turns: usize,
@@ -149,8 +145,8 @@ impl Traffic {
     }
 }
 
-/// The causes that are found, after ten minutes of good traffic, within two minutes of `plant`
-/// (called before each look). Good traffic has none, and the findings go with the cause.
+/// The causes found within two minutes of `plant` (called before each look), after ten minutes of
+/// good traffic, which has none. They go with `plant`.
 fn found(engines: usize, plant: impl FnMut(&mut Traffic)) -> Vec<(Cause, String)> {
     found_in(Traffic::new(engines), plant)
 }
@@ -235,7 +231,6 @@ fn causes_that_look_like_others_are_kept_apart() {
         late(traffic);
     });
     assert_eq!(longer, one(Cause::LongerPrompts, ""));
-    // Only the first tokens of these prompts are later.
     let longer = found(2, |traffic| (traffic.long, traffic.long_ttft) = (6_000.0, 0.1));
     assert_eq!(longer, one(Cause::LongerPrompts, ""));
     // A burst of all keys, of which one always has most of the work.
@@ -243,13 +238,13 @@ fn causes_that_look_like_others_are_kept_apart() {
         (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0);
     });
     assert_eq!(burst, one(Cause::Burst, ""));
-    // By chance the share of that key grows a little.
+    // That key's share grows a little by chance.
     let burst = found_in(Traffic { first_key: 0.55, ..Traffic::new(2) }, |traffic| {
         (traffic.rate, traffic.queue, traffic.wait, traffic.first_key) = (40.0, 30.0, 2.0, 0.68);
     });
     assert_eq!(burst, one(Cause::Burst, ""));
-    // Few requests of a slow engine end, but its page counts the tokens, and shows the gaps if it
-    // measures time as the gateway does.
+    // Few requests end, but the page counts the tokens, and shows the gaps if it measures time as
+    // the gateway does.
     let slow = found(3, |traffic| {
         let engine = &mut traffic.engines[2];
         engine.ends = false;
@@ -261,7 +256,7 @@ fn causes_that_look_like_others_are_kept_apart() {
     let all =
         found(2, |traffic| traffic.engines.iter_mut().for_each(|engine| (engine.tpot, engine.ttft.0) = (0.06, 0.3)));
     assert_eq!(all, one(Cause::SlowEngine, ""));
-    // The requests of a busy key wait, and few have ended.
+    // The key's requests wait, and few have ended.
     let mut open = 0.0;
     let waiting = found(2, |traffic| {
         open += 100.0;
@@ -271,7 +266,7 @@ fn causes_that_look_like_others_are_kept_apart() {
     assert_eq!(waiting, one(Cause::BusyKey, "a"));
     let failing = found(3, |traffic| traffic.engines[1].fails = 0.8);
     assert_eq!(failing, one(Cause::EngineDown, "gpu1"));
-    // The cause at the engines explains why requests wait.
+    // The cause at the engines explains the wait.
     let adapters = found(2, |traffic| {
         (traffic.queue, traffic.wait) = (9.0, 1.0);
         for engine in &mut traffic.engines {
@@ -327,20 +322,19 @@ fn the_backlog_of_a_busy_key_is_no_other_finding() {
 
 #[test]
 fn changes_without_harm_are_no_findings() {
-    // An engine that serves most requests needs more time for each.
     let busier = found(3, |traffic| (traffic.engines[0].tpot, traffic.more_turns) = (0.011, 2));
     assert_eq!(busier, []);
-    // Requests end whose prompts were computed earlier.
+    // Their prompts were computed earlier.
     let mut computed = Traffic::new(2);
     computed.engines.iter_mut().for_each(|engine| engine.facts.large_steps = [50.0; 5]);
     computed.engines.iter_mut().for_each(|engine| engine.facts.large_prompts = [50.0; 5]);
     let mut ended = 7.0;
     let ends = found_in(computed, |traffic| traffic.engines[0].facts.large_prompts[1] += std::mem::take(&mut ended));
     assert_eq!(ends, []);
-    // A long prompt, or a response that is not a stream: the engine works and sends nothing.
+    // A long prompt, or a response that is not a stream.
     let works = found(2, |traffic| (traffic.engines[0].silent, traffic.engines[0].works) = (25.0, true));
     assert_eq!(works, []);
-    // An engine that is restarted loses its requests once.
+    // A restart loses requests once.
     let mut is_first = true;
     let restart = found(3, |traffic| {
         traffic.facts.pools[0].backends[1].totals.failed += if std::mem::take(&mut is_first) { 200.0 } else { 0.0 };
@@ -353,21 +347,18 @@ fn changes_without_harm_are_no_findings() {
         traffic.engines.iter_mut().for_each(|engine| engine.ttft.0 = 0.05);
     });
     assert_eq!(risen, []);
-    // Long prompts wait for a permit, while short ones do not.
     let permits = found(2, |traffic| {
         (traffic.is_full, traffic.queue, traffic.wait) = (false, 2.0, 0.02);
     });
     assert_eq!(permits, []);
-    // All engines are far away.
     let mut far = Traffic::new(3);
     far.engines.iter_mut().for_each(|engine| engine.ttft.1 = 0.08);
     assert_eq!(found_in(far, |_| {}), []);
-    // A key with most of the tokens sends a little more for a minute.
     let chance = found_in(Traffic { first_key: 0.45, ..Traffic::new(2) }, |traffic| {
         (traffic.first_key, traffic.is_full, traffic.queue, traffic.wait) = (0.6, false, 2.0, 0.2);
     });
     assert_eq!(chance, []);
-    // An engine that hung answers again, and the page leaves the time of the hang out.
+    // After a hang, the page leaves the time of the hang out.
     let mut looks = 0;
     let after = found(3, |traffic| {
         looks += 1;
@@ -375,7 +366,7 @@ fn changes_without_harm_are_no_findings() {
         (engine.silent, engine.ttft.1) = if looks <= 2 { (5.0 + 10.0 * f64::from(looks), 0.0) } else { (0.0, 0.2) };
     });
     assert_eq!(after, []);
-    // First tokens were late for a minute, and the requests end later than that.
+    // First tokens were late for a minute; the requests end later.
     let mut looks = 0;
     let past = found(2, |traffic| {
         looks += 1;
@@ -428,7 +419,6 @@ fn the_last_minute_has_the_engines_pages_and_the_work_of_keys() {
     let (mut traffic, mut findings) = (Traffic::new(2), Findings::default());
     for number in 1..=20 {
         traffic.engines[1].facts.preemptions += 2.0;
-        // The first engine starts again shortly before the end.
         traffic.engines[0].facts.preemptions = if number < 20 { 50.0 } else { 1.0 };
         traffic.facts.pools[0].keys = vec![("a".into(), 3.0 * f64::from(number), 4.0)];
         traffic.pass();

@@ -1,8 +1,8 @@
 //! Chooses the next change of limits: the most promising one, or the best one in a simulation.
 //!
 //! A harmful trial costs requests. Where the deployment can be simulated, changes that would harm
-//! or hardly help are closed without a trial, and the change that helps most is tried first. A
-//! simulation that does not reproduce the measured loss is used only to exclude harm.
+//! or hardly help are closed without a trial, and the best change is tried first. A simulation that
+//! does not reproduce the measured loss only excludes harm.
 
 use std::time::Duration;
 
@@ -14,12 +14,11 @@ use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::observe::recent::{RecentRequest, with_queue};
 use crate::observe::window::{Score, Window};
 
-/// After this time without an answer, a simulation has failed.
 const ANSWERED: Duration = Duration::from_secs(60);
-/// The most changes that are simulated at once.
+/// Changes simulated at once.
 const MOVES_MAX: usize = 6;
-/// The longest period of requests that is simulated, under the present load and, if it is long
-/// enough, after the last change of the engines.
+/// The longest period of requests that is simulated; it begins after the last change of load or
+/// engines.
 const SIMULATED_SPAN: Duration = Duration::from_secs(180);
 
 impl Controller {
@@ -27,11 +26,10 @@ impl Controller {
         self.simulates = simulates;
     }
 
-    /// Makes, proposes or simulates the open changes. Returns whether one was made.
+    /// Makes, proposes or simulates open changes. Returns whether one was made.
     pub(crate) fn try_next(&mut self, now: Duration, window: &Window, score: Score) -> bool {
         let is_open = |step: &Move| self.closed.is_open(&step.direction, now);
         let all = candidates(window, &self.limits, &self.bounds, &self.steps);
-        // Suggested limits come from a simulation.
         let suggested = self.suggested.take().and_then(|suggested| self.step_to(suggested)).filter(is_open);
         let known = suggested.is_some();
         let open: Vec<Move> = suggested.into_iter().chain(all.into_iter().filter(is_open)).collect();
@@ -42,7 +40,7 @@ impl Controller {
         self.try_first(now, open, score)
     }
 
-    /// The change to suggested limits, if they differ from the limits in force.
+    /// The change to suggested limits; `None`: they are in force.
     fn step_to(&self, (pool, limits, why): (usize, PoolLimits, String)) -> Option<Move> {
         let mut to = self.limits.clone();
         let now = to.0[pool];
@@ -61,7 +59,7 @@ impl Controller {
             return false;
         };
         if self.acting != Acting::Acts {
-            // An operator may never approve the proposal, so changes of engines do not wait for it.
+            // Changes of engines do not wait for an approval that may never come.
             self.stuck_since.get_or_insert(now);
         }
         match self.acting {
@@ -106,8 +104,7 @@ impl Controller {
         self.state = State::Asking(Box::new(Asked { since: now, window, moves, score, is_ordered: false }));
     }
 
-    /// The question for a simulation; each question is returned once. `recent`: the requests of the
-    /// last minutes.
+    /// The question for a simulation, returned once. `recent`: the requests of the last minutes.
     pub(crate) fn question(&mut self, recent: impl FnOnce() -> Vec<RecentRequest>) -> Option<LimitsQuestion> {
         let State::Asking(asked) = &mut self.state else { return None };
         if std::mem::replace(&mut asked.is_ordered, true) {
@@ -116,12 +113,11 @@ impl Controller {
         // Of later arrivals, only the fast ones have ended.
         let until = asked.since.saturating_sub(self.horizon);
         let recent = recent();
-        // Of requests admitted before the first known admission, none or only the slowest are
-        // known.
+        // Before the first known admission, none or only the slowest are known.
         let known = recent.iter().map(|request| request.at + request.waited).min().unwrap_or_default();
         let from = until.saturating_sub(SIMULATED_SPAN).max(self.load_since.min(asked.window)).max(known);
-        // An absent engine leaves a queue, which a simulation that begins earlier with all engines
-        // would not show.
+        // A simulation that begins earlier, with all engines, would not show the queue that an
+        // absent engine left.
         let begin = from.max(self.engines_since);
         let (waiting, found) = with_queue(&recent, begin, until);
         let is_enough = (found.len() - waiting) as f64 >= REQUESTS && until >= begin + MEASURED;
@@ -130,7 +126,7 @@ impl Controller {
         Some(LimitsQuestion { pools: self.names.clone(), now: self.limits.clone(), candidates, requests, waiting })
     }
 
-    /// Takes an answer. `candidates`: the limits to which the answer belongs; answers to earlier
+    /// Takes an answer. `candidates`: the limits that were asked about; answers to earlier
     /// questions are ignored.
     pub(crate) fn answered(&mut self, candidates: &[Limits], answer: &LimitsAnswer, now: Duration) -> Action {
         let State::Asking(asked) = &mut self.state else { return Action::Wait };
@@ -139,7 +135,7 @@ impl Controller {
         }
         let (moves, score) = (std::mem::take(&mut asked.moves), asked.score);
         self.state = State::Watching;
-        // A single batch has no known error.
+        // The error of a single batch is unknown.
         let is_known = |one: &Forecast| one.loss.is_finite() && one.error.is_finite();
         let Some(before) = answer.now.filter(is_known) else {
             return self.choose(now, moves, score);
@@ -172,7 +168,7 @@ impl Controller {
             self.closed.close(direction, ClosedBy::Simulation, now);
             self.steps.refine(direction.pool, direction.knob);
         }
-        // A stable sort: of equals, the most promising stays first.
+        // Stable: of equals, the most promising stays first.
         chosen.sort_by(|one, other| other.0.total_cmp(&one.0));
         let key = format!("pool.{}", self.names.join(","));
         let at = now.as_secs_f64();
@@ -210,7 +206,7 @@ mod tests {
         Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: Some((5_000, 4)), range: (0, None) }])
     }
 
-    /// A controller that asks for a simulation because requests lost 0.6 each on the engines, and
+    /// A controller that asks for a simulation, because requests lost 0.6 each on the engines, and
     /// the knobs of the question.
     fn asks() -> (Controller, Vec<Knob>) {
         let mut controller =
@@ -239,7 +235,7 @@ mod tests {
         (controller, knobs)
     }
 
-    /// An answer with the loss `now` in force, and a loss for each knob.
+    /// An answer: the loss `now` in force, and a loss for each knob.
     fn answer(now: f64, knobs: &[Knob], loss: impl Fn(Knob) -> f64) -> LimitsAnswer {
         let of = |loss: f64| Forecast { loss, error: 0.01, attainment: 1.0 - loss };
         let candidates = knobs.iter().map(|knob| Some(of(loss(*knob)))).collect();
@@ -254,7 +250,6 @@ mod tests {
         controller.answered(&asked, answer, NOW)
     }
 
-    /// The knob on trial.
     fn tried(controller: &mut Controller) -> Option<Knob> {
         let event = controller.take_events().into_iter().find(|event| event.kind == EventKind::Tried)?;
         Knob::ALL.into_iter().find(|knob| event.key == format!("pool.all.{}", knob.key()))
@@ -367,7 +362,7 @@ mod tests {
         (0..10_000).map(request).map(of).collect()
     }
 
-    /// Arrival times of the requests that are simulated at ten times [`NOW`].
+    /// Arrival times of the simulated requests, at ten times [`NOW`].
     fn simulated(controller: &mut Controller) -> Vec<Duration> {
         let State::Asking(asked) = &mut controller.state else { panic!("it asks") };
         (asked.is_ordered, asked.since) = (false, 10 * NOW);

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A change stays if the mean loss of later arrivals falls by more than chance and by
-//! [`least_gain`]; it is undone at once when the loss is clearly higher, and otherwise at the end.
+//! [`least_gain`]. It is undone at once when the loss is clearly higher, otherwise at the end.
 //! Where objectives are met, nothing is tried. Without leave to act it only proposes ([`Acting`]).
 //! A trial is undone without a verdict when the leave ends, a backend enters or leaves rotation,
 //! the engines change, or the clock goes backwards.
@@ -23,21 +23,20 @@ use crate::observe::window::{PoolWindow, Score, Window};
 
 /// Requests that a verdict needs.
 pub(crate) const REQUESTS: f64 = 200.0;
-/// Below this loss, misses are rare and come together, so a window is judged only after
-/// [`MEASURED_MAX`].
+/// Below this loss, misses are rare and come together, so a verdict waits for [`MEASURED_MAX`].
 const SMALL_LOSS: f64 = 0.2;
-/// Requests for a first look, which may only end a clearly harmful trial, or find that nearly all
+/// Requests for a first look, which only ends a clearly harmful trial, or finds that nearly all
 /// requests miss.
 const REQUESTS_SOON: f64 = 40.0;
 /// The shortest time for a verdict.
 pub(crate) const MEASURED: Duration = Duration::from_secs(30);
 /// The shortest time for a first look.
 const MEASURED_SOON: Duration = Duration::from_secs(10);
-/// The longest time until a verdict; by then, [`REQUESTS_SOON`] are enough.
+/// The longest time until a verdict, from [`REQUESTS_SOON`] requests.
 pub(super) const MEASURED_MAX: Duration = Duration::from_secs(120);
-/// A window with too few requests ends after this time.
+/// A window with too few requests ends then.
 pub(super) const QUIET: Duration = Duration::from_secs(1_200);
-/// The loss at which a first look suffices to try a change.
+/// Loss at which a first look suffices to try a change.
 const FIRST_LOOK_LOSS: f64 = 0.5;
 /// A gain must be at least this share of the loss, ..
 const LIMITS_GAIN: f64 = 0.03;
@@ -45,37 +44,36 @@ const LIMITS_GAIN: f64 = 0.03;
 const GAIN_ENOUGH: f64 = 0.02;
 /// Standard errors by which the loss must fall before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
-/// Standard errors at [`MEASURED_MAX`]. The number is small because a change can be undone and was
-/// proposed for a reason. Fewer prefill permits, which keep short requests from waiting for long
-/// ones, need only [`least_gain`].
+/// Standard errors at [`MEASURED_MAX`]: few, because a change can be undone and was proposed for a
+/// reason. Fewer prefill permits, which keep short requests from waiting for long ones, need only
+/// [`least_gain`].
 const ERRORS_AT_END: f64 = 0.7;
 /// Standard errors for a first look, which is repeated.
 const ERRORS_SOON: f64 = 3.0;
-/// Factor by which the loss must be higher at a first look.
+/// How many times higher the loss of a harmful trial is at a first look.
 const WORSE: f64 = 1.3;
 /// A trial ends at once at a loss above this offset plus this factor times the worst ten seconds
-/// before it.
+/// before.
 const HARM: (f64, f64) = (0.1, 1.3);
-/// The shortest and the longest time after a change in which requests do not count.
+/// Bounds of the time after a change in which requests do not count.
 pub(super) const LIMITS_SETTLE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
 /// The longest pause after a change that did not help.
 pub(super) const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
-/// A change of the arrival rate by this factor is another load.
+/// Factor between the arrival rates of two loads.
 const OTHER_RATE: f64 = 2.0;
-/// A Hellinger distance of prompt lengths that is another load.
+/// Hellinger distance between the prompt lengths of two loads.
 const OTHER_LENGTHS: f64 = 0.35;
-/// How long a change that failed is not tried again: the first and the longest time. If a change of
-/// load goes unnoticed, the change of the limit is tried again after the longer time at the latest.
+/// How long a change that failed stays closed, at first and at most. The longer time bounds the
+/// effect of a change of load that goes unnoticed.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(24 * 3_600));
 /// Weight of a new window in the remembered load.
 pub(super) const LOAD_WEIGHT: f64 = 0.3;
 
-/// By how much the loss must fall, measured or simulated, for a change to have helped.
+/// How far a measured or simulated loss must fall.
 pub(crate) fn least_gain(loss: f64) -> f64 {
     (LIMITS_GAIN * loss).min(GAIN_ENOUGH)
 }
 
-/// Why a direction is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClosedBy {
     /// A change was tried and did not help.
@@ -100,7 +98,7 @@ pub(crate) struct Asked {
     /// When the window began that showed `score`.
     pub(crate) window: Duration,
     pub(crate) moves: Vec<Move>,
-    /// The score that the changes must improve.
+    /// The score that a change must improve.
     pub(crate) score: Score,
     /// Whether the question was handed out.
     pub(crate) is_ordered: bool,
@@ -120,11 +118,11 @@ pub(crate) enum State {
 pub enum Action {
     /// Nothing.
     Wait,
-    /// Begin a new window of observation.
+    /// Begin a window.
     Begin,
-    /// Begin a new window, because this one was long enough. [`Controller::belief`] has the result.
+    /// Begin a window, because this one was long enough: see [`Controller::belief`].
     Renew,
-    /// Put [`Controller::limits`] in force, and begin a new window.
+    /// Put [`Controller::limits`] in force, and begin a window.
     Apply,
 }
 
@@ -135,15 +133,14 @@ pub struct Controller {
     pub(crate) acting: Acting,
     /// The proposed change, and the score behind it.
     pub(crate) proposals: Proposals<(Move, Score)>,
-    /// Number of proposals so far.
+    /// Proposals so far.
     pub(super) proposed: u64,
-    /// The score of the last judged window, and the conclusion.
+    /// Score and conclusion of the last judged window.
     pub(crate) belief: (Score, String),
-    /// The score of the last window under the limits in force. The window may be shorter than a
-    /// judged one.
+    /// Score of the last window under the limits in force, which may be shorter than a judged one.
     pub(crate) latest_score: Score,
     pub(crate) experience: Experience,
-    /// Total loss of each pool in the last judged window.
+    /// Loss of each pool in the last judged window.
     pub(crate) losses: Vec<f64>,
     pub(crate) lengths: Vec<Lengths>,
     pub(crate) lost_by_request: Vec<f64>,
@@ -151,17 +148,16 @@ pub struct Controller {
     pub(crate) target: f64,
     pub(crate) horizon: Duration,
     pub(crate) limits: Limits,
-    /// Limits that a simulation found better.
     pub(crate) suggested: Option<(usize, PoolLimits, String)>,
     pub(crate) simulates: bool,
     pub(crate) state: State,
     pub(crate) steps: Steps,
     pub(super) closed: Closings<Direction, ClosedBy>,
     pub(crate) load: Option<(f64, Lengths)>,
-    /// When the latest window began, and the load remembered before it.
+    /// Start of the latest window, and the load remembered before it.
     load_before: (Option<Duration>, Option<(f64, Lengths)>),
     pub(crate) load_since: Duration,
-    /// Since when the engines have been as they are, as far as is known.
+    /// When the engines last changed, as far as known.
     pub(crate) engines_since: Duration,
     pub(crate) stuck_since: Option<Duration>,
     pub(crate) in_rotation: Option<Vec<usize>>,
@@ -171,8 +167,7 @@ pub struct Controller {
 
 impl Controller {
     /// A controller of these pools. `target`: share of requests that should meet their objectives.
-    /// `horizon`: for how long after arrival a request may still meet them; younger requests do not
-    /// count yet.
+    /// `horizon`: a request counts this long after arrival, when it can no longer meet them.
     pub fn new(names: Vec<String>, limits: Limits, target: f64, horizon: Duration, acting: Acting) -> Self {
         Self {
             losses: vec![0.0; names.len()],
@@ -213,37 +208,37 @@ impl Controller {
         }
     }
 
-    /// Takes over limits of a pool that came with a change of engines.
+    /// Takes over limits that came with a change of engines.
     pub fn adopt(&mut self, pool: usize, limits: PoolLimits, now: Duration) -> Action {
-        // Neighbouring pools share the boundary.
+        // The boundary belongs to both neighbours.
         self.limits.0[pool] = PoolLimits { range: self.limits.0[pool].range, ..limits };
-        // A proposal was made under the earlier limits.
+        // The proposal was made under the earlier limits.
         self.proposals.withdraw();
         self.pause(now);
         Action::Begin
     }
 
-    /// Tries these limits of a pool next: a simulation found them better.
+    /// Tries limits next that a simulation found better.
     pub fn suggest(&mut self, pool: usize, limits: PoolLimits, why: &str) {
         self.suggested = Some((pool, limits, why.to_owned()));
     }
 
-    /// Puts limits in force that an earlier controller of the same pools kept.
+    /// Puts limits in force that an earlier controller kept.
     pub fn restore(&mut self, limits: Limits, now: Duration) {
         self.limits = limits;
         self.proposals.withdraw();
         self.pause(now);
     }
 
-    /// Drops suggestions and waits as after a change of the engines. No trial may be under way;
-    /// [`stand_back`](Self::stand_back) ends one.
+    /// Drops suggestions and waits as after a change of the engines.
+    /// [`stand_back`](Self::stand_back) ends a trial first.
     pub fn pause(&mut self, now: Duration) {
         self.suggested = None;
         (self.latest, self.engines_since) = (now, now);
         self.state = State::Settling(now + LIMITS_SETTLE.0, now + LIMITS_SETTLE.1, None);
     }
 
-    /// Sets whether the controller may act. If not, a change on trial is undone.
+    /// A change on trial is undone without leave to act.
     pub fn set_acting(&mut self, acting: Acting, now: Duration) -> Action {
         if std::mem::replace(&mut self.acting, acting) == acting {
             return Action::Wait;
@@ -252,15 +247,15 @@ impl Controller {
         if acting == Acting::Acts { Action::Wait } else { self.stand_back(now, "the tuner may no longer make changes") }
     }
 
-    /// Opens all directions: with other engines, a change that failed may help.
+    /// Opens all directions: with other engines, they may help.
     pub fn forget_failures(&mut self) {
         self.closed.clear();
         self.steps.reset();
         self.stuck_since = None;
     }
 
-    /// Decides what to do at `now`, about once a second. `window`: observations since the last
-    /// action other than [`Action::Wait`].
+    /// One decision, about once a second. `window`: observations since the last action other than
+    /// [`Action::Wait`].
     pub fn step(&mut self, now: Duration, window: &Window) -> Action {
         let rotation: Vec<usize> = window.pools.iter().map(|pool| pool.usage.in_rotation).collect();
         let sampled = window.pools.iter().all(|pool| pool.usage.moments > 0);
@@ -280,7 +275,6 @@ impl Controller {
         }
     }
 
-    /// Undoes a change on trial without a verdict.
     pub(crate) fn stand_back(&mut self, now: Duration, why: &str) -> Action {
         let trial = match std::mem::replace(
             &mut self.state,
@@ -323,7 +317,7 @@ impl Controller {
             return Action::Begin;
         }
         self.compare_load(&score, window);
-        // A shortfall within the standard error counts as chance.
+        // A shortfall within the standard error is chance.
         let is_met = score.attainment + score.attainment_error >= self.target;
         let attained = 100.0 * score.attainment;
         let (requests, seconds) = (score.requests, measured.as_secs_f64());
@@ -375,8 +369,8 @@ impl Controller {
         let error = before.error.hypot(score.error);
         let change = score.loss - before.loss;
         let soon = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON;
-        // A queue from before the change delays the first requests in any case. A queue that grows
-        // is an effect of the change.
+        // A queue from before the change delays the first requests anyway. A queue that grows is an
+        // effect.
         let grows = window.pools.iter().any(PoolWindow::backlog_grows);
         let so_far = if grows { window.score(now) } else { window.score_of_ended(now) };
         let does_harm = Self::does_harm(&so_far, &before);
@@ -407,7 +401,7 @@ impl Controller {
             self.note(now, EventKind::Kept, &trial, result);
             self.closed.reopen(&direction, now);
             self.closed.close(Direction { up: !direction.up, ..direction }, ClosedBy::OppositeHelped, now);
-            // This window's requests arrived under the kept limits: they can judge the next change.
+            // Arrivals of this window, under the kept limits, can judge the next change.
             self.state = State::Watching;
             return self.watch(now, window);
         }
@@ -416,9 +410,9 @@ impl Controller {
         self.closed.close(direction, ClosedBy::Failure, now);
         self.steps.refine(direction.pool, direction.knob);
         self.limits = trial.before;
-        // The trial's effects on the engines may last as long as the trial did.
+        // Effects on the engines may last as long as the trial.
         let recovered = now + now.saturating_sub(trial.since).clamp(LIMITS_SETTLE.0, COOL_DOWN_MAX);
-        // A queue that the trial left says nothing about the limits in force.
+        // A queue left by the trial says nothing about the limits in force.
         self.state = State::Settling(recovered, now + COOL_DOWN_MAX, None);
         Action::Apply
     }
@@ -430,7 +424,7 @@ impl Controller {
 
     /// Forgets failures when the load has changed.
     pub(super) fn compare_load(&mut self, score: &Score, window: &Window) {
-        // A window is seen every second but counts once, in the latest state.
+        // A window is seen every second but counts once, with the latest counts.
         if self.load_before.0 != Some(window.from) {
             self.load_before = (Some(window.from), self.load.clone());
         }

@@ -2,19 +2,18 @@
 //!
 //! The caller replays the requests of the last minutes through the gateway's request path to
 //! simulated engines: once with the settings in force, once with each candidate. A simulation that
-//! shows less than [`SHOWN`] of the measured loss does not explain the loss, so its gains are not
-//! believed. [`crate::observe::loss`] defines a loss.
+//! shows less than [`SHOWN`] of the measured loss does not explain it, so its gains are not
+//! believed. [`crate::observe::loss`] defines the loss.
 
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
 use crate::observe::recent::RecentRequest;
 
-/// Standard errors between a gain and the lower bound.
 pub(crate) const BOUND: f64 = 2.0;
-/// The share of the measured loss that a simulation of the settings in force must show. A
-/// simulation shows less where clients wait for one response before they send the next request:
-/// faster engines would get more requests.
+/// Share of the measured loss that the settings in force must show in a simulation. It shows less
+/// where clients wait for one response before the next request: faster engines would get more
+/// requests.
 const SHOWN: f64 = 1.0 / 3.0;
 
 /// How requests would fare.
@@ -29,15 +28,14 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// A message if this simulation of the settings in force does not show the measured loss;
-    /// `None`: it does.
+    /// A message if the settings in force, simulated, do not show the measured loss.
     pub(crate) fn unexplained(&self, measured: f64) -> Option<String> {
         let (shown, is_shown) = (self.loss, self.loss >= SHOWN * measured);
         (!is_shown).then(|| format!("a simulation does not show the loss that is measured ({shown:.3}, {measured:.3})"))
     }
 }
 
-/// A question about limits of pools that serve the same traffic.
+/// A question about limits of one group of pools.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LimitsQuestion {
     /// The pools.
@@ -48,8 +46,8 @@ pub struct LimitsQuestion {
     pub candidates: Vec<Limits>,
     /// The requests to replay.
     pub requests: Vec<RecentRequest>,
-    /// How many of the first requests already wait when the simulation begins. They do not count,
-    /// because their earlier wait is not simulated.
+    /// The first so many requests already wait at the start. They do not count, because their
+    /// earlier wait is not simulated.
     pub waiting: usize,
 }
 
@@ -58,6 +56,6 @@ pub struct LimitsQuestion {
 pub struct LimitsAnswer {
     /// Forecast with the present limits; `None`: this deployment cannot be simulated.
     pub now: Option<Forecast>,
-    /// Forecasts with the candidates; `None`: the candidate cannot be simulated.
+    /// Forecasts in the order of the question; `None`: cannot be simulated.
     pub candidates: Vec<Option<Forecast>>,
 }

@@ -1,7 +1,7 @@
-//! The limits that the controller moves, and how they enter a configuration.
+//! The limits that the controller moves, one set for each pool, and how they enter a configuration.
 //!
-//! Plain values, one set for each pool. A change stays within [`LimitRange`] and keeps the
-//! configuration valid: the pools' ranges continue to cover every prompt length.
+//! A change stays within [`LimitRange`] and keeps the configuration valid: the pools' ranges
+//! continue to cover every prompt length.
 
 pub mod moves;
 pub mod forecast;
@@ -82,15 +82,15 @@ pub struct PoolLimits {
     pub slots: u32,
     /// Prompt tokens in prefill on each backend; `None`: no limit.
     pub prefill_tokens: Option<u64>,
-    /// Prompts with more tokens than this need a permit, and the permits of each backend; `None`:
-    /// no permits.
+    /// Length above which prompts need a permit, and the permits of each backend; `None`: no
+    /// permits.
     pub long: Option<(u64, u32)>,
     /// Prompt lengths of the pool: from, and to (not included).
     pub range: (u64, Option<u64>),
 }
 
 impl PoolLimits {
-    /// Threshold and permits, where they may be moved. With 0 permits the operator keeps long
+    /// Threshold and permits, where they may be moved: with 0 permits the operator keeps long
     /// prompts away.
     pub fn permits(&self) -> Option<(u64, u32)> {
         self.long.filter(|(_, permits)| *permits > 0)
@@ -105,8 +105,7 @@ impl PoolLimits {
         pool.prompt_tokens.max = self.range.1.map(Tokens);
     }
 
-    /// The differences from `now`, for messages:
-    /// `slots 64 (now 16), prefill_tokens none (now 8192)`.
+    /// Differences from `now`: `slots 64 (now 16), prefill_tokens none (now 8192)`.
     pub fn differences(&self, now: &Self) -> String {
         let differs = |knob: &Knob| self.show(*knob) != now.show(*knob);
         let show = |knob: Knob| format!("{} {} (now {})", knob.key(), self.show(knob), now.show(knob));
@@ -137,7 +136,7 @@ impl PoolLimits {
     }
 }
 
-/// The limits of all pools, in the order of the configuration.
+/// Limits of all pools, in the order of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits(pub Vec<PoolLimits>);
 
@@ -158,8 +157,8 @@ impl Limits {
         config.pools.iter_mut().zip(&self.0).for_each(|(pool, limits)| limits.put(pool));
     }
 
-    /// Moves the boundary at the upper end of `pool` to `to`, for every pool that ends or begins
-    /// there. `None`: a range would become empty.
+    /// Moves the boundary at the upper end of `pool`, for every pool that ends or begins there.
+    /// `None`: a range would become empty.
     pub fn with_boundary(&self, pool: usize, to: u64) -> Option<Self> {
         let from = self.0[pool].range.1?;
         let mut moved = self.clone();

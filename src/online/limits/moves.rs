@@ -18,41 +18,38 @@ use crate::observe::lengths::Lengths;
 use crate::observe::loss::Cause;
 use crate::observe::window::{PoolWindow, Window};
 
-/// A cause with a smaller share of the lost time is left alone: its gain is at most that share, and
-/// a trial costs requests.
+/// A cause with a smaller share of the lost time is left alone: it limits the gain, and a trial
+/// costs requests.
 const CAUSE_SHARE: f64 = 0.25;
-/// Lengths with less than this share of the prompt tokens do not matter to a threshold.
+/// Lengths with a smaller share of the prompt tokens do not matter to a threshold.
 const LENGTHS_SHARE: f64 = 0.05;
-/// Share of a pool's prompt tokens that one move of a boundary gives to the next pool.
+/// Share of a pool's prompt tokens that a boundary's move gives away.
 const BOUNDARY_SHARE: f64 = 0.25;
-/// A threshold is too low if more than this share of the prompts need a permit.
+/// A threshold is too low if more prompts than this need a permit.
 const LONG_SHARE: f64 = 0.5;
-/// A limit holds requests up if it was used up at this share of the moments with a queue.
+/// A limit holds requests up from this share of the moments with a queue.
 const HELD_UP: f64 = 0.25;
-/// From this mean loss of a request on, a pool gives work to an idle neighbour before the pool's
-/// own limits move.
+/// From this loss on, a pool gives work to an idle neighbour before its own limits move.
 const MUCH: f64 = 0.05;
-/// A neighbour is idle if it loses less than this share of the pool's loss per request.
+/// An idle pool loses less than this share of its neighbour's loss per request.
 const IDLE: f64 = 0.25;
-/// Slots as a multiple of the demand, which varies and grows with the number of requests at once.
+/// Slots over demand, which varies and grows with the number of requests at once.
 const DEMAND_MARGIN: f64 = 1.5;
 /// Slots stay above this multiple of the demand, ..
 const NEED_MARGIN: f64 = 1.15;
-/// .. and above the demand of all backends plus this many square roots of it: random arrivals
-/// exceed that 2 % of the time.
+/// .. and above the demand of all backends plus this many square roots: random arrivals exceed that
+/// 2 % of the time.
 const NEED_DEVIATIONS: f64 = 2.0;
-/// Slots stay above this multiple of the sequences of the widest request.
+/// .. and above this multiple of the widest request.
 const WIDEST_MARGIN: f64 = 2.0;
-/// A boundary stays below this share of the context limit of the engines below it, to leave room
-/// for output.
+/// A boundary stays below this share of the context of the engines below it, to leave room for
+/// output.
 const CONTEXT_SHARE: f64 = 0.5;
-/// A pool gives work to the next pool if the loss per request there is at most this share of its
-/// own.
+/// The next pool takes work up to this share of the pool's loss per request.
 const LESS: f64 = 0.5;
 
-/// Other limits under which a change of flags may help: the configured limits, and the configured
-/// limits with one permit for long prompts. The present limits were found with other flags. The
-/// range stays.
+/// Limits under which a change of flags may help: the configured ones, and these with one permit
+/// for long prompts. The present limits were found with other flags. The range stays.
 pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, bounds: &LimitRange) -> Vec<PoolLimits> {
     let file = PoolLimits { range: now.range, ..*configured };
     let long = match file.long {
@@ -65,7 +62,7 @@ pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, boun
     found
 }
 
-/// A threshold with most of the tokens but not most of the prompts above it.
+/// A threshold with most of the tokens, but not most of the prompts, above it.
 fn long_prompts(lengths: &Lengths, bounds: &LimitRange) -> Option<u64> {
     let found = lengths.next_below(u64::MAX, BOUNDARY_SHARE).filter(|found| *found >= bounds.threshold.0)?;
     (lengths.share_above(found) <= LONG_SHARE).then_some(found)
@@ -78,7 +75,7 @@ pub struct Direction {
     pub pool: usize,
     /// The limit.
     pub knob: Knob,
-    /// Whether the value grows. Adding a limit where there was none counts as down.
+    /// Whether the value grows. A new limit counts as down.
     pub up: bool,
 }
 
@@ -93,7 +90,7 @@ pub struct Move {
     pub why: String,
 }
 
-/// The factor of one step, for each limit; smaller after a step that did not help.
+/// Factors of one step; smaller after a step that did not help.
 #[derive(Clone, Debug, Default)]
 pub struct Steps(BTreeMap<(usize, Knob), f64>);
 
@@ -105,13 +102,13 @@ impl Steps {
         self.0.get(&(pool, knob)).copied().unwrap_or(FIRST_STEP)
     }
 
-    /// Makes steps of a limit smaller: one did not help.
+    /// Makes steps smaller, after one that did not help.
     pub fn refine(&mut self, pool: usize, knob: Knob) {
         let step = self.of(pool, knob);
         self.0.insert((pool, knob), step.sqrt().max(LAST_STEP));
     }
 
-    /// Forgets the sizes of steps: the load has changed.
+    /// Forgets the steps, for another load.
     pub fn reset(&mut self) {
         self.0.clear();
     }
@@ -193,8 +190,8 @@ impl Proposer<'_> {
         }
     }
 
-    /// Raises the limits that hold requests up. Long prompts wait for permits, other prompts for
-    /// slots and prompt tokens: the limits of the kind that waits come first.
+    /// Raises the limits that hold requests up. Long prompts wait for permits, others for slots and
+    /// prompt tokens: the limits of the kind that waits come first.
     fn raise(&mut self, why: &str) {
         let (usage, own) = (self.seen.usage, self.own());
         let lengths = &self.seen.lengths;
@@ -244,12 +241,12 @@ impl Proposer<'_> {
         self.steps.of(self.pool, knob)
     }
 
-    /// One step higher, at least by 1.
+    /// At least by 1.
     fn above(&self, knob: Knob, value: u64) -> u64 {
         ((value as f64 * self.step(knob)).round() as u64).max(value.saturating_add(1))
     }
 
-    /// One step lower, at least by 1.
+    /// At least by 1.
     fn below(&self, knob: Knob, value: u64) -> u64 {
         ((value as f64 / self.step(knob)).round() as u64).min(value.saturating_sub(1))
     }
@@ -257,7 +254,7 @@ impl Proposer<'_> {
     fn more_slots(&mut self, why: &str) {
         let own = self.own();
         let most = u64::from(self.bounds.slots.1.max(own.slots));
-        // From far too few slots, single steps would take long.
+        // Single steps from far too few slots take long.
         let wanted = self.seen.demand().map_or(0, |demand| (demand * DEMAND_MARGIN).ceil() as u64);
         let slots = self.above(Knob::Slots, own.slots.into()).max(wanted).min(most) as u32;
         self.add(Knob::Slots, true, PoolLimits { slots, ..own }, why);
@@ -272,7 +269,7 @@ impl Proposer<'_> {
         let with_margin =
             |demand: f64| (demand * NEED_MARGIN).max(demand + NEED_DEVIATIONS * (demand / backends).sqrt());
         let needed = self.seen.demand().filter(|needed| *needed < used).map_or(0.0, with_margin);
-        // A request with more sequences than a backend has slots would be refused.
+        // A request with more sequences than slots would be refused.
         let widest = f64::from(self.seen.widest) * WIDEST_MARGIN;
         let slots = (used / self.step(Knob::Slots).sqrt()).max(needed).max(widest).round() as u32;
         if slots >= self.bounds.slots.0 && f64::from(slots) < used {
@@ -303,7 +300,7 @@ impl Proposer<'_> {
         let Some((threshold, permits)) = own.permits() else { return };
         let lengths = &self.seen.lengths;
         let mut found = lengths.next_above(threshold, LENGTHS_SHARE);
-        // Where most prompts need a permit, the threshold is far too low.
+        // If most prompts need a permit, the threshold is far too low.
         while let Some(length) = found.filter(|_| lengths.share_above(threshold) > LONG_SHARE)
             && lengths.share_above(length) > LONG_SHARE / 2.0
         {
@@ -315,7 +312,7 @@ impl Proposer<'_> {
         }
     }
 
-    /// Where no threshold exists, adds one: one permit for the prompts with most of the tokens.
+    /// Adds a threshold where none exists: one permit for the prompts with most of the tokens.
     fn lower_threshold(&mut self, why: &str) {
         let own = self.own();
         let lengths: &Lengths = &self.seen.lengths;
@@ -349,7 +346,7 @@ impl Proposer<'_> {
         }
     }
 
-    /// Whether this pool loses much and a pool of neighbouring lengths next to nothing.
+    /// Whether this pool loses much, and a neighbour next to nothing.
     fn neighbour_is_idle(&self) -> bool {
         let lost = self.seen.loss_per_request();
         let is_idle = |other: &usize| self.window.pools[*other].loss_per_request() < lost * IDLE;
@@ -357,7 +354,7 @@ impl Proposer<'_> {
             && (0..self.limits.0.len()).filter(|other| self.is_next_to(*other).is_some()).any(|other| is_idle(&other))
     }
 
-    /// Whether another pool has the lengths right above (true) or below (false).
+    /// Whether the other pool's lengths are right above (true) or below (false).
     fn is_next_to(&self, other: usize) -> Option<bool> {
         let (own, theirs) = (self.own().range, self.limits.0[other].range);
         match (own.1 == Some(theirs.0), theirs.1 == Some(own.0)) {
@@ -367,7 +364,7 @@ impl Proposer<'_> {
         }
     }
 
-    /// Moves the boundary towards a pool of neighbouring lengths that loses less.
+    /// Moves the boundary towards a neighbour that loses less.
     fn boundary(&mut self, why: &str) {
         let (own, lost) = (self.own(), self.seen.loss_per_request());
         for other in 0..self.limits.0.len() {
@@ -382,7 +379,7 @@ impl Proposer<'_> {
             };
             // The end of a range is excluded.
             let to = found.map(|length| length + 1);
-            // The pool below the boundary must be able to serve the longer prompts.
+            // The pool below must be able to serve the longer prompts.
             let context = self.window.pools[at].usage.context.map(|tokens| (tokens as f64 * CONTEXT_SHARE) as u64);
             let is_raised = !above;
             let fits = |to: &u64| !is_raised || context.is_none_or(|most| *to <= most);

@@ -1,7 +1,7 @@
-//! Read access to a [`Controller`]: pools, limits, beliefs, and the trial.
+//! Read access to a [`Controller`]: pools, limits, beliefs, and the trial, for reports and changes
+//! of engines.
 //!
-//! The tuner of all pools uses it for reports and for changes of engines. Nothing here affects the
-//! next decision.
+//! Nothing here affects the next decision.
 
 use std::time::Duration;
 
@@ -23,19 +23,19 @@ impl Controller {
         self.names.iter().position(|name| name == pool)
     }
 
-    /// The positions of the pools, the largest loss in the last judged window first.
+    /// Pools by loss in the last judged window, the largest first.
     pub(crate) fn places_by_loss(&self) -> Vec<usize> {
         let mut places: Vec<usize> = (0..self.names.len()).collect();
         places.sort_by(|one, other| self.losses[*other].total_cmp(&self.losses[*one]));
         places
     }
 
-    /// How long after arrival a request counts.
+    /// Time after arrival at which a request counts.
     pub fn horizon(&self) -> Duration {
         self.horizon
     }
 
-    /// The share of requests that should meet their objectives.
+    /// Share of requests that should meet their objectives.
     pub fn target(&self) -> f64 {
         self.target
     }
@@ -45,22 +45,21 @@ impl Controller {
         &self.limits
     }
 
-    /// Mean loss of a request of this pool in the last judged window.
     pub(crate) fn loss_of(&self, pool: usize) -> f64 {
         self.lost_by_request[pool]
     }
 
-    /// Other limits of this pool, which may be better once its engines have other flags.
+    /// Limits that may be better once the engines have other flags.
     pub fn limits_beside(&self, pool: usize, configured: &PoolLimits) -> Vec<PoolLimits> {
         beside(&self.kept_limits().0[pool], configured, &self.lengths[pool], &self.bounds)
     }
 
-    /// The score of the last judged window, and the conclusion.
+    /// Score and conclusion of the last judged window.
     pub fn belief(&self) -> (&Score, &str) {
         (&self.belief.0, &self.belief.1)
     }
 
-    /// The score of the last window under the limits in force. It may be younger than
+    /// The score of the last window under the limits in force, which may be younger than
     /// [`belief`](Self::belief): no engine is restarted for a loss that is over.
     pub fn latest_score(&self) -> &Score {
         &self.latest_score
@@ -84,7 +83,7 @@ impl Controller {
         }
     }
 
-    /// The closed changes: limit, whether it would be raised, reason, and seconds left.
+    /// Closed changes: limit, whether it would be raised, reason, and seconds left.
     pub fn blocked(&self) -> Vec<(String, bool, String, f64)> {
         let shown = |&Closing { key: direction, why, until, .. }: &Closing<Direction, ClosedBy>| {
             let opposite = if direction.up { "lowering" } else { "raising" };
@@ -107,7 +106,7 @@ impl Controller {
         format!("{} = {} (was {})", self.key(step.direction), step.to.0[pool].show(knob), before.0[pool].show(knob))
     }
 
-    /// Since when objectives are missed although changes of limits were tried, or none is left.
+    /// Since when objectives are missed and no change of limits is left.
     pub fn stuck_since(&self) -> Option<Duration> {
         self.stuck_since
     }

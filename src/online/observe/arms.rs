@@ -3,9 +3,9 @@
 //!
 //! The gateway draws the engine for each request, so both get the same kinds of requests. Requests
 //! on one engine at the same time fare alike, so the arms are compared in batches of [`ARM_BATCH`]:
-//! events that hit both cancel out. The difference of mean losses is a ratio estimate over batches
-//! with an interval that holds at all times together ([`always_valid::around`]), so it may be
-//! looked at every second.
+//! events that hit both cancel out. The difference of mean losses is a ratio estimate over batches,
+//! with an interval that holds at all times together ([`always_valid::around`]): it may be looked
+//! at every second.
 //!
 //! Bounds: [`BATCHES_MAX`] batches; later arrivals are not counted.
 
@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use sluice_core::stats::{Estimate, always_valid};
 
-/// Length of a batch: most effects of one event on an engine end within it.
+/// Length of a batch, in which most effects of one event end.
 pub const ARM_BATCH: Duration = Duration::from_secs(30);
-/// The most batches: four hours.
+/// Four hours of batches.
 const BATCHES_MAX: usize = 480;
 /// Batches before a difference is reported.
 const BATCHES_MIN: usize = 4;
-/// Lower bound of the standard deviation in one batch: a few requests may be equal by chance.
+/// Lower bound of the deviation in a batch: a few requests may be equal by chance.
 const DEVIATION_MIN: f64 = 0.05;
 
 /// The smallest difference that is looked for.
@@ -38,13 +38,13 @@ pub struct ArmCounts {
     pub requests: u64,
     /// Requests that failed.
     pub failed: u64,
-    /// When the last request that did not fail ended.
+    /// End of the last request that did not fail.
     pub served: Option<Duration>,
-    /// When the latest request that did not fail arrived.
+    /// Arrival of the latest request that did not fail.
     pub begun: Option<Duration>,
 }
 
-/// The second arm compared with the first.
+/// The difference of two arms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ArmDifference {
     /// Mean loss of the first arm.
@@ -69,7 +69,7 @@ impl Arms {
         Self { from, ..Self::default() }
     }
 
-    /// Adds a request of arm 0 or 1 that arrived at `at` and ended at `ended`.
+    /// Adds a request of arm 0 or 1, with the times of arrival and end.
     pub fn add(&mut self, arm: usize, (at, ended): (Duration, Duration), loss: f64, failed: bool) {
         let Some(since) = at.checked_sub(self.from) else { return };
         let batch = (since.as_secs_f64() / ARM_BATCH.as_secs_f64()) as usize;
@@ -93,8 +93,8 @@ impl Arms {
         self.counts
     }
 
-    /// The difference over the batches until `until`; `None` if there are too few. `effect`: the
-    /// difference that is found soonest, as a share of the first arm's loss.
+    /// The difference over the batches until `until`; `None`: too few. `effect`: the difference
+    /// that is found soonest, as a share of the first arm's loss.
     pub fn difference(&self, until: Duration, effect: f64, confidence: f64) -> Option<ArmDifference> {
         let whole = (until.saturating_sub(self.from).as_secs_f64() / ARM_BATCH.as_secs_f64()).floor() as usize;
         let used: Vec<_> = self.batches.iter().take(whole).collect();
@@ -117,7 +117,7 @@ impl Arms {
         Some(ArmDifference { control: means[0], change, batches: count })
     }
 
-    /// ln of the evidence, valid at all times, that the second arm fails more often than the first.
+    /// ln of the evidence, valid at all times, that the second arm fails more often.
     pub fn surge(&self) -> f64 {
         let [control, arm] = self.counts.map(|counts| (counts.failed as f64, counts.requests as f64));
         let expected = arm.1 / (control.1 + arm.1);
@@ -130,8 +130,8 @@ mod tests {
     use super::*;
     use sluice_core::base::Rng;
 
-    /// Differences, one a minute, of arms whose requests miss with these probabilities, in waves
-    /// that hit both.
+    /// Differences, one a minute, of arms with these probabilities of a miss, in waves that hit
+    /// both.
     fn looks(seed: u64, misses: [f64; 2], minutes: u64) -> Vec<ArmDifference> {
         let (mut arms, mut rng) = (Arms::new(Duration::ZERO), Rng::new(seed));
         let (mut wave, mut found) = (1.0, Vec::new());

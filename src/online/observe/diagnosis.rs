@@ -20,21 +20,20 @@ use serde::{Deserialize, Serialize};
 use super::engines::EngineFacts;
 use sluice_core::vllm::metrics::SCHEDULER;
 
-/// Samples that a diagnosis needs of an engine.
+/// Samples of an engine that a diagnosis needs.
 const SAMPLES: usize = 6;
 /// An observation is frequent from this share of the samples on.
 pub(crate) const OFTEN: f64 = 0.3;
-/// Preemptions per minute that matter.
 const PREEMPTIONS: f64 = 1.0;
-/// Below this use, the KV cache has room.
+/// Use below which the KV cache has room.
 const KV_ROOM: f64 = 0.8;
-/// From this share of the peak on, the running sequences are at their peak.
+/// Share of the peak from which running sequences are at their peak.
 const AT_PEAK: f64 = 0.95;
-/// The share of the lost time, or of missing pages, that this file calls "most".
+/// The share of the lost time, or of missing pages, that counts as "most".
 const MOST: f64 = 0.5;
-/// TPOT has no room if more than this share of the requests misses it.
+/// TPOT has no room if more requests than this miss it.
 const TPOT_MISSED: f64 = 0.01;
-/// An engine with fewer sequences than this on average is idle.
+/// Mean sequences below which an engine is idle.
 const HARDLY_ANY: f64 = 1.0;
 
 /// A cause of misses.
@@ -79,8 +78,8 @@ pub struct Experience {
     pub misses: bool,
     /// Shares of the lost time: in the queue, on the engine before the first token, between tokens.
     pub lost: [f64; 3],
-    /// Share of the requests with a bound on TPOT that miss it; `None`: no such request, so it is
-    /// unknown whether TPOT has room.
+    /// Share of the requests with a bound on TPOT that miss it; `None`: no such request, so whether
+    /// TPOT has room is unknown.
     pub tpot_missed: Option<f64>,
 }
 
@@ -143,8 +142,7 @@ fn of_engine(facts: &EngineFacts, experience: &Experience) -> Option<(Reading, S
         );
         return Some((Reading::Sequences, evidence, format!("raise max-num-seqs above {running:.0}")));
     }
-    // The gateway gives an engine that it runs no more requests than this: the others wait in the
-    // queue.
+    // An engine that the gateway runs gets no more requests: the others wait in the queue.
     let most = facts.max_num_seqs.filter(|most| facts.running_peak >= AT_PEAK * most && facts.kv_full < OFTEN)?;
     (misses && experience.lost[0] >= MOST).then(|| {
         let evidence = format!(
@@ -178,8 +176,8 @@ fn of_pools(experience: &Experience, engines: &[(String, EngineFacts)]) -> Optio
     (queue >= MOST).then(|| (Reading::GatewayLimits, evidence, "see the limits that the tuner moves".to_owned()))
 }
 
-/// How to shorten prefills. Larger steps lengthen TPOT, so they are advised first only where TPOT
-/// has room.
+/// How to shorten prefills. Larger steps lengthen TPOT, so they come first only where TPOT has
+/// room.
 fn faster_prefills(tpot_missed: Option<f64>) -> String {
     match tpot_missed {
         Some(missed) if missed > TPOT_MISSED => format!(

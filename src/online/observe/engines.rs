@@ -1,8 +1,8 @@
-//! Observations of engines from their metrics pages, over the last minutes.
+//! Metrics pages of engines over the last minutes.
 //!
-//! A counter that goes backwards means that the engine restarted, so earlier samples are dropped. A
-//! page that is missing or incomplete is recorded as missing. Bounds: [`SPAN`] and [`SAMPLES_MAX`]
-//! samples of each engine.
+//! A counter that goes backwards shows a restart, so earlier samples are dropped. A missing or
+//! incomplete page is recorded as missing. Bounds: [`SPAN`] and [`SAMPLES_MAX`] samples of each
+//! engine.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,9 +11,7 @@ use sluice_core::vllm::metrics::MetricsSnapshot;
 
 /// How far back a diagnosis looks.
 pub const SPAN: Duration = Duration::from_secs(300);
-/// The most samples of one engine.
 const SAMPLES_MAX: usize = 120;
-/// A KV cache is full from this share on.
 const KV_FULL: f64 = 0.95;
 
 /// One metrics page.
@@ -36,7 +34,7 @@ pub struct EngineSample {
 }
 
 impl EngineSample {
-    /// The numbers of a page; `None` if a number that every vLLM page has is missing: it is not 0.
+    /// The numbers of a page; `None`: one that every vLLM page has is missing, not 0.
     pub fn of(page: &MetricsSnapshot) -> Option<Self> {
         let is_whole = page.lacks().next().is_none();
         is_whole.then(|| Self {
@@ -70,9 +68,9 @@ pub struct EngineFacts {
     pub running_peak: f64,
     /// Share of the samples with waiting sequences.
     pub waiting: f64,
-    /// Median of the running sequences in samples with waiting sequences.
+    /// Median of the running sequences in these samples.
     pub running_while_waiting: f64,
-    /// Mean share of the KV cache in use in samples with waiting sequences.
+    /// Mean use of the KV cache in these samples.
     pub kv_while_waiting: f64,
     /// Share of the samples with a full KV cache.
     pub kv_full: f64,
@@ -80,7 +78,7 @@ pub struct EngineFacts {
     pub preemptions: f64,
     /// Share of the samples with a sequence that waits for an adapter slot.
     pub deferred: f64,
-    /// Adapters that one step may use, and the most with requests.
+    /// Adapters of one step, and the most with requests.
     pub adapters: Option<(u64, usize)>,
     /// `max-num-seqs`, if the gateway runs the engine; no page shows it.
     pub max_num_seqs: Option<f64>,

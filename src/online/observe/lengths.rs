@@ -1,14 +1,13 @@
 //! A histogram of prompt lengths on a fixed geometric grid.
 //!
-//! It shows where a threshold between short and long prompts can lie: only between lengths that
-//! occur. A bin is 19 % wide, so it separates lengths that differ by more. Bounds: [`BINS`]
-//! numbers.
+//! A threshold between short and long prompts can lie only between lengths that occur. A bin is 19
+//! % wide, so it separates lengths that differ by more. Bounds: [`BINS`] numbers.
 
 /// Bins per doubling of the length.
 const PER_OCTAVE: f64 = 4.0;
-/// Lower end of the first bin, in tokens. Shorter prompts count in it.
+/// Lower end of the first bin, in tokens; shorter prompts count there.
 const FIRST: f64 = 16.0;
-/// Number of bins; the last one begins at 16 * 2^(67/4), about 1.8 million tokens.
+/// The last bin begins at 16 * 2^(67/4), about 1.8 million tokens.
 const BINS: usize = 68;
 
 /// Counts of prompts by length.
@@ -48,7 +47,7 @@ impl Lengths {
         self.counts.iter_mut().zip(&other.counts).for_each(|(own, other)| *own += other);
     }
 
-    /// Share of the prompts in bins above the bin of `tokens`; 0 without prompts.
+    /// Share of the prompts above the bin of `tokens`; 0 without prompts.
     pub fn share_above(&self, tokens: u64) -> f64 {
         let total = self.total();
         let above: f64 = self.counts.iter().skip(bin(tokens) + 1).sum();
@@ -66,8 +65,7 @@ impl Lengths {
         found.map(|(at, _)| last_in(at))
     }
 
-    /// The next length below `tokens` such that prompts between the two hold at least `share` of
-    /// all prompt *tokens*.
+    /// Like [`next_above`](Self::next_above), below `tokens`.
     pub fn next_below(&self, tokens: u64, share: f64) -> Option<u64> {
         let (all, mut between) = (self.tokens().sum::<f64>(), 0.0);
         let bins: Vec<f64> = self.tokens().collect();
@@ -78,7 +76,7 @@ impl Lengths {
         found.filter(|at| *at > 0).map(|at| last_in(at - 1))
     }
 
-    /// Prompt tokens in each bin, counting each prompt at the upper end.
+    /// Prompt tokens in each bin, with each prompt at the upper end.
     fn tokens(&self) -> impl Iterator<Item = f64> + '_ {
         self.counts.iter().enumerate().map(|(at, count)| count * last_in(at) as f64)
     }

@@ -1,10 +1,10 @@
-//! Judges a finished request: whether it met its objectives, by how far it missed, and where it
-//! lost time.
+//! Judges a finished request: did it meet its objectives, by how far did it miss, and where did it
+//! lose time?
 //!
-//! The loss of a request is 0 if it met all objectives. Otherwise it is 1 + log2(r) / 5, at most 3,
-//! where r is the largest ratio of a time to its bound. A request that was shed, or got no first
-//! byte in time, loses 4. So the mean loss is at least the share of requests that missed, and still
-//! falls when all of them miss by less or fewer are shed.
+//! The loss is 0 if all objectives were met. Otherwise it is 1 + log2(r) / 5, at most 3, where r is
+//! the largest ratio of a time to its bound. A request that was shed, or got no first byte in time,
+//! loses 4. So the mean loss is at least the share of misses, and still falls when all requests
+//! miss by less or fewer are shed.
 
 use std::time::Duration;
 
@@ -14,22 +14,22 @@ use sluice_core::openai::ShedReason;
 use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::{Outcome, Stage};
 
-/// The loss of a request that was shed or got no first byte.
+/// Loss of a request that was shed or got no first byte.
 pub const LOSS_OF_SHED: f64 = 4.0;
-/// A time of 2 to this power times the bound loses 1 more than a time just above the bound.
+/// A time of 2 to this power times the bound loses 1 more than one just above the bound.
 const OCTAVES: f64 = 5.0;
-/// The largest loss of a served request, reached at a thousand times the bound. Where a limit is
-/// far too low, a first step makes long waits only shorter, and that must count.
+/// The largest loss of a served request, at a thousand times the bound: where a limit is far too
+/// low, a first step only shortens long waits, and that must count.
 const LOSS_OF_LATE: f64 = 3.0;
 
 /// Where a request lost time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// In the gateway's queue: a limit held the request up.
+    /// In the gateway's queue, by a limit.
     Queue,
-    /// On the engine before the first token: earlier requests were served.
+    /// On the engine before the first token, behind earlier requests.
     Engine,
-    /// Between tokens: other requests slowed the engine's steps.
+    /// Between tokens, by other requests in the steps.
     Decode,
 }
 
@@ -47,7 +47,7 @@ pub struct Undisturbed {
 pub struct Judged {
     /// The loss, 0 to 4; see [`crate::observe::loss`].
     pub loss: f64,
-    /// Where the request lost time, if it missed an objective.
+    /// Where the time was lost, if an objective was missed.
     pub cause: Option<Cause>,
     /// Seconds on a backend; `None`: not served to the end.
     pub service: Option<f64>,
@@ -63,19 +63,19 @@ fn ratios(stats: &StreamStats, prompt_tokens: u64, objectives: &Objectives) -> [
     [ratio(bounds.ttft, stats.ttft), ratio(bounds.tpot, stats.tpot), ratio(bounds.e2el, stats.e2el)]
 }
 
-/// The ratio of TPOT to the bound; `None`: no bound, or not measured.
+/// TPOT over its bound; `None`: no bound, or not measured.
 pub(crate) fn tpot_ratio(record: &Record, objectives: &Objectives) -> Option<f64> {
     let [_, tpot, _] = ratios(record.stats.as_ref()?, record.prompt_tokens(), objectives);
     (tpot > 0.0).then_some(tpot)
 }
 
-/// The largest ratio of a time to the bound: above 1, the request missed an objective.
+/// The largest ratio of a time to its bound; above 1, an objective was missed.
 pub fn worst_ratio(stats: &StreamStats, prompt_tokens: u64, objectives: &Objectives) -> f64 {
     ratios(stats, prompt_tokens, objectives).into_iter().fold(0.0, f64::max)
 }
 
-/// Judges a request. `None`: it says nothing about limits, because it has no objectives or
-/// generates nothing, the client left, it was refused, or a backend failed.
+/// Judges a request. `None`: it says nothing about limits: it has no objectives or generates
+/// nothing, the client left, it was refused, or a backend failed.
 pub fn judge(record: &Record, objectives: &Objectives, undisturbed: Undisturbed) -> Option<Judged> {
     if !record.generates() || objectives.is_empty() {
         return None;

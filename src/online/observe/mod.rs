@@ -8,7 +8,7 @@
 //! | [`tally`] | cost and outcome of requests, for the scaler |
 //! | [`engines`], [`diagnosis`] | metrics pages of engines, and the reading of them in words |
 //!
-//! The [`Observer`] gathers the first four. Each file states the bounds of the numbers it keeps.
+//! The [`Observer`] gathers the first four. Each file states its bounds.
 
 pub mod lengths;
 pub mod usage;
@@ -37,15 +37,15 @@ use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
 use sluice_gateway::pool::{PoolView, WaitingRequest};
 
-/// Factor by which each request raises the shortest seen TPOT, so that an old minimum is forgotten.
+/// Growth of the shortest seen TPOT with each request, so that an old minimum is forgotten.
 const FORGET: f64 = 1.0005;
-/// Prompt tokens per second, until backends have shown their rate.
+/// Prompt tokens per second until backends have shown theirs.
 const PREFILL_RATE: f64 = 10_000.0;
 
 #[derive(Debug)]
 struct Observed {
     name: Arc<str>,
-    /// Objectives by class; the last entry is for requests without a class.
+    /// By class; the last entry is for requests without a class.
     objectives: Vec<(Arc<str>, Objectives)>,
     undisturbed: Undisturbed,
     widest: u32,
@@ -54,19 +54,18 @@ struct Observed {
     tally: Tally,
     /// Requests since the gateway started.
     ended: Tally,
-    /// Judged requests since the gateway started, and the number that missed an objective.
+    /// Judged requests since the gateway started, and misses.
     totals: (f64, f64),
 }
 
 impl Observed {
-    /// The objectives of a class.
     fn objectives(&self, class: Option<&str>) -> Objectives {
         let found = self.objectives.iter().find(|(name, _)| Some(&**name) == class);
         found.or(self.objectives.last()).map(|(_, own)| *own).unwrap_or_default()
     }
 }
 
-/// The objectives of each class in `pool`, and last of requests that are in no class.
+/// Objectives of each class in `pool`, and last of requests without a class.
 pub(crate) fn objectives(config: &Config, pool: &Pool) -> impl Iterator<Item = (Arc<str>, Objectives)> {
     let of_classes = config.classes.iter().map(|class| (class.name.as_str().into(), class.objectives_in(pool)));
     of_classes.chain([(OTHER_CLASS.into(), pool.slo.objectives())])
@@ -75,17 +74,17 @@ pub(crate) fn objectives(config: &Config, pool: &Pool) -> impl Iterator<Item = (
 #[derive(Debug, Default)]
 struct Gathered {
     pools: Vec<Observed>,
-    /// Labels of the compared arms, their counts, and the origins of failed requests.
+    /// Labels and counts of the compared arms, and the origins of failed requests.
     arms: Option<([String; 2], Arms, [OriginShares; 2])>,
     recent: Recent,
 }
 
-/// Gathers finished requests from any thread, each under a short lock.
+/// Gathers finished requests from any thread, under a short lock.
 #[derive(Debug, Default)]
 pub struct Observer(Mutex<Gathered>);
 
 impl Observer {
-    /// Takes over the pools and objectives of a configuration, and begins a window.
+    /// Takes over pools and objectives of a configuration, and begins a window.
     pub fn configure(&self, config: &Config, now: Duration) {
         let pools = &mut self.0.lock().pools;
         let known = std::mem::take(pools);
@@ -127,8 +126,8 @@ impl Observer {
         pool.ended.add(record, &objectives);
         pool.window.ended += 1.0;
         pool.widest = pool.widest.max(record.sequences);
-        // The latencies of a continued stream have the failure of an engine in them, which no limit
-        // could have prevented.
+        // Latencies of a continued stream include an engine's failure, which no limit could have
+        // prevented.
         let is_whole = record.continued == 0;
         let tpot = record.stats.as_ref().and_then(|stats| stats.tpot).map(|tpot| tpot.as_secs_f64());
         if let Some(tpot) = tpot.filter(|_| is_whole) {
@@ -144,7 +143,7 @@ impl Observer {
         }
         let failed = matches!(record.outcome, Outcome::UpstreamError(_) | Outcome::Timeout(_))
             || record.assigned.as_ref().is_some_and(|assigned| assigned.fell_back);
-        // Failures of one client among several count only if other clients' failures confirm them.
+        // Failures of one client among several count only if other clients confirm them.
         let is_confirmed = |arm: usize, origins: &mut [OriginShares; 2]| {
             let is_only = origins.iter().all(|own| own.is_only(record.origin));
             origins[arm].note(record.origin, failed) || is_only
@@ -169,7 +168,8 @@ impl Observer {
         pools.iter().find(|own| *own.name == *pool).map(|own| own.ended).unwrap_or_default()
     }
 
-    /// Compares the arms with these labels, by arrivals from `from` on; `None`: compares no arms.
+    /// Compares the arms with these labels, by arrivals from `from` on; `None`: ends the
+    /// comparison.
     pub fn compare(&self, labels: Option<[String; 2]>, from: Duration) {
         self.0.lock().arms = labels.map(|labels| (labels, Arms::new(from), Default::default()));
     }
@@ -179,14 +179,14 @@ impl Observer {
         self.0.lock().arms.as_ref().map_or_else(Arms::default, |(_, arms, _)| arms.clone())
     }
 
-    /// Judged requests of these pools so far, and the number that missed an objective.
+    /// Judged requests of these pools so far, and the misses.
     pub fn totals(&self, names: &[String]) -> (f64, f64) {
         let pools = &self.0.lock().pools;
         let own = pools.iter().filter(|pool| names.iter().any(|name| **name == *pool.name));
         own.fold((0.0, 0.0), |sum, pool| (sum.0 + pool.totals.0, sum.1 + pool.totals.1))
     }
 
-    /// Notes the requests that wait at `now`, for [`recent`](Self::recent).
+    /// Notes the waiting requests for [`recent`](Self::recent).
     pub fn note_waiting(&self, waiting: &[WaitingRequest], now: Duration) {
         self.0.lock().recent.note_waiting(waiting, now);
     }

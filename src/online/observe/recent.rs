@@ -1,8 +1,8 @@
 //! The requests of the last minutes, for simulations: arrival, wait, prompt and output.
 //!
-//! Waiting requests are included: otherwise a growing queue would look as if only the first
-//! requests had arrived. No prompt is kept, and no name except the names of models. Bounds:
-//! [`RECENT_MAX`] requests of the last [`RECENT_SPAN`].
+//! Waiting requests are included: otherwise only the first requests of a growing queue would seem
+//! to have arrived. No prompt is kept, and no name except those of models. Bounds: [`RECENT_MAX`]
+//! requests of the last [`RECENT_SPAN`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
 use sluice_gateway::pool::WaitingRequest;
 
-/// The most ended requests that are kept.
+/// Ended requests kept.
 pub const RECENT_MAX: usize = 6_000;
-/// How far back the kept requests go.
+/// How far back kept requests go.
 pub const RECENT_SPAN: Duration = Duration::from_secs(600);
 
 /// A request.
@@ -22,11 +22,11 @@ pub const RECENT_SPAN: Duration = Duration::from_secs(600);
 pub struct RecentRequest {
     /// When it arrived.
     pub at: Duration,
-    /// Time in the gateway's queue, over all attempts.
+    /// Time in the gateway's queue, all attempts together.
     pub waited: Duration,
     /// Prompt tokens.
     pub prompt: u32,
-    /// Output tokens; 0: unknown, because the request was not served.
+    /// Output tokens; 0: unknown, because it was not served.
     pub output: u32,
     /// The model's label.
     pub model: Option<Arc<str>>,
@@ -62,7 +62,7 @@ impl Recent {
         }
     }
 
-    /// Replaces the waiting requests by the ones at `now`. Their models are unknown.
+    /// Replaces the waiting requests. Their models are unknown.
     pub fn note_waiting(&mut self, waiting: &[WaitingRequest], now: Duration) {
         let of = |one: &WaitingRequest| RecentRequest {
             at: now.saturating_sub(one.waited),
@@ -75,8 +75,8 @@ impl Recent {
         self.waiting.extend(waiting.iter().map(of));
     }
 
-    /// All requests by arrival. Unknown outputs become the median output of similar prompts.
-    /// Requests that have waited since before the first known arrival arrive with it.
+    /// All requests by arrival. Unknown outputs become the median of similar prompts. Requests that
+    /// have waited since before the first known arrival arrive with it.
     pub fn all(&self) -> Vec<RecentRequest> {
         let first = self.ended.iter().map(|one| one.at).min().unwrap_or_default();
         let waiting = self.waiting.iter().map(|one| RecentRequest { at: one.at.max(first), ..one.clone() });
@@ -92,7 +92,7 @@ fn narrow(tokens: u64) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
-/// Output tokens of requests in ascending order, by the power of two of the prompt length.
+/// Output tokens in ascending order, by the power of two of the prompt length.
 struct Outputs(BTreeMap<u32, Vec<u32>>);
 
 impl Outputs {
@@ -105,7 +105,7 @@ impl Outputs {
         Self(known)
     }
 
-    /// The median output of the requests with the most similar prompt length.
+    /// The median output of the most similar prompts.
     fn median(&self, prompt: u32) -> u32 {
         let nearest = self.0.iter().min_by_key(|(known, _)| known.abs_diff(power(prompt)));
         nearest.map_or(1, |(_, outputs)| outputs[outputs.len() / 2])
@@ -116,9 +116,9 @@ fn power(prompt: u32) -> u32 {
     prompt.max(1).ilog2()
 }
 
-/// Requests that arrive between `from` and `until`, preceded by earlier ones that wait at `from`:
-/// these delay the others, and arrive at `from`. Also returns the number of these earlier requests.
-/// Requests in service at `from`, or still in service, are left out.
+/// Requests that arrive between `from` and `until`, after earlier ones that wait at `from`, delay
+/// the others, and arrive at `from`. Also returns the number of these. Requests in service at
+/// `from`, or still in service, are left out.
 pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Duration) -> (usize, Vec<RecentRequest>) {
     let waits = |request: &&RecentRequest| request.at < from && request.at + request.waited >= from;
     let moved = |request: &RecentRequest| RecentRequest { at: from, ..request.clone() };

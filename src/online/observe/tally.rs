@@ -1,10 +1,9 @@
-//! Cost and outcome of a pool's requests since the last look of the
-//! [`Scaler`](crate::scaler::Scaler).
+//! Cost and outcome of a pool's requests, for the [`Scaler`](crate::scaler::Scaler).
 //!
-//! The *work* of a request is the cost to an engine, in prompt tokens: the computed prompt tokens
-//! plus [`OUTPUT_WORK`] for each output token. The capacity of an engine is learned in the same
-//! unit, so the factor matters only while the mix of lengths changes. In full batches an output
-//! token takes as long as 3 to 8 prompt tokens (`sluice sim`: H200 4, A100 5, L4 7; an 8B model).
+//! The *work* of a request is its cost to an engine, in prompt tokens: the computed prompt tokens
+//! plus [`OUTPUT_WORK`] for each output token. An engine's capacity is learned in the same unit, so
+//! the factor matters only while the mix of lengths changes. In full batches an output token takes
+//! as long as 3 to 8 prompt tokens (`sluice sim`: H200 4, A100 5, L4 7; an 8B model).
 
 use std::time::Duration;
 
@@ -16,9 +15,9 @@ use sluice_gateway::flow::record::{Outcome, Stage};
 
 /// Work of an output token, in prompt tokens.
 pub const OUTPUT_WORK: f64 = 5.0;
-/// Without objectives, a longer wait in the queue is a miss.
+/// Without objectives, a longer wait is a miss.
 const WAITED: Duration = Duration::from_secs(1);
-/// From this share of a bound on, a request came near the objective.
+/// Share of a bound from which a request came near it.
 const NEAR: f64 = 0.5;
 
 /// Sums over ended requests.
@@ -28,11 +27,11 @@ pub struct Tally {
     pub ended: f64,
     /// Requests with known work, and their work.
     pub known: (f64, f64),
-    /// Requests that say something about the load: not failed or refused ones.
+    /// Requests that say something about the load: not failed or refused.
     pub judged: f64,
     /// Judged requests that missed an objective or were shed.
     pub missed: f64,
-    /// Judged requests that came near a bound or missed it.
+    /// Judged requests that came near a bound, or missed it.
     pub near: f64,
 }
 

@@ -1,8 +1,8 @@
 //! Which limits hold requests up: counts, once a second, of moments with a queue at which a limit
 //! was used up on all backends of a pool.
 //!
-//! A limit that is not used up does not bind, so raising it changes nothing. Lowering it has an
-//! effect only below the peak of use.
+//! Raising a limit that is not used up changes nothing. Lowering it has an effect only below the
+//! peak of use.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct Usage {
     pub no_prefill: u32,
     /// Length of the queue at the last moment.
     pub queue: usize,
-    /// Waiting requests plus sequences on backends, at the first and the last moment.
+    /// Waiting requests plus sequences on backends, at the first and last moment.
     pub in_flight: Option<((Duration, usize), (Duration, usize))>,
     /// The most sequences on one backend.
     pub slots_peak: u32,
@@ -37,8 +37,7 @@ pub struct Usage {
     pub in_rotation: usize,
 }
 
-/// A limit counts as used up from this share on, because the next request may not fit into the
-/// rest.
+/// Share from which a limit is used up, because the next request may not fit into the rest.
 const NEARLY: f64 = 0.9;
 
 impl Usage {

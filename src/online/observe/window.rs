@@ -1,9 +1,8 @@
 //! Windows: how the requests that arrived since a moment fared, pool by pool.
 //!
-//! Requests count by arrival, so requests that arrived under other limits never count. They are
-//! gathered in batches of [`BATCH`], because requests that arrive together fare alike: the error of
-//! a mean is computed over batches (Law and Kelton, "Simulation Modeling and Analysis", batch
-//! means).
+//! Requests count by arrival, never under other limits. They are gathered in batches of [`BATCH`],
+//! because requests that arrive together fare alike: the error of a mean is computed over batches
+//! (Law and Kelton, "Simulation Modeling and Analysis", batch means).
 //!
 //! Bounds: [`BATCHES_MAX`] batches; later arrivals count only in the next window.
 
@@ -15,11 +14,11 @@ use super::usage::Usage;
 
 /// Length of a batch.
 pub const BATCH: Duration = Duration::from_secs(5);
-/// The most batches of a window; they last 40 minutes.
+/// 40 minutes of batches.
 const BATCHES_MAX: usize = 480;
-/// A queue is long above this many requests per backend; requests in a long queue count as late.
+/// A queue of more requests per backend is long; requests in it count as late.
 const LONG_QUEUE: usize = 16;
-/// The loss of a request in a long queue: as much as a late request loses at most.
+/// The loss of a request in a long queue: the most that a late one loses.
 const LOSS_OF_WAITING: f64 = 3.0;
 
 /// The requests of one batch.
@@ -41,15 +40,15 @@ pub struct PoolWindow {
     pub batches: Vec<Batch>,
     /// Prompt lengths.
     pub lengths: Lengths,
-    /// Prompt lengths of requests that lost their time in the queue.
+    /// Prompt lengths of requests that lost time in the queue.
     pub queued: Lengths,
     /// Loss of ended requests by cause: queue, engine, decode.
     pub causes: [f64; 3],
-    /// Requests with a bound on TPOT, and the number above it.
+    /// Requests with a bound on TPOT, and misses.
     pub tpot: (f64, f64),
     /// Requests that ended in the window, whenever they arrived.
     pub ended: f64,
-    /// Served requests, and the sum of their seconds on a backend.
+    /// Served requests, and their seconds on a backend.
     pub served: (f64, f64),
     /// The most sequences of one request since the pool was configured.
     pub widest: u32,
@@ -62,7 +61,7 @@ impl PoolWindow {
         Self { from, ..Self::default() }
     }
 
-    /// Counts a request that arrived at `at`; `tokens` is its prompt length.
+    /// Counts a request that arrived at `at`, with a prompt of `tokens`.
     pub(crate) fn add(&mut self, at: Duration, tokens: u64, judged: Judged) {
         let Some(since) = at.checked_sub(self.from) else { return };
         let batch = (since.as_secs_f64() / BATCH.as_secs_f64()) as usize;
@@ -104,22 +103,21 @@ impl PoolWindow {
         Some(rate * (seconds / served) / self.usage.in_rotation as f64)
     }
 
-    /// Arrivals per second: ended requests plus the rise of requests in flight, because far fewer
-    /// end than arrive while a backlog grows. `None`: unknown.
+    /// Arrivals per second: ended requests plus the rise of requests in flight, because fewer end
+    /// than arrive while a backlog grows. `None`: unknown.
     pub fn arrival_rate(&self) -> Option<f64> {
         let ((from, first), (until, last)) = self.usage.in_flight?;
         let lasted = until.saturating_sub(from).as_secs_f64();
         (lasted >= BATCH.as_secs_f64()).then(|| (self.ended + last as f64 - first as f64).max(0.0) / lasted)
     }
 
-    /// Whether the requests in flight have grown by more than a long queue.
+    /// Whether requests in flight have grown by more than a long queue.
     pub(crate) fn backlog_grows(&self) -> bool {
         let long = LONG_QUEUE * self.usage.in_rotation.max(1);
         self.usage.in_flight.is_some_and(|((_, first), (_, last))| last > first + long)
     }
 
-    /// Requests of this window in a long queue, which will not be in time. Requests that waited
-    /// before the window do not count.
+    /// Requests of this window in a long queue, which will be late.
     fn late_in_queue(&self) -> f64 {
         let is_long = self.usage.queue > LONG_QUEUE * self.usage.in_rotation.max(1);
         let Some(((_, first), (_, last))) = self.usage.in_flight.filter(|_| is_long) else { return 0.0 };
@@ -168,7 +166,7 @@ pub struct Score {
     pub attainment_error: f64,
     /// Arrivals per second.
     pub rate: f64,
-    /// The largest mean loss of two adjacent batches, because misses come together.
+    /// The largest mean loss of two adjacent batches: misses come together.
     pub peak: f64,
 }
 
@@ -240,7 +238,7 @@ impl Window {
         lost.map(|part| if total > 0.0 { part / total } else { 0.0 })
     }
 
-    /// Share of the requests with a bound on TPOT that are above it; `None`: no such request.
+    /// Share of the requests with a bound on TPOT that miss it; `None`: no such request.
     pub fn tpot_missed(&self) -> Option<f64> {
         let sum = |of: fn(&PoolWindow) -> f64| self.pools.iter().map(of).sum::<f64>();
         let (all, missed) = (sum(|pool| pool.tpot.0), sum(|pool| pool.tpot.1));

@@ -1,27 +1,26 @@
 //! Learns how much work per second one engine does while requests meet their objectives.
 //!
 //! Minutes are sorted into classes by the load of an engine, [`STEP`] apart. The share of misses
-//! rises with the load, so the shares of the classes are fitted by a rising sequence (isotonic
-//! regression, pool adjacent violators; Robertson, Wright and Dykstra 1988). The capacity is the
-//! highest load whose fitted share of misses is allowed. Where no seen load was too high, a load
-//! one step above is tried, or more where requests kept far from their bounds.
+//! rises with the load, so a rising sequence is fitted (isotonic regression, pool adjacent
+//! violators; Robertson, Wright and Dykstra 1988). The capacity is the highest load whose fitted
+//! share of misses is allowed. Where no seen load was too high, a load one step above is tried, or
+//! more where requests kept far from their bounds.
 //!
 //! A miss counts at the highest load of the last [`BLAME`] minutes, because the load at arrival
 //! caused it. Observations count half after a day. Bounds: [`CLASSES`] classes.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Ratio of the loads of adjacent classes.
 const STEP: f64 = 1.1;
-/// The most classes, far more than one engine uses.
+/// Far more than one engine uses.
 const CLASSES: usize = 128;
-/// Minutes over which a miss is blamed on the highest load.
+/// Minutes whose highest load is blamed for a miss.
 const BLAME: usize = 3;
-/// Weight of an observation after one more minute: half after a day.
+/// Weight of an observation a minute later: half after a day.
 const KEPT: f64 = 0.999_518_8;
 /// Judged requests that a class needs.
 const ENOUGH: f64 = 100.0;
-/// Factor by which more load is tried where requests kept far from their bounds.
+/// Factor to try where requests kept far from their bounds.
 const FAR: f64 = 1.5;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,11 +35,11 @@ struct Seen {
 pub struct Capacity {
     classes: BTreeMap<i32, Seen>,
     last: VecDeque<f64>,
-    /// Capacity known from elsewhere, in work per second.
+    /// Capacity known from elsewhere.
     prior: Option<f64>,
 }
 
-/// Merged classes: the share of misses did not rise between them.
+/// Merged classes between which the share of misses did not rise.
 struct Block {
     lowest: i32,
     highest: i32,
@@ -53,7 +52,7 @@ impl Capacity {
         self.prior = prior.filter(|prior| prior.is_finite() && *prior > 0.0);
     }
 
-    /// Counts the requests that ended in one minute at this load per engine. Invalid numbers are
+    /// Counts the requests that ended in a minute at this load per engine. Invalid numbers are
     /// ignored.
     pub fn note(&mut self, load: f64, judged: f64, missed: f64, near: f64) {
         let counts = [judged, missed, near];
@@ -81,8 +80,7 @@ impl Capacity {
         }
     }
 
-    /// Work per second that one engine holds if this share of the requests may miss. `None`:
-    /// nothing is known.
+    /// Work per second that one engine holds if this share of requests may miss. `None`: unknown.
     pub fn estimate(&self, allowed: f64) -> Option<f64> {
         let blocks = self.blocks();
         let share = |count: f64, seen: &Seen| count / seen.judged.max(1.0);
@@ -101,8 +99,8 @@ impl Capacity {
         }
     }
 
-    /// Blocks with a rising share of misses. A class with too few requests is merged with the next
-    /// higher one.
+    /// Blocks with a rising share of misses. A class with too few requests joins the next higher
+    /// one.
     fn blocks(&self) -> Vec<Block> {
         let mut blocks: Vec<Block> = Vec::new();
         let (mut carried, mut lowest) = (Seen::default(), None);
@@ -142,7 +140,7 @@ fn load_of(class: i32) -> f64 {
 mod tests {
     use super::*;
 
-    /// Minutes at loads from 100 to 1,000; requests miss above `limit`.
+    /// Minutes at loads from 100 to 1,000, with misses above `limit`.
     fn seen(limit: f64) -> Capacity {
         let mut capacity = Capacity::default();
         for round in 0..10 {

@@ -8,53 +8,50 @@
 //!
 //! then(t) is the smoothed demand a day before; level / then(t) counts from 1/2 to 2. The error of
 //! a sum of independent requests grows with the root of the sum, so errors are measured in roots of
-//! the forecast, and one `z` serves night and peak. `z` covers uneven arrivals, uneven lengths and
+//! the forecast, and one `z` serves night and peak. `z` covers uneven arrivals and lengths, and
 //! errors of the forecast.
 //!
-//! Bounds: [`KEPT`] minutes. A minute that was not seen (a suspended gateway) is left out.
+//! Bounds: [`KEPT`] minutes. An unseen minute (a suspended gateway) is left out.
 
 use std::collections::VecDeque;
 
 /// Minutes of a day.
 pub const DAY: usize = 1_440;
-/// Minutes kept.
 const KEPT: usize = DAY + 60;
 /// Weight of the last minute in the level.
 const LEVEL: f64 = 0.25;
-/// Upper bound of the work per second.
+/// Bound of the work per second.
 const MOST: f64 = 1e12;
-/// Minutes from which the slope is computed.
 const SLOPE: usize = 20;
-/// Minutes to each side over which the day before is smoothed.
+/// Minutes to each side for smoothing the day before.
 const SMOOTH: usize = 3;
-/// Minutes of the day before that are compared with the level, which lags as much.
+/// Minutes of the day before to compare with the level, which lags as much.
 const LAG: usize = 8;
-/// Errors kept.
 const ERRORS: usize = 720;
 /// Errors that a quantile needs.
 const ERRORS_MIN: usize = 30;
 const QUANTILE: f64 = 0.95;
-/// Factor by which the mean errors of the two forecasts decay in a minute.
+/// Decay of the mean errors of the two forecasts in a minute.
 const FORGET: f64 = 0.98;
-/// The largest ratio of a day to the day before, either way.
+/// The largest ratio to the day before, either way.
 const RATIO: f64 = 2.0;
-/// The day before is used while its error is below this multiple of the slope's error: only the day
-/// before knows when a rush begins.
+/// The day before is used up to this multiple of the slope's error: only it knows when a rush
+/// begins.
 const AS_CLOSE: f64 = 1.2;
 
 /// The demand of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Demand {
-    /// Work per second of each minute, the latest last; NaN: unknown.
+    /// Work per second, the latest last; NaN: unknown.
     minutes: VecDeque<f64>,
     level: Option<f64>,
-    /// Forecasts that are not due yet, by slope and by day before, the next first.
+    /// Forecasts not due yet, by slope and by day before, the next first.
     pending: VecDeque<[Option<f64>; 2]>,
-    /// Mean absolute errors of the forecasts by slope and by day before.
+    /// Mean absolute errors, by slope and by day before.
     errors: [f64; 2],
     /// Demand minus the used forecast, in roots of the forecast.
     above: VecDeque<f64>,
-    /// The quantile of `above`, once there are enough errors.
+    /// The quantile of `above`, once known.
     z: Option<f64>,
 }
 
@@ -64,7 +61,7 @@ impl Demand {
         self.minutes = minutes[minutes.len().saturating_sub(KEPT)..].iter().copied().collect();
     }
 
-    /// Adds a minute with this demand, and a forecast for `ahead` minutes later.
+    /// Adds a minute, and a forecast for `ahead` minutes later.
     pub fn push(&mut self, demand: f64, ahead: usize) {
         let demand = if demand.is_finite() { demand.clamp(0.0, MOST) } else { f64::NAN };
         self.minutes.push_back(demand);
@@ -88,7 +85,7 @@ impl Demand {
         self.pending.push_back(next);
     }
 
-    /// Adds minutes that were not seen.
+    /// Adds unseen minutes.
     pub fn skip(&mut self, minutes: usize) {
         (0..minutes.min(KEPT)).for_each(|_| self.minutes.push_back(f64::NAN));
         self.minutes.drain(..self.minutes.len().saturating_sub(KEPT));
@@ -128,16 +125,15 @@ impl Demand {
         by_day.unwrap_or_else(|| self.by_slope(ahead))
     }
 
-    /// Demand in `ahead` minutes that is exceeded in one minute of twenty.
+    /// Demand in `ahead` minutes that one minute of twenty exceeds.
     pub fn upper(&self, ahead: usize) -> f64 {
         let forecast = self.forecast(ahead);
-        // Until `z` is known, a third more: one standard deviation of 30 requests of uneven
-        // lengths.
+        // Without `z`, a third more: one standard deviation of 30 requests of uneven lengths.
         let margin = self.z.map_or(forecast / 3.0, |z| z * forecast.sqrt());
         (forecast + margin).max(0.0)
     }
 
-    /// The known demands of the last `count` minutes, latest first.
+    /// Known demands of the last `count` minutes, latest first.
     fn latest(&self, count: usize) -> impl Iterator<Item = f64> {
         self.minutes.iter().rev().take(count).copied().filter(|minute| !minute.is_nan())
     }
@@ -162,8 +158,8 @@ impl Demand {
         (level + slope * certain * ahead as f64).max(0.0)
     }
 
-    /// Mean demand around the minute that lies a day before `ahead` minutes from now: from `before`
-    /// minutes earlier to `after` minutes later.
+    /// Mean demand a day before `ahead` minutes from now: from `before` minutes earlier to `after`
+    /// minutes later.
     fn then(&self, ahead: usize, before: usize, after: usize) -> Option<f64> {
         let at = (self.minutes.len() + ahead).checked_sub(DAY + 1)?;
         let around = self.minutes.range(at.saturating_sub(before)..(at + after + 1).min(self.minutes.len()));
@@ -171,7 +167,7 @@ impl Demand {
         (2 * known.len() > before + after).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
-    /// Demand a day before `ahead` minutes from now, smoothed, if seen.
+    /// Smoothed demand a day before `ahead` minutes from now, if seen.
     pub fn day_before(&self, ahead: usize) -> Option<f64> {
         self.then(ahead, SMOOTH, SMOOTH)
     }

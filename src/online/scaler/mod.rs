@@ -9,8 +9,7 @@
 //!
 //! A request counts at arrival: ended requests plus the rise of requests in flight. Work is
 //! measured in tokens ([`Tally`]). Nothing depends on hardware, model or flags: the capacity is
-//! learned from requests that met or missed their objectives ([`capacity`]), or starts with a
-//! stated rate.
+//! learned from hits and misses ([`capacity`]), or starts with a stated rate.
 //!
 //! | rule | why |
 //! |---|---|
@@ -24,9 +23,9 @@
 //! | in the first minute: as many as are found | they are found one by one |
 //! | unknown capacity: no change, except that a queue adds one | |
 //!
-//! An engine that is to go gets no more requests and ends when it has none left; the caller ensures
-//! both. Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`], begins a
-//! new minute. Invalid numbers are left out. Bounds: see [`demand`] and [`capacity`].
+//! The caller ensures that an engine that is to go gets no more requests, and ends it when it has
+//! none left. Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`],
+//! begins a new minute. Invalid numbers are left out. Bounds: see [`demand`] and [`capacity`].
 
 pub mod capacity;
 pub mod demand;
@@ -39,15 +38,14 @@ use self::capacity::Capacity;
 use self::demand::Demand;
 use crate::observe::tally::Tally;
 
-/// The period of decisions.
 const MINUTE: Duration = Duration::from_secs(60);
-/// A longer time between two looks counts as not seen.
+/// A longer time between two looks is unseen.
 const GAP: Duration = Duration::from_secs(15);
-/// A queue that has lasted this long does not empty by itself.
+/// A queue this old does not empty by itself.
 const WAITING: Duration = Duration::from_secs(10);
-/// Time after the start of an engine that was added for a queue, in which it takes effect.
+/// Time for an added engine to take effect after its start.
 const EFFECT: Duration = Duration::from_secs(30);
-/// Before an engine goes, the others must hold this multiple of the demand.
+/// Multiple of the demand that the others must hold before an engine goes.
 const MARGIN: f64 = 1.1;
 /// Requests over which the work is averaged.
 const AVERAGED: f64 = 2_000.0;
@@ -61,9 +59,9 @@ pub struct ScalerRules {
     pub max: u32,
     /// Share of the requests that should meet their objectives.
     pub attainment: f64,
-    /// Time from the order of an engine to the first request on it.
+    /// Time from the order of an engine to its first request.
     pub cold_start: Duration,
-    /// How long one engine less must have sufficed before an engine goes.
+    /// How long one engine less must have sufficed.
     pub down_after: Duration,
     /// Time without a request after which no engine is needed.
     pub idle_after: Duration,
@@ -94,27 +92,24 @@ pub struct Scaler {
     rules: ScalerRules,
     demand: Demand,
     capacity: Capacity,
-    /// Number of requests in the average, and the mean work of a request.
+    /// Requests in the average, and their mean work.
     work: (f64, f64),
     minute: Minute,
-    /// Requests of the previous minute.
     before: Tally,
     last: Option<Duration>,
     /// Engines that the pool should have; `None` before the first look.
     wanted: Option<u32>,
-    /// A minute has passed, so engines that ran before are known.
+    /// A minute has passed, so running engines are known.
     settled: bool,
     enough_since: Option<Duration>,
-    /// Since when there has been a queue without a break.
+    /// Since when there has always been a queue.
     waiting_since: Option<Duration>,
-    /// Until when an engine added for a queue may show an effect.
+    /// Until when an engine added for a queue may take effect.
     effect_until: Duration,
-    /// When a request was last seen.
     used: Duration,
     why: String,
 }
 
-/// The present minute.
 #[derive(Clone, Copy, Debug, Default)]
 struct Minute {
     from: Duration,
@@ -147,7 +142,7 @@ impl Scaler {
         }
     }
 
-    /// Sets new rules, for example a better known cold start.
+    /// Replaces the rules, for example for a better known cold start.
     pub fn set_rules(&mut self, rules: ScalerRules) {
         self.rules = rules;
     }
@@ -158,7 +153,7 @@ impl Scaler {
     }
 
     /// Engines that the pool should have. `None` in the first minute, while running engines are
-    /// still being found: too small a number would end them.
+    /// being found: too small a number would end them.
     pub fn wanted(&self) -> Option<u32> {
         self.wanted.filter(|_| self.settled)
     }
@@ -204,7 +199,7 @@ impl Scaler {
         next
     }
 
-    /// Begins a minute without knowledge of the time before.
+    /// Begins a minute; the time before is unknown.
     fn begin_anew(&mut self, look: &Look, now: Duration) {
         let missed = self.last.and_then(|last| now.checked_sub(last)).map_or(0, |gap| gap.as_secs() / 60);
         if missed > 0 {
@@ -233,12 +228,11 @@ impl Scaler {
         if look.queue + look.in_flight > 0 || look.tally.ended > 0.0 {
             self.used = now;
         }
-        // One look without a queue resets it. Where permits or slots are short, there is a queue at
-        // every look.
+        // One look without a queue resets it. Short permits or slots cause a queue at every look.
         self.waiting_since = if look.queue == 0 { None } else { self.waiting_since.or(Some(now)) };
     }
 
-    /// The engines that a lasting queue demands at once; `None`: it demands none.
+    /// The engines that a lasting queue demands at once.
     fn urgent(&mut self, look: &Look, committed: u32, now: Duration) -> Option<u32> {
         if look.queue > 0 && committed == 0 {
             return Some(1);
@@ -258,7 +252,7 @@ impl Scaler {
         let Minute { from, tally, in_flight: (first, last), ready, looks } = self.minute;
         let seconds = (now - from).as_secs_f64();
         let more = last as f64 - first as f64;
-        // Requests with unknown work, and requests in flight, count as the mean.
+        // Requests with unknown work, and in flight, count as the mean.
         let others = tally.ended - tally.known.0 + more;
         let demand = (tally.known.1 + others * self.work.1).max(0.0) / seconds;
         self.demand.push(demand, self.ahead());
@@ -299,8 +293,7 @@ impl Scaler {
             return needed;
         }
         let later = ahead + usize::try_from(self.rules.down_after.as_secs() / 60).unwrap_or(0);
-        // Chance adds one standard deviation in a minute: a large part of the demand where requests
-        // are few.
+        // Chance adds one standard deviation in a minute: much where requests are few.
         let in_a_minute = (self.demand.forecast(1) / self.work.1 * 60.0).max(1.0);
         let margin = MARGIN + in_a_minute.sqrt().recip();
         let less = engines((highest(later.min(demand::DAY / 4)) + backlog) * margin).max(in_use).max(1);
@@ -316,8 +309,7 @@ impl Scaler {
         wanted - 1
     }
 
-    /// Whether the pool should have no engine. A pool without engines stays so until a request
-    /// waits or requests are expected.
+    /// Whether the pool should have no engine. It stays so until a request waits or is expected.
     fn sleeps(&mut self, look: &Look, wanted: u32, now: Duration) -> bool {
         let stays = wanted == 0 && look.queue + look.in_flight == 0;
         if self.rules.min > 0 || !(stays || now - self.used >= self.rules.idle_after) {

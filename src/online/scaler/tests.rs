@@ -1,6 +1,5 @@
-//! The scaler against a model of a pool.
-//!
-//! Engines do a fixed amount of work per second and take a while to start.
+//! The scaler against a model of a pool, whose engines do a fixed amount of work per second and
+//! take a while to start.
 
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ fn rules() -> ScalerRules {
     }
 }
 
-/// A pool with random arrivals. Requests miss while engines are nearly full.
+/// A pool with random arrivals, which miss while engines are nearly full.
 struct Pool {
     scaler: Scaler,
     rng: Rng,
@@ -57,7 +56,7 @@ impl Pool {
         }
     }
 
-    /// Runs for this many seconds with a rate of requests.
+    /// Runs for these seconds.
     fn run(&mut self, seconds: u64, rate: impl Fn(Duration) -> f64) {
         for _ in 0..seconds {
             self.now += SECOND;
@@ -79,7 +78,7 @@ impl Pool {
         let before = self.waiting;
         self.waiting = (before + arrived - room).max(0.0).floor();
         let ended = before + arrived - self.waiting;
-        // A request that waits longer than a second has missed.
+        // Waits above a second are misses.
         let missed = if self.waiting > room { ended } else { 0.0 };
         let tally = Tally {
             ended,
@@ -137,7 +136,7 @@ fn a_day_is_followed_with_fewer_engines_than_its_peak_needs_and_hardly_a_miss() 
     pool.run(86_400, day);
     let mean = pool.paid / 86_400.0;
     assert!(pool.attainment() > 0.985, "{}", pool.attainment());
-    // On average 4 engines are busy; a fixed fleet for the peak has 9 or more.
+    // A fixed fleet for the peak has 9 or more.
     assert!((4.0..7.0).contains(&mean), "{mean}");
     assert!(pool.changes.len() < 40, "{:?}", pool.changes);
 }
@@ -243,14 +242,14 @@ fn engines_in_use_are_not_taken_away() {
     let mut scaler = Scaler::new(ScalerRules { min: 0, rate: Some(100.0), ..rules() });
     let tally = Tally { ended: 1.0, known: (1.0, WORK), judged: 1.0, ..Tally::default() };
     for second in 0..7_200 {
-        // 200 long streams, of which hardly any ends.
+        // Hardly any of the long streams ends.
         let look = Look { ready: 5, in_flight: 200, slots: 64, tally, ..Look::default() };
         assert!(scaler.step(&look, SECOND * second) >= 4);
     }
 }
 
-/// Twelve hours of each rate, after six hours of learning. Chance moves small fleets now and then:
-/// of 100 runs at 0.5 requests/s, 98 have at most 8 changes.
+/// Twelve hours of each rate, after six of learning. Chance moves small fleets now and then: of 100
+/// runs at 0.5 requests/s, 98 have at most 8 changes.
 #[test]
 fn a_load_that_stays_the_same_hardly_moves_it() {
     let runs = [0.5, 1.0, 4.0, 20.0].into_iter().flat_map(|rate| (0..4).map(move |seed| (rate, seed)));

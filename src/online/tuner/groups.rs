@@ -1,7 +1,7 @@
 //! Pools that serve the same models and are tuned together.
 //!
-//! A group has one [`Controller`]. Pools of different groups share no request, so a change in one
-//! does not concern the other.
+//! A group has one [`Controller`]. Groups share no request, so a change in one does not concern the
+//! others.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::observe::objectives;
 use sluice_config::{Config, ModelScope, Pool, TunerMode, attainment};
 use sluice_core::meter::slo::Objectives;
 
-/// How long after arrival a request counts, without an objective for E2EL.
+/// Time after arrival at which a request counts, without an objective for E2EL.
 pub(crate) const HORIZON: Duration = Duration::from_secs(5);
-/// The longest time after arrival until a request counts.
+/// The longest time until a request counts.
 const HORIZON_MAX: Duration = Duration::from_secs(20);
-/// Multiple of the E2EL objective after which a request counts: by then it has missed.
+/// Multiple of the E2EL objective at which a request counts: it has missed.
 const HORIZON_OF_BOUND: f64 = 1.5;
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Group {
         let longest = objectives.iter().filter_map(|own| own.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
         let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
         let mut controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
-        // Before `now`, other engines may have run.
+        // Other engines may have run before.
         controller.engines_since = now;
         controller.set_simulates(simulates(config));
         let has_objectives = objectives.iter().any(|own| !own.is_empty());
@@ -56,12 +56,11 @@ impl Group {
     }
 }
 
-/// Whether the configuration describes engines that can be simulated.
 pub(crate) fn simulates(config: &Config) -> bool {
     config.tuner.simulation.gpu.is_some() && config.tuner.simulation.model.is_some()
 }
 
-/// Groups of pools that serve a common model, directly or through other pools, in the order of the
+/// Pools that serve a common model, directly or through other pools, in the order of the
 /// configuration. Pools for arms alone are left out: an experiment judges them.
 pub(crate) fn groups(pools: &[Pool]) -> Vec<Vec<usize>> {
     let share = |one: &Pool, other: &Pool| match (&one.models, &other.models) {

@@ -2,7 +2,6 @@
 //! same models.
 //!
 //! Pools of a group take requests from each other when a limit moves, so they are judged together.
-//! Groups are independent.
 
 mod groups;
 pub mod report;
@@ -45,9 +44,7 @@ pub struct Tuner {
     /// Flags of all engines when last seen without a change under way.
     flags: BTreeMap<String, Option<Flags>>,
     pub(crate) frozen: Option<String>,
-    /// Why no changes are made for now.
     pub(crate) hindrance: Option<&'static str>,
-    /// Events of ended windows.
     observed: Vec<Event>,
 }
 
@@ -63,7 +60,7 @@ pub struct Saved {
 }
 
 impl Tuner {
-    /// A tuner of the pools of a configuration. `observer` begins to observe them.
+    /// A tuner of the pools of a configuration, which `observer` begins to observe.
     pub fn new(config: &Config, observer: &Observer, now: Duration) -> Self {
         observer.configure(config, now);
         let configured = Limits::of(config);
@@ -117,8 +114,8 @@ impl Tuner {
         config.experiments.splice(0..0, own);
     }
 
-    /// Takes over the state of an earlier gateway; the limits only if pools, limits and objectives
-    /// are unchanged. Returns whether they are unchanged.
+    /// Takes over the state of an earlier gateway. Returns whether pools, limits and objectives are
+    /// unchanged; only then the limits count.
     pub fn restore(&mut self, saved: Saved, observer: &Observer, now: Duration) -> bool {
         let is_same = saved.context == self.context && saved.configured == self.configured;
         if is_same && self.mode != TunerMode::Off && saved.kept.0.len() == self.configured.0.len() {
@@ -144,8 +141,8 @@ impl Tuner {
         }
     }
 
-    /// Looks at the pools once a second. Returns whether other [`limits`](Self::limits) must be put
-    /// in force.
+    /// Looks at the pools, once a second. Returns whether other [`limits`](Self::limits) must be
+    /// put in force.
     pub fn step(&mut self, view: &[PoolView], observer: &Observer, now: Duration) -> bool {
         if self.mode == TunerMode::Off {
             return false;
@@ -158,7 +155,6 @@ impl Tuner {
             if !*has_objectives {
                 continue;
             }
-            // Limits stay, and requests do not count, while engines change.
             if changing.as_ref().is_some_and(|pool| controller.names().contains(pool)) {
                 controller.pause(now);
                 observer.begin(pools, now);
@@ -175,8 +171,8 @@ impl Tuner {
         changed
     }
 
-    /// Looks at the engines, about once a second, after [`step`](Self::step). `waits`: why no
-    /// engine may be restarted now.
+    /// Looks at the engines, after [`step`](Self::step). `waits`: why no engine may be restarted
+    /// now.
     pub fn step_engines(
         &mut self,
         engines: &[EngineState],
@@ -197,8 +193,8 @@ impl Tuner {
         self.after_engines(engines, orders, observer, now)
     }
 
-    /// Undoes a trial of limits where engines begin to change: the change was simulated without the
-    /// trial. Returns whether other limits must be put in force.
+    /// Undoes a trial of limits where engines begin to change, which was simulated without it.
+    /// Returns whether other limits must be put in force.
     fn end_trial(&mut self, observer: &Observer, now: Duration) -> bool {
         let Some(pool) = self.engines.change().map(|change| &change.pool) else { return false };
         let tries = |group: &&mut Group| group.controller.names().contains(pool) && group.controller.is_trying();
@@ -207,8 +203,7 @@ impl Tuner {
         carry_out(&action, pools, observer, now)
     }
 
-    /// Takes the answer about limits. Returns whether other [`limits`](Self::limits) must be put in
-    /// force.
+    /// Takes the answer. Returns whether other [`limits`](Self::limits) must be put in force.
     pub fn limits_answered(
         &mut self,
         asked: &LimitsQuestion,
@@ -222,13 +217,12 @@ impl Tuner {
         carry_out(&action, &group.pools, observer, now)
     }
 
-    /// From now on, simulates changes of limits, even if the configuration describes no engine.
+    /// Simulates limits even if the configuration describes no engine.
     pub fn simulate_limits(&mut self) {
         self.groups.iter_mut().for_each(|group| group.controller.set_simulates(true));
     }
 
-    /// Takes the answer about engines. Returns whether other [`limits`](Self::limits) must be put
-    /// in force.
+    /// Takes the answer. Returns whether other [`limits`](Self::limits) must be put in force.
     pub fn answered(
         &mut self,
         answer: &EngineAnswer,
@@ -252,7 +246,7 @@ impl Tuner {
         self.end_trial(observer, now) || others
     }
 
-    /// The experiment of a change was stopped by a guardrail or an operator.
+    /// A guardrail or an operator has stopped the experiment of a change.
     pub fn experiment_stopped(&mut self, why: &str, observer: &Observer, now: Duration) -> Vec<TunerOrder> {
         let orders = self.engines.experiment_stopped(why, now);
         self.engines_ordered(&orders, observer, now);
@@ -271,8 +265,7 @@ impl Tuner {
         self.engines.change()
     }
 
-    /// [`EngineTuner::trials`], to be put in force with the orders of
-    /// [`step_engines`](Self::step_engines).
+    /// [`EngineTuner::trials`], in force with the orders of [`step_engines`](Self::step_engines).
     pub fn trials(&self, engines: &[EngineState]) -> Vec<Option<TrialBound>> {
         self.engines.trials(engines)
     }
@@ -330,7 +323,6 @@ impl Tuner {
         }
     }
 
-    /// Observations of the engines of a group.
     pub(crate) fn facts(&self, group: &Group) -> Vec<(String, EngineFacts)> {
         let most = |name: &String| self.flags.get(name)?.as_ref()?.get(&EngineFlag::MaxNumSeqs).copied();
         let facts = |name: &String, watch: &EngineWatch| EngineFacts { max_num_seqs: most(name), ..watch.facts() };
@@ -361,13 +353,13 @@ impl Tuner {
         self.groups.iter().filter(|group| group.has_objectives).map(need).collect()
     }
 
-    /// Whether there is work: objectives (unless the mode is off), or a change of engines.
+    /// Whether there are objectives (unless the mode is off), or a change of engines.
     pub fn has_work(&self) -> bool {
         let tunes = self.mode != TunerMode::Off && self.groups.iter().any(|group| group.has_objectives);
         tunes || self.engines.change().is_some()
     }
 
-    /// Notes a sample of an engine of `pool`; `None`: it has no metrics page.
+    /// Notes a sample of an engine; `None`: it has no metrics page.
     pub fn note_engine(&mut self, pool: &str, backend: &str, sample: Option<EngineSample>, now: Duration) {
         let of_pool = |group: &&mut Group| group.controller.names().iter().any(|name| name == pool);
         if let Some(group) = self.groups.iter_mut().find(of_pool) {
@@ -380,14 +372,14 @@ impl Tuner {
         let mut all = self.gathered(Controller::limits);
         if let Some((pool, limits)) = self.engines.limits_in_force() {
             let place = |group: &Group| Some(group.pools[group.controller.place_of(&pool)?]);
-            // Neighbouring pools share the boundary.
+            // The boundary belongs to both neighbours.
             let put = |own: &mut PoolLimits| *own = PoolLimits { range: own.range, ..limits };
             self.groups.iter().filter_map(place).for_each(|at| put(&mut all.0[at]));
         }
         all
     }
 
-    /// Gives the limits of a promoted change to the pool's controller.
+    /// Gives the limits of a promoted change to the controller.
     fn adopt(&mut self, observer: &Observer, now: Duration) {
         let Some((pool, limits)) = self.engines.adopted.take() else { return };
         for Group { pools, controller, .. } in &mut self.groups {
@@ -407,7 +399,7 @@ impl Tuner {
         all
     }
 
-    /// Makes no changes from now on and undoes a trial; `None`: resumes. Returns whether other
+    /// Makes no changes and undoes a trial; `None`: resumes. Returns whether other
     /// [`limits`](Self::limits) must be put in force.
     pub fn freeze(&mut self, why: Option<String>, observer: &Observer, now: Duration) -> bool {
         if why.is_none() {
@@ -417,7 +409,7 @@ impl Tuner {
         self.follow_mode(observer, now)
     }
 
-    /// Makes no changes while there is a reason `why`, and undoes a trial. Returns whether other
+    /// Makes no changes while there is a reason, and undoes a trial. Returns whether other
     /// [`limits`](Self::limits) must be put in force.
     pub fn hinder(&mut self, why: Option<&'static str>, observer: &Observer, now: Duration) -> bool {
         self.hindrance != why && {
@@ -426,7 +418,7 @@ impl Tuner {
         }
     }
 
-    /// Puts the configured limits in force again and begins anew.
+    /// Begins anew with the configured limits.
     pub fn reset(&mut self, config: &Config, observer: &Observer, now: Duration) {
         let mut config = config.clone();
         self.configured.put(&mut config);
@@ -435,7 +427,7 @@ impl Tuner {
         self.observed = resets;
     }
 
-    /// The mode in the configuration in force.
+    /// The configured mode.
     pub fn mode(&self) -> TunerMode {
         self.mode
     }
@@ -471,7 +463,7 @@ impl Tuner {
     }
 }
 
-/// Begins a window if the action asks for one. Returns whether other limits must be put in force.
+/// Begins a window if the action asks for it. Returns whether other limits must be put in force.
 fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duration) -> bool {
     if *action != Action::Wait {
         observer.begin(pools, now);
@@ -484,7 +476,7 @@ fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duratio
 fn context(config: &Config) -> String {
     let pool = |pool: &Pool| {
         let backends: Vec<_> = pool.backends.iter().map(|backend| backend.target.endpoint().to_string()).collect();
-        // Pods come and go with new addresses.
+        // Pods get new addresses.
         let pods = |pods: &Pods| format!("{} {:?} {} {:?}", pods.selector, pods.namespace, pods.port, pods.statefulset);
         let backends = pool.kubernetes.as_ref().map_or(format!("{backends:?}"), pods);
         format!("{} {:?} {backends} {:?}", pool.name, pool.models, pool.slo)

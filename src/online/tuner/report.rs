@@ -1,7 +1,7 @@
-//! The tuner's report in the admin API: plain numbers and texts that the command line reads back.
+//! The tuner's report in the admin API: plain numbers and texts, which the command line reads back.
 //!
 //! Times are in seconds, shares are fractions, unknown values are absent. The gateway adds calendar
-//! times to events, because the tuner has no calendar.
+//! times to events: the tuner has none.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ pub struct TimedEvent {
 pub struct TunerReport {
     /// `off`, `advise`, `approve` or `apply`.
     pub mode: String,
-    /// Why no changes are made in any mode: an operator froze the tuner, or it is hindered.
+    /// Why no changes are made in any mode: frozen by an operator, or hindered.
     pub frozen: Option<String>,
     /// Groups of pools that serve the same models and are tuned together.
     pub groups: Vec<GroupReport>,
@@ -51,8 +51,7 @@ pub struct GroupReport {
     pub doing: String,
     /// The tuner's conclusion.
     pub why: String,
-    /// Share of the requests that met their objectives in the last judged window; absent before the
-    /// first.
+    /// Share of the requests that met their objectives in the last judged window, if any.
     pub attainment: Option<f64>,
     /// The share that should meet them.
     pub target: f64,
@@ -97,7 +96,6 @@ pub struct ProposalReport {
 }
 
 impl ProposalReport {
-    /// A proposal with the number by which an operator approves it.
     pub(crate) fn new(id: String, proposal: &Proposal, approved: bool) -> Self {
         let (from, to) = proposal.values.clone();
         Self { id, key: proposal.key.clone(), from, to, why: proposal.why.clone(), approved }

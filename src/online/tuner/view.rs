@@ -1,5 +1,4 @@
-//! Read access to a [`Tuner`]: reports for operators, and events about ended windows for the
-//! journal.
+//! Read access to a [`Tuner`]: reports for operators, and events about ended windows.
 //!
 //! Nothing here affects the next decision.
 

@@ -27,7 +27,7 @@ fn requests_load_a_changed_engine_at_most_as_copies_did_from_its_restart_to_the_
     }
     let (none, closed, open) = (None, Some(0), Some(20));
     let wanted = [
-        // The engine starts before copies begin, and must not get the waiting requests then.
+        // Copies have not begun: the canary must not get the waiting requests.
         (Stage::Canary, vec![none, none, closed]),
         (Stage::Copies, vec![none, none, closed]),
         (Stage::Recovery, vec![none, none, open]),
@@ -53,7 +53,6 @@ fn where_no_request_can_be_copied_no_engine_with_a_change_serves_one() {
 
 #[test]
 fn copies_end_sooner_where_many_are_served() {
-    // Half of the requests are counted for the canary.
     let lasts = |rate: u32| {
         let mut pool = Deployment { rate, ..Deployment::new(2, helps) };
         pool.run_until(Some(Stage::Copies));
@@ -110,7 +109,6 @@ fn a_canary_that_hangs_when_its_copies_are_nearly_over_serves_no_request() {
 #[test]
 fn a_load_for_which_the_canary_was_not_tried_leads_to_more_copies_and_at_last_to_its_end() {
     let mut pool = Deployment::new(2, helps);
-    // Requests use the whole bound, and others wait.
     let crowd = |pool: &mut Deployment, used: u32, waiting| {
         for engine in &mut pool.engines {
             (engine.waiting, engine.used) = (waiting, Load::new(used, 0));

@@ -1,7 +1,7 @@
 //! Whether a change begins: outdated forecasts, approvals, pools that cannot change, and a change
 //! of the leading gateway.
 //!
-//! The other files of this folder test changes that have begun.
+//! The tests of changes that have begun are in the other files of this folder.
 
 use std::time::Duration;
 
@@ -33,7 +33,6 @@ fn an_approval_is_for_one_proposal_and_waits_until_it_may_begin() {
     let id = pool.tuner.proposals.shown().unwrap().0.id;
     pool.run_until_asked();
     assert!(pool.tuner.proposals.approve(id));
-    // The next answer favours another value.
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.01 * value };
     pool.run(2 * ASK_INTERVAL.as_secs());
     let next = pool.tuner.proposals.shown().unwrap().0.id;
@@ -83,7 +82,7 @@ fn a_gateway_that_leads_again_goes_on_where_the_other_one_ended() {
 fn a_change_that_goes_on_after_a_restart_is_not_charged_with_the_misses_before() {
     let mut pool = Deployment::new(2, helps);
     pool.run_until_begun(Stage::Promotion);
-    // The totals rose while another gateway led.
+    // As counted by another gateway.
     pool.totals = (1e6, 1e6);
     let saved = pool.tuner.saved(pool.now);
     pool.tuner = EngineTuner::new(rules());

@@ -19,7 +19,6 @@ use sluice_core::base::Rng;
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 pub(super) const FLAG: EngineFlag = EngineFlag::MaxNumSeqs;
-/// The flag's first value on every engine.
 pub(super) const BEFORE: f64 = 8.0;
 pub(super) const LIMITS: PoolLimits =
     PoolLimits { slots: 256, prefill_tokens: Some(4_000), long: Some((5_000, 2)), range: (0, None) };
@@ -35,43 +34,39 @@ pub(super) struct Deployment {
     pub(super) acting: Acting,
     pub(super) stands_back: Option<&'static str>,
     pub(super) waits: Option<&'static str>,
-    /// Probabilities that a request misses an objective and that it fails, by the engine's value.
+    /// Probabilities to miss an objective and to fail, by the engine's value.
     pub(super) fares: fn(f64) -> (f64, f64),
     pub(super) forecast: fn(f64) -> f64,
     pub(super) advice: Option<(EngineFlag, bool, String)>,
-    /// The outcome of a restart, by value.
     pub(super) restarts: fn(f64) -> Restarted,
     /// End, engine and value of the restart under way.
     pub(super) under_way: Option<(Duration, usize, f64)>,
     pub(super) answer_due: Option<EngineQuestion>,
     pub(super) events: Vec<(EventKind, String)>,
-    /// Reasons why no change began after a simulation.
     pub(super) forecasts: Vec<String>,
     pub(super) begun: Vec<Duration>,
     /// Requests per second.
     pub(super) rate: u32,
-    /// Copies in flight on the canary; 0: none are sent.
+    /// Copies in flight on the canary.
     pub(super) at_once: u32,
     /// Whether the canary has stopped serving copies.
     pub(super) hangs: bool,
     /// Bound of sequences on each engine.
     pub(super) bounds: Vec<Option<u32>>,
-    /// Cost of an absent engine; `absence_with`: the same if the other engines have the best
-    /// change.
+    /// Cost of an absent engine; `absence_with`: once the other engines have the best change.
     pub(super) absence: f64,
     pub(super) absence_with: Option<f64>,
     /// Cost of an absent engine under the limits of the best change.
     pub(super) absence_under: Option<f64>,
-    /// Standard error of each forecast.
     pub(super) error: f64,
     pub(super) running_peak: f64,
-    /// Limits without which the flag does not help, and the additional misses under them on
-    /// unchanged engines.
+    /// Limits without which the flag does not help, and the misses that they add on unchanged
+    /// engines.
     pub(super) beside: Option<(PoolLimits, f64)>,
-    /// Loss of all pools of the group, if it differs from the loss of this pool.
+    /// Loss of all pools of the group; `None`: the loss of this pool.
     pub(super) loss_of_all: Option<f64>,
     pub(super) limits: PoolLimits,
-    /// Whether another pool, whose engines cannot change, misses its objectives, too.
+    /// Whether a pool with fixed engines misses its objectives, too.
     pub(super) another_misses: bool,
 }
 
@@ -162,7 +157,7 @@ impl Deployment {
         self.tuner.belief().to_owned()
     }
 
-    /// Serves the requests of a second on engines in rotation.
+    /// Serves the requests of one second.
     fn serve(&mut self) {
         let stage = self.stage();
         let arm_of = |engine: usize| {
@@ -189,7 +184,6 @@ impl Deployment {
         }
     }
 
-    /// Sets the load of copies on the canary.
     fn load(&mut self) {
         let canary = self.tuner.change().filter(|_| self.stage() == Some(Stage::Copies));
         let canary = canary.map(|change| change.canary().to_owned());
@@ -241,7 +235,7 @@ impl Deployment {
         }
     }
 
-    /// Runs until a simulation is ordered and not answered.
+    /// Runs until a simulation is ordered.
     pub(super) fn run_until_asked(&mut self) {
         while self.answer_due.is_none() {
             assert!(self.now < 7_200 * SECOND, "nothing is asked: {}", self.belief());

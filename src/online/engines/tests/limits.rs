@@ -1,6 +1,4 @@
-//! Changes that bring other limits of the pool.
-//!
-//! The limits come into force with the change, and end or stay with it.
+//! Changes that bring other limits of the pool, which end or stay with the change.
 
 use super::deployment::{BEFORE, Deployment, LIMITS, RESTART, SECOND, helps, rules};
 use crate::engines::EngineTuner;
@@ -33,7 +31,6 @@ fn a_change_that_helps_only_under_other_limits_brings_them_and_they_stay() {
     pool.run_until(None);
     assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
     assert_eq!(pool.tuner.adopted.take(), Some(("all".to_owned(), OTHER)));
-    // The gain of the limits alone is not a gain of the flag.
     let change = &pool.tuner.measured()[0];
     assert!((change.forecast.unwrap() - 0.75).abs() < 1e-9 && (0.65..0.85).contains(&change.realised), "{change:?}");
 }
@@ -42,7 +39,7 @@ fn a_change_that_helps_only_under_other_limits_brings_them_and_they_stay() {
 fn engines_that_are_better_only_because_the_limits_harm_the_others_return() {
     let mut pool = Deployment::new(2, |value| (if value == BEFORE { 0.5 } else { 0.6 }, 0.0));
     pool.beside = Some((OTHER, 0.4));
-    // Other pools of the group lose more: the change is compared with the loss of its own pool.
+    // Other pools of the group lose more, but do not count.
     pool.loss_of_all = Some(0.95);
     pool.run_until(Some(Stage::Compared));
     pool.run_until(None);
@@ -90,7 +87,7 @@ fn limits_that_suit_the_engines_that_remain_are_in_force_from_the_beginning() {
     }
     let why = "with the same limits, loss rises by 0.020 while an engine restarts, not 0.100";
     assert!(pool.events[0].1.contains(why), "{:?}", pool.events);
-    // The limits stay in force until the engine is back.
+    // Until the engine is back.
     pool.stands_back = Some("another gateway leads");
     pool.run(1);
     assert_eq!((pool.stage(), in_force(&pool)), (Some(Stage::Return), Some(OTHER)));
@@ -100,8 +97,8 @@ fn limits_that_suit_the_engines_that_remain_are_in_force_from_the_beginning() {
 
 #[test]
 fn limits_that_gain_as_much_without_a_restart_are_tried_alone() {
-    // Flag and limits gain 0.45, of which 0.195 is certain. In the second case the limits alone
-    // gain less than that, but so does the flag alone.
+    // Of 0.45, 0.195 is certain. In the second case the limits alone gain less, but so does the
+    // flag alone.
     for (alone, shown) in [(0.45, "loss 0.050 after 0.500"), (0.18, "loss 0.320 after 0.500")] {
         let mut pool = Deployment::new(2, helps);
         pool.beside = Some((OTHER, -alone));
@@ -110,7 +107,7 @@ fn limits_that_gain_as_much_without_a_restart_are_tried_alone() {
         let (name, limits, why) = pool.tuner.suggested.take().unwrap();
         assert_eq!((name.as_str(), limits), ("all", OTHER));
         assert!(why.contains(shown), "{why}");
-        // The limits were tried in vain. Now the flag is tried, if it gains enough alone.
+        // The limits were tried in vain. Now the flag is tried if it gains enough alone.
         pool.run(1_200);
         assert_eq!(pool.tuner.suggested.take(), None);
         assert_eq!(pool.begun.is_empty(), alone == 0.45, "{}", pool.belief());
@@ -135,7 +132,6 @@ fn limits_of_another_configuration_do_not_outlive_it() {
     assert!(pool.tuner.proposals.approve(id));
     pool.tuner.forget();
     pool.acting = Acting::Proposes;
-    // Long enough for another simulation.
     pool.run(1_200);
     assert!(!pool.kinds().contains(&EventKind::Tried), "what was approved concerned another configuration");
 }

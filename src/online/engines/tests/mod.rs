@@ -1,7 +1,5 @@
-//! The slow layer against a model of a pool.
-//!
-//! The tests check which changes it makes, when it stops, and that engines end with the old value
-//! or all with the new one.
+//! The slow layer against a model of a pool: which changes it makes, when it stops, and that
+//! engines end with the old value or all with the new one.
 
 mod bounds;
 mod decisions;
@@ -76,7 +74,6 @@ fn two_changes_that_fail_freeze_it_until_an_operator_resumes_it() {
         pool.tuner.thaw();
         pool.fares = helps;
         pool.restarts = starts;
-        // The failed value stays closed; a value near it is tried.
         pool.run(7_200);
         assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
     }
@@ -111,7 +108,7 @@ fn a_gateway_that_restarts_takes_back_what_was_tried_and_finishes_what_was_promo
             }
             pool.second();
         }
-        // The restart has begun or is about to; the test does not wait for the end.
+        // The restart has begun or is about to.
         pool.run(1);
         pool.engines[0].waiting = 0;
         if let Some((_, engine, value)) = pool.under_way.take() {
@@ -239,7 +236,6 @@ fn without_requests_a_change_is_taken_back() {
 fn a_simulation_without_numbers_is_no_reason_for_a_change() {
     for none in [f64::NAN, f64::INFINITY] {
         let mut pool = Deployment::new(2, |_| (0.5, 0.0));
-        // Unknown losses of the settings in force, and of all others.
         for unknown in [true, false] {
             pool.forecast = match (unknown, none.is_nan()) {
                 (true, true) => |value| if value == BEFORE { f64::NAN } else { 0.0 },
@@ -342,7 +338,7 @@ fn engines_that_have_the_change_bear_the_absence_of_the_last_one() {
 
 #[test]
 fn a_restart_is_expected_to_take_as_long_as_the_engines_took_to_start() {
-    // As above: restarts of 60 s pay, of 120 s do not.
+    // Restarts of 60 s pay, of 120 s do not.
     for (started_in, begins) in [(None, false), (Some(2 * RESTART), false), (Some(RESTART), true)] {
         let mut pool = Deployment::new(2, helps);
         pool.engines.iter_mut().for_each(|engine| engine.started_in = started_in);

@@ -1,7 +1,5 @@
-//! Events around a change: absent engines, changes by others, other pools, and restarts that must
-//! wait.
-//!
-//! None of them may harm requests or freeze the tuner.
+//! Events around a change that must neither harm requests nor freeze the tuner: absent engines,
+//! changes by others, other pools, and restarts that must wait.
 
 use std::time::Duration;
 
@@ -38,7 +36,6 @@ fn a_proposal_for_engines_that_were_changed_or_renamed_since_is_dropped() {
     }
 }
 
-/// Adds a pool with the same engines as the first.
 fn another(pool: &mut Deployment) {
     let own = pool.engines.clone();
     pool.engines.extend(own.into_iter().map(|engine| EngineState { pool: "other".to_owned(), ..engine }));

@@ -1,6 +1,5 @@
-//! The controller against a model of a load.
-//!
-//! The tests check which changes it keeps or undoes, and that it comes to rest.
+//! The controller against a model of a load: which changes it keeps or undoes, and that it comes to
+//! rest.
 
 mod steps;
 
@@ -209,7 +208,7 @@ fn another_load_may_need_what_did_not_help_before() {
         plant.run(60);
         assert!(plant.now < Duration::from_secs(7 * 24 * 3600), "nothing is closed for long");
     }
-    // From here on, twice as many requests, half of them with long prompts.
+    // From here on, twice the requests, half of them long.
     for _ in 0..900 {
         plant.run(1);
         for _ in 0..10 {
@@ -234,7 +233,7 @@ fn most_changes_without_effect_are_undone() {
     assert!(tried > 200 && (kept as f64) < 0.3 * tried as f64, "{kept} of {tried}");
 }
 
-/// The proposals for pools that lose everything to this cause.
+/// Proposals for pools that lose everything to this cause.
 fn moves_for(limits: Limits, cause: Cause, seen: impl Fn(usize, &mut PoolWindow)) -> Vec<(usize, Knob, bool)> {
     let pools = (0..limits.0.len()).map(|at| {
         let mut window = PoolWindow::new(Duration::ZERO);
@@ -363,7 +362,7 @@ fn beside_the_limits_found_are_those_of_the_file_and_one_permit_for_long_prompts
     assert_eq!(beside(four, four), [PoolLimits { long: Some((5_000, 1)), ..file }]);
     let none = PoolLimits { long: Some((5_000, 0)), ..file };
     assert_eq!(beside(none, none), [], "an operator keeps long prompts away");
-    // The neighbouring pools depend on a moved boundary, so it stays.
+    // The neighbours depend on a moved boundary.
     let moved = PoolLimits { range: (0, Some(3_000)), ..file };
     assert!(beside(moved, PoolLimits { range: (0, Some(5_000)), ..file }).iter().all(|one| one.range == moved.range));
 }

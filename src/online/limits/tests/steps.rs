@@ -1,6 +1,4 @@
-//! Verdicts and waits of the controller, step by step.
-//!
-//! The tests in `super` run the controller for longer.
+//! Verdicts and waits of the controller, step by step; the tests in `super` run longer.
 
 use std::time::Duration;
 
@@ -47,8 +45,8 @@ fn where_all_are_late_a_few_per_cent_less_is_a_gain() {
 #[test]
 fn the_error_of_the_loss_does_not_excuse_missed_objectives() {
     let mut pool = PoolWindow::new(Duration::ZERO);
-    // In each batch, 3 of 250 requests miss: the attainment is known to be 98.8 %. Their losses
-    // differ (slightly late, or shed), so the mean loss is known less well.
+    // 3 of 250 requests miss in each batch: the attainment is known to be 98.8 %. They lose
+    // differently (slightly late, or shed), so the mean loss is known less well.
     for batch in 0..24_u32 {
         for request in 0..250 {
             let loss = if request >= 3 { 0.0 } else { [1.0, 4.0][batch as usize % 2] };
