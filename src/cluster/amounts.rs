@@ -1,7 +1,7 @@
 //! The four units that a backend limits, and amounts of them.
 //!
-//! Shares are [`Amounts`]. A [`Limit`] has no number for an unlimited unit, and such a unit is not
-//! divided. Both are JSON arrays in the order of [`Unit::ALL`].
+//! A [`Limit`] has no number for an unlimited unit, which is not divided. [`Amounts`] and limits
+//! are JSON arrays in the order of [`Unit::ALL`].
 
 use serde::{Deserialize, Serialize};
 

@@ -1,10 +1,9 @@
 //! The work that owners of requests have had at each gateway, which fair queues of several gateways
 //! share.
 //!
-//! Each gateway writes sums, and the others count the growth of each sum. So a renewal that fails
-//! loses no work, and a late one only delays the count. Bounds: the sums of all gateways take an
-//! eighth of an object. A gateway leaves out the smallest sums: all gateways serve an owner with
-//! little work early anyway.
+//! Each gateway writes sums, and the others count the growth of each sum: a failed renewal loses no
+//! work, and a late one only delays the count. Bounds: the sums of all gateways take an eighth of
+//! an object. The smallest sums are left out: owners with little work are served early anyway.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +12,12 @@ use crate::ledger::BYTES_MAX;
 /// Milliseconds of engine work, by pool and hash of the owner.
 pub type Attained = BTreeMap<String, BTreeMap<u64, u64>>;
 
-/// JSON bytes of one sum: two numbers of up to 20 digits, quotes, a colon and a comma.
+/// JSON bytes of a sum: two numbers of up to 20 digits, quotes, a colon and a comma.
 const SUM: usize = 44;
 /// JSON bytes of a pool, without the name.
 const POOL: usize = 6;
 
-/// The largest sums, as many as one gateway may write if there are `gateways` gateways.
+/// The largest sums, as many as one of `gateways` gateways may write.
 pub(crate) fn bounded(attained: &Attained, gateways: usize) -> Attained {
     let mut left = BYTES_MAX / 8 / gateways.max(1);
     let sums = attained.iter().flat_map(|(pool, owners)| owners.iter().map(move |(owner, sum)| (*sum, pool, *owner)));

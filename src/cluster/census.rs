@@ -7,15 +7,15 @@
 //!
 //! The engine reports `running(t)` on a page, with `t` at most [`PAGE_AGE`] before the request for
 //! the page. The other terms are bounded from below: each gateway publishes, window by window, the
-//! fewest of its sequences that the engine had for sure. A sample is judged once this member has
-//! written, at least [`END_AGE`] after `t`, and then every other gateway has: compare-and-swap
-//! orders these writes, so the published windows contain `t` and `t + END_AGE`. A gateway that
-//! wrote more windows than it publishes counts as 0.
+//! fewest of its sequences that the engine had for sure. A sample is judged once this member, at
+//! least [`END_AGE`] after `t`, and then every other gateway has written: compare-and-swap orders
+//! these writes, so the published windows contain `t` and `t + END_AGE`. A gateway that wrote more
+//! windows than it publishes counts as 0.
 //!
-//! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing. So a bound holds as long as
-//! the beat of that entry stays the same; it changes when a gateway is added to the entry. The
-//! bound from a sample holds for the beat that the plan before the sample saw. Sequences that just
-//! started are unexplained, so under load a few may stay unexplained until a calm moment.
+//! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing. So a bound holds until the
+//! beat of that entry changes, because another gateway is added. A sample bounds the beat that the
+//! plan before it saw. Sequences that just started are unexplained, so under load a few may stay so
+//! until a calm moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -26,11 +26,10 @@ use crate::silence::END_AGE;
 use crate::silence::SURE_AGE;
 use crate::usage::{LocalUse, Page};
 
-/// Greatest age of a page at the time of the request for it: vLLM renews the page with each step.
+/// Greatest age of a page when it is asked for: vLLM renews it with each step.
 pub(crate) const PAGE_AGE: Duration = Duration::from_secs(1);
-/// After a longer time without a plan, the member has not asked the engines either.
+/// A longer time without a plan is also one without pages.
 const GAP: Duration = Duration::from_secs(2);
-/// Number of plans that are remembered.
 const LOOKS_MAX: usize = 16;
 
 type Beats = BTreeMap<String, u64>;
@@ -40,7 +39,7 @@ type Beats = BTreeMap<String, u64>;
 struct Look {
     at: Duration,
     beats: Beats,
-    /// The fewest settled sequences of this member since the plan before, by backend.
+    /// By backend: the fewest settled sequences of this member since the plan before.
     settled: BTreeMap<String, u64>,
 }
 
@@ -48,17 +47,15 @@ struct Look {
 #[derive(Clone, Debug)]
 struct Sample {
     at: Duration,
-    /// The latest plan before the pages.
     before: Look,
-    /// The beats in this member's first write sent at least [`END_AGE`] later.
+    /// The beats in this member's first write at least [`END_AGE`] later.
     after: Option<Beats>,
-    /// The sequences that each engine reported.
+    /// Sequences that each engine reported.
     running: BTreeMap<String, u64>,
-    /// The fewest sequences of this member that each engine had for sure.
+    /// Sequences of this member that each engine had for sure, at least.
     own: BTreeMap<String, u64>,
 }
 
-/// Bounds on the requests of silent gateways.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Census {
     sample: Option<Sample>,
@@ -66,7 +63,7 @@ pub(crate) struct Census {
     bounds: BTreeMap<String, (u64, u64)>,
     /// When an engine last sent a page, or since when it has been asked.
     pages: BTreeMap<String, Duration>,
-    /// The last plans, latest first.
+    /// The latest first.
     looks: VecDeque<Look>,
 }
 
@@ -75,8 +72,7 @@ fn beats(ledger: &Ledger) -> Beats {
 }
 
 impl Census {
-    /// Judges the current sample if it is complete, or takes a new one if there is none. `over`:
-    /// the silent gateways.
+    /// Judges a complete sample, or takes a new one if there is none. `over`: the silent gateways.
     pub(crate) fn observe(
         &mut self,
         now: Duration,
@@ -118,7 +114,7 @@ impl Census {
         self.bounds.retain(|_, (known, _)| beat == Some(*known));
     }
 
-    /// A sample of these pages, if an earlier plan saw the entry of silent gateways.
+    /// `None`: no earlier plan saw the entry of silent gateways.
     fn sample(&self, at: Duration, pages: BTreeMap<String, Page>) -> Option<Sample> {
         let first = pages.values().map(|page| page.asked).min()?.saturating_sub(PAGE_AGE);
         let place = self.looks.iter().position(|look| look.at <= first)?;
@@ -132,7 +128,7 @@ impl Census {
         before.beats.contains_key(UNEXPLAINED).then_some(Sample { at, before, after: None, running, own })
     }
 
-    /// Notes a bound, unless a smaller one is known for the beat.
+    /// Keeps the smallest bound for the beat.
     fn bound(&mut self, backend: &str, beat: u64, left: u64) {
         match self.bounds.get_mut(backend) {
             Some((known, least)) if *known == beat => *least = left.min(*least),
@@ -152,8 +148,7 @@ impl Census {
         self.pages.get(backend).copied()
     }
 
-    /// The most sequences of silent gateways on a backend, for this beat of the entry; `None`: not
-    /// known yet.
+    /// The most sequences of silent gateways at this beat; `None`: unknown.
     pub(crate) fn left(&self, backend: &str, beat: u64) -> Option<u64> {
         self.bounds.get(backend).filter(|(known, _)| *known == beat).map(|(_, left)| *left)
     }
@@ -168,9 +163,9 @@ impl Sample {
 
     /// The fewest sequences on a backend that belonged to gateways which renew.
     ///
-    /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise a sequence that began
-    /// after the page could take the place of a sequence that ended before the page and whose end
-    /// the gateway had not seen yet, and a silent gateway's request would stay hidden.
+    /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise one that began after
+    /// the page could replace one that ended before the page, whose end the gateway had not seen
+    /// yet, and hide a silent gateway's request.
     fn explained(&self, own: &str, backend: &str, ledger: &Ledger, over: &BTreeSet<String>) -> u64 {
         let settled = others(own, ledger, over).filter_map(|(id, entry)| {
             let windows = usize::try_from(entry.beat.checked_sub(*self.before.beats.get(id)?)?).ok()?;
@@ -181,7 +176,6 @@ impl Sample {
     }
 }
 
-/// The other gateways that are not silent.
 fn others<'l>(
     own: &'l str,
     ledger: &'l Ledger,

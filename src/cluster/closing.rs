@@ -1,21 +1,20 @@
 //! Backends to which no gateway may send requests, because one gateway drains or restarts their
 //! engines.
 //!
-//! That gateway writes the closed backends with each renewal. A gateway that has read the closed
-//! backends sends nothing there before its next write, and a write replaces only a state that was
-//! read. So a gateway whose beat exceeds the beat at the closing sends nothing more there, and has
-//! no request left there when its entry shows no slots in use. For silent gateways (lease over),
+//! That gateway writes the closed backends with each renewal. A gateway that has read them sends
+//! nothing there before its next write, and a write replaces only a state that was read. So a
+//! gateway whose beat exceeds the beat at the closing sends nothing more there, and has no request
+//! left when its entry shows no slots in use. For silent gateways (lease over),
 //! [`UNEXPLAINED`](crate::UNEXPLAINED) shows the slots that the engine may still run.
 //!
-//! A closing is lost with the object, or when a program that does not know the field writes. Then
-//! the gateway writes the closing again and waits for all other gateways again.
+//! A closing is lost with the object, or when a program writes that does not know the field. Then
+//! the gateway writes it again and waits again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::amounts::Unit;
 use crate::ledger::{Entry, Ledger, is_gateway};
 
-/// Backends that this gateway closed, and the gateways that may still send requests there.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closing {
     /// The other gateways, by backend; `None`: the closing is not written yet.
@@ -25,9 +24,9 @@ pub(crate) struct Closing {
 /// The other gateways, in view of one closed backend.
 #[derive(Clone, Debug)]
 struct Others {
-    /// Gateways that may not know of the closing, with their beats at that write.
+    /// Gateways that may not know of the closing, with their beats then.
     unaware: BTreeMap<String, u64>,
-    /// Whether any other entry showed requests there at the last read.
+    /// Whether other entries showed requests there at the last read.
     run: bool,
 }
 
@@ -44,7 +43,6 @@ impl Closing {
         self.backends.keys().cloned().collect()
     }
 
-    /// `ledger` was written.
     pub(crate) fn written(&mut self, own: &str, ledger: &Ledger) {
         let Some(entry) = ledger.gateways.get(own) else { return };
         let others = || ledger.gateways.iter().filter(|(id, _)| **id != own && is_gateway(id));
@@ -56,7 +54,7 @@ impl Closing {
         }
     }
 
-    /// `ledger` was read; `None`: there was no object.
+    /// `None`: there was no object.
     pub(crate) fn read(&mut self, own: &str, ledger: Option<&Ledger>) {
         let entries = || ledger.iter().flat_map(|ledger| &ledger.gateways);
         for (backend, known) in &mut self.backends {
@@ -72,8 +70,7 @@ impl Closing {
         }
     }
 
-    /// The closed backends to which no other gateway sends requests and on which no other gateway
-    /// has a request left.
+    /// The closed backends that all other gateways have left.
     pub(crate) fn left(&self) -> BTreeSet<String> {
         let has_left = |others: &Others| others.unaware.is_empty() && !others.run;
         let left = self.backends.iter().filter(|(_, others)| others.as_ref().is_some_and(has_left));

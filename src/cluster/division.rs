@@ -1,11 +1,11 @@
 //! Divides a limit among gateways by demand, in whole units (max-min fairness with a floor).
 //!
-//! - Each gateway gets the demanded amount and an eighth more. The rest is divided evenly. If the
+//! - Each gateway gets the demanded amount and an eighth more, and an even part of the rest. If the
 //!   sum exceeds the limit, all get the same amount, except gateways that want less.
 //! - A gateway without demand gets an eighth of an even share, and at least one unit if there are
 //!   enough for all: it can admit a first request at once.
-//! - A gateway whose largest request needs more than this gets as much as the request needs: one
-//!   gateway at a time, the first in the line.
+//! - A gateway whose largest request needs more than this gets as much as it needs: one gateway at
+//!   a time, the first in the line.
 //! - If units are fewer than gateways that want one, the first in the line get one each.
 //!
 //! Pure arithmetic. All gateways divide the same ledger alike, so their shares converge without
@@ -16,19 +16,18 @@
 pub struct Claim {
     /// Amount in use, plus the amount for which requests wait.
     pub wanted: u64,
-    /// The largest request that waits.
+    /// The largest waiting request.
     pub need: u64,
-    /// Place in the line: the smallest is first.
+    /// Place in the line, the smallest first.
     pub since: u64,
 }
 
-/// The floor is an even share divided by this.
+/// Part of an even share that is the floor.
 const FLOOR: u64 = 8;
-/// The headroom is the demand divided by this.
+/// Part of the demand that is the headroom.
 const HEADROOM: u64 = 8;
 
-/// Divides `capacity`: one amount for each claim. They sum to `capacity`, unless there are no
-/// claims.
+/// One amount for each claim. They sum to `capacity`, unless there are no claims.
 pub fn divide(capacity: u64, claims: &[Claim]) -> Vec<u64> {
     let asking = claims.iter().filter(|claim| claim.wanted > 0).count() as u64;
     if capacity < asking {
@@ -59,8 +58,7 @@ fn one_each(capacity: u64, claims: &[Claim]) -> Vec<u64> {
     divided
 }
 
-/// Raises all amounts evenly, each up to the wanted amount, then adds the rest evenly. A claim of
-/// `None` gets nothing.
+/// Raises all amounts evenly up to the wanted ones, then adds the rest evenly. `None` gets nothing.
 fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     let mut open: Vec<usize> = (0..wants.len()).filter(|index| wants[*index].is_some()).collect();
     let mut divided = vec![0; wants.len()];
@@ -84,7 +82,7 @@ fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     divided
 }
 
-/// The first ones get one more each if the amount does not divide.
+/// The first ones get one more if the amount does not divide.
 fn evenly(amount: u64, to: &[usize], divided: &mut [u64]) {
     let Some(each) = amount.checked_div(to.len() as u64) else { return };
     let more = amount % to.len() as u64;
@@ -127,7 +125,7 @@ mod tests {
         assert_eq!(divide(64, &[claim(99, 3), claim(1, 1)]), [64, 0], "all of it");
     }
 
-    /// Amounts sum to the capacity. Each is at most one if units are too few for all that ask.
+    /// Each amount is at most one if units are too few.
     #[test]
     fn a_division_neither_exceeds_the_capacity_nor_leaves_any() {
         let mut rng = sluice_core::base::Rng::new(7);

@@ -1,32 +1,29 @@
 //! Elects one of several gateways as leader, which alone changes engines, limits and experiments.
 //!
-//! One object of the store, a [`LeaseRecord`], names the leader. By these rules, no two candidates
-//! lead at once:
+//! One object of the store, a [`LeaseRecord`], names the leader. No two candidates lead at once:
 //!
-//! - A candidate leads only after the store has confirmed a write with its identity over the state
-//!   that it read. The term lasts [`TERM`] of the lease, on the candidate's clock from when that
-//!   write was *sent*.
+//! - A candidate leads after the store has confirmed a write with its identity over the state that
+//!   it read. The term lasts [`TERM`] of the lease, on the candidate's clock from when that write
+//!   was *sent*.
 //! - Others take the lead only after they saw the same version for longer than the lease, on their
-//!   own clocks. So at least a tenth of the lease passes between two terms, even if one clock is a
+//!   own clocks. So at least a tenth of the lease lies between two terms, even if one clock is a
 //!   tenth too slow and the other a tenth too fast.
-//! - A leader that finds another candidate's record stops at once.
+//! - A leader that finds another's record stops at once.
 //!
-//! Pure: no clock, I/O or randomness. Times are durations on the candidate's monotonic clock.
-//! Bounds: one version.
+//! Pure: no clock, I/O or randomness. Times are on the candidate's monotonic clock. Bounds: one
+//! version.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Fraction of the lease for which a confirmed renewal lets a candidate lead: numerator,
-/// denominator.
+/// Fraction of the lease for which a confirmed renewal holds: numerator, denominator.
 pub const TERM: (u32, u32) = (2, 3);
-/// Lease duration, in seconds, of a record without a holder, which the leader has given up.
-/// client-go writes the same value.
+/// Lease seconds of a record that the leader has given up, as client-go writes.
 pub const RELEASED: u32 = 1;
 
-/// Who leads. Names and forms follow the `spec` of a `coordination.k8s.io` Lease, so that kubectl
-/// and other tools understand it. Times of day are for people and never compared.
+/// Who leads, in the names and forms of a `coordination.k8s.io` Lease's `spec`, so that kubectl and
+/// other tools understand it. Times of day are for people and never compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeaseRecord {
@@ -72,7 +69,6 @@ impl LeaseRecord {
     }
 }
 
-/// The version last seen, and since when.
 #[derive(Clone, Debug)]
 struct Seen {
     /// `None`: there was no object.
@@ -86,9 +82,7 @@ pub struct Candidate {
     id: String,
     lease: Duration,
     seen: Option<Seen>,
-    /// When the pending write was sent.
     sent: Option<Duration>,
-    /// End of the term.
     until: Option<Duration>,
     resigned: bool,
 }
@@ -104,12 +98,11 @@ impl Candidate {
         &self.id
     }
 
-    /// Notes the record and version that were read (`None`: there is no object). The answer arrived
-    /// at `now`, and `time` is the time of day. Returns the record to write over that version, if
-    /// any.
+    /// Notes the record and version that were read (`None`: no object). The answer arrived at
+    /// `now`; `time` is the time of day. Returns the record to write over that version, if any.
     ///
     /// A missing object may have been lost, and absence has no version to watch. So a candidate
-    /// first makes a record without a holder and waits for a lease. Only a released record
+    /// first writes a record without a holder and waits for a lease. Only a released record
     /// ([`RELEASED`]) is taken at once.
     pub fn found(&mut self, now: Duration, found: Option<(&LeaseRecord, &str)>, time: &str) -> Option<LeaseRecord> {
         let version = found.map(|(_, version)| version.to_owned());
@@ -135,8 +128,8 @@ impl Candidate {
         (is_own || is_over || self.leads(now)).then(|| self.own(record, time))
     }
 
-    /// The returned record is sent at `now`. [`Candidate::confirmed`] or [`Candidate::failed`] must
-    /// follow.
+    /// The returned record is sent at `now`. [`Candidate::confirmed`] or [`Candidate::failed`]
+    /// follows.
     pub fn sends(&mut self, now: Duration) {
         self.sent = Some(now);
     }
@@ -152,7 +145,7 @@ impl Candidate {
         self.sent = None;
     }
 
-    /// Gives up the lead for good; the next write releases the record.
+    /// Gives up the lead; the next write releases the record.
     pub fn resign(&mut self) {
         (self.resigned, self.until) = (true, None);
     }
@@ -162,12 +155,11 @@ impl Candidate {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// The end of the last confirmed term, which may be over; `None`: there is none.
+    /// End of the last confirmed term, if any; it may be over.
     pub fn until(&self) -> Option<Duration> {
         self.until
     }
 
-    /// A new record, held by this candidate or by none.
     fn new_record(&self, holder: Option<String>, time: &str) -> LeaseRecord {
         LeaseRecord {
             acquire_time: holder.is_some().then(|| time.to_owned()),
@@ -178,10 +170,9 @@ impl Candidate {
         }
     }
 
-    /// A record in which this candidate leads.
     fn own(&self, before: &LeaseRecord, time: &str) -> LeaseRecord {
         let (new, stays) = (self.new_record(Some(self.id.clone()), time), before.holder() == Some(&*self.id));
-        // A record made without a holder: no candidate led before.
+        // A record made without a holder.
         let is_first = before.acquire_time.is_none() && before.holder().is_none();
         LeaseRecord {
             acquire_time: if stays { before.acquire_time.clone() } else { new.acquire_time },
@@ -199,7 +190,7 @@ impl Candidate {
         }
     }
 
-    /// The lease in seconds, rounded up, and longer than a released record's.
+    /// The lease in seconds, rounded up, and above a released record's.
     fn seconds(&self) -> u32 {
         let whole = self.lease.as_secs() + u64::from(self.lease.subsec_nanos() > 0);
         u32::try_from(whole).unwrap_or(u32::MAX).max(RELEASED + 1)

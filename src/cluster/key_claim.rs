@@ -1,8 +1,8 @@
 //! A gateway's claim to the limits of an API key, as the ledger stores it.
 //!
-//! `keys.rs` divides the limits. The caller defines the units, which must have the same meaning at
-//! all gateways. The last unit is a separate JSON member, absent if it is 0, so that gateways of
-//! earlier versions can read the other units.
+//! `keys.rs` divides the limits. The caller defines the units, which must mean the same at all
+//! gateways. The last unit is a separate JSON member, absent if 0, so that earlier versions can
+//! read the others.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,6 @@ pub struct KeyClaim {
     pub used: [u64; UNITS],
 }
 
-/// Units that every version knows.
 const FIRST: usize = UNITS - 1;
 
 #[derive(Serialize, Deserialize)]
@@ -29,7 +28,7 @@ struct Wire {
     wanted: [u64; FIRST],
     largest: [u64; FIRST],
     used: [u64; FIRST],
-    /// The wanted, largest and used amounts of the last unit.
+    /// Wanted, largest and used amount of the last unit.
     #[serde(default, skip_serializing_if = "is_zero")]
     day: [u64; 3],
 }
@@ -57,12 +56,11 @@ impl From<KeyClaim> for Wire {
 }
 
 impl KeyClaim {
-    /// Approximate size in the ledger.
     pub(crate) fn bytes(name: &str) -> usize {
         name.len() + 120
     }
 
-    /// Whether the claim wants nothing, so that it need not be written.
+    /// A claim that wants nothing need not be written.
     pub fn is_none(&self) -> bool {
         self.wanted == [0; UNITS]
     }

@@ -1,15 +1,14 @@
 //! Divides the limits of API keys among gateways, by stated demand.
 //!
-//! Each renewal contains a gateway's claims. Once the renewal is written, the gateway uses its part
-//! of the [division](crate::division), less the amounts that other gateways use above their parts.
-//! A part grows without waiting for another part to shrink. So while demand moves, gateways may
-//! begin more than the limit for one renewal: at most the sum of the parts before and after. The
-//! excess counts until its requests end. After the lease, the requests of a silent gateway are not
-//! counted; in mode `keep` that gateway goes on using its last part. Gateways outside the ledger
-//! have no part.
+//! Each renewal contains a gateway's claims. Once it is written, the gateway uses its part of the
+//! [division](crate::division), less the amounts that others use above their parts. A part grows
+//! without waiting for another to shrink: while demand moves, gateways may begin more than the
+//! limit for one renewal, at most the sum of the parts before and after. The excess counts until
+//! its requests end. After the lease, the requests of a silent gateway are not counted; in mode
+//! `keep` it goes on using its last part. Gateways outside the ledger have no part.
 //!
-//! Bounds: all claims take a quarter of an object. Claims with the smallest demand are left out,
-//! and count as no demand.
+//! Bounds: all claims take a quarter of an object. The claims with the smallest demand are left
+//! out, and count as no demand.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +16,10 @@ use crate::division::{Claim, divide};
 use crate::key_claim::{KeyClaim, UNITS};
 use crate::ledger::{BYTES_MAX, Entry, Ledger, is_gateway};
 
-/// Number of writes by each gateway during which the first gateway in the line for a scarce unit
-/// stays first.
+/// Writes by each gateway during which the first in the line for a scarce unit stays first.
 const TURN: u64 = 4;
 
-/// The largest claims, as many as one gateway may write if there are `gateways` gateways.
+/// The largest claims, as many as one of `gateways` gateways may write.
 pub(crate) fn bounded(claims: &BTreeMap<String, KeyClaim>, gateways: usize) -> BTreeMap<String, KeyClaim> {
     let mut left = BYTES_MAX / 4 / gateways.max(1);
     let mut by_demand: Vec<(&String, &KeyClaim)> = claims.iter().collect();

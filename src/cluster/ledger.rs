@@ -1,7 +1,7 @@
 //! The ledger: one JSON object in a store, which all gateways read and replace as a whole.
 //!
 //! Each gateway has an [`Entry`], with a [`Holding`] for each backend. The key is the gateway's
-//! name and a number that is new at every start, so two processes with one name are two gateways.
+//! name and a number that is new at every start: two processes with one name are two gateways.
 //! Gateways take turns by `writes`, which grows by one with each write.
 //!
 //! Bounds: [`GATEWAYS_MAX`] entries, [`BYTES_MAX`] bytes. Errors: a newer version, and text that is
@@ -19,23 +19,22 @@ use crate::pool_load::PoolLoad;
 pub const VERSION: u32 = 1;
 /// Most gateways in one ledger.
 pub const GATEWAYS_MAX: usize = 64;
-/// Largest object in bytes that may be written; etcd refuses requests above 1.5 MiB.
+/// Largest object in bytes; etcd refuses requests above 1.5 MiB.
 pub const BYTES_MAX: usize = 1 << 20;
-/// The entry for gateways that an earlier, lost object may have had.
+/// The entry for gateways of an earlier, lost object.
 ///
-/// A missing object may have been lost. So the member that makes a new one puts the limit, less the
-/// member's own share, into this entry, which is taken back like the shares of a silent gateway.
-/// Other members move their last shares from this entry to themselves, but only during their lease,
-/// even in mode `keep`: after the lease, other gateways may have received these shares in the lost
-/// object. Members without a share admit nothing new until this entry is free: after an outage
-/// longer than the lease, in 1.25 leases and some seconds.
+/// The member that replaces a missing object puts the limit, less its own share, into this entry,
+/// which is taken back like the shares of a silent gateway. Other members move their last shares
+/// from it to themselves, but only during their lease, even in mode `keep`: later, other gateways
+/// may have received these shares. Members without a share admit nothing new until this entry is
+/// free: after an outage longer than the lease, in 1.25 leases and some seconds.
 pub const EARLIER: &str = "#earlier";
-/// The entry for capacity that requests of gateways whose lease is over may still use.
+/// The entry for capacity that requests of silent gateways may still use.
 pub const UNEXPLAINED: &str = "#unexplained";
 /// Time windows in a holding; see `census.rs`.
 pub const WINDOWS: usize = 12;
-/// Most backends in a ledger. If there are more, the first backend by name is dropped and counts as
-/// a backend of a lost object, so gateways that join must wait for its capacity.
+/// Most backends in a ledger. Beyond that, the first by name is dropped and counts as a backend of
+/// a lost object, so gateways that join wait for its capacity.
 pub const BACKENDS_MAX: usize = 1_024;
 
 /// Whether an entry belongs to a gateway.
@@ -52,8 +51,7 @@ pub struct Ledger {
     pub begun: String,
     /// Writes of this object so far.
     pub writes: u64,
-    /// Backends whose shares are all in this object. Shares of other backends may be in a lost
-    /// object.
+    /// Backends whose shares are all in this object, not in a lost one.
     pub known: BTreeSet<String>,
     /// Entries, by identity.
     pub gateways: BTreeMap<String, Entry>,
@@ -64,7 +62,7 @@ pub struct Ledger {
 pub struct Entry {
     /// Grows with every renewal.
     pub beat: u64,
-    /// Milliseconds for which a renewal is valid, on the gateway's clock from when it was sent.
+    /// Milliseconds for which a renewal is valid on the gateway's clock, from when it was sent.
     pub lease_ms: u64,
     /// Whether the gateway keeps using the last shares after the lease.
     pub keeps: bool,
@@ -73,15 +71,13 @@ pub struct Entry {
     /// Claims to the limits of API keys, by name of the key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub keys: BTreeMap<String, KeyClaim>,
-    /// Backends to which no gateway may send requests, because this one drains or restarts their
-    /// engines.
+    /// Backends that this gateway closed to all, because it drains or restarts their engines.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub closed: BTreeSet<String>,
     /// Load of each scaled pool, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pools: BTreeMap<String, PoolLoad>,
-    /// Milliseconds of engine work given to each owner of requests, by pool and owner; see
-    /// `attained.rs`.
+    /// Milliseconds of engine work of each owner of requests, by pool and owner; see `attained.rs`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attained: BTreeMap<String, BTreeMap<u64, u64>>,
 }
@@ -131,7 +127,7 @@ struct Version {
 }
 
 impl Ledger {
-    /// A ledger without gateways. No other object may have the name `begun`.
+    /// A ledger without gateways, with a new name.
     pub(crate) fn new(begun: String) -> Self {
         Self { version: VERSION, begun, writes: 0, known: BTreeSet::new(), gateways: BTreeMap::new() }
     }
@@ -174,7 +170,7 @@ impl Ledger {
 }
 
 impl Holding {
-    /// Capacity taken from the limit: the share, or the use if that is more.
+    /// The share, or the use if that is more.
     pub(crate) fn held(&self, unit: Unit) -> u64 {
         self.share.get(unit).max(self.used.get(unit))
     }

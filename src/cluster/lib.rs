@@ -18,16 +18,16 @@
 //!
 //! - A write replaces only the state that a [`Member`] read, and raises no sum of shares above the
 //!   limit.
-//! - A member obeys a lower share before sending it, and a higher one once it is confirmed. Until
-//!   the outcome of a write is known, the smaller share counts. A read may be stale, so it raises
-//!   no share.
+//! - A member obeys a lower share before sending it, and a higher one once confirmed. Until the
+//!   outcome of a write is known, the smaller share counts. A read may be stale, so it raises no
+//!   share.
 //! - Shares of a silent gateway are freed as far as other gateways explain the engine's load
 //!   (`census`).
 //! - After the lease, see [`Rules`]; after a loss of the object, see [`EARLIER`].
 //!
 //! API keys have simpler rules ([`keys`]). Fair queues share each owner's work ([`attained`]). One
-//! gateway may lead ([`election`]). Pure: no clock, I/O or randomness. Times are durations on the
-//! member's monotonic clock. Bounds: [`GATEWAYS_MAX`].
+//! gateway may lead ([`election`]). Pure: no clock, I/O or randomness. Times are on the member's
+//! monotonic clock. Bounds: [`GATEWAYS_MAX`].
 
 pub mod amounts;
 mod key_claim;

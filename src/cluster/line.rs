@@ -2,24 +2,23 @@
 //!
 //! A gateway joins at the write at which it begins to want something, and leaves when it wants
 //! nothing. After it had enough for its largest request during [`TURN`] writes of each gateway, it
-//! goes to the end, so that a scarce unit goes round. Time is counted in writes of the ledger,
-//! which all gateways see alike.
+//! goes to the end, so that a scarce unit goes round. Writes of the ledger count the time, because
+//! all gateways see them alike.
 
 use crate::amounts::{Amounts, Unit};
 
-/// Number of writes by each gateway for which a gateway that has enough keeps its place.
+/// Writes by each gateway for which one that has enough keeps its place.
 const TURN: u64 = 4;
 
 /// This gateway's place for each unit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Line {
     since: [u64; 4],
-    /// The write since which the gateway has had enough of the unit; 0: it has too little.
+    /// The write since which the gateway has had enough; 0: it has too little.
     served: [u64; 4],
 }
 
 impl Line {
-    /// The places at this write of a ledger with `gateways` gateways.
     pub(crate) fn places(
         &mut self,
         (write, gateways): (u64, u64),
@@ -33,8 +32,7 @@ impl Line {
                 (*since, *served) = (0, 0);
                 continue;
             }
-            // A write may have a smaller number than the last: after a stale read, or in another
-            // object.
+            // After a stale read, or in another object, the number may be smaller.
             *since = if *since == 0 { write } else { write.min(*since) };
             let has = share.get(unit) >= need.get(unit).max(1);
             *served = match has {

@@ -1,9 +1,8 @@
 //! One gateway's part in the ledger: the next write, and the room to use meanwhile.
 //!
 //! The caller reads the object, asks for a [`Plan`], writes it over exactly the state that it read,
-//! and reports the outcome: [`confirmed`](Member::confirmed), [`refused`](Member::refused) (another
-//! gateway wrote first) or [`unknown`](Member::unknown). [`room`](Member::room) may be called at
-//! any time.
+//! and reports the outcome: [`confirmed`](Member::confirmed), [`refused`](Member::refused) or
+//! [`unknown`](Member::unknown). [`room`](Member::room) may be called at any time.
 //!
 //! A member computes the [division](crate::division) of each limit among the gateways that renew.
 //! The share rises towards that part as far as the limit has free capacity. It falls only if
@@ -28,9 +27,9 @@ use crate::silence::Silence;
 use crate::usage::{LocalUse, Usage};
 use crate::windows::Windows;
 
-/// In mode `keep`, unexplained capacity is freed after this many leases without a new beat.
+/// Leases without a new beat after which mode `keep` frees unexplained capacity.
 const KEEP_LEASES: u32 = 12;
-/// In mode `keep`, an engine without pages for this many leases does not delay freeing.
+/// Leases without pages after which an engine does not delay that.
 const PAGE_LEASES: u32 = 2;
 
 /// Identity of a gateway in the ledger.
@@ -54,13 +53,12 @@ impl Identity {
 pub struct Rules {
     /// How long a renewal is valid.
     pub lease: Duration,
-    /// Whether the last shares stay in use after the lease (mode `keep`). Otherwise nothing new is
+    /// Whether the last shares stay in use after the lease (mode `keep`), or nothing new is
     /// admitted (`strict`).
     ///
-    /// In mode `keep`, an engine's limit may be exceeded by requests that gateways admit after the
-    /// lease, at most the last share of each. Requests of gateways whose share was given up
-    /// unexplained may also exceed it: after twelve leases of silence, or because the engine
-    /// reports nothing.
+    /// In mode `keep`, requests admitted after the lease may exceed an engine's limit, at most by
+    /// the last share of each gateway. So may requests of gateways whose share was given up
+    /// unexplained: after twelve leases of silence, or because the engine reports nothing.
     pub keep: bool,
 }
 
@@ -73,20 +71,17 @@ pub enum Plan {
     Wait,
 }
 
-/// A write without a reported outcome.
 #[derive(Clone, Debug)]
 struct Pending {
     ledger: Ledger,
     sent: Duration,
     rooms: BTreeMap<String, Amounts>,
-    /// Notices to give when the write is confirmed.
+    /// Given when the write is confirmed.
     notices: Vec<Notice>,
 }
 
-/// The member's state for one backend.
 #[derive(Clone, Copy, Debug, Default)]
 struct Own {
-    /// The amounts that may be used.
     room: Amounts,
     windows: Windows,
     line: Line,
@@ -98,14 +93,12 @@ pub struct Member {
     id: String,
     rules: Rules,
     own: BTreeMap<String, Own>,
-    /// When the last confirmed renewal was sent.
     renewed: Option<Duration>,
     pending: Option<Pending>,
     beat: u64,
     silence: Silence,
     census: Census,
-    /// Name of the last written object, its number of writes, and since when reads have shown fewer
-    /// writes.
+    /// Name of the last written object, its writes, and since when reads have shown fewer.
     begun: String,
     writes: u64,
     behind: Option<Duration>,
@@ -122,7 +115,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// A member that has no share yet.
+    /// A member without a share.
     pub fn new(identity: &Identity, rules: Rules) -> Self {
         Self {
             id: identity.id(),
@@ -169,7 +162,7 @@ impl Member {
         self.pools = pools;
     }
 
-    /// Sets the work that owners of requests have had through this gateway, for the next plans.
+    /// Sets the work of owners through this gateway, for the next plans.
     pub fn set_attained(&mut self, attained: Attained) {
         self.attained = attained;
     }
@@ -179,8 +172,7 @@ impl Member {
         self.closing.set(closed);
     }
 
-    /// The closed backends to which no other gateway sends requests and on which no other gateway
-    /// has a request left.
+    /// The closed backends that all other gateways have left.
     pub fn left_by_others(&self) -> BTreeSet<String> {
         self.closing.left()
     }
@@ -200,7 +192,6 @@ impl Member {
         if self.rules.keep { None } else { Some(self.renewed.map_or(Duration::ZERO, |sent| sent + self.rules.lease)) }
     }
 
-    /// Whether no renewal was confirmed within the lease.
     fn is_over(&self, now: Duration) -> bool {
         self.renewed.is_none_or(|sent| now >= sent + self.rules.lease)
     }
@@ -224,7 +215,7 @@ impl Member {
         self.notice_once(&key, Notice::Unreadable(why));
     }
 
-    /// The ledger to write over `found` (`None`: there is no object). It will be sent at `now`.
+    /// The ledger to write over `found` (`None`: no object), sent at `now`.
     pub fn plan(&mut self, now: Duration, found: Option<&Ledger>, local: &LocalUse) -> Plan {
         self.pending = None;
         self.barred = false;
@@ -243,7 +234,7 @@ impl Member {
         self.closing.read(&self.id, found);
         let mut ledger = found.cloned().unwrap_or_else(|| Ledger::new(format!("{}/{}", self.id, self.beat + 1)));
         if self.silence.observe(now, &ledger) {
-            // The samples so far belong to another object.
+            // The samples belong to another object.
             self.census = Census::default();
         }
         if !self.may_write(&ledger) {
@@ -295,7 +286,7 @@ impl Member {
         }
     }
 
-    /// The standing at `now`. If it has changed, the member also gives a notice.
+    /// The standing at `now`. A change of it also gives a notice.
     pub fn standing(&mut self, now: Duration) -> Standing {
         let ended = self.renewed.is_some() && self.is_over(now);
         let standing = match self.renewed {
@@ -323,14 +314,13 @@ impl Member {
         }
     }
 
-    /// Gives a notice once for each key.
     fn notice_once(&mut self, key: &str, notice: Notice) {
         if self.noticed.len() < NOTICES_MAX && self.noticed.insert(key.to_owned()) {
             self.notice(notice);
         }
     }
 
-    /// Whether the ledger has room for this member, and no other process has this identity.
+    /// Whether the ledger has room, and no other process has this identity.
     fn may_write(&mut self, ledger: &Ledger) -> bool {
         self.barred = match ledger.gateways.get(&self.id) {
             Some(entry) => entry.beat > self.beat,
@@ -344,7 +334,6 @@ impl Member {
         !self.barred
     }
 
-    /// The gateways whose lease is over.
     fn over(&self, now: Duration, ledger: &Ledger) -> BTreeSet<String> {
         let others = ledger.gateways.iter().filter(|(id, _)| **id != self.id && *id != UNEXPLAINED);
         others.filter(|(id, entry)| self.silence.is_over(now, id, entry)).map(|(id, _)| id.clone()).collect()
@@ -368,13 +357,11 @@ impl Member {
         }
     }
 
-    /// Whether an engine sends no pages.
     fn has_no_pages(&self, now: Duration, backend: &str) -> bool {
         self.census.page(backend).is_some_and(|at| now.saturating_sub(at) > self.rules.lease * PAGE_LEASES)
     }
 
-    /// Writes this member's entry. Returns the room on each backend that the gateway may use once
-    /// the write is confirmed.
+    /// Returns the room on each backend once the write is confirmed.
     fn write_own(&mut self, now: Duration, ledger: &mut Ledger, local: &LocalUse) -> BTreeMap<String, Amounts> {
         let old = ledger.gateways.get(&self.id).cloned();
         let gone = self.own.iter_mut().filter(|(backend, _)| !local.contains_key(*backend));
@@ -409,11 +396,10 @@ impl Member {
     }
 
     /// The initial share of a backend: the room that the member has under a lost object, at most
-    /// the share in [`EARLIER`]; nothing after the lease. For a backend that the ledger does not
-    /// know, the whole limit is first put into [`EARLIER`].
+    /// the share in [`EARLIER`]; nothing after the lease. The whole limit of an unknown backend is
+    /// first put into [`EARLIER`].
     fn claim(&self, now: Duration, ledger: &mut Ledger, backend: &str, usage: &Usage) -> Amounts {
-        // If the share was in this object, or the lease is over, other gateways may have it by now,
-        // and [`EARLIER`] holds other shares.
+        // Other gateways may have the share by now, and [`EARLIER`] holds other shares.
         let is_taken = ledger.begun == self.begun || self.is_over(now);
         let room = if is_taken { Amounts::default() } else { self.room(now, backend) };
         if !ledger.known.contains(backend) {
@@ -437,7 +423,7 @@ impl Member {
         claimed
     }
 
-    /// The holding of a backend, and the amounts to use.
+    /// Returns the holding, and the amounts to use.
     fn divide_backend(&mut self, ledger: &Ledger, backend: &str, usage: &Usage, had: &Amounts) -> (Holding, Amounts) {
         let limit = ledger.limit(backend).min(&usage.limit);
         let own = self.own.entry(backend.to_owned()).or_default();

@@ -1,13 +1,12 @@
 //! Notices for an operator: changes of the member's state, and signs of a wrong configuration.
 //!
-//! Each notice is reported once, when its cause begins. The message gives the meaning and the
-//! remedy. Bounds: [`NOTICES_MAX`] notices are kept until the caller takes them.
+//! Each is reported once, when its cause begins; the message gives the remedy. Bounds:
+//! [`NOTICES_MAX`] notices until the caller takes them.
 
 use std::fmt;
 
 use crate::ledger::Unreadable;
 
-/// Most notices kept until the caller takes them.
 pub(crate) const NOTICES_MAX: usize = 64;
 
 sluice_core::labels! {
@@ -17,9 +16,9 @@ sluice_core::labels! {
         Joining = "joining",
         /// The member's shares are confirmed.
         Holding = "holding",
-        /// The lease is over, and the member keeps using the last shares (mode `keep`).
+        /// The lease is over; the last shares stay in use (mode `keep`).
         Keeping = "keeping",
-        /// The lease is over, and the member admits nothing new (mode `strict`).
+        /// The lease is over; nothing new is admitted (mode `strict`).
         Stopped = "stopped",
         /// The member must not write the object.
         StandingBack = "standing_back",
@@ -42,7 +41,7 @@ pub enum Notice {
     NameTwice(String),
     /// Another process writes under the same identity.
     SameIdentity,
-    /// For a backend (first field), another gateway (second field) has a different limit.
+    /// For a backend, another gateway (second field) has a different limit.
     LimitDiffers(String, String),
     /// Another gateway has a different mode.
     ModeDiffers(String),

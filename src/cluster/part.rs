@@ -1,8 +1,8 @@
 //! The amount towards which a gateway's share moves, and the shares of silent gateways (lease
 //! over).
 //!
-//! Arithmetic on one ledger: holdings, free capacity, and the gateway's next share. A share never
-//! rises above the free amount, and never falls below the use.
+//! Arithmetic on one ledger. A share never rises above the free amount, and never falls below the
+//! use.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::amounts::{Amounts, Unit};
 use crate::division::{Claim, divide};
 use crate::ledger::{Entry, Holding, Ledger, UNEXPLAINED, is_gateway};
 
-/// One unit of one backend, as gateway `id` divides it.
+/// One unit of a backend, as gateway `id` divides it.
 pub(crate) struct Division<'l> {
     pub(crate) ledger: &'l Ledger,
     pub(crate) id: &'l str,
@@ -21,12 +21,11 @@ pub(crate) struct Division<'l> {
 }
 
 impl Division<'_> {
-    /// The amount that the gateway may use, and the next share. The share exceeds the amount while
-    /// more is in use.
+    /// The amount to use, and the next share, which is larger while more is in use.
     pub(crate) fn next(&self, own: &Holding) -> (u64, u64) {
         let unit = self.unit;
         let others = || self.ledger.holdings(self.backend).filter(|(id, _)| *id != self.id);
-        // Amounts held for silent gateways, or under an earlier object.
+        // Holdings for silent gateways, or under an earlier object.
         let over: u64 = others().filter(|(id, _)| !is_gateway(id)).map(|(_, holding)| holding.held(unit)).sum();
         let renewing: Vec<(&str, &Holding)> = others().filter(|(id, _)| is_gateway(id)).collect();
         let held = over + renewing.iter().map(|(_, holding)| holding.held(unit)).sum::<u64>();
@@ -34,11 +33,9 @@ impl Division<'_> {
         let (had, used) = (own.share.get(unit), own.used.get(unit));
         let part = if self.leaving { 0 } else { self.part(own, &renewing, self.limit.saturating_sub(over), top) };
         let goal = if part > had { part.min(top.max(had)) } else { part };
-        // The share does not fall below the use.
         (goal, goal.max(used.min(had)))
     }
 
-    /// This gateway's part of `capacity`.
     fn part(&self, own: &Holding, renewing: &[(&str, &Holding)], capacity: u64, top: u64) -> u64 {
         let unit = self.unit;
         let claim = |holding: &Holding| Claim {
@@ -46,7 +43,6 @@ impl Division<'_> {
             need: holding.need.get(unit),
             since: holding.since[unit as usize],
         };
-        // `renewing` is sorted by id.
         let place = renewing.partition_point(|(id, _)| *id < self.id);
         let mut claims: Vec<Claim> = renewing.iter().map(|(_, holding)| claim(holding)).collect();
         claims.insert(place, claim(own));
@@ -55,8 +51,8 @@ impl Division<'_> {
         if part >= had || had > top {
             return part;
         }
-        // A gateway that holds more than its part gives the surplus to gateways that need it; if
-        // none does, it keeps the surplus.
+        // A gateway gives the surplus over its part to gateways that need it; if none does, the
+        // surplus stays.
         let others = parts.iter().enumerate().filter(|(index, _)| *index != place).map(|(_, part)| *part);
         let lacks = |(part, (_, holding)): (u64, &(&str, &Holding))| {
             let (wanted, has) = (holding.wanted.get(unit).max(holding.need.get(unit)), holding.share.get(unit));
@@ -67,14 +63,14 @@ impl Division<'_> {
 }
 
 /// Moves the holdings of silent gateways to one entry. A gateway that returns does not get them
-/// back, because other silent gateways may still use them.
+/// back: others may still use them.
 pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
     let moved: Vec<Entry> = over.iter().filter_map(|id| ledger.gateways.remove(id)).collect();
     if moved.is_empty() {
         return;
     }
     let to = ledger.gateways.entry(UNEXPLAINED.to_owned()).or_default();
-    // A new beat: earlier bounds do not include the gateways that are added.
+    // Earlier bounds do not include the added gateways.
     to.beat = ledger.writes + 1;
     for (backend, holding) in moved.into_iter().flat_map(|entry| entry.backends) {
         let held = Amounts::each(|unit| holding.held(unit));
@@ -90,7 +86,7 @@ pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
 }
 
 impl Holding {
-    /// Lowers the slots to this number, and the other units in proportion, rounded up.
+    /// Lowers the slots to this number, and other units in proportion, rounded up.
     pub(crate) fn shrink_to(&mut self, slots: u64) {
         self.share = shrunk(&self.share, slots);
         self.used = shrunk(&self.used, slots);

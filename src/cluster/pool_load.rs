@@ -1,7 +1,6 @@
 //! A gateway's load of a pool, for the gateway that decides the number of engines.
 //!
-//! Ended requests are summed since the start of the gateway, so a failed renewal loses nothing. The
-//! scaler defines the sums.
+//! Ended requests are summed since the start of the gateway, so a failed renewal loses nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +11,6 @@ pub struct PoolLoad {
     pub queue: u64,
     /// Sequences in flight.
     pub in_flight: u64,
-    /// Sums over ended requests since the start; the scaler defines them.
+    /// Sums over ended requests, as the scaler defines them.
     pub ended: [f64; 6],
 }

@@ -3,7 +3,7 @@
 //! A gateway may use a share for the lease, counted from when it sent the renewal; others see the
 //! renewal later. The lease is over for sure when a gateway has seen the same beat for the lease
 //! times [`DRIFT`] (clocks differ in speed), plus [`TRANSIT`] (requests admitted in time may be on
-//! their way to the engine).
+//! their way).
 //!
 //! Time in which a member did not look, such as an outage of the store, does not count: after an
 //! outage all gateways return at about the same time, and the first must not take shares that the
@@ -14,23 +14,21 @@ use std::time::Duration;
 
 use crate::ledger::{Entry, Ledger, is_gateway};
 
-/// Tolerated ratio of two clocks. It exceeds 11/9, the ratio of clocks that are a tenth too fast
-/// and a tenth too slow.
+/// Tolerated ratio of two clocks: above 11/9, for clocks a tenth too fast and a tenth too slow.
 pub(crate) const DRIFT: (u32, u32) = (5, 4);
 /// Longest time from a request's admission until the engine counts it.
 pub(crate) const TRANSIT: Duration = Duration::from_secs(1);
 
-/// Longest time from a request's end at the engine until the gateway sees it, including pauses of
-/// up to [`PAUSE`], on the fastest clock. Requests that wait for their client may take longer.
+/// Longest time from a request's end at the engine until the gateway sees it, with pauses of up to
+/// [`PAUSE`], on the fastest clock. Requests that wait for their client may take longer.
 pub const END_AGE: Duration = Duration::from_millis(500);
 /// After a longer pause, a process may see ends later than [`END_AGE`].
 pub const PAUSE: Duration = Duration::from_millis(200);
-/// Time from a sequence's first token until it counts as known to be at the engine. It exceeds
-/// [`END_AGE`] on clocks that differ by [`DRIFT`]: a new sequence must not hide one whose end is
-/// not seen yet.
+/// Time from a sequence's first token until it is surely at the engine. It exceeds [`END_AGE`] on
+/// clocks that differ by [`DRIFT`]: a new sequence must not hide one whose end is not seen yet.
 pub const SURE_AGE: Duration = Duration::from_millis(800);
 
-/// How long a beat must stand still until the lease is over for sure.
+/// Time of the same beat after which the lease is over for sure.
 pub(crate) fn still_after(lease: Duration) -> Duration {
     lease * DRIFT.0 / DRIFT.1 + TRANSIT
 }
@@ -39,22 +37,19 @@ pub(crate) fn still_after(lease: Duration) -> Duration {
 struct Seen {
     beat: u64,
     since: Duration,
-    /// Whether the beat was seen to change.
     moved: bool,
 }
 
 /// The beats of all entries, as one member sees them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Silence {
-    /// Name of the object with the beats.
     begun: String,
     seen: BTreeMap<String, Seen>,
-    /// When the member last looked.
     looked: Option<Duration>,
 }
 
 impl Silence {
-    /// Notes the beats of a ledger. Returns whether the ledger is another object than the last one.
+    /// Returns whether the ledger is another object than the last one.
     pub(crate) fn observe(&mut self, now: Duration, ledger: &Ledger) -> bool {
         let is_other = self.begun != ledger.begun;
         if is_other {
@@ -77,17 +72,15 @@ impl Silence {
         is_other
     }
 
-    /// How long the beat of an entry has stood still.
     pub(crate) fn of(&self, now: Duration, id: &str) -> Duration {
         self.seen.get(id).map_or(Duration::ZERO, |seen| now.saturating_sub(seen.since))
     }
 
-    /// Whether the lease of an entry is over for sure.
     pub(crate) fn is_over(&self, now: Duration, id: &str, entry: &Entry) -> bool {
         self.of(now, id) > still_after(Duration::from_millis(entry.lease_ms))
     }
 
-    /// Whether the beat of an entry was seen to change: a process renews it.
+    /// Whether a process renews the entry: the beat was seen to change.
     pub(crate) fn is_renewed(&self, id: &str) -> bool {
         self.seen.get(id).is_some_and(|seen| seen.moved)
     }

@@ -1,7 +1,6 @@
-//! A gateway's use of each backend when it writes.
+//! A gateway's use of each backend, measured between two plans.
 //!
-//! The caller measures it between two plans: requests that run, requests that wait, and the
-//! engine's report. The fields define what each number includes.
+//! The caller counts requests that run, requests that wait, and the engine's report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,18 +17,18 @@ pub type LocalUse = BTreeMap<String, Usage>;
 pub struct Usage {
     /// The limit in this gateway's configuration.
     pub limit: Limit,
-    /// In use now: everything that the engine may have from this gateway.
+    /// Everything that the engine may have from this gateway now.
     pub used: Amounts,
     /// In use or waiting for room here.
     pub wanted: Amounts,
-    /// The largest request that waits, by unit.
+    /// The largest waiting request, by unit.
     pub need: Amounts,
-    /// The fewest sequences at any time since the last plan that the engine had for sure. Such a
-    /// sequence had a first token at least [`SURE_AGE`] ago, has not been seen to end, and does not
-    /// wait for its client. 0 if this process paused for [`PAUSE`] since the last plan, or until
-    /// [`END_AGE`] before it: sequences may have ended unseen.
+    /// The fewest sequences at any time since the last plan that the engine had for sure: with a
+    /// first token at least [`SURE_AGE`] ago, not seen to end, and not waiting for the client. 0 if
+    /// this process paused for [`PAUSE`] since the last plan, or until [`END_AGE`] before it:
+    /// sequences may have ended unseen.
     pub settled: u64,
-    /// The latest report of the engine since the last plan.
+    /// The engine's latest report since the last plan.
     pub page: Option<Page>,
 }
 

@@ -1,19 +1,19 @@
 //! The time windows for which a holding states the sequences that the engine had for sure.
 //!
-//! Windows follow each other without a gap: each lasts from the making of one confirmed plan to the
-//! next. A failed or unknown write ends no window.
+//! Windows follow each other without a gap, from the making of one confirmed plan to the next. A
+//! failed or unknown write ends no window.
 
 use crate::ledger::WINDOWS;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Windows {
-    /// The fewest sequences since the last confirmed plan was made.
+    /// The fewest sequences since the last confirmed plan.
     open: Option<u64>,
     closed: [u64; WINDOWS - 1],
 }
 
 impl Windows {
-    /// Adds the fewest sequences since the last plan. Returns all windows, the open one first.
+    /// Adds the fewest since the last plan. Returns all windows, the open one first.
     pub(crate) fn extend(&mut self, least: u64) -> [u64; WINDOWS] {
         let open = self.open.map_or(least, |open| open.min(least));
         self.open = Some(open);
@@ -22,7 +22,7 @@ impl Windows {
         all
     }
 
-    /// The plan was confirmed, which closes the window.
+    /// The confirmed plan closes the window.
     pub(crate) fn close(&mut self) {
         let Some(open) = self.open.take() else { return };
         self.closed.rotate_right(1);

@@ -16,9 +16,8 @@ const PERIOD: u64 = LEASE / 8;
 const CALL: u64 = LEASE / 5;
 const TICK: u64 = 20;
 const SEEDS: u64 = 300;
-/// Ticks with faults.
 const FAULTY: u64 = 90_000 / TICK;
-/// Milliseconds: a lease on the slowest clock, the rest of a running call, a read and a write.
+/// A lease on the slowest clock, the rest of a running call, a read and a write.
 const SOON: u64 = LEASE * 10 / 9 + CALL * 2 + PERIOD * 2;
 
 fn ms(value: u64) -> Duration {
@@ -40,7 +39,6 @@ struct Node {
     rate: u64,
     call: Call,
     frozen: bool,
-    /// Percentages of lost calls and answers.
     lost: [usize; 2],
 }
 
@@ -61,11 +59,11 @@ struct World {
     object: Option<(LeaseRecord, u64)>,
     version: u64,
     down: bool,
-    /// Percentage of messages that are up to two leases late.
+    /// Percentage of messages up to two leases late.
     late: usize,
     calls: u64,
     started: u64,
-    /// The last leader, and the end of the term by real time.
+    /// The last leader, and the real end of the term.
     last: Option<(String, u64)>,
     /// Shortest time between two terms.
     gap: u64,
@@ -113,7 +111,7 @@ impl World {
         if self.chance(self.nodes[node].lost[lost]) || self.down {
             return;
         }
-        // Some messages arrive when the candidate no longer waits.
+        // Some arrive when the candidate no longer waits.
         let delay = if self.chance(self.late) { self.rng.below(2 * LEASE as usize) } else { self.rng.below(40) };
         let id = self.nodes[node].candidate.id().to_owned();
         self.messages.push((self.now + delay as u64, id, number, message));
@@ -177,7 +175,7 @@ impl World {
         self.now += TICK;
         let is_frozen = |nodes: &[Node], id: &str| nodes.iter().any(|node| node.frozen && node.candidate.id() == id);
         let (nodes, now) = (&self.nodes, self.now);
-        // Messages reach a frozen candidate when it goes on; calls reach the store.
+        // Messages wait for a frozen candidate; calls reach the store.
         let (mut due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.messages).into_iter().partition(|message| {
             let to_node = matches!(message.3, Message::Found(_) | Message::Written(_));
             message.0 <= now && !(to_node && is_frozen(nodes, &message.1))
@@ -273,7 +271,7 @@ fn never_do_two_lead_and_one_does_soon_after_the_faults() {
             world.tick();
         }
         world.heal();
-        // After the late answers, the situation is as after a crash.
+        // The situation is as after a crash.
         (0..2 * LEASE / TICK).for_each(|_| world.tick());
         world.until_one_leads();
         gap = gap.min(world.gap);
@@ -381,7 +379,6 @@ fn a_lost_object_is_made_anew_by_the_one_that_leads_and_by_others_without_a_hold
     other.confirmed(&unheld);
     assert!(!other.leads(ms(1)));
     assert_eq!(other.found(ms(1_000), Some((&unheld, "2")), "now"), None);
-    // The leader still leads, and writes so.
     let again = leader.found(ms(1_500), Some((&unheld, "2")), "now").expect("it leads");
     assert_eq!((again.holder(), leader.leads(ms(1_500))), (Some("one"), true));
 }

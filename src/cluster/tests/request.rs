@@ -1,7 +1,6 @@
 //! One request in the simulated world.
 //!
-//! Times are ticks of 100 ms. The engine and the gateway see the end of a request at different
-//! times.
+//! Times are ticks of 100 ms. Engine and gateway see the end at different times.
 
 #[derive(Clone, Debug)]
 pub(super) struct Request {
@@ -10,15 +9,13 @@ pub(super) struct Request {
     pub(super) slots: u64,
     pub(super) tokens: u64,
     pub(super) permit: bool,
-    /// The engine has the request from `arrives` until `ends`.
     pub(super) arrives: u64,
     pub(super) ends: u64,
     /// When the gateway has seen the first token, and the end.
     pub(super) settles: u64,
     pub(super) seen_end: u64,
-    /// May exceed the limit in mode `keep`. The request was admitted on a share that was not
-    /// renewed in time, or the gateway has not renewed for ten leases, so that its share may be
-    /// given up.
+    /// May exceed the limit in mode `keep`: admitted on a share that was not renewed in time, or by
+    /// a gateway that has not renewed for ten leases, so that its share may be given up.
     pub(super) loose: bool,
 }
 

@@ -1,9 +1,9 @@
 //! Seeded schedules: three to eight gateways, random demand, and faults of every kind at random
 //! times.
 //!
-//! In `strict`, an engine never runs more than the limit. In `keep`, it may also run requests
-//! admitted on shares that were not renewed: for each gateway at most the last share. After the
-//! faults, the whole limit is usable again.
+//! In `strict`, an engine never runs more than the limit. In `keep`, also requests admitted on
+//! shares that were not renewed: for each gateway at most the last share. After the faults, the
+//! whole limit is usable again.
 //!
 //! `SLUICE_LEDGER_SCHEDULES=10000` runs more schedules; `SLUICE_LEDGER_FIRST=n` sets the first
 //! seed.
@@ -12,14 +12,13 @@ use super::world::{Faults, World};
 
 /// Default schedules in each mode.
 const SCHEDULES: u64 = 100;
-/// Ticks with faults.
 const FAULTY: u64 = 600;
-/// Beats until half of the limit is usable under load after any faults.
+/// Beats until half of the limit is usable under load, after any faults.
 const MOST_BEATS: u64 = 40;
-/// Beats until all of it is usable after a calm moment.
+/// Beats until all of it is usable, after a calm moment.
 const ALL_BEATS: u64 = 40;
 const BEAT: u64 = 5;
-/// Ticks of the calm moment: enough for a sample that began before it and one in it.
+/// Enough for a sample that began before it and one in it.
 const CALM: u64 = 200;
 
 fn schedules() -> std::ops::Range<u64> {
@@ -47,7 +46,7 @@ fn change_demand(world: &mut World, index: usize) {
     }
 }
 
-/// Begins or ends one fault, at a random gateway or the store.
+/// Begins or ends one fault.
 fn disturb(world: &mut World) {
     let index = world.rng.below(world.gateways.len());
     let (alive, frozen) = (world.gateways[index].alive, world.gateways[index].frozen);
@@ -57,7 +56,7 @@ fn disturb(world: &mut World) {
             world.kill(index, power_failed);
             world.gateways[index].frozen = false;
         }
-        // The old process may still live: then two processes have one name.
+        // The old process may still live under the same name.
         1 if world.gateways.iter().filter(|gateway| gateway.alive).count() < 8 => {
             let (name, rate) = (world.gateways[index].name, 90 + world.rng.below(21) as u64);
             let started = world.start(name, rate);
@@ -93,7 +92,6 @@ fn check(world: &World, seed: u64) {
         );
         for (index, gateway) in world.gateways.iter().enumerate() {
             let own = world.engines[engine].requests.iter().filter(|request| request.gateway == index);
-            // Admitted since the last confirmed renewal.
             let kept: u64 = own.filter(|one| one.loose && one.start > gateway.confirmed).map(|one| one.slots).sum();
             let share = gateway.last_share[engine];
             assert!(
@@ -150,7 +148,7 @@ fn run(seed: u64, keep: bool) -> (u64, u64) {
     }
     heal(&mut world);
     let most = until_usable(&mut world, seed, 50, MOST_BEATS);
-    // In a calm moment, samples show that nothing is unexplained.
+    // Samples then show that nothing is unexplained.
     demand(&mut world, 0);
     world.run(world.longest as u64 + CALM);
     demand(&mut world, 40);

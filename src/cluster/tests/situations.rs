@@ -1,7 +1,7 @@
-//! Single situations, each of which an operator could see.
+//! Single situations that an operator could see.
 //!
 //! Most run in the simulated world; some drive members directly. Times are ticks of 100 ms in the
-//! world, and seconds for members.
+//! world, seconds for members.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::notice::{Notice, Standing};
 use crate::usage::{LocalUse, Page, Usage};
 
 const BEAT: u64 = 5;
-/// Ticks until the entry for earlier gateways is free: 1.25 leases, a second, and some beats.
+/// Until the entry for earlier gateways is free: 1.25 leases, a second, and some beats.
 const BEGIN: u64 = 100;
 
 fn world(slots: u64, gateways: usize) -> World {
@@ -47,7 +47,7 @@ fn a_busy_gateway_gets_what_idle_ones_do_not_need_and_then_nothing_moves() {
         world.run(BEAT);
         assert_eq!(shares(&world), settled);
     }
-    // An idle gateway's first request finds room at once; the demand is met within some beats.
+    // The first request of an idle gateway finds room at once; the demand is met within some beats.
     world.gateways[0].demand[0] = 1;
     world.tick();
     assert_eq!(world.engines[0].requests.iter().filter(|request| request.gateway == 0).count(), 1);
@@ -169,8 +169,8 @@ fn a_share_that_was_not_renewed_in_time_is_not_claimed_from_a_lost_object() {
     assert_eq!(share(&world, 0) + share(&world, 1), 20);
 }
 
-/// Requests of one gateway follow each other without a break as the gateway sees them. On the
-/// engine there is a break, since an end is seen after the next request has begun.
+/// Requests follow each other without a break as the gateway sees them, but not on the engine,
+/// because an end is seen after the next request has begun.
 #[test]
 fn a_request_that_begins_hides_none_whose_end_is_not_seen_yet() {
     let request = |gateway, (arrives, ends): (u64, u64)| Request {
@@ -220,7 +220,7 @@ fn local(slots: u64, asked: Duration) -> LocalUse {
     LocalUse::from([("b".to_owned(), Usage { limit, page, ..Usage::default() })])
 }
 
-/// Lets a member renew `at` seconds after the start.
+/// `at`: seconds since the start.
 fn renew(member: &mut Member, at: u64, ledger: &mut Option<Ledger>, slots: u64) {
     let Plan::Write(written) =
         member.plan(Duration::from_secs(at), ledger.as_ref(), &local(slots, Duration::from_secs(at)))
@@ -279,7 +279,6 @@ fn an_object_of_a_newer_version_and_one_that_is_no_ledger_are_not_written() {
     assert_eq!(member.notices().len(), 2, "the reason once, and the standing");
 }
 
-/// A plan with demand above the limit.
 fn busy(member: &mut Member, at: u64, ledger: &Ledger) -> Ledger {
     let now = Duration::from_secs(at);
     let mut usage = local(10, now);

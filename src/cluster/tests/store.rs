@@ -1,12 +1,11 @@
 //! The simulated store: one object with a revision.
 //!
-//! Earlier states are kept, because a stale read may return one. Bounds: the last 12 states.
+//! A stale read may return an earlier state. Bounds: the last 12 states.
 
 use std::collections::VecDeque;
 
 use crate::ledger::Ledger;
 
-/// States of the store that a stale read may return.
 const HISTORY: usize = 12;
 
 #[derive(Default)]

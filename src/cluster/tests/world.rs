@@ -1,6 +1,6 @@
 //! A store, engines and gateways on virtual time, with the faults that can occur between them.
 //!
-//! One tick is 100 ms. Gateways are real members with clocks that may be too fast or too slow. No
+//! One tick is 100 ms. Gateways are real members, on clocks that may be too fast or too slow. No
 //! write may raise a sum of shares above the limit.
 
 use std::collections::VecDeque;
@@ -18,30 +18,25 @@ use crate::usage::{LocalUse, Page, Usage};
 
 pub(super) const TICK_MS: u64 = 100;
 pub(super) const LEASE: Duration = Duration::from_millis(2_000);
-/// Number of leases without a renewal, on a gateway's own clock, after which other gateways may
-/// take its share. Others wait until the lease is over for sure, and then for twelve leases
-/// (`KEEP_LEASES`). On their fast clock and this slow one, that is more than ten.
+/// Leases without a renewal, on a gateway's own clock, after which others may take its share: when
+/// the lease is over for sure, and twelve more (`KEEP_LEASES`), on their fast clock more than ten
+/// of this slow one.
 const GIVEN_UP: u32 = 10;
-/// Ticks between two renewals.
 const PERIOD: u64 = 5;
-/// Retries after a refused write.
 const RETRIES: u32 = 3;
-/// Ticks after which the outcome of an unanswered read or write is unknown.
+/// Ticks after which the outcome of a call is unknown.
 const DEADLINE: u64 = 8;
-/// Greatest age of an engine's page in ticks.
 const PAGE_AGE: usize = 3;
 
 pub(super) struct Engine {
     pub(super) limit: [Option<u64>; 4],
     pub(super) requests: Vec<Request>,
-    /// Sequences that ran in the last ticks, latest first.
+    /// Running sequences in the last ticks, latest first.
     pages: VecDeque<u64>,
 }
 
-/// A write in transit.
 struct Message {
     gateway: usize,
-    /// Answers to earlier attempts are ignored.
     attempt: u64,
     arrives: u64,
     over: u64,
@@ -67,7 +62,6 @@ pub(super) struct Faults {
     pub(super) no_page: usize,
 }
 
-/// One process.
 pub(super) struct Gateway {
     pub(super) name: usize,
     pub(super) member: Member,
@@ -84,13 +78,12 @@ pub(super) struct Gateway {
     pub(super) demand: Vec<u64>,
     need: Vec<u64>,
     settled: Vec<u64>,
-    /// When the process last ran, and the time until which a pause may hide the ends of requests
-    /// from it.
+    /// When the process last ran, and until when a pause may hide ends of requests.
     ran: u64,
     blind_until: u64,
     page: Vec<Option<Page>>,
     pub(super) last_room: Vec<u64>,
-    /// Shares in the last confirmed write, and when it was confirmed.
+    /// Shares in the last confirmed write, and its time.
     pub(super) last_share: Vec<u64>,
     pub(super) confirmed: u64,
 }
@@ -106,7 +99,7 @@ pub(super) struct World {
     /// Longest request, ticks.
     pub(super) longest: usize,
     starts: u64,
-    /// Most ticks until the connections of a dead process close.
+    /// Ticks until the connections of a dead process close, at most.
     pub(super) closes_after: usize,
 }
 
@@ -160,8 +153,7 @@ impl World {
         self.gateways.len() - 1
     }
 
-    /// Kills a process. Connections close after a while; after a power failure they never do, and
-    /// requests run to their end.
+    /// Connections close after a while; after a power failure never, and requests run to their end.
     pub(super) fn kill(&mut self, index: usize, power_failed: bool) {
         self.gateways[index].alive = false;
         for engine in &mut self.engines {
@@ -211,7 +203,7 @@ impl World {
             engine.pages.truncate(PAGE_AGE);
             let frozen = |request: &Request| self.gateways[request.gateway].frozen;
             let dead = |request: &Request| !self.gateways[request.gateway].alive;
-            // A frozen gateway sees ends when it runs again.
+            // A frozen gateway sees ends later.
             engine.requests.retain(|request| {
                 tick < request.ends || (!dead(request) && (frozen(request) || tick < request.seen_end))
             });
@@ -444,13 +436,11 @@ impl World {
         local
     }
 
-    /// Sequences that an engine runs.
     pub(super) fn running(&self, engine: usize) -> u64 {
         let requests = self.engines[engine].requests.iter().filter(|request| request.at_engine(self.tick));
         requests.map(|request| request.slots).sum()
     }
 
-    /// The slots that each gateway holds and uses.
     pub(super) fn show(&self) -> String {
         let Some(ledger) = self.store.latest().1 else { return "no ledger".to_owned() };
         let mut lines = Vec::new();
@@ -469,7 +459,6 @@ impl World {
         lines.join("\n")
     }
 
-    /// Slots of a backend that gateways use or may use.
     pub(super) fn usable(&self, engine: usize) -> u64 {
         let running = (0..self.gateways.len()).filter(|index| self.gateways[*index].alive);
         let usable = running.map(|index| {
