@@ -2,9 +2,9 @@
 //!
 //! Besides clients that reach the port, the threat is another site's page in the operator's
 //! browser. It can send requests to any address, and make a name that it owns resolve to this
-//! machine (DNS rebinding), as if they came from our page. Therefore, in this order:
-//! 1. `Host` must be a name or address of this port ([`Admin::accepts_host`]). `/health` is exempt,
-//!    because probes use many host names and the response reveals nothing.
+//! machine (DNS rebinding). Therefore, in this order:
+//! 1. `Host` must be a name or address of this port ([`Admin::accepts_host`]). `/health` is exempt:
+//!    probes use many host names, and the response reveals nothing.
 //! 2. A change, or a stream of events, that a browser marks as cross-origin is refused.
 //! 3. A change, or a route that shows more than metrics do, needs the token, if there is one.
 //!    Comparing digests in constant time hides even the length.
@@ -24,15 +24,15 @@ use sluice_config::{Admin, Secret};
 use sluice_core::vllm::flag_effect::FlagEffect;
 use sluice_core::vllm::flags::table::dashed;
 
-/// The header that sluice's own clients send with every change; the value is ignored.
+/// The header of sluice's own clients on every change; the value is ignored.
 pub const ADMIN_HEADER: HeaderName = HeaderName::from_static("x-sluice-admin");
-/// Most characters of a client's text that a message repeats.
+/// Characters of a client's text that a message repeats.
 const SHOWN_MAX: usize = 80;
 
 /// The access rules of the configuration in force.
 #[derive(Clone, Debug)]
 pub struct Access {
-    /// The token; `None`: changes need only the header.
+    /// `None`: changes need only the header.
     pub token: Option<Secret>,
     /// Names of the port, and further flags that may be changed.
     pub admin: Admin,
@@ -40,60 +40,49 @@ pub struct Access {
     pub listen: SocketAddr,
 }
 
-/// The requirements of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protection {
-    /// Nothing.
     None,
-    /// A host of this port.
     Host,
     /// A host of this port, and the token if there is one.
     Token,
-    /// As `Token`, and not cross-origin, because a page of another site could hold the stream open.
+    /// As `Token`, and not cross-origin: a page of another site could hold the stream open.
     Stream,
     /// As `Token`, and not cross-origin. Without a token: the header `x-sluice-admin`.
     Change,
 }
 
-/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Denied {
-    /// There is no `Host` header, or several.
+    /// No `Host` header, or several.
     #[error("the request must have one Host header")]
     NoHost,
-    /// The host is not a name of this port.
     #[error(
         "'{0}' is not a name of this admin port; use localhost or its address, or add the name to the configuration: \
          [admin] hosts = [\"{0}\"]"
     )]
     Host(String),
-    /// A page of another site sent the request.
     #[error("requests from pages of another origin are refused; use the live page, curl or sluice")]
     CrossOrigin,
-    /// The token is missing or wrong.
     #[error("send the admin token as Authorization: Bearer TOKEN (auth.admin_token in the configuration)")]
     Token,
-    /// A change lacks the header, and no token is set.
     #[error(
         "a change needs the header x-sluice-admin: 1, which no page of another site can send; with curl: \
          -H 'x-sluice-admin: 1'"
     )]
     Header,
-    /// The flag may not be changed.
     #[error(
         "--{flag} {does}, so it may not be changed through the admin API; set it in the configuration file and reload, or \
          allow it there: [admin] flags = [\"{flag}\"]"
     )]
     Flag {
-        /// The flag as the client wrote it.
+        /// As the client wrote it.
         flag: String,
-        /// The effect of the flag.
         does: &'static str,
     },
 }
 
 impl Denied {
-    /// Status and code of the response.
     pub(super) fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::NoHost => (StatusCode::BAD_REQUEST, "bad_request"),
@@ -107,7 +96,6 @@ impl Denied {
 }
 
 impl Access {
-    /// Whether a request may be served.
     pub(super) fn check<B>(&self, request: &Request<B>, protection: Protection) -> Result<(), Denied> {
         if protection == Protection::None {
             return Ok(());
@@ -125,7 +113,7 @@ impl Access {
         }
     }
 
-    /// Whether a restart may change this flag, without leading dashes.
+    /// `flag`: without leading dashes.
     pub(super) fn check_flag(&self, flag: &str) -> Result<(), Denied> {
         let flag = dashed(flag);
         let effect = FlagEffect::of(&flag);
@@ -141,7 +129,7 @@ impl Access {
         let mut sent = request.headers().get_all(HOST).iter();
         let host = match (sent.next(), sent.next()) {
             (Some(host), None) => Some(host.as_bytes()),
-            // HTTP/1.0 without Host is no browser, because every browser sends Host.
+            // HTTP/1.0 without Host is no browser: every browser sends Host.
             (None, _) if request.version() < Version::HTTP_11 => None,
             _ => return Err(Denied::NoHost),
         };
@@ -174,7 +162,7 @@ fn digest(token: &[u8]) -> [u8; 32] {
     Sha256::digest(token).into()
 }
 
-/// Whether no header marks the request as cross-origin. Only browsers send these headers.
+/// Whether no header marks the request as cross-origin, as browsers do.
 fn same_origin(headers: &HeaderMap) -> bool {
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("null"));
     let site = text(HeaderName::from_static("sec-fetch-site")).unwrap_or("none");

@@ -1,8 +1,8 @@
 //! The actions of the admin port: each calls [`Control`] and makes the response.
 //!
-//! [`route`](super::route) has the paths and the requirements, so an action gets only requests that
-//! may be served. Actions block, except [`Actions::listen`], so they run on threads that may block.
-//! Bounds: the route bounds a request, and [`Control`] bounds the answer.
+//! [`route`](super::route) has the paths and requirements, so an action gets only requests that may
+//! be served. Actions except [`Actions::listen`] run on threads that may block. Bounds: the route
+//! bounds a request, and [`Control`] the answer.
 
 use std::sync::Arc;
 
@@ -23,12 +23,9 @@ use sluice_fleet::{ChangeStarted, RestartBlocked, RestartError};
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::telemetry::{FINISHED_MAX, Resolution};
 
-/// Prometheus' text format.
 const TEXT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// OpenMetrics.
 const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The actions on one gateway.
 pub(super) struct Actions {
     pub(super) control: Arc<dyn Control>,
     pub(super) events: Arc<Events>,
@@ -169,7 +166,7 @@ impl Actions {
             tracing::warn!(pool, backend, "restart refused: {reason}");
             return denied(&reason);
         }
-        // Without the values, which may be secrets.
+        // Values may be secrets.
         let flags = request.set.keys().map(String::as_str).collect::<Vec<_>>().join(" ");
         tracing::info!(pool, backend, flags, "restart requested through the admin api");
         match self.control.restart(pool, backend, request) {
@@ -193,7 +190,6 @@ fn reported(result: Result<ExperimentReport, ExperimentError>) -> AdminResponse 
     }
 }
 
-/// Status and code of a refused restart.
 fn restart_refusal(refused: &BackendRestartError) -> (StatusCode, &'static str) {
     match refused {
         BackendRestartError::Unknown(_) => (StatusCode::NOT_FOUND, "no_such_backend"),

@@ -1,7 +1,7 @@
 //! Responses of the admin port: texts, JSON and errors.
 //!
 //! An error is JSON: `{"error":{"code":..,"message":..}}`, with `problems` if a configuration or an
-//! experiment was refused. No response may be stored by caches. Bounds: the action bounds a text.
+//! experiment was refused. Caches may store no response. Bounds: the action bounds a text.
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use http::{Response, StatusCode};
@@ -12,14 +12,12 @@ use super::body::AdminBody;
 use super::experiments::ExperimentError;
 use super::ui;
 
-/// The response to an admin request.
 pub(super) type AdminResponse = Response<AdminBody>;
 
 pub(super) fn health() -> AdminResponse {
     json(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
-/// A request that may not be served.
 pub(super) fn denied(reason: &Denied) -> AdminResponse {
     let (status, code) = reason.status();
     let mut response = error(status, code, &reason.to_string());
@@ -55,7 +53,6 @@ pub(super) fn text(status: StatusCode, kind: &'static str, body: impl Into<Admin
     response
 }
 
-/// An experiment that is refused.
 pub(super) fn refusal(refused: &ExperimentError) -> AdminResponse {
     let ((status, code), message) = (refused.status(), refused.to_string());
     match refused.problems() {

@@ -1,8 +1,8 @@
 //! The bodies of responses: a complete text, or a stream of events that lasts until the client
 //! leaves.
 //!
-//! One enum, so that hyper serves both in the same way. Bounds: the route bounds a text, and
-//! [`events`](super::events) bounds a stream.
+//! One enum, so that hyper serves both alike. Bounds: the route bounds a text,
+//! [`events`](super::events) a stream.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -24,7 +24,6 @@ pub enum AdminBody {
 }
 
 impl AdminBody {
-    /// Gives a stream of events the progress of its connection.
     pub(super) fn watch(mut self, progress: Arc<Progress>) -> Self {
         if let Self::Events(stream) = &mut self {
             stream.watch(progress);

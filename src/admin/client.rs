@@ -2,7 +2,7 @@
 //!
 //! HTTP/1.1 without TLS, one connection per request. Bounds: [`TIMEOUT`] for an exchange
 //! ([`RESTART_TIMEOUT`] for a restart), [`RESPONSE_MAX`] bytes of response. Errors say how to
-//! proceed; messages of the gateway are passed on.
+//! proceed, with the gateway's own messages.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use super::encoding::encode;
 use super::restart::{RestartBegun, RestartOptions};
 use sluice_fleet::exchange;
 
-/// Time limit of an exchange: most take milliseconds, a reload a second.
+/// Most exchanges take milliseconds, a reload a second.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of a restart: the gateway may first run vLLM to list the flags, for at most 300 s.
+/// The gateway may first run vLLM to list the flags, for at most 300 s.
 pub const RESTART_TIMEOUT: Duration = Duration::from_secs(330);
-/// Largest response in bytes: the status of the largest configuration has about 1 MiB.
+/// Largest response in bytes; the status of the largest configuration has about 1 MiB.
 const RESPONSE_MAX: usize = 16 << 20;
 
 /// Why a request to the admin port failed.
@@ -90,7 +90,6 @@ pub enum AdminClientError {
 pub struct AdminClient {
     url: String,
     authority: String,
-    /// Host and port to connect to.
     target: (String, u16),
     token: Option<String>,
 }
@@ -114,18 +113,18 @@ impl AdminClient {
         Ok(Self { url: format!("http://{authority}"), authority: authority.to_string(), target, token })
     }
 
-    /// Sends a GET request and parses the JSON response.
+    /// Sends GET and parses the JSON response.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
         self.parse(&self.request(Method::GET, path, Bytes::new(), TIMEOUT).await?)
     }
 
-    /// Sends a GET request; returns the body as text.
+    /// Sends GET; returns the body as text.
     pub async fn text(&self, path: &str) -> Result<String, AdminClientError> {
         let body = self.request(Method::GET, path, Bytes::new(), TIMEOUT).await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
-    /// Sends a POST request and parses the JSON response.
+    /// Sends POST and parses the JSON response.
     pub async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
         self.post_within(path, TIMEOUT).await
     }
@@ -135,8 +134,7 @@ impl AdminClient {
         self.parse(&self.request(Method::POST, path, Bytes::new(), limit).await?)
     }
 
-    /// Restarts the engine of a backend. The gateway may run vLLM to list the flags, which takes
-    /// time.
+    /// Restarts the engine of a backend; the gateway may run vLLM to list the flags.
     pub async fn restart(
         &self,
         pool: &str,
@@ -149,12 +147,12 @@ impl AdminClient {
         self.parse(&self.request(Method::POST, &path, body.into(), RESTART_TIMEOUT).await?)
     }
 
-    /// Sends a PUT request with a JSON body and parses the JSON response.
+    /// Sends PUT with a JSON body and parses the JSON response.
     pub async fn put<T: DeserializeOwned>(&self, path: &str, body: Bytes) -> Result<T, AdminClientError> {
         self.parse(&self.request(Method::PUT, path, body, TIMEOUT).await?)
     }
 
-    /// Sends a DELETE request and parses the JSON response.
+    /// Sends DELETE and parses the JSON response.
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
         self.parse(&self.request(Method::DELETE, path, Bytes::new(), TIMEOUT).await?)
     }

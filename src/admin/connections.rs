@@ -1,12 +1,11 @@
 //! The open connections of the admin port: their number, deadlines, and the one that is closed when
 //! there are too many.
 //!
-//! A connection is idle, sends a head, is served, or is written to. Each phase that waits for the
-//! client has a deadline; the phase in which the gateway works has none. A stream of events is
-//! written to while the client has not taken the last event, and idle in between. If a client
-//! connects while [`CONNECTIONS_MAX`] connections are open, the one that has waited longest for a
-//! client is closed. So clients that hold connections open cannot block scrapes or probes of
-//! `/health`.
+//! A connection is idle, sends a head, is served, or is written to. Phases that wait for the client
+//! have deadlines; the phase in which the gateway works has none. A stream of events is written to
+//! while the client has not taken the last event, and otherwise idle. If a client connects while
+//! [`CONNECTIONS_MAX`] connections are open, the one that has waited longest for a client is
+//! closed: clients that hold connections open cannot block scrapes or probes of `/health`.
 
 use std::io;
 use std::pin::Pin;
@@ -20,27 +19,22 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Most connections at once: enough for a few scrapers and a few browsers with six connections
-/// each.
+/// Enough for a few scrapers, and a few browsers with six connections each.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// Longest idle time. Above common scrape intervals (15 to 60 s), so that scrapers keep their
-/// connections.
+/// Above common scrape intervals (15 to 60 s), so that scrapers keep their connections.
 const IDLE_MAX: Duration = Duration::from_secs(75);
-/// Longest time for a request head, from the first byte.
+/// Time limit of a request head, from the first byte.
 const HEADER_MAX: Duration = Duration::from_secs(10);
-/// Longest time for reading a response: Prometheus' default scrape timeout.
+/// Prometheus' default scrape timeout.
 const WRITE_MAX: Duration = Duration::from_secs(10);
 
 /// The event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// A request.
     Idle,
-    /// The rest of a head.
     Head,
-    /// The gateway.
     Serving,
-    /// The client, which must take the response.
+    /// The client must take the response.
     Writing,
 }
 
@@ -55,7 +49,6 @@ impl Phase {
     }
 }
 
-/// The phase of one connection, and since when.
 #[derive(Debug)]
 pub(super) struct Progress(Mutex<(Phase, Instant)>);
 
@@ -72,7 +65,6 @@ impl Progress {
         *self.0.lock() = (phase, Instant::now());
     }
 
-    /// Enters `to` if the phase is `from`.
     pub(super) fn enter_from(&self, from: Phase, to: Phase) {
         let mut current = self.0.lock();
         if current.0 == from {
@@ -85,16 +77,15 @@ impl Progress {
         phase.limit().is_some_and(|limit| now.saturating_duration_since(since) >= limit)
     }
 
-    /// The order in which connections are closed to make room, lowest first. Connections that wait
-    /// for the client come first, the longest wait first; then connections that wait for the
-    /// gateway.
+    /// The order of closing connections, lowest first: those that wait for the client, the longest
+    /// wait first, then those that wait for the gateway.
     fn rank(&self) -> (bool, Instant) {
         let (phase, since) = *self.0.lock();
         (phase == Phase::Serving, since)
     }
 }
 
-/// All open connections, at most [`CONNECTIONS_MAX`].
+/// At most [`CONNECTIONS_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Connections(Vec<(Arc<Progress>, JoinHandle<()>)>);
 
@@ -114,13 +105,12 @@ impl Connections {
         self.0.push((progress, task));
     }
 
-    /// Closes connections that have exceeded the limit of their phase.
     pub(super) fn close_late(&mut self, now: Instant) {
         self.0.retain(|(_, task)| !task.is_finished());
         self.0.iter().filter(|(progress, _)| progress.is_late(now)).for_each(|(_, task)| task.abort());
     }
 
-    /// Waits at most `limit` until all have ended, and closes the rest.
+    /// Waits at most `limit` for all to end, and closes the rest.
     pub(super) async fn finish(mut self, limit: Duration) {
         let all = async {
             for (_, task) in &mut self.0 {
@@ -138,7 +128,6 @@ async fn end(task: JoinHandle<()>) {
     let _ = task.await;
 }
 
-/// A socket that updates the phase of its connection.
 #[derive(Debug)]
 pub(super) struct WatchedSocket {
     pub(super) socket: TcpStream,
@@ -221,8 +210,7 @@ mod tests {
                 }),
             );
         }
-        // The oldest waits for the gateway and the second oldest has just begun to wait, so the
-        // third is closed.
+        // The oldest waits for the gateway, and the second has just begun to wait.
         all[0].upgrade().unwrap().enter(Phase::Serving);
         all[1].upgrade().unwrap().enter(Phase::Writing);
         open.make_room().await;

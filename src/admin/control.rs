@@ -1,7 +1,7 @@
 //! The [`Control`] trait: the operations of a running gateway that the admin API needs.
 //!
-//! The gateway implements it in `sluice-serve`, and the tests of this folder in a fake.
-//! Calls may block. They run on threads that may block.
+//! The gateway implements it in `sluice-serve`, and tests of this folder in a fake. Calls may
+//! block.
 
 use super::access::Access;
 use super::error::{BackendLogError, BackendRestartError, NoSuchBackend, ReloadError};
@@ -11,7 +11,7 @@ use super::tuner::TunerControl;
 use sluice_fleet::{ChangeStarted, LogLines, RestartRequest};
 use sluice_gateway::telemetry::Telemetry;
 
-/// The operations of the admin API. Called on a thread that may block.
+/// The operations of the admin API, on a thread that may block.
 pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
     /// The access rules of the configuration in force.
     fn access(&self) -> Access;
@@ -19,8 +19,8 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
     /// The response to `/admin/status`.
     fn status(&self) -> Status;
 
-    /// Why this gateway may not change engines, experiments or the tuner: another gateway leads, or
-    /// none does.
+    /// Why this gateway may not change engines, experiments or the tuner: another leads, or none
+    /// does.
     fn another_leads(&self) -> Option<String> {
         None
     }
@@ -40,8 +40,8 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
     /// Takes a backend out of rotation or back in; running requests finish.
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend>;
 
-    /// Log lines of an engine that the gateway runs, from number `after` on, or the last lines if
-    /// `after` is `None`.
+    /// Log lines of an engine that the gateway runs, from number `after` on; `None`: the last
+    /// lines.
     fn engine_log(
         &self,
         pool: &str,

@@ -1,24 +1,23 @@
 //! Percent encoding of names in the paths of the admin API.
 //!
-//! The subcommands encode names of pools, backends and experiments, and the admin port decodes
-//! them, so a name may contain a slash. Pure. Bounds: linear in the length of the text.
+//! Subcommands encode names of pools, backends and experiments, so a name may contain a slash.
+//! Pure. Bounds: linear in the length of the text.
 
 use std::fmt::Write as _;
 
-/// Percent-encodes all but the unreserved characters.
+/// Encodes all but the unreserved characters.
 pub fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
-            // Writing to a String cannot fail.
             _ => drop(write!(out, "%{byte:02X}")),
         }
     }
     out
 }
 
-/// Decodes percent encoding; `None` if it is broken, empty or not UTF-8.
+/// `None` if it is broken, empty or not UTF-8.
 pub(super) fn decode(part: &str) -> Option<String> {
     let mut bytes = part.bytes();
     let mut decoded = Vec::with_capacity(part.len());

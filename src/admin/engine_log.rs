@@ -2,26 +2,23 @@
 //!
 //! Query: `lines` limits the lines (default [`LOG_LINES_DEFAULT`], at most [`LOG_LINES_MAX`]);
 //! `after` follows the log, from the `next` of an earlier response. The engine's secrets are
-//! masked, but not the text that vLLM logs about requests, so the route needs the token if there is
-//! one. Bounds: [`LOG_LINES_MAX`] lines, each of at most 4 KiB.
+//! masked, but not text about requests, so the route needs the token if there is one. Bounds:
+//! [`LOG_LINES_MAX`] lines of at most 4 KiB.
 
 use http::StatusCode;
 
 use super::error::BackendLogError;
 
-/// Lines without a `lines` option.
 const LOG_LINES_DEFAULT: usize = 100;
-/// Most lines in a response: as many as the gateway keeps in memory.
+/// Most lines in a response: as many as are kept in memory.
 pub const LOG_LINES_MAX: usize = 1_000;
 
-/// The lines to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LogQuery {
     pub(super) after: Option<u64>,
     pub(super) most: usize,
 }
 
-/// Why a query is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LogQueryError {
     #[error("'{0}' is not an option of a log; use lines=1..{LOG_LINES_MAX} or after=NUMBER")]
@@ -51,7 +48,6 @@ impl LogQuery {
     }
 }
 
-/// Status and code of a refusal.
 pub(super) fn refusal(refused: &BackendLogError) -> (StatusCode, &'static str) {
     match refused {
         BackendLogError::Unknown(_) => (StatusCode::NOT_FOUND, "no_such_backend"),

@@ -1,7 +1,7 @@
 //! Why an operation of the admin API is refused.
 //!
-//! Operators read these messages unchanged. So each names the problem and, where that is not
-//! obvious, the remedy. The types are public, because the gateway returns them from `Control`.
+//! Operators read these messages unchanged, so each names the problem and the remedy, unless it is
+//! obvious. The types are public, because [`Control`](super::Control) returns them.
 
 use sluice_fleet::{LogError, RestartError};
 

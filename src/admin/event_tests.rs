@@ -1,7 +1,7 @@
 //! The stream of events over loopback: content, access and bounds.
 //!
-//! Sockets are real. Time is paused in tests that wait for many turns. A stream is read as a client
-//! sees it, with the chunked encoding.
+//! Sockets are real. Time is paused in tests that wait for many turns. Streams are read with the
+//! chunked encoding, as clients do.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,6 @@ use sluice_gateway::flow::Outcome;
 use sluice_gateway::pool::HealthRules;
 use sluice_gateway::telemetry::testing;
 
-/// A client that reads events.
 struct Listener {
     lines: BufReader<TcpStream>,
 }
@@ -41,7 +40,7 @@ impl Listener {
         line
     }
 
-    /// The next event: name and data. Skips lines of the chunked encoding.
+    /// The next event, without the lines of the chunked encoding.
     async fn event(&mut self) -> (String, Value) {
         loop {
             let line = self.line().await;
@@ -67,7 +66,7 @@ fn request(served: &Served) -> String {
     format!("GET /admin/events HTTP/1.1\r\nHost: {}\r\n\r\n", served.address)
 }
 
-/// The status of the response to a request for events.
+/// Status of the response to a request for events.
 async fn status(served: &Served, headers: &str) -> u16 {
     let mut socket = TcpStream::connect(&served.address).await.unwrap();
     let text = request(served).replace("\r\n\r\n", &format!("\r\n{headers}\r\n"));
@@ -77,7 +76,7 @@ async fn status(served: &Served, headers: &str) -> u16 {
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
-/// Creates pools with `backends` backends in all, twenty in each.
+/// Makes `backends` backends, twenty in each pool.
 fn many_backends(served: &Served, backends: usize) {
     let rules = HealthRules {
         probe_failures: 1,
@@ -165,7 +164,6 @@ async fn there_are_not_more_streams_than_the_bound() {
     let (refused, head, body) = send_bare(&served, "GET /admin/events", "").await;
     assert_eq!((refused, code(&body).as_str()), (503, "too_many_streams"));
     assert!(head.contains("retry-after: 10"), "{head}");
-    // The other streams go on, and other routes have room.
     open[0].named("status").await;
     assert_eq!(send(&served, "GET /admin/status", "").await.0, 200);
     open.pop();
@@ -191,8 +189,8 @@ async fn clients_that_never_read_are_dropped() {
         stuck.push(socket);
     }
     assert_eq!(status(&served, "").await, 503);
-    // Each stream holds one turn of events besides the buffers of its socket, and is closed ten
-    // seconds after the buffers are full.
+    // Each stream holds one turn of events besides the socket's buffers, and is closed ten seconds
+    // after these are full.
     tokio::time::pause();
     let mut turns = 0;
     while status(&served, "").await != 200 {

@@ -1,12 +1,12 @@
 //! `GET /admin/events`: the state of the gateway as server-sent events, once a second.
 //!
-//! While there are listeners, one task makes the events ([`snapshot`](super::snapshot)), and all
-//! listeners get the same bytes. A listener gets the latest events at once, and then each new one.
-//! A slow listener misses events: a new one is sent only when the client has taken all earlier
-//! ones. When the token changes, all streams end.
+//! While there are listeners, one task makes the events ([`snapshot`](super::snapshot)) for all. A
+//! listener gets the latest events at once, and then each new one. A slow listener misses events: a
+//! new one is sent only when the client has taken all earlier ones. When the token changes, all
+//! streams end.
 //!
-//! Bounds: [`STREAMS_MAX`] streams, each with at most the latest event of every kind, shared with
-//! the other streams. A client that takes nothing for ten seconds is disconnected
+//! Bounds: [`STREAMS_MAX`] streams, each with at most the latest event of every kind, shared by the
+//! streams. A client that takes nothing for ten seconds is disconnected
 //! ([`connections`](super::connections)).
 
 use std::collections::VecDeque;
@@ -25,16 +25,14 @@ use super::connections::{Phase, Progress};
 use super::control::Control;
 use super::snapshot::{Frames, KINDS};
 
-/// Most streams: a quarter of the connections, so that scrapes and changes find room.
+/// A quarter of the connections, so that scrapes and changes find room.
 pub(super) const STREAMS_MAX: usize = 16;
-/// Time between turns.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The events of one gateway.
 pub(super) struct Events {
     control: Arc<dyn Control>,
     room: Arc<Semaphore>,
-    /// The channel of events, while there are listeners.
+    /// While there are listeners.
     current: Mutex<Option<watch::Sender<Frames>>>,
 }
 
@@ -43,7 +41,7 @@ impl Events {
         Arc::new(Self { control, room: Arc::new(Semaphore::new(STREAMS_MAX)), current: Mutex::default() })
     }
 
-    /// Adds a listener; `None` if there are too many.
+    /// `None` if there are too many listeners.
     pub(super) fn listen(self: &Arc<Self>) -> Option<EventStream> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
         let mut current = self.current.lock();
@@ -59,7 +57,7 @@ impl Events {
         Some(EventStream::new(frames, room))
     }
 
-    /// Makes events until no listener is left, or the token changes.
+    /// Until no listener is left, or the token changes.
     async fn publish(self: Arc<Self>, sender: watch::Sender<Frames>) {
         let token = self.control.access().token;
         let mut clock = interval(EVERY);
@@ -75,7 +73,7 @@ impl Events {
                 }
             }
             let (control, last) = (Arc::clone(&self.control), sender.borrow().clone());
-            // Blocking, because the status takes locks that requests use.
+            // The status takes locks that requests use.
             match tokio::task::spawn_blocking(move || last.next(&*control, turn)).await {
                 Ok(frames) => {
                     sender.send_replace(frames);
@@ -93,7 +91,7 @@ pub struct EventStream {
     next: Next,
     /// The turn of the last event sent, for each kind.
     sent: [u64; KINDS],
-    /// The next events: at most one of each kind.
+    /// At most one event of each kind.
     pending: VecDeque<Bytes>,
     progress: Option<Arc<Progress>>,
     /// Whether an event was sent.
@@ -118,7 +116,7 @@ impl EventStream {
         self.progress = Some(progress);
     }
 
-    /// The next event; `None` at the end of the stream.
+    /// `None` at the end of the stream.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -129,7 +127,7 @@ impl EventStream {
                 return Poll::Ready(Some(event));
             }
             let Some(mut frames) = ready!(self.next.as_mut().poll(cx)) else { return Poll::Ready(None) };
-            // A client that has not taken the last event gets no further one.
+            // The client has not taken the last event.
             let is_behind = self.began && self.progress.as_ref().is_some_and(|own| own.phase() == Phase::Writing);
             if !is_behind {
                 let frames = frames.borrow_and_update();
@@ -145,7 +143,6 @@ impl EventStream {
     }
 }
 
-/// Waits for new events.
 fn next(mut frames: watch::Receiver<Frames>) -> Next {
     Box::pin(async move {
         frames.changed().await.ok()?;

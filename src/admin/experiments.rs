@@ -10,7 +10,7 @@
 //! | POST `/{name}/promote/{arm}` | the report; all units of the experiment are in that arm |
 //!
 //! The body of PUT is a JSON object with the keys of `[[experiment]]`. PUT and DELETE work only on
-//! experiments that were created by PUT, not on experiments of the configuration file.
+//! experiments created by PUT, not on experiments of the configuration file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use sluice_gateway::experiment::{ExperimentReport, RATEABLE};
 /// An operator's order about an experiment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Let requests take part. Arms that were stopped begin again.
+    /// Let requests take part; arms that were stopped begin again.
     Start,
     /// Let no requests take part.
     Stop,
@@ -140,7 +140,7 @@ pub trait ExperimentControl {
     /// The full report of an experiment.
     fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError>;
 
-    /// Adds a user's rating of an answer. Returns the label of the arm that gave the answer.
+    /// Adds a user's rating. Returns the label of the arm that answered.
     fn rate(&self, request_id: &str, good: bool) -> Result<Arc<str>, ExperimentError>;
 
     /// Creates an experiment, or replaces one that was created here.

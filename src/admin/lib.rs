@@ -23,9 +23,9 @@
 //!
 //! The token is `auth.admin_token` of the configuration in force. Without one, the API is open to
 //! every client that reaches the port (loopback by default) and sends the header `x-sluice-admin`;
-//! pages of other sites cannot. `/health` is open for probes, which carry no credentials.
-//! `/metrics` is open as on vLLM with an API key: it has names and counts, no keys and no text. To
-//! hide it, bind the port to a private address.
+//! pages of other sites cannot. `/health` is open for probes, which carry no credentials, and
+//! `/metrics` as on vLLM with an API key: it has names and counts, no keys and no text. To hide it,
+//! bind the port to a private address.
 //!
 //! [`server`] listens and [`connections`] bounds · [`routes`] finds the row of [`route`], checks
 //! the request with [`access`] and runs one of the [`actions`] on [`Control`] · [`status`] has

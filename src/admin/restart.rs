@@ -1,9 +1,9 @@
-//! `POST /admin/backends/{pool}/{backend}/restart`: the options of a restart, as the subcommands
-//! write them and the admin port reads them.
+//! `POST /admin/backends/{pool}/{backend}/restart`: the options of a restart.
 //!
-//! The body is a JSON object with `set` (flags and values), `reset`, `hold` and `cut`; no body
-//! restarts the engine with its present settings. A text is read as in `--set FLAG=VALUE`, other
-//! values as they are. An unknown key is an error, because a misspelt `hold` must not be ignored.
+//! Subcommands write and the port reads a JSON object with `set` (flags and values), `reset`,
+//! `hold` and `cut`; no body restarts with the present settings. A text is read as in `--set
+//! FLAG=VALUE`, other values as they are. An unknown key is an error, because a misspelt `hold`
+//! must not be ignored.
 
 use std::collections::BTreeMap;
 
@@ -40,11 +40,11 @@ pub enum RestartOptionsError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RestartOptions {
-    /// Flags to change, with or without dashes before the name; the others stay.
+    /// Flags to change, with or without dashes; the others stay.
     pub set: BTreeMap<String, Value>,
     /// Discard earlier changes of flags: start from the configuration.
     pub reset: bool,
-    /// Restart even if no other backend can serve the models: requests wait in the queue.
+    /// Restart even if no other backend can serve the models, so that requests wait.
     pub hold: bool,
     /// Cut requests that outlast the drain.
     pub cut: bool,
@@ -75,7 +75,7 @@ pub fn flag(text: &str) -> Result<(String, ArgValue), RestartOptionsError> {
     Ok((name, value))
 }
 
-/// The name of a flag with dashes in place of underscores; `None` if the text is no name.
+/// With dashes in place of underscores; `None`: no name.
 fn flag_name(text: &str) -> Option<String> {
     let name = dashed(text.trim().trim_start_matches("--"));
     let is_name = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
@@ -89,7 +89,6 @@ impl RestartOptions {
         Self { set: flags.into_iter().map(json).collect(), ..Self::default() }
     }
 
-    /// Reads the body of a request.
     pub(super) fn read(body: Map<String, Value>, query: &str) -> Result<RestartRequest, RestartOptionsError> {
         if !query.is_empty() {
             return Err(RestartOptionsError::Query(query.to_owned()));

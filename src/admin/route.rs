@@ -17,16 +17,14 @@ use super::ui;
 
 const READS: &[Method] = &[Method::GET, Method::HEAD];
 
-/// The parts of a request that actions use.
 pub(super) struct Ask {
     pub(super) query: String,
-    /// The body, empty for routes that take none.
+    /// Empty for routes that take none.
     pub(super) body: Map<String, Value>,
-    /// Whether the client prefers OpenMetrics to plain text.
+    /// Rather than plain text.
     pub(super) open_metrics: bool,
 }
 
-/// Whether a route takes a body, which is a JSON object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TakesBody {
     No,
@@ -37,20 +35,18 @@ pub(super) enum TakesBody {
 type Blocking = Box<dyn FnOnce(&Actions, Ask) -> AdminResponse + Send>;
 
 pub(super) enum Action {
-    /// On the thread of the connection, so that probes are answered while many handlers run.
+    /// On the thread of the connection: probes are answered while many handlers run.
     AtOnce(fn(&Actions) -> AdminResponse),
-    /// On a thread that may block: reloads read files, and the status takes locks that requests
-    /// use.
+    /// On a thread that may block: reloads read files, the status takes locks that requests use.
     Blocking(Blocking),
 }
 
-/// One row of the table.
 pub(super) struct Route {
     pub(super) methods: &'static [Method],
     pub(super) protection: Protection,
     pub(super) takes_body: TakesBody,
-    /// Whether only the leader may answer, if one of several gateways leads: the change is saved,
-    /// or applied to engines.
+    /// Whether only the leader of several gateways may answer: the change is saved, or applied to
+    /// engines.
     pub(super) is_for_the_leader: bool,
     pub(super) action: Action,
 }
@@ -60,31 +56,26 @@ fn at_once(methods: &'static [Method], protection: Protection, action: fn(&Actio
     Route { methods, protection, takes_body, is_for_the_leader, action: Action::AtOnce(action) }
 }
 
-/// A part of the page, or metrics.
 fn page(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -> Route {
     let (takes_body, is_for_the_leader) = (TakesBody::No, false);
     let action = Action::Blocking(Box::new(action));
     Route { methods: READS, protection: Protection::Host, takes_body, is_for_the_leader, action }
 }
 
-/// A route that only reads.
 fn read(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -> Route {
     Route { protection: Protection::Token, ..page(action) }
 }
 
-/// A route that changes something.
 fn change(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -> Route {
     Route { methods: &[Method::POST], protection: Protection::Change, ..page(action) }
 }
 
-/// A change that only the leader may make.
 fn order(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -> Route {
     Route { is_for_the_leader: true, ..change(action) }
 }
 
 impl Route {
-    /// The route of a path, if there is one. Only for an experiment, the route depends on the
-    /// method.
+    /// Only for an experiment, the route depends on the method.
     pub(super) fn of(path: &str, method: &Method) -> Option<Self> {
         let parts: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
         Some(match parts[..] {

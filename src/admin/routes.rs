@@ -2,7 +2,7 @@
 //!
 //! A body is read only if the route takes one: JSON, at most [`BODY_MAX`] bytes within
 //! [`BODY_TIME`]. Every request but `/health` passes [`access`](super::access) first. Bounds:
-//! [`HANDLERS_MAX`] handlers that read and as many that change something run at once.
+//! [`HANDLERS_MAX`] handlers that read, and as many that change something.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,20 +22,19 @@ use super::control::Control;
 use super::events::Events;
 use super::route::{Action, Ask, Route, TakesBody};
 
-/// Largest request body in bytes: an experiment with many keys has a few KiB.
+/// An experiment with many keys has a few KiB.
 const BODY_MAX: usize = 64 << 10;
-/// Time limit for sending the body.
 const BODY_TIME: Duration = Duration::from_secs(10);
-/// Most handlers of one kind at once; further requests wait on their connections.
+/// Handlers of one kind at once; further requests wait on their connections.
 const HANDLERS_MAX: usize = 16;
 
 /// The admin API of one gateway.
 #[derive(Clone)]
 pub struct Admin {
     actions: Arc<Actions>,
-    /// Limits handlers that read. Handlers whose clients have left count until they end.
+    /// Limits handlers that read. A handler counts until it ends, even if the client has left.
     reading: Arc<Semaphore>,
-    /// Limits handlers that change something. A restart may take minutes.
+    /// Limits handlers that change something; a restart may take minutes.
     changing: Arc<Semaphore>,
 }
 
@@ -118,7 +117,6 @@ impl Admin {
     }
 }
 
-/// Why a body is refused.
 #[derive(Debug, thiserror::Error)]
 enum BodyError {
     #[error("the body is larger than {BODY_MAX} bytes")]
@@ -142,7 +140,7 @@ impl BodyError {
     }
 }
 
-/// Reads a body, which must be a JSON object. `if_sent`: no body counts as an empty object.
+/// `if_sent`: no body counts as an empty object.
 async fn read_object<B>(body: B, if_sent: bool) -> Result<Map<String, Value>, BodyError>
 where
     B: Body<Data = Bytes>,
@@ -160,7 +158,7 @@ where
     serde_json::from_slice(&bytes).map_err(BodyError::NotAnObject)
 }
 
-/// Whether the client accepts OpenMetrics, as Prometheus does, and does not prefer plain text.
+/// Whether the client accepts OpenMetrics and does not prefer plain text.
 fn wants_open_metrics(headers: &HeaderMap) -> bool {
     let all = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
     let (mut open, mut plain) = (0.0_f32, 0.0_f32);

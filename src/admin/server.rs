@@ -1,10 +1,10 @@
 //! The listener of the admin port: HTTP/1.1 on a separate socket.
 //!
-//! [`connections`](super::connections) limits the number of connections and the time in each phase.
-//! The port shares only the state behind [`Control`] with the data plane, so a slow reader here
-//! delays no request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients
-//! have not taken. After a hand-over of the port to another process, an open connection has the
-//! same time to send one more request, and is closed with the response.
+//! [`connections`](super::connections) limits connections and the time in each phase. The port
+//! shares only the state behind [`Control`] with the data plane, so a slow reader here delays no
+//! request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients have not
+//! taken. After a hand-over of the port, an open connection has the same time to send one more
+//! request.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -25,11 +25,10 @@ use super::control::Control;
 use super::routes::Admin;
 use sluice_gateway::proxy::{Ending, Ends, ListenError};
 
-/// Longest wait of a shutdown for responses that are under way.
+/// Longest wait for responses that are under way.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
-/// Pause between checks of the deadlines.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// Pause after a failed accept, usually caused by a lack of file descriptors.
+/// A failed accept is usually a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound admin socket.
@@ -56,7 +55,7 @@ impl Socket {
         Ok(Self { listener, address })
     }
 
-    /// Duplicates the socket's descriptor, for another process.
+    /// Duplicates the descriptor, for another process.
     pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
         self.listener.as_fd().try_clone_to_owned()
     }
@@ -66,8 +65,7 @@ impl Socket {
         self.address
     }
 
-    /// Serves until `ending`, then lets requests that are being served finish, for at most
-    /// [`SHUTDOWN_MAX`].
+    /// Serves until `ending`, then lets running requests finish, for at most [`SHUTDOWN_MAX`].
     pub async fn serve(self, control: Arc<dyn Control>, ending: Ending) {
         let mut ends = ending.watch();
         let admin = Admin::new(control);
@@ -117,7 +115,7 @@ async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mu
         }
     });
     let socket = WatchedSocket { socket, progress: Arc::clone(&progress) };
-    // hyper gets no timer, because `connections` enforces the deadlines.
+    // hyper gets no timer: `connections` enforces the deadlines.
     let mut served = std::pin::pin!(http1::Builder::new().serve_connection(TokioIo::new(socket), service));
     let early = tokio::select! {
         ended = served.as_mut() => Some(ended),
@@ -126,8 +124,8 @@ async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mu
     let has_request = !matches!(progress.phase(), Phase::Idle | Phase::Head);
     let ended = match early {
         Some(ended) => ended,
-        // A connection without a request has nothing to finish. After a hand-over, a request may be
-        // on the way.
+        // A connection without a request has nothing to finish. After a hand-over, one may be on
+        // the way.
         None if !has_request => tokio::select! {
             ended = served.as_mut() => ended,
             () = ends.stopped() => return,

@@ -8,7 +8,7 @@
 //! | `minute` | [`MINUTE_TURNS`] | the last minute by engine and key, as `/admin/findings` has it |
 //! | `hour` | [`HOUR_TURNS`] | the last hour by class and pool |
 //!
-//! Each event is a JSON object that replaces the previous one of its kind, and is made once for all
+//! Each event is a JSON object that replaces the previous one of its kind, made once for all
 //! listeners.
 //!
 //! Bounds: the backends, pools, models and experiments of the configuration; other parts are
@@ -25,13 +25,11 @@ use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::telemetry::{HistoryReport, RequestView, Resolution};
 use sluice_online::tuner::report::TunerReport;
 
-/// Seconds between `report` events.
+/// Seconds between these events.
 pub(super) const REPORT_TURNS: u64 = 2;
-/// Seconds between `minute` events.
 pub(super) const MINUTE_TURNS: u64 = 5;
-/// Seconds between `hour` events.
 pub(super) const HOUR_TURNS: u64 = 15;
-/// Most requests in each list of a `report`.
+/// Most requests in each list.
 pub(super) const LISTED: usize = 20;
 
 /// The event `report`.
@@ -52,9 +50,9 @@ pub struct Report {
 /// The response to `/admin/requests`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RequestLists {
-    /// Number of finished requests that can be looked up.
+    /// Finished requests that can be looked up.
     pub kept: usize,
-    /// When the oldest of these requests was over.
+    /// The end of the oldest of these.
     pub since: Option<String>,
     /// The last requests that were shed or failed, latest first.
     pub failures: Vec<RequestView>,
@@ -75,18 +73,16 @@ impl RequestLists {
     }
 }
 
-/// Number of kinds of events.
 pub(super) const KINDS: usize = 4;
 
-/// The latest event of each kind as bytes, with the turn in which it was made. A clone shares the
-/// bytes.
+/// The latest event of each kind as shared bytes, with the turn in which it was made.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Frames {
     pub(super) events: [(u64, Bytes); KINDS],
 }
 
 impl Frames {
-    /// The events after `turn`, which counts from 1. Events that are not due stay.
+    /// `turn` counts from 1. Events that are not due stay.
     pub(super) fn next(mut self, control: &dyn Control, turn: u64) -> Self {
         let [status, report, minute, hour] = &mut self.events;
         let due = |every: u64| (turn - 1).is_multiple_of(every);
@@ -125,7 +121,7 @@ fn report_event(control: &dyn Control) -> Bytes {
     event("report", &report)
 }
 
-/// A server-sent event. JSON has no line feeds, so the data is one line.
+/// JSON has no line feeds, so the data is one line.
 fn event(name: &str, data: &impl Serialize) -> Bytes {
     // Cannot fail: all keys are strings.
     let data = serde_json::to_string(data).unwrap_or_default();

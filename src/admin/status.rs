@@ -1,8 +1,7 @@
 //! The types of `/admin/status`: written by the gateway, read by `sluice status` and the live page.
 //!
 //! Limits that are not set are absent. Times of day are RFC 3339 in UTC. Names of durations include
-//! the unit. Fields are only added, never removed. A field that an older gateway does not send gets
-//! a default.
+//! the unit. Fields are only added; a field that an older gateway does not send gets a default.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,8 +39,7 @@ pub struct Status {
     /// This gateway's part in the ledger; absent without `[cluster]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
-    /// Use of API keys with token limits at this gateway, nearest to a limit first; at most 256
-    /// keys.
+    /// Use of API keys with token limits at this gateway, nearest to a limit first; at most 256.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyStatus>,
 }
@@ -56,16 +54,16 @@ pub struct Diagnosis {
     pub keys: Vec<LastMinute>,
     /// The last minute of each backend.
     pub engines: Vec<LastMinute>,
-    /// API keys with requests in flight on this gateway, most requests first; at most 256 keys.
+    /// API keys with requests in flight on this gateway, most requests first; at most 256.
     pub in_flight: Vec<KeyInFlightStatus>,
 }
 
-/// The most keys of the last minute in an event of the live page.
+/// Keys of the last minute in an event of the live page.
 const KEYS_IN_EVENT: usize = 256;
 
 impl Diagnosis {
-    /// The part that the live page shows: the keys with most tokens, and no findings, which the
-    /// status has.
+    /// The part for the live page: the keys with most tokens, and no findings, which the status
+    /// has.
     pub(super) fn for_page(mut self) -> Self {
         self.findings.clear();
         self.keys.truncate(KEYS_IN_EVENT);
@@ -99,7 +97,7 @@ impl From<KeyInFlight> for KeyInFlightStatus {
     }
 }
 
-/// A class of `[[class]]`, in the order in which the first one that has a request wins.
+/// A class of `[[class]]`; the first one that has a request wins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClassStatus {
@@ -110,10 +108,10 @@ pub struct ClassStatus {
     /// Prompts are shorter than this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u64>,
-    /// Whether only requests with (true) or without (false) an adapter are in the class.
+    /// Whether requests have (true) or lack (false) an adapter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<bool>,
-    /// Whether only requests that generate tokens (true) or others (false) are in the class.
+    /// Whether requests generate tokens (true) or not (false).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generates: Option<bool>,
 }
@@ -145,8 +143,8 @@ impl From<&ClassStatus> for Class {
 pub struct KeyStatus {
     /// The key's name.
     pub name: String,
-    /// Tokens that the key's rate has not paid off yet, and `tokens_per_minute`. While the key
-    /// owes, the tokens exceed the limit.
+    /// Tokens that the key's rate has not paid off yet, above the limit while the key owes, and
+    /// `tokens_per_minute`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minute: Option<Used>,
     /// Tokens used within the last 24 hours, and `tokens_per_day`.
@@ -200,7 +198,7 @@ pub struct LeaderStatus {
     /// The leader's name, as last seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Seconds since the leader changed, or since there is none.
+    /// Seconds since the leader changed or was lost.
     pub seconds: f64,
     /// Whether only the leader is ready.
     pub only_it_serves: bool,
@@ -239,7 +237,7 @@ pub struct About {
 pub struct Applied {
     /// Seconds since the replacement.
     pub seconds_ago: f64,
-    /// The name of the configuration; absent for a reload of a file.
+    /// The name of the configuration; absent for a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
 }
@@ -261,17 +259,15 @@ pub struct LastReload {
 pub struct PoolStatus {
     /// The pool's name.
     pub name: String,
-    /// Differences between the pool's engines: models that one lacks and another has, and context
-    /// limits.
+    /// Differences between the pool's engines: models that one lacks, and context limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engines_differ: Option<String>,
     /// Requests waiting.
     pub queue: Used,
-    /// The last minute of requests that belong to this pool, including requests that spilled to
-    /// another pool.
+    /// The last minute of requests that belong to this pool, also if they spilled to another.
     pub last_minute: WindowStats,
-    /// As `last_minute`, for five minutes: the window of every number on the page, in `sluice
-    /// status` and in `sluice top`.
+    /// As `last_minute`, for the five minutes of every number on the page, in `sluice status` and
+    /// in `sluice top`.
     pub last_5_minutes: WindowStats,
     /// The pool's backends.
     pub backends: Vec<BackendStatus>,
@@ -301,7 +297,7 @@ pub struct BackendStatus {
     /// Why the backend is out of rotation or failing, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether most of the last answers failed, even if the backend was not ejected.
+    /// Whether most of the last answers failed, even without ejection.
     pub failing: bool,
     /// Share of new work.
     pub weight: f64,
@@ -325,20 +321,19 @@ pub struct BackendStatus {
     /// Observed milliseconds per output token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
-    /// Observed prompt tokens per second until the first token, including the wait in the engine. A
+    /// Observed prompt tokens per second until the first token, with the wait in the engine; a
     /// guess before the first prompt of sufficient length.
     pub prefill_tokens_per_second: f64,
     /// Seconds since the last observation; absent for the guess.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_seen_seconds: Option<f64>,
-    /// Seconds for which the engine has sent no byte although requests are in flight.
+    /// Seconds for which the engine has sent nothing with requests in flight.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silent_seconds: Option<f64>,
     /// The engine's context limit, once reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
-    /// Why the models of the backend are unknown. It then gets requests for every model of the
-    /// pool.
+    /// Why the models of the backend are unknown: it gets requests for every model of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models_unknown: Option<String>,
     /// The backend's engine, if the gateway runs it.
@@ -361,8 +356,7 @@ pub struct ModelStatus {
     pub declared: bool,
     /// The pools that serve the model.
     pub pools: Vec<String>,
-    /// Number of backends in rotation in these pools that report the model, and of all that are in
-    /// rotation.
+    /// Backends in rotation in these pools: with the model, and all.
     pub serving: (usize, usize),
 }
 
@@ -393,7 +387,7 @@ impl Status {
 }
 
 impl BackendStatus {
-    /// The state for people: a draining backend without requests in flight is "drained".
+    /// The state for people: "drained" once a draining backend has no requests in flight.
     pub fn shown_state(&self) -> &str {
         match self.state.as_str() {
             "draining" if self.in_flight == 0 => "drained",
@@ -408,7 +402,7 @@ impl BackendStatus {
             name: backend.name.to_string(),
             url: backend.address.endpoint.to_string(),
             state: backend.state().to_owned(),
-            // While the engine is cordoned, failed probes are expected.
+            // A cordoned engine is expected to fail probes.
             reason: reason(backend, now).filter(|_| backend.cordon == Cordon::Open),
             failing: backend.recent.is_failing(),
             weight: backend.weight,
@@ -458,8 +452,8 @@ fn reason(backend: &BackendView, now: Instant) -> Option<String> {
     Some(reason)
 }
 
-/// The backend with these names, for implementations of [`Control`](super::Control). Backends that
-/// are being removed are not found.
+/// The backend with these names, for implementations of [`Control`](super::Control), unless it is
+/// being removed.
 pub fn find(pools: &[PoolView], pool: &str, backend: &str) -> Result<BackendId, NoSuchBackend> {
     let Some(found) = pools.iter().find(|view| &*view.name == pool) else {
         let known = names(pools.iter().map(|view| &*view.name));
@@ -476,7 +470,6 @@ pub fn find(pools: &[PoolView], pool: &str, backend: &str) -> Result<BackendId, 
     }
 }
 
-/// Most names in a message.
 const NAMES_SHOWN: usize = 20;
 
 fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {

@@ -28,14 +28,12 @@ use sluice_online::tuner::report::TunerReport;
 pub(super) const TOKEN: &str = "open sesame";
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A fake gateway behind the admin port.
 pub(super) struct Fake {
     pub(super) admission: Arc<Admission>,
     pub(super) telemetry: Telemetry,
     pub(super) token: Mutex<Option<Secret>>,
     reload: fn() -> Result<Vec<String>, ReloadError>,
     panics: AtomicBool,
-    /// Number of reads of the status.
     pub(super) looks: AtomicUsize,
 }
 
@@ -192,8 +190,8 @@ pub(super) async fn served(token: Option<&str>, reload: fn() -> Result<Vec<Strin
     Served { address, control, end, serving }
 }
 
-/// Sends a request with `x-sluice-admin`, as `sluice` does, and more header lines. Returns status,
-/// head and body.
+/// Sends with `x-sluice-admin`, as `sluice` does, and more header lines. Returns status, head and
+/// body.
 pub(super) async fn send(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
     send_bare(served, request, &format!("x-sluice-admin: 1\r\n{headers}")).await
 }
@@ -240,7 +238,7 @@ async fn a_client_that_never_reads_does_not_hold_up_a_stop() {
     let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", served.address);
     socket.write_all(request.replace("GET /", "GET /ui/overview.js").repeat(1_000).as_bytes()).await.unwrap();
     tokio::time::pause();
-    // Paused time advances only when every task waits: the 12 MB of responses fill the buffers.
+    // Paused time advances when every task waits: 12 MB of responses fill the buffers.
     tokio::time::sleep(Duration::from_secs(1)).await;
     served.end.stop();
     timeout(Duration::from_secs(5), served.serving).await.expect("the stop waits for the client").unwrap();

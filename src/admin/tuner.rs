@@ -1,5 +1,4 @@
-//! The routes of the online tuner. Every response is a [`TunerReport`]: the state of the tuner, and
-//! reasons.
+//! The routes of the online tuner. Every response is a [`TunerReport`].
 //!
 //! | method and path | effect |
 //! |---|---|

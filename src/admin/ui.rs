@@ -1,26 +1,22 @@
 //! The files of the live page, which are in the binary.
 //!
-//! There is no build step and no external file, so the page works without a network. The policy
-//! lets the page run only these scripts and styles, none of them inline, and send requests only to
-//! this server. Paths are relative, so that the page works behind a proxy that adds a prefix.
-//! Bounds: a fixed list.
+//! There is no build step and no external file: the page works without a network. The policy allows
+//! only these scripts and styles, none inline, and requests only to this server. Paths are
+//! relative, so that a proxy may add a prefix. Bounds: a fixed list.
 
 use http::header::{CONTENT_SECURITY_POLICY, HeaderMap, HeaderName, HeaderValue, REFERRER_POLICY};
 
-/// The content security policy of the page.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Name, content type and text of a file.
+/// Name, content type and text.
 pub(super) type File = (&'static str, &'static str, &'static str);
 
 const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
-/// The page.
 pub(super) const PAGE: File = ("index.html", "text/html; charset=utf-8", include_str!("ui/index.html"));
 
-/// All other files.
 const FILES: &[File] = &[
     ("page.css", CSS, include_str!("ui/page.css")),
     ("parts.css", CSS, include_str!("ui/parts.css")),
@@ -50,7 +46,6 @@ pub(super) fn file(name: &str) -> Option<&'static File> {
     FILES.iter().find(|(own, ..)| *own == name)
 }
 
-/// Adds the headers that restrict the page.
 pub(super) fn restrict(headers: &mut HeaderMap) {
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
