@@ -1,18 +1,17 @@
 //! Warns at each start and reload about the gateway's certificates that expire soon.
 //!
-//! The metric `sluice_tls_certificate_expiry_timestamp_seconds` always shows the dates; this
-//! warning is for operators without an alert on it. The gateway does not renew certificates; send
-//! SIGHUP after a renewal.
+//! For operators without an alert on `sluice_tls_certificate_expiry_timestamp_seconds`, which
+//! always shows the dates. The gateway does not renew certificates; send SIGHUP after a renewal.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sluice_config::Config;
 
 /// Time before expiry from which the gateway warns. Certificates for 90 days are usually renewed 30
-/// days before they expire, so at this time the renewal must have failed.
+/// days before they expire, so the renewal must have failed.
 const SOON_SECONDS: i64 = 14 * 24 * 3_600;
 
-/// Warns about each certificate that expires soon, has expired, or is not valid yet.
+/// Also warns if a certificate has expired or is not valid yet.
 pub(super) fn warn(config: &Config) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let now = i64::try_from(now).unwrap_or(i64::MAX);

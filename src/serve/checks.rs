@@ -1,15 +1,15 @@
-//! Checks of a configuration before it is put in force, beyond the checks of the text.
+//! Checks of a configuration before it is put in force, beyond the text.
 //!
 //! `sluice check`, `sluice serve` and a reload call [`check`]; a restart through the admin API
-//! makes the same checks of an engine ([`check_settings`]). So a configuration that passes is not
-//! refused by a start a moment later. Nothing is started or bound.
+//! checks the engine alike ([`check_settings`]). So a start does not refuse a configuration that
+//! passed a moment ago. Nothing is started or bound.
 //!
 //! Problems that the gateway may not meet are remarks. At a [`Purpose::Look`], the gateway's user
 //! is unknown, so a denied file or folder is a remark. If one of several gateways leads, problems
 //! of the engines are remarks at a look, and problems of `fleet.state` at a look and at a start.
 //!
 //! The checks run a program of vLLM once for each version, to list the flags. A start waits
-//! [`START_FLAGS_MAX`] for all programs together, and does not run a slow program again.
+//! [`START_FLAGS_MAX`] for all programs together, and does not run a slow one again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -30,21 +30,20 @@ use sluice_fleet::{
 use sluice_gateway::flow::specs;
 use sluice_gateway::pool::Admission;
 
-/// Longest time that a start waits for the flag lists of all engines' programs, since no client is
-/// served meanwhile. Flags that are not listed in time are checked when the engine starts.
+/// Longest time that a start, which serves no client, waits for the flag lists of all programs.
+/// Other flags are checked when the engine starts.
 const START_FLAGS_MAX: Duration = Duration::from_secs(20);
 
-/// The configuration key of the journal's folder.
 const STATE: &str = "fleet.state";
 
 /// The purpose of a check.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'c> {
-    /// To say whether the configuration could be used. Nothing is written.
+    /// To see whether the configuration could be used. Nothing is written.
     Look,
-    /// To start a gateway. An engine that runs already is adopted, whatever the configuration says.
-    /// If one of several gateways leads, engines are left to the leader: the others may have no
-    /// program for them.
+    /// To start a gateway. A running engine is adopted, whatever the configuration says. If one of
+    /// several gateways leads, engines are left to the leader: the others may have no program for
+    /// them.
     Start,
     /// To replace the running configuration. Engines that do not change are left alone.
     Reload(&'c Config),
@@ -86,7 +85,7 @@ pub async fn check(loaded: &Loaded, purpose: Purpose<'_>) -> Result<Vec<String>,
 
 struct Found<'l> {
     loaded: &'l Loaded,
-    /// The configuration starts nothing now, and may never run as this user.
+    /// Nothing starts now, and the user may be another one.
     looks: bool,
     /// Only the elected leader starts the engines, perhaps on another machine.
     others_lead: bool,
@@ -99,7 +98,7 @@ impl Found<'_> {
         self.errors.push(Problem::at(path, &self.loaded.origins, situation));
     }
 
-    /// Refuses the settings of an engine, unless another gateway may start it.
+    /// As a remark if another gateway may start the engine.
     fn refuse_engine(&mut self, path: String, situation: Situation) {
         if self.others_lead {
             self.remarks.push(format!("{path}: {situation}; the gateway that leads must be able to start this engine"));
@@ -108,7 +107,7 @@ impl Found<'_> {
         }
     }
 
-    /// Refuses a file or folder, unless the problem may concern only this user.
+    /// As a remark if the problem may concern only this user.
     fn refuse_place(&mut self, key: &str, reason: String, error: &io::Error) {
         if self.looks && error.kind() == io::ErrorKind::PermissionDenied {
             self.remarks.push(format!(
@@ -133,7 +132,7 @@ impl Found<'_> {
     }
 
     fn check_tokenizers(&mut self) {
-        // One model at a time, so that each has its own problem.
+        // A loop, so that each model has its own problem.
         for (index, model) in self.loaded.config.models.iter().enumerate() {
             let alone = Config { models: vec![model.clone()], ..self.loaded.config.clone() };
             if let Err(StartError::Tokenizer { source, .. }) = load_counters(&alone, None) {
@@ -143,7 +142,7 @@ impl Found<'_> {
         }
     }
 
-    /// Logs and records: checks that each file can be written, or made in the named folder.
+    /// Whether each file can be written, or made in the named folder.
     fn check_written_files(&mut self) {
         let config = &self.loaded.config;
         let mut files = Vec::new();
@@ -154,7 +153,7 @@ impl Found<'_> {
         for (key, file) in files {
             let written = match file.is_file() {
                 true => std::fs::OpenOptions::new().append(true).open(file).map(drop),
-                // A pipe or a device is not opened, because opening it may wait for a reader.
+                // Opening a pipe or a device may wait for a reader.
                 false if file.exists() => Ok(()),
                 false => can_make(file).map_err(|(_, error)| error),
             };
@@ -169,28 +168,26 @@ impl Found<'_> {
         }
     }
 
-    /// Whether a problem or remark names this key already.
     fn names(&self, key: &str) -> bool {
         let remark = |text: &String| text.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'));
         self.errors.iter().any(|problem| problem.path() == key) || self.remarks.iter().any(remark)
     }
 
-    /// Checks the owner of the journal's folder, also without engines: the folder holds
-    /// experiments, the tuner's limits and the socket for upgrades.
+    /// Checks the owner also without engines: the folder holds experiments, the tuner's limits and
+    /// the socket for upgrades.
     fn check_owner_of_state(&mut self) {
         if let Err(untrusted) = check_state(&self.loaded.config.fleet.state) {
             self.refuse_untrusted(STATE, &untrusted);
         }
     }
 
-    /// Checks that the journal's folder can be made or written, and checks the files in it.
+    /// Whether the journal's folder can be made or written, and the files in it.
     fn check_state(&mut self) {
         let state = &self.loaded.config.fleet.state;
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
         let usable = can_make(&place).and_then(|()| match check_journal(&place) {
             Err(JournalError::Unusable { path, source }) => Err((path, source)),
-            // The start finds out whether another gateway uses the folder. The owner was checked
-            // above.
+            // The start finds out whether another gateway uses the folder; the owner was checked.
             Ok(()) | Err(JournalError::Taken { .. } | JournalError::Untrusted(_)) => Ok(()),
         });
         if let Err((path, error)) = usable {
@@ -205,7 +202,7 @@ impl Found<'_> {
         }
     }
 
-    /// Checks the flags for pods. The pods themselves are found later.
+    /// Checks the flags for pods. The pods are found later.
     fn check_pods(&mut self) {
         for (index, pool) in self.loaded.config.pools.iter().enumerate() {
             let Some(pods) = &pool.kubernetes else { continue };
@@ -220,7 +217,7 @@ impl Found<'_> {
         let running = if let Purpose::Reload(running) = purpose { Some(running) } else { None };
         match engines::settle_ports(config, running, false) {
             Ok(_) => {}
-            // If the whole folder is denied, it is named once.
+            // A denied folder is named only once.
             Err(PortsError::Unusable { .. }) if self.names(STATE) => {}
             Err(PortsError::Unusable { path, source }) => {
                 let reason = format!("{}: {source}; name a folder that the gateway may write to", path.display());
@@ -270,12 +267,12 @@ impl Found<'_> {
     }
 }
 
-/// Checks against the flag lists of programs, within the time limit of a start.
+/// Flag lists of programs, within the time limit of a start.
 struct FlagLists {
     /// `None`: no time limit.
     until: Option<Instant>,
-    /// Programs that did not answer in time, as configured, with the `PATH` of the engine. Bound:
-    /// one for each engine.
+    /// Programs that did not answer in time, with the `PATH` of the engine; one for each engine at
+    /// most.
     slow: BTreeSet<(String, Option<String>)>,
 }
 
@@ -285,7 +282,7 @@ impl FlagLists {
         Self { until, slow: BTreeSet::new() }
     }
 
-    /// Checks an engine; `None` if the program is too slow.
+    /// Checks an engine; `None`: its program is too slow.
     async fn check(&mut self, spec: &EngineSpec, driver: &SharedDriver) -> Option<Result<Vec<Notice>, EngineFailure>> {
         let program = program(&spec.target);
         if program.as_ref().is_some_and(|program| self.slow.contains(program)) {
@@ -293,7 +290,7 @@ impl FlagLists {
         }
         let checked = check_settings(&**driver, spec, &spec.settings);
         let Some(until) = self.until else { return Some(checked.await) };
-        // After `until`, the check still succeeds if the list is known already.
+        // A list that is known already is used even after `until`.
         let checked = timeout_at(until, checked).await.ok();
         if checked.is_none() {
             self.slow.extend(program);
@@ -302,15 +299,15 @@ impl FlagLists {
     }
 }
 
-/// The program that lists the flags of an engine.
+/// The program that lists an engine's flags.
 fn program(target: &Target) -> Option<(String, Option<String>)> {
     let Target::Launch(launch) = target else { return None };
     let path = launch.env.get("PATH").map(|path| path.expose().to_owned());
     Some((launch.command.first()?.clone(), path))
 }
 
-/// Whether this user may write a folder. If the folder does not exist: whether this user may make
-/// it in the nearest folder that exists. An error has the path of the obstacle.
+/// Whether this user may write a folder, or make it in the nearest folder that exists. An error has
+/// the path of the obstacle.
 fn can_make(place: &Path) -> Result<(), (PathBuf, io::Error)> {
     let place = std::path::absolute(place).unwrap_or_else(|_| place.to_owned());
     let Some(nearest) = place.ancestors().find(|path| path.exists()) else { return Ok(()) };
@@ -340,7 +337,7 @@ fn specs_of(config: &Config) -> Vec<EngineSpec> {
     engines::engines(config, &layout, |_| String::new())
 }
 
-/// The configuration keys of these engines, in the same order.
+/// Configuration keys, in the order of the engines.
 fn paths(config: &Config) -> Vec<String> {
     let mut paths = Vec::new();
     for (index, pool) in config.pools.iter().enumerate() {

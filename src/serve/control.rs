@@ -1,7 +1,7 @@
 //! The admin port's view of a running gateway: implements [`Control`](sluice_admin::Control).
 //!
-//! Every call reads the current state: the token and addresses of the configuration in force, and
-//! the state of the pools. Calls may block, because a reload reads files.
+//! Every call reads the state now: token and addresses of the configuration in force, and the
+//! pools. Calls may block, because a reload reads files.
 
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ impl Control for App {
         let id = find(&self.core.admission.view(), pool, backend)?;
         self.core.admission.set_draining(id, draining);
         if !draining {
-            // Starts an engine that is on hold, or that waits for the next attempt.
+            // Also an engine that waits for its next attempt.
             let enabled = Handle::current().block_on(self.core.fleet.enable(&format!("{pool}/{backend}")));
             if let Err(refused) = enabled {
                 tracing::warn!(pool, backend, "enabled, but its engine stays as it is: {refused}");
@@ -192,8 +192,7 @@ impl TunerControl for App {
     }
 }
 
-/// The pools that serve a model. `reports`: whether a backend of a pool reports the model, which
-/// decides for undeclared models.
+/// `reports`: whether a backend of a pool reports the model, which decides for undeclared models.
 fn pools_of(config: &Config, model: Option<ModelId>, reports: impl Fn(&str) -> bool) -> Vec<String> {
     let serves = |pool: &&sluice_config::Pool| match (&pool.models, model) {
         (ModelScope::All, Some(_)) => true,

@@ -1,8 +1,8 @@
 //! Translates a configuration into the engines that the gateway runs, for [`sluice_fleet`].
 //!
-//! Covers backends with a `launch` or a `control` table, and pods of a StatefulSet. Each engine has
-//! digests of the settings that only a restart changes. By the digests, a reload, or a gateway
-//! after a crash, detects an engine that no longer matches the configuration.
+//! Covers backends with a `launch` or `control` table, and pods of a StatefulSet. Digests of the
+//! settings that only a restart changes show a reload, or a gateway after a crash, that an engine
+//! no longer matches the configuration.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -18,7 +18,6 @@ use sluice_fleet::{
 use sluice_gateway::pool::PoolLayout;
 use sluice_gateway::telemetry::EngineMetrics;
 
-/// The engines of a configuration that is in force as `layout`.
 pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8]) -> String) -> Vec<EngineSpec> {
     let mut engines = Vec::new();
     for (pool, ids) in config.pools.iter().zip(&layout.backends) {
@@ -52,7 +51,6 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8
     engines
 }
 
-/// The StatefulSet starts the pod.
 fn is_pod(target: &Target) -> bool {
     matches!(target, Target::Pod(..))
 }
@@ -72,14 +70,13 @@ pub(super) fn metrics(views: &[EngineView]) -> Vec<EngineMetrics> {
     views.iter().filter_map(metrics).collect()
 }
 
-/// Whether the gateway runs any engine.
 pub(super) fn any(config: &Config) -> bool {
     let restarts_pods = |pool: &Pool| pool.kubernetes.as_ref().is_some_and(|pods| pods.statefulset.is_some());
     let runs = |backend: &Backend| matches!(backend.target, Target::Launch(_) | Target::Control(..));
     config.pools.iter().any(|pool| restarts_pods(pool) || pool.backends.iter().any(runs))
 }
 
-/// Assigns a port to each launched engine that has none. A running engine keeps its port, because a
+/// Gives a port to each launched engine that has none. A running engine keeps its port, because a
 /// reload cannot move it without losing requests. Returns whether the configuration asks for
 /// another port than a running engine has. Without `stores` nothing is written.
 ///
@@ -123,7 +120,7 @@ pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>, stores
     Ok(moved)
 }
 
-/// The engines that the gateway starts, by `pool/backend`.
+/// Engines that the gateway starts, by `pool/backend`.
 fn launches(config: &mut Config) -> impl Iterator<Item = (String, &mut Launch)> {
     config.pools.iter_mut().flat_map(|pool| {
         let name = pool.name.clone();
@@ -156,7 +153,6 @@ pub(super) fn external_backends(config: &Config, layout: &PoolLayout, all: bool)
     theirs.map(other).collect()
 }
 
-/// The models that every backend of a pool serves.
 fn served<'c>(config: &'c Config, pool: &Pool) -> Vec<&'c Model> {
     match &pool.models {
         ModelScope::All => config.models.iter().collect(),
@@ -164,7 +160,6 @@ fn served<'c>(config: &'c Config, pool: &Pool) -> Vec<&'c Model> {
     }
 }
 
-/// A driver that checks settings and writes nothing.
 pub(super) fn driver_for_checks(spec: &EngineSpec) -> SharedDriver {
     match &spec.target {
         Target::Launch(launch) => Arc::new(ProcessDriver::for_checks(&spec.name, launch.clone(), &spec.rules.state)),
@@ -172,7 +167,6 @@ pub(super) fn driver_for_checks(spec: &EngineSpec) -> SharedDriver {
     }
 }
 
-/// The driver for a new engine, which writes logs next to the journal.
 pub(super) fn driver(spec: &EngineSpec) -> SharedDriver {
     let (name, folder) = (&spec.name, &spec.rules.state);
     match &spec.target {

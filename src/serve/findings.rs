@@ -1,8 +1,8 @@
 //! Looks for the causes of slow requests every ten seconds, whether this gateway leads or not.
 //!
-//! A look reads the metrics pages of at most [`PAGES`] engines, silent ones first and the others in
-//! turn; for the rest the last page counts. Findings that appear and go are logged once. Bounds:
-//! the numbers of one page for each backend in rotation.
+//! A look reads metrics pages of at most [`PAGES`] engines, silent ones first and the others in
+//! turn; for the rest the last page counts. Findings are logged once when they appear and go.
+//! Bounds: the numbers of one page for each backend in rotation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,17 +20,16 @@ use sluice_gateway::telemetry::EnginePage;
 use sluice_online::findings::facts::{Facts, PageFacts};
 use sluice_online::findings::{Finding, Findings, LOOK};
 
-/// The most metrics pages that one look reads.
+/// Metrics pages that one look reads.
 const PAGES: usize = 32;
-/// Age from which a page is not shown as metrics. The pages of 200 engines are read in 70 s.
+/// A page is shown as metrics up to this age. The pages of 200 engines are read in 70 s.
 const SHOWN_FOR: Duration = Duration::from_mins(2);
 
-/// The findings of a running gateway.
 #[derive(Debug)]
 pub(crate) struct FindingsService {
     core: Arc<Core>,
     findings: parking_lot::Mutex<Findings>,
-    /// The last page of each engine, and when it was read.
+    /// The last page of each engine, and its time.
     pages: parking_lot::Mutex<HashMap<BackendId, (Instant, PageFacts)>>,
 }
 
@@ -66,7 +65,7 @@ impl FindingsService {
         let serving: Vec<&BackendView> = backends(&view).filter(|backend| backend.in_rotation()).collect();
         self.pages.lock().retain(|id, _| serving.iter().any(|backend| backend.id == *id));
         let mut reads = JoinSet::new();
-        // The page of a silent engine shows whether the engine works.
+        // The page shows whether a silent engine works.
         let is_silent = |backend: &&BackendView| backend.silent_since.is_some_and(|since| since.elapsed() >= LOOK / 2);
         let (silent, others): (Vec<_>, Vec<_>) = serving.into_iter().partition(is_silent);
         let in_turn = others.iter().cycle().skip(turn % others.len().max(1)).take(others.len());
@@ -96,12 +95,10 @@ impl FindingsService {
         }
     }
 
-    /// The findings now, the most severe first.
     pub(crate) fn all(&self) -> Vec<Finding> {
         self.findings.lock().all(self.core.started.elapsed())
     }
 
-    /// The findings, and the last minute of keys and of engines.
     pub(crate) fn diagnosis(&self) -> Diagnosis {
         let (keys, engines) = self.findings.lock().last_minute();
         Diagnosis { findings: self.all(), keys, engines, ..Diagnosis::default() }

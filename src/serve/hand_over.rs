@@ -1,8 +1,8 @@
-//! The side of the running gateway: lets a newer gateway take its place, and then reports the
-//! capacity that it still uses.
+//! The running gateway's side of an upgrade: lets a newer gateway take its place, and then reports
+//! the capacity that it still uses.
 //!
 //! A visitor is checked before anything changes. From the release of the deciders until the visitor
-//! accepts connections, every failure and every time limit below restores the previous state.
+//! accepts connections, every failure and time limit below restores the previous state.
 
 use std::convert::Infallible;
 use std::io;
@@ -28,16 +28,13 @@ const HELLO_MAX: Duration = Duration::from_secs(5);
 const START_MAX: Duration = Duration::from_secs(120);
 /// Time limit of the new gateway's first answer to claims.
 const CONCEDED_MAX: Duration = Duration::from_secs(10);
-/// Time limit for sending `withdrawn` to the new gateway.
 const WITHDRAWN_MAX: Duration = Duration::from_secs(1);
-/// Pause between looks at the use.
 const LOOK: Duration = Duration::from_millis(20);
-/// Claims are repeated after this time even if they are unchanged.
+/// Unchanged claims are repeated after this time.
 const REPEAT: Duration = Duration::from_secs(1);
-/// Most gateways that may drain when another upgrade begins. Each is a process with connections.
+/// Most gateways that may drain when another upgrade begins.
 const GATEWAYS_MAX: u32 = 8;
 
-/// Why a visitor does not take over.
 #[derive(Debug, thiserror::Error)]
 enum NotHandedOver {
     /// The visitor is not a gateway, or left before it sent a message.
@@ -45,7 +42,6 @@ enum NotHandedOver {
     Nothing(io::Error),
     #[error("{0}")]
     Refused(String),
-    /// The new gateway has failed.
     #[error("the new gateway (pid {pid}) has failed before it served ({error}); its log says why; this one goes on")]
     Failed { pid: u32, error: io::Error },
     #[error("a signal stops this gateway; the new one (pid {pid}) ends too")]
@@ -106,7 +102,7 @@ impl Running {
             never = refuse_others(door, pid) => match never {},
         };
         if let Err(error) = started {
-            // Ends the start of the other process. Otherwise that process would take the end of the
+            // Ends the start of the other process, which would otherwise take the end of the
             // connection for the end of this process, and serve.
             let withdrawn = Said::Withdrawn { why: error.to_string() };
             let _ = timeout(WITHDRAWN_MAX, send(&mut visitor, &withdrawn)).await;
@@ -146,7 +142,6 @@ impl Running {
         Ok(())
     }
 
-    /// The steps from the answer until the new gateway may accept connections.
     async fn until_it_serves(
         &self,
         door: &Door,
@@ -194,13 +189,12 @@ impl Running {
         Ok((sockets, descriptors))
     }
 
-    /// Takes back all of the limits.
     fn own_all(&self) {
         own_all(&self.app.core.admission);
     }
 
-    /// Called once the new gateway serves: this gateway accepts no more connections, and reports to
-    /// the new one until this process ends.
+    /// Called once the new gateway serves: accepts no more connections, and reports until this
+    /// process ends.
     async fn leave_to(&mut self, successor: UnixStream) {
         self.app.core.flow.hand_over();
         if let Some(cluster) = &self.cluster {
@@ -244,8 +238,7 @@ async fn report(
     admission: &Admission,
     draining: &std::sync::atomic::AtomicU32,
 ) -> io::Error {
-    // The first claims are sent at once, because the new gateway waits for them before it accepts
-    // connections.
+    // The new gateway waits for the first claims before it accepts connections.
     let (mut said, mut at, mut is_content) = (Vec::new(), Instant::now(), false);
     loop {
         let claims = admission.claim();
@@ -278,7 +271,7 @@ fn apply(admission: &Admission, claims: &[Claim], conceded: &Conceded) -> bool {
     places().all(|(claim, to)| to.is_none_or(|to| to.share == claim.share))
 }
 
-/// Opens all backends: no gateway manages engines any more, so only health decides.
+/// Opens all backends: without a manager of engines, only health decides.
 fn open_all(admission: &Admission) {
     for backend in admission.view().into_iter().flat_map(|pool| pool.backends) {
         admission.set_cordon(backend.id, Cordon::Open);

@@ -1,9 +1,9 @@
-//! The leader's work in this gateway, while it leads. Only one of several gateways leads.
+//! The leader's work. Only one of several gateways leads.
 //!
 //! The leader runs the engines, the tuner and the saved state of experiments. The others serve
-//! requests too, and treat every engine as external, judged by probes. So their configuration,
-//! connections and adapters are ready when one of them takes over; it reads the state that the
-//! previous leader saved in `fleet.state`.
+//! requests too, and treat every engine as external, judged by probes. So configuration,
+//! connections and adapters are ready when one of them takes over and reads the state in
+//! `fleet.state`.
 //!
 //! When a term ends unrenewed, the leader's tasks are aborted at once, as if the process had been
 //! killed: another gateway may act a tenth of the lease later. Requests are not affected.
@@ -28,10 +28,8 @@ use sluice_online::engines::change::EXPERIMENT;
 const JOURNAL_PAUSE: Duration = Duration::from_millis(100);
 /// Longest wait until the store shows that this gateway has given up the lead.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
-/// Pause between looks at whether another gateway leads.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Pause between looks at the clock of ramps.
 const RAMPS: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -75,8 +73,8 @@ impl Leading {
         }
     }
 
-    /// As [`Leading::resign`], and waits until the store shows that this gateway does not lead. If
-    /// the store cannot be reached, the others have to wait for the lease.
+    /// As [`Leading::resign`], and waits until the store shows that this gateway does not lead.
+    /// Without the store, the others wait for the lease.
     pub(crate) async fn end(self) {
         drop(self.resign());
         let _ = self.acting.await;
@@ -92,8 +90,7 @@ impl Leading {
     }
 }
 
-/// The tasks that decide about engines, limits and experiments. Only one of several gateways runs
-/// them.
+/// The tasks that decide about engines, limits and experiments.
 #[derive(Debug)]
 pub(crate) struct Deciders {
     end: watch::Sender<bool>,
@@ -109,12 +106,12 @@ impl Deciders {
         Self { end, tasks }
     }
 
-    /// Aborts the tasks where they are, because another gateway may decide.
+    /// Aborts the tasks, because another gateway may decide now.
     pub(crate) fn abort(self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 
-    /// Ends the tasks. Afterwards their knowledge is on disk.
+    /// Ends the tasks, with their knowledge on disk.
     pub(crate) async fn end(self) {
         self.end.send_replace(true);
         for task in self.tasks {
@@ -123,7 +120,7 @@ impl Deciders {
     }
 }
 
-/// Does the leader's work whenever this gateway leads, until it resigns.
+/// Does the leader's work until this gateway resigns.
 async fn act_while_leading(app: &Arc<App>, mut resigns: watch::Receiver<bool>) {
     let lead = app.core.fleet.lead();
     loop {
@@ -161,8 +158,7 @@ async fn act_while_leading(app: &Arc<App>, mut resigns: watch::Receiver<bool>) {
     }
 }
 
-/// Advances the ramps of experiments, so that a user has the same arm at every gateway. Never
-/// ends.
+/// Advances the ramps of experiments, so that a user has the same arm at every gateway.
 async fn keep_ramps(app: &App) {
     loop {
         sleep(RAMPS).await;
@@ -170,8 +166,8 @@ async fn keep_ramps(app: &App) {
     }
 }
 
-/// Reads the state that the previous leader saved, and takes over the engines once that leader
-/// has unlocked the journal.
+/// Reads the saved state, and takes over the engines once the previous leader has unlocked the
+/// journal.
 async fn begin_to_act(app: &Arc<App>) {
     let reading = Arc::clone(app);
     if let Err(error) = tokio::task::spawn_blocking(move || read_saved(&reading)).await {
@@ -205,7 +201,6 @@ fn note_wait(app: &App, why: Option<String>) {
     }
 }
 
-/// Aborts all changes of engines.
 async fn end_to_act(app: &Arc<App>, lead: &Lead, in_order: bool) {
     if !in_order {
         let why = app.core.leader.as_ref().and_then(|view| view.trouble()).map(|why| format!(": {why}"));
@@ -226,7 +221,7 @@ async fn end_to_act(app: &Arc<App>, lead: &Lead, in_order: bool) {
     }
 }
 
-/// Ends the trials of the tuner, which another gateway takes over. The limits in force stay.
+/// Ends the tuner's trials, which another gateway takes over. The limits in force stay.
 fn end_trials(core: &Core) {
     core.set_acts(false);
     let view = core.admission.view();
@@ -235,14 +230,12 @@ fn end_trials(core: &Core) {
     core.put_limits(|config| config.experiments.retain(|experiment| experiment.name != EXPERIMENT));
 }
 
-/// Stands for election, if the configuration elects a leader.
 pub(crate) fn stand_for_election(app: &Arc<App>) -> Option<Leading> {
     let (config, view) = (app.core.config.load(), app.core.leader.clone()?);
     config.cluster.as_ref().map(|cluster| Leading::begin(app, cluster, view))
 }
 
-/// Goes on where the previous leader stopped: experiments with their measurements, and the
-/// limits that the tuner found.
+/// Reads experiments with their measurements, and the limits that the tuner found.
 fn read_saved(app: &App) {
     let folder = app.core.config.load().fleet.state.clone();
     experiments::restore_over(&app.core.learned.experiments, &folder);
@@ -250,7 +243,7 @@ fn read_saved(app: &App) {
         tracing::error!("the experiments of the admin API are not in force: {error}");
     }
     let goes_on = app.tuner.state.restore();
-    // Put in force even without kept limits, because experiments have new measurements.
+    // Experiments have new measurements even without kept limits.
     app.core.put_limits(|config| {
         if goes_on {
             app.tuner.state.put(config);

@@ -2,9 +2,8 @@
 //!
 //! `/ready` is 200 while at least one pool has a backend in rotation, or holds requests until an
 //! engine is started. One pool without a backend does not matter: replicas share engines, so all of
-//! them would leave the load balancer at once, and requests for healthy pools would fail. `/ready`
-//! is also 503 while a gateway with `[cluster]` may admit nothing by the ledger, and while it
-//! stands by for the leader.
+//! them would leave the load balancer at once. `/ready` is 503 while a gateway with `[cluster]` may
+//! admit nothing by the ledger, and while it stands by for the leader.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -44,10 +43,10 @@ impl LocalRoutes for ModelList {
         pools.iter().any(|pool| pool.holds || pool.backends.iter().any(BackendView::in_rotation))
     }
 
-    /// The cards of all backends, as the engines sent them. If engines send different cards for a
-    /// name, the card with the largest context limit counts, because that engine gets the long
-    /// prompts. Aliases, and declared models that no backend reports yet, get a generated card.
-    /// Names that this client may not use are left out.
+    /// The cards of all backends, as the engines sent them. If the cards for a name differ, the
+    /// card with the largest context limit counts, because that engine gets the long prompts.
+    /// Aliases, and declared models that no backend reports yet, get a generated card. Names that
+    /// this client may not use are left out.
     fn models(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Bytes {
         let cards = self.cards(routing, key);
         let data: Vec<&str> = cards.iter().map(|(_, json)| json.get()).collect();
@@ -61,7 +60,6 @@ impl LocalRoutes for ModelList {
 }
 
 impl ModelList {
-    /// The names that this client may use, with their cards.
     fn cards(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Vec<(String, Box<RawValue>)> {
         let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
         let (reported, mut listed) = (self.core.reported.cards(), HashSet::new());
@@ -79,7 +77,7 @@ impl ModelList {
                 cards.extend(own_card(alias, Some(&entry.name), card.and_then(|card| card.max_model_len)));
             }
         }
-        // The routing table has a bounded number of names; engines may list more.
+        // The routing table bounds the names; engines may list more.
         if routing.is_open_for(key) {
             let others = reported.iter().filter(|card| !listed.contains(&*card.id) && routing.is_undeclared(&card.id));
             cards.extend(others.map(|card| (card.id.clone(), card.json.clone())));

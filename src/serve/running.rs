@@ -1,8 +1,8 @@
 //! A running gateway: how it stops, and how it hands decisions to another gateway.
 //!
-//! Every gateway serves requests. Of several gateways that live at the same time, one decides about
-//! engines, limits and experiments. Bounds: `server.drain_timeout` for requests, [`TAKE_BACK_MAX`]
-//! for the journal.
+//! Every gateway serves requests. Of several that live at the same time, one decides about engines,
+//! limits and experiments. Bounds: `server.drain_timeout` for requests, [`TAKE_BACK_MAX`] for the
+//! journal.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -23,8 +23,8 @@ use sluice_config::OnExit;
 use sluice_fleet::EngineBusy;
 use sluice_gateway::proxy::Ending;
 
-/// Longest wait for the journal's lock after a failed hand-over, because the other process may
-/// still be ending. After this time, this gateway serves and keeps trying.
+/// Longest wait for the journal's lock after a failed hand-over, while the other process ends. Then
+/// this gateway serves and keeps trying.
 const TAKE_BACK_MAX: Duration = Duration::from_secs(5);
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
 
@@ -41,17 +41,14 @@ pub struct Running {
     pub(crate) tasks: Vec<JoinHandle<()>>,
     /// `None` while another gateway decides, and if a leader is elected.
     pub(crate) deciders: Option<Deciders>,
-    /// This gateway's part in the election, if a leader is elected. The leader then has the
-    /// deciders.
+    /// This gateway's part in the election, if a leader is elected, who has the deciders.
     pub(crate) leading: Option<Leading>,
-    /// Waits until another process unlocks the journal, to manage engines again.
+    /// Waits for the journal's lock, to manage engines again.
     pub(crate) taking_back: Option<JoinHandle<()>>,
-    /// Duplicates of the listening sockets, with the configured addresses. While they are open, the
+    /// Duplicates of the listening sockets, with the configured addresses. While one is open, the
     /// kernel completes connections.
     pub(crate) sockets: Vec<(Port, SocketAddr, OwnedFd)>,
-    /// Follows the previous gateway until it has ended.
     pub(crate) predecessor: Option<JoinHandle<()>>,
-    /// This gateway's part in the ledger.
     pub(crate) cluster: Option<Cluster>,
     /// Gateways that drain and that this one counts, directly or through each other.
     pub(crate) draining: Arc<AtomicU32>,
@@ -73,9 +70,8 @@ impl Running {
         &self.app
     }
 
-    /// Becomes unready and serves as before. Returns `server.lame_duck`, the time for which it
-    /// should go on. A leader stays ready until another gateway leads, so that a load balancer
-    /// always has one.
+    /// Becomes unready and serves as before. Returns `server.lame_duck`, the time to go on. A
+    /// leader stays ready until another gateway leads, so that a load balancer always has one.
     pub fn leave(&self) -> Duration {
         match &self.leading {
             None => self.app.core.flow.leave(),
@@ -91,8 +87,7 @@ impl Running {
     }
 
     /// Stops in order. [`Fleet::shut_down_fast`](sluice_fleet::Fleet::shut_down_fast) shortens
-    /// every wait in it. Returns the number of requests that were cut because they still ran after
-    /// `server.drain_timeout`.
+    /// every wait in it. Returns the number of requests that were cut after `server.drain_timeout`.
     pub async fn stop(mut self) -> usize {
         self.app.core.flow.close();
         if let Some(cluster) = &self.cluster {
@@ -103,7 +98,6 @@ impl Running {
         let elected = self.leading.take().map(|leading| tokio::spawn(leading.end()));
         let cut = (&mut self.serving).await.unwrap_or(0);
         match (elected, self.app.core.config.load().fleet.on_exit) {
-            // The next leader has the engines.
             (Some(leading), _) => drop(leading.await),
             (None, OnExit::Stop) => self.app.core.fleet.stop().await,
             (None, OnExit::Keep) => self.app.core.fleet.abandon(),
@@ -151,8 +145,7 @@ impl Running {
         self.app.core.telemetry.flush();
     }
 
-    /// Ends the deciders. Afterwards their state is on disk, the engines run on, and the journal is
-    /// unlocked.
+    /// Ends the deciders: their state is on disk, the engines run on, and the journal is unlocked.
     ///
     /// # Errors
     /// An engine is being changed or stopped; nothing has changed.
@@ -169,7 +162,6 @@ impl Running {
         Ok(())
     }
 
-    /// Undoes [`Running::release`].
     pub(crate) async fn take_back(&mut self) {
         self.app.tuner.state.release(false);
         self.leading = stand_for_election(&self.app);

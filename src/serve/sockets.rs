@@ -2,8 +2,8 @@
 //! activation).
 //!
 //! systemd passes sockets from descriptor 3 on, and announces them in `LISTEN_FDS` and
-//! `LISTEN_PID`. A socket serves the port whose configured address it has. The gateway itself opens
-//! every configured address that was not passed.
+//! `LISTEN_PID`. A socket serves the port with its address. The gateway opens every other
+//! configured address.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -19,8 +19,7 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// The sockets that systemd has opened for this process; none if the process was started in
-    /// another way.
+    /// The sockets that systemd has opened for this process, if it started the process.
     pub fn activated(config: &Config) -> Self {
         let mut passed = ListenFd::from_env();
         let mut sockets = Sockets::default();
@@ -55,9 +54,9 @@ impl Sockets {
     }
 }
 
-/// Whether a socket at `address` is meant for clients: it has the configured address, or all
-/// addresses and the configured port. The admin socket must match exactly, because its address
-/// decides who may use it.
+/// Whether a socket at `address` is for clients: at the configured address, or at all addresses
+/// with the configured port. The admin socket must match exactly: its address decides who may use
+/// it.
 fn is_for_clients(configured: SocketAddr, address: SocketAddr) -> bool {
     configured == address || address.ip().is_unspecified() && configured.port() == address.port()
 }

@@ -1,9 +1,9 @@
 //! Starts a gateway.
 //!
 //! [`start`] binds both sockets, applies the pools, starts the engines, probes every backend once,
-//! and only then serves. If a step fails, the start releases everything that earlier steps took. A
-//! gateway that takes over from another one ([`start_with`]) serves once the engines are adopted
-//! and the other gateway has claimed the capacity that it still uses.
+//! and then serves. A step that fails releases everything that earlier steps took. A gateway that
+//! takes over ([`start_with`]) serves once the engines are adopted and the other gateway has
+//! claimed the capacity that it still uses.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -34,11 +34,10 @@ use sluice_gateway::pool::Admission;
 use sluice_gateway::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, ProxyFlow, UpstreamConnector};
 use sluice_gateway::telemetry::{ClientView, ClusterMetrics, Telemetry};
 
-/// Time limit of the first round of probes, which the start waits for.
+/// Time limit of the first round of probes.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
 
-/// Longest wait of a gateway that takes over for the adoption of engines. After this time it
-/// starts, and requests wait for the engines.
+/// Longest wait for the adoption of engines at a takeover. Then requests wait for the engines.
 const ADOPTION_MAX: Duration = Duration::from_secs(10);
 const ADOPTION_LOOK: Duration = Duration::from_millis(20);
 
@@ -47,7 +46,7 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
     start_with(config, source, Opened::default()).await
 }
 
-/// As [`start`], with sockets that are open already, and perhaps in place of another gateway.
+/// As [`start`], with open sockets, and perhaps in place of another gateway.
 pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> Result<Running, StartError> {
     let Opened { sockets, mut predecessor } = opened;
     let now = Instant::now();
@@ -60,14 +59,14 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let admin_socket = admin_socket(sockets.admin, config.server.admin).await?;
     let sockets = descriptors(&listener, &admin_socket, &config)?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
-    // Joins before there is a backend, so that no backend gets a request without a share.
+    // Joins before there is a backend: none may get a request without a share.
     let (id, learned, reported) = (seed(), LearnedState::default(), Arc::<ReportedModels>::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     let (keys, lead, others) = (&learned.key_usage, &fleet.lead(), &fleet.others());
     let divided = Divided { admission: &admission, keys, lead, others };
     let cluster = config.cluster.as_ref().map(|cluster| Cluster::join(cluster, divided, id, predecessor.is_some()));
     let leader = config.cluster.as_ref().and_then(|cluster| cluster::leader(cluster, fleet.lead(), id));
-    // If a leader is elected, the journal is opened once this gateway leads.
+    // An elected leader opens the journal once it leads.
     if leader.is_none() {
         open_journal(&mut config, &fleet)?;
     }
@@ -114,7 +113,6 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     if let Some(predecessor) = &mut predecessor
         && let Err(error) = take_place(predecessor, &app, cluster.as_ref(), engines).await
     {
-        // The other gateway adopts the engines again.
         app.core.fleet.abandon();
         if let Some(cluster) = cluster {
             cluster.end().await;
@@ -134,7 +132,6 @@ fn open_journal(config: &mut Config, fleet: &Fleet) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Probes every backend once, within [`FIRST_PROBE`].
 async fn first_probe(app: &Arc<App>) -> Prober {
     let mut prober = Prober::new(Arc::clone(&app.core.admission), Arc::clone(&app.core.reported));
     let first = tokio::time::timeout(FIRST_PROBE, app.core.probe(&mut prober)).await;
@@ -160,7 +157,6 @@ async fn take_place(
     Ok(predecessor.confirm(&app.core.admission).await?)
 }
 
-/// Begins to accept connections, and starts all tasks.
 fn serve(
     app: Arc<App>,
     prober: Prober,
@@ -228,7 +224,6 @@ async fn admin_socket(opened: Option<TcpListener>, address: SocketAddr) -> Resul
     }
 }
 
-/// Duplicates of the sockets' descriptors, for a gateway that takes over.
 fn descriptors(
     listener: &Listener,
     admin: &sluice_admin::Socket,
@@ -254,7 +249,7 @@ async fn adoption(app: &App, engines: usize) {
     }
 }
 
-/// The reference to the flow is weak, because the flow holds the telemetry.
+/// The flow holds the telemetry, so the reference is weak.
 fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<ProxyFlow>) {
     let (counted, memory) = (Arc::clone(clients), Arc::clone(flow.response_memory()));
     let flow = Arc::downgrade(flow);
@@ -266,7 +261,7 @@ fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<P
     });
 }
 
-/// References to the app are weak, because the app holds the telemetry.
+/// The app holds the telemetry, so references are weak.
 fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
     let work = |app: Arc<App>| app.core.flow.routing_table().keys.work(&app.core.admission.view());
@@ -331,7 +326,7 @@ mod tests {
     use super::*;
     use sluice_config::{Machine, Surroundings};
 
-    /// A gateway with one backend, at an address where no server listens.
+    /// A gateway with one backend, where no server listens.
     async fn gateway(extra: &str) -> Running {
         let text = format!(
             "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\nmax_body = \"1KiB\"\n{extra}\n\
@@ -342,7 +337,7 @@ mod tests {
         start(Config::parse(&text, "test", &[], &around).unwrap().config, Source::Fixed).await.unwrap()
     }
 
-    /// Sends a request on a new connection. Returns the connection and the status of the response.
+    /// Sends a request on a new connection. Returns the connection and the status.
     async fn send(gateway: &Running, request: &str) -> (TcpStream, u16) {
         let mut connection = TcpStream::connect(gateway.client_address()).await.unwrap();
         connection.write_all(request.as_bytes()).await.unwrap();
@@ -403,7 +398,7 @@ mod tests {
         gateway.stop().await;
     }
 
-    /// Answers every request with a list of one model, which is new each time.
+    /// Answers every request with a new model.
     async fn engine_with_changing_models() -> SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -455,7 +450,7 @@ mod tests {
             }
         });
         let (locked, is_locked) = tokio::sync::oneshot::channel();
-        // Blocks the rebuild of the table until other tasks have run on this runtime's only thread.
+        // Blocks the rebuild until other tasks have run on this runtime's only thread.
         let holder = std::thread::spawn(move || {
             let _loaded = app.loaded.lock();
             locked.send(()).unwrap();

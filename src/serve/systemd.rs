@@ -1,7 +1,7 @@
 //! Notifies systemd (`Type=notify`; see sd_notify(3)). Without systemd, nothing happens.
 //!
-//! Notifications: the gateway serves, the gateway stops, and which process goes on after an
-//! upgrade. A failure is a warning in the log.
+//! It learns when the gateway serves or stops, and which process goes on after an upgrade. A
+//! failure is a warning in the log.
 
 use std::env;
 use std::io;
@@ -9,7 +9,7 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends lines such as `READY=1` to the socket that `NOTIFY_SOCKET` names.
+/// Sends lines such as `READY=1` to the socket in `NOTIFY_SOCKET`.
 pub fn notify(state: &str) {
     let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     let send = || -> io::Result<()> {

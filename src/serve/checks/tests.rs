@@ -4,7 +4,7 @@
 
 use super::*;
 
-/// A configuration with this state folder and these engines, each with a program and a port.
+/// A configuration with these engines, each with a program and a port.
 fn loaded(folder: &Path, engines: &[(&str, u16)], more: &str) -> Loaded {
     let backend = |(at, (program, port)): (usize, &(&str, u16))| {
         format!(

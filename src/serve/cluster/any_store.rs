@@ -1,7 +1,6 @@
-//! The store that a configuration names.
+//! The store that a configuration names: one type for all, so that nothing is boxed.
 //!
-//! One type for all stores: the task that renews stays generic, so that tests can replace the
-//! store, and nothing is boxed.
+//! The task that renews stays generic, so that tests can replace the store.
 
 use std::time::Duration;
 
@@ -55,7 +54,7 @@ impl Store for AnyStore {
 }
 
 impl AnyStore {
-    /// The store of the ledger. `limit`: deadline of each request.
+    /// `limit` is the deadline of each request.
     pub(super) fn of(config: &Cluster, limit: Duration) -> Self {
         #[cfg(feature = "kubernetes")]
         if let Some(kubernetes) = &config.kubernetes {
@@ -65,7 +64,6 @@ impl AnyStore {
         Self::Etcd(Etcd::new(config, &config.key, limit))
     }
 
-    /// The store of the leader's record.
     pub(super) fn of_leader(config: &Cluster, limit: Duration) -> Self {
         #[cfg(feature = "kubernetes")]
         if let Some(kubernetes) = &config.kubernetes {

@@ -1,9 +1,8 @@
-//! Adds the work that owners of requests have had at other gateways, so that fair queues count the
-//! work of all.
+//! Adds the work that owners have had at other gateways, so that fair queues count the work of all.
 //!
-//! Each gateway writes sums (`sluice_cluster::attained`). This module adds the growth of other
-//! gateways' sums to the owners of this gateway. A sum that is seen for the first time adds
-//! nothing. A sum that fell has restarted from 0. Bounds: the sums of a ledger.
+//! The growth of other gateways' sums (`sluice_cluster::attained`) counts for the owners of this
+//! gateway. A sum seen for the first time adds nothing. A sum that fell has restarted from 0.
+//! Bounds: the sums of a ledger.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +11,12 @@ use sluice_cluster::{Attained, Ledger};
 
 use sluice_gateway::pool::Admission;
 
-/// The other gateways' sums at the last count, by gateway, pool and owner.
+/// The sums at the last count, by gateway, pool and owner.
 #[derive(Debug, Default)]
 pub(super) struct OthersAttained(BTreeMap<(String, String, u64), u64>);
 
 impl OthersAttained {
-    /// Counts a ledger that gateway `own` has read.
+    /// `own` is this gateway, which has read the ledger.
     pub(super) fn see(&mut self, ledger: &Ledger, own: &str, admission: &Admission) {
         let before = std::mem::take(&mut self.0);
         for (id, entry) in ledger.gateways.iter().filter(|(id, _)| *id != own && is_gateway(id)) {
@@ -35,7 +34,6 @@ impl OthersAttained {
     }
 }
 
-/// Work that owners have had at this gateway.
 pub(super) fn own(admission: &Admission) -> Attained {
     let ms = |(owner, seconds): (u64, f64)| (owner, (seconds * 1e3) as u64);
     let pools = admission.attained().into_iter();

@@ -1,7 +1,7 @@
 //! The task that reads and writes the record of the leader.
 //!
 //! A round is a read and, if this gateway leads or may take over, a write. [`Timing`] sets the
-//! pace. `serve::leading` acts on the result for engines, limits and experiments.
+//! pace. `serve::leading` acts on the result.
 //!
 //! Bounds: one call to the store at a time, each with a deadline.
 
@@ -17,18 +17,17 @@ use super::leader_view::LeaderView;
 use super::store::{Found, Store, Written};
 use sluice_fleet::Lead;
 
-/// Greatest deadline of a call to the store, for any lease.
+/// Deadline of a call to the store, for any lease.
 const CALL_MAX: Duration = Duration::from_secs(2);
 
-/// Times derived from the lease. A term (two thirds of the lease) has room for three rounds, two of
-/// which fail.
+/// Times derived from the lease. A term (two thirds of it) has room for three rounds, two of which
+/// fail.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
     /// Time between the beginnings of rounds.
     period: Duration,
-    /// Pause after a failed round, and after a resignation.
+    /// Pause after a failed round or a resignation.
     again: Duration,
-    /// Deadline of one call to the store.
     pub(super) call: Duration,
 }
 
@@ -44,13 +43,12 @@ pub(super) struct Campaign<S> {
     pub(super) timing: Timing,
     /// Zero of the candidate's clock.
     pub(super) epoch: Instant,
-    /// The lead that this task sets.
     pub(super) lead: Arc<Lead>,
     pub(super) view: Arc<LeaderView>,
 }
 
 impl<S: Store> Campaign<S> {
-    /// Never ends. Resigns when `resigning` is true, and from then on only reads who leads.
+    /// Never ends. Resigns when `resigning` is true, and then only reads who leads.
     pub(super) async fn keep(mut self, mut resigning: watch::Receiver<bool>) {
         loop {
             let begun = Instant::now();
@@ -77,7 +75,7 @@ impl<S: Store> Campaign<S> {
         self.epoch.elapsed()
     }
 
-    /// One round. Returns which candidate the record names now.
+    /// One round. Returns the candidate that the record names.
     async fn round(&mut self) -> Result<Option<String>, String> {
         let found = timeout(self.timing.call, self.store.read()).await.unwrap_or_else(|_| Err(self.no_answer()))?;
         let record = found

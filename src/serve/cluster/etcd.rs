@@ -1,9 +1,9 @@
 //! An object as a key in etcd (3.4 and later), by the JSON gateway of every member: `/v3/kv/range`
 //! and `/v3/kv/txn`.
 //!
-//! A write is a transaction that compares the key's revision (0: there is no such key). After a
-//! failure, the next member is asked first. A call goes on to another member only if nothing was
-//! sent to the first. Bounds: [`ANSWER_BYTES`] of an answer; each call has a separate connection.
+//! A write is a transaction that compares the key's revision (0: no such key). After a failure, the
+//! next member is asked first. A call goes on to another member only if nothing was sent to the
+//! first. Bounds: [`ANSWER_BYTES`] of an answer; each call has a separate connection.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,23 +19,22 @@ use super::store::{Found, Store, Written};
 use sluice_config::{Address, Cluster};
 use sluice_fleet::{FetchError, post};
 
-/// Most bytes that are read of an answer: the largest ledger in base64, and some more.
+/// Bytes read of an answer: the largest ledger in base64, and some more.
 const ANSWER_BYTES: usize = 2 << 20;
 
 #[derive(Debug)]
 pub(super) struct Etcd {
     members: Vec<Address>,
     key: String,
-    /// Deadline of one request to a member.
     limit: Duration,
-    /// The member that is asked first.
+    /// The member to ask first.
     first: AtomicUsize,
 }
 
 /// The answer to a range request. Numbers are text, as in protobuf's JSON.
 #[derive(Deserialize)]
 struct Range {
-    /// Every answer of etcd has a header; other answers have none.
+    /// Only answers of etcd have a header.
     header: Value,
     #[serde(default)]
     kvs: Vec<KeyValue>,

@@ -1,4 +1,4 @@
-//! The state of the election as operators, load balancers, the metrics page and the log see it.
+//! The election as operators, load balancers, the metrics page and the log see it.
 //!
 //! With `leader = "serves"`, only the leader is ready. A leader that cannot renew does not know
 //! whether another one leads. In mode `keep` it stays ready until it has seen another leader: when
@@ -17,12 +17,10 @@ use sluice_fleet::Lead;
 
 #[derive(Debug)]
 struct Shown {
-    /// The identity in the record.
     holder: Option<String>,
     since: Instant,
-    /// How often the holder has changed.
     changes: u64,
-    /// Whether this gateway was the last leader seen.
+    /// The last leader seen was this gateway.
     led_last: bool,
     resigned: bool,
     trouble: Option<String>,
@@ -30,7 +28,6 @@ struct Shown {
     waits: Option<String>,
 }
 
-/// The state of the election as this gateway sees it.
 #[derive(Debug)]
 pub(crate) struct LeaderView {
     id: String,
@@ -64,7 +61,7 @@ impl LeaderView {
         &self.id
     }
 
-    /// The record was read or written, and names this holder.
+    /// Notes that the record names this holder.
     pub(super) fn note(&self, holder: Option<String>) {
         let mut shown = self.shown.lock();
         if shown.trouble.take().is_some() {
@@ -94,27 +91,24 @@ impl LeaderView {
         self.shown.lock().trouble.is_some()
     }
 
-    /// This gateway gives up the lead. It goes on serving until another one leads.
+    /// This gateway gives up the lead, and serves until another one leads.
     pub(crate) fn note_resigned(&self) {
         self.shown.lock().resigned = true;
     }
 
-    /// Whether the record named this gateway when last seen.
     pub(crate) fn is_own(&self) -> bool {
         self.shown.lock().holder.as_deref() == Some(&*self.id)
     }
 
-    /// Whether only the leader is ready.
     pub(crate) fn only_it_serves(&self) -> bool {
         self.only_it_serves
     }
 
-    /// This gateway leads, but cannot change engines yet for this reason.
+    /// Notes why this gateway leads, but cannot change engines yet.
     pub(crate) fn note_wait(&self, why: Option<String>) {
         self.shown.lock().waits = why;
     }
 
-    /// The last failure.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.shown.lock().trouble.clone()
     }
@@ -128,12 +122,11 @@ impl LeaderView {
         (self.keeps || shown.resigned) && shown.led_last
     }
 
-    /// Whether the record named another gateway when last seen.
     pub(crate) fn is_another(&self) -> bool {
         self.shown.lock().holder.as_deref().is_some_and(|holder| holder != self.id)
     }
 
-    /// Why this gateway may not change engines, limits or experiments; `None`: it may.
+    /// Why this gateway may not change engines, limits or experiments.
     pub(crate) fn refusal(&self) -> Option<String> {
         if self.lead.is_held() {
             return None;
@@ -157,7 +150,7 @@ impl LeaderView {
         }
     }
 
-    /// Whether this gateway leads, and how often the holder was seen to change.
+    /// Whether this gateway leads, and how often the holder changed.
     pub(crate) fn metrics(&self) -> (bool, u64) {
         (self.lead.is_held(), self.shown.lock().changes)
     }

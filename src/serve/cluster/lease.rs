@@ -1,8 +1,7 @@
 //! The leader's record as a Lease in Kubernetes (`coordination.k8s.io/v1`), so that `kubectl get
 //! lease` and other programs can read it.
 //!
-//! The record is the `spec` of the Lease. Writes compare `resourceVersion`. Cargo feature
-//! `kubernetes`.
+//! The record is the `spec`. Writes compare `resourceVersion`. Cargo feature `kubernetes`.
 
 use super::store::{Found, Store, Written};
 use sluice_fleet::discovery::{ObjectWritten, read_lease, write_lease};

@@ -1,8 +1,7 @@
 //! The load of pools at other gateways: the scaler of one gateway counts the requests of all.
 //!
-//! Each gateway writes sums since its start, so that a missed read loses nothing. Sums that are
-//! seen for the first time add nothing. Bounds: the gateways of a ledger, times the pools with
-//! `autoscale`.
+//! Each gateway writes sums since its start, so a missed read loses nothing. Sums seen for the
+//! first time add nothing. Bounds: the gateways of a ledger, times the pools with `autoscale`.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +14,6 @@ use sluice_online::observe::tally::Tally;
 #[derive(Debug)]
 struct Seen {
     latest: PoolLoad,
-    /// The sums when they were last taken.
     taken: Tally,
 }
 
@@ -23,7 +21,7 @@ struct Seen {
 #[derive(Debug, Default)]
 pub(crate) struct OtherLoads(Mutex<BTreeMap<(String, String), Seen>>);
 
-/// The load of a pool at all other gateways.
+/// The load of a pool at all other gateways together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct OtherLoad {
     pub(crate) queue: usize,
@@ -33,7 +31,7 @@ pub(crate) struct OtherLoad {
 }
 
 impl OtherLoads {
-    /// Notes a ledger that gateway `own` has read.
+    /// `own` is this gateway, which has read the ledger.
     pub(crate) fn see(&self, ledger: &Ledger, own: &str) {
         let mut seen = self.0.lock();
         seen.retain(|(id, pool), _| ledger.gateways.get(id).is_some_and(|entry| entry.pools.contains_key(pool)));
@@ -46,12 +44,11 @@ impl OtherLoads {
         }
     }
 
-    /// Forgets all loads: the store is unreachable, so the present loads are unknown.
+    /// The store is unreachable, so the present loads are unknown.
     pub(super) fn forget(&self) {
         self.0.lock().clear();
     }
 
-    /// Waiting requests, sequences in flight, and the requests that ended since the last call.
     pub(crate) fn take(&self, pool: &str) -> OtherLoad {
         let mut all = OtherLoad::default();
         for ((_, _), seen) in self.0.lock().iter_mut().filter(|((_, own), _)| own == pool) {

@@ -8,12 +8,11 @@
 //! ```
 //!
 //! The crate `sluice-cluster` has the rules. Here are the [store], measurements of the pool
-//! (`units.rs`, `pulse.rs`), and the task that renews (`renewal.rs`). If a leader is elected, a
-//! second object has its record (`campaign.rs`). Without `[cluster]` none of this exists.
+//! (`units.rs`, `pulse.rs`), and the task that renews (`renewal.rs`). An elected leader has a
+//! second object, for its record (`campaign.rs`). Without `[cluster]` none of this exists.
 //!
 //! A gateway that stops or has handed over leaves: it renews while requests run, and gives back
-//! unused capacity. After an upgrade, the two processes are two members, so the limits hold across
-//! both.
+//! unused capacity. During an upgrade, both processes are members, so the limits hold across both.
 
 mod store;
 mod etcd;
@@ -55,24 +54,19 @@ use sluice_gateway::pool::Admission;
 use store::Store;
 pub(crate) use view::View;
 
-/// The file with the host's name.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-/// Longest wait for the first share of a gateway that takes over.
+/// Longest wait of a gateway that takes over.
 const FIRST_SHARE: Duration = Duration::from_secs(10);
-/// Pause between looks at the share.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The limits that gateways divide, and the lead that closes backends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Divided<'a> {
-    /// The limits of backends.
     pub(super) admission: &'a Arc<Admission>,
-    /// The limits of API keys.
     pub(super) keys: &'a Arc<KeyUsage>,
     /// While it is held, backends whose engines this gateway drains or starts are closed for all
     /// gateways.
     pub(super) lead: &'a Arc<Lead>,
-    /// Which closed backends the other gateways have left.
+    /// Knows which closed backends the others have left.
     pub(super) others: &'a Arc<OtherGateways>,
 }
 
@@ -87,8 +81,8 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Joins. From now on, the pool uses only this gateway's share. `takes_over`: whether another
-    /// process, perhaps with the same name, is replaced.
+    /// From now on, the pool uses only this gateway's share. `takes_over`: another process, perhaps
+    /// with the same name, is replaced.
     pub(super) fn join(config: &sluice_config::Cluster, divided: Divided<'_>, seed: u64, takes_over: bool) -> Self {
         let timing = Timing::of(config.lease);
         Self::join_with(AnyStore::of(config, timing.call), config, divided, (seed, takes_over), renewal::running)
@@ -144,7 +138,7 @@ impl Cluster {
         self.leaving.send_replace(true);
     }
 
-    /// Gives back everything that is left, if the store answers in time.
+    /// Gives back the rest, if the store answers in time.
     pub(super) async fn end(mut self) {
         self.leave();
         if timeout(self.last, &mut self.renewing).await.is_err() {
@@ -154,8 +148,7 @@ impl Cluster {
         }
     }
 
-    /// Waits for a share, which a gateway that takes over needs to serve. Returns whether there is
-    /// one.
+    /// Waits for the share that a gateway needs to take over. Returns whether there is one.
     pub(super) async fn has_share(&self) -> bool {
         let ready = async {
             while !self.view.is_ready() {
@@ -173,8 +166,8 @@ impl Drop for Cluster {
     }
 }
 
-/// The view of the leader; `None` if no leader is elected. From now on, `lead` is not held until
-/// this gateway leads. `seed`: the seed of [`Cluster::join`].
+/// `None` if no leader is elected. `lead` is not held until this gateway leads. `seed` is the seed
+/// of [`Cluster::join`].
 pub(super) fn leader(config: &sluice_config::Cluster, lead: Arc<Lead>, seed: u64) -> Option<Arc<LeaderView>> {
     if config.leader == ClusterLeader::None {
         return None;

@@ -1,7 +1,7 @@
-//! The regular tick of a gateway with a ledger, which also detects pauses of this process.
+//! The tick of a gateway with a ledger, which also detects pauses of this process.
 //!
 //! A process that was stopped, or got no processor, sees the ends of requests late. For a while it
-//! then does not know which requests the engines still have ([`Pulse::is_blind`]).
+//! does not know which requests the engines still have ([`Pulse::is_blind`]).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use sluice_gateway::pool::Admission;
 use sluice_gateway::pool::divided::TICK;
 
-/// Shared by the task that ticks and the task that renews.
+/// For the task that ticks and the task that renews.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
     ticks: Mutex<Ticks>,
@@ -29,7 +29,6 @@ struct Ticks {
 }
 
 impl Ticks {
-    /// The process runs at `now`.
     fn runs(&mut self, now: Instant) {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) > PAUSE) {
             self.blind_until = Some(now + END_AGE);
@@ -38,7 +37,6 @@ impl Ticks {
 }
 
 impl Pulse {
-    /// Ticks for ever.
     pub(super) async fn keep(self: Arc<Self>, admission: Arc<Admission>) {
         loop {
             self.note(Instant::now());
@@ -49,15 +47,14 @@ impl Pulse {
         }
     }
 
-    /// A tick came at `now`.
     fn note(&self, now: Instant) {
         let mut ticks = self.ticks.lock();
         ticks.runs(now);
         ticks.last = Some(now);
     }
 
-    /// Whether ends may have been seen late at any time from `since` to `now`. After a pause, this
-    /// may be asked before the next tick comes.
+    /// Whether ends may have been seen late from `since` to `now`. After a pause, the question may
+    /// come before the next tick.
     pub(super) fn is_blind(&self, since: Instant, now: Instant) -> bool {
         let mut ticks = self.ticks.lock();
         ticks.runs(now);

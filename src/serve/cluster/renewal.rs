@@ -3,14 +3,12 @@
 //!
 //! [`Timing`] sets the pace. If another gateway wrote first, this one reads again after a short
 //! random pause, a few times. Engines are asked for their load once in half a lease, and at every
-//! renewal while requests of silent gateways (lease over) may run on them.
+//! renewal while requests of silent gateways (lease over) may run there.
 //!
-//! The pool admits requests while a plan is made. So the use is compared with the plan's share
-//! after the pool's shares were lowered. If the use is larger, another plan is made before anything
-//! is sent.
+//! The pool admits requests while a plan is made. So its use is compared with the plan after the
+//! shares were lowered. If the use is larger, another plan is made before anything is sent.
 //!
-//! Bounds: one call to the store at a time, each with a deadline; [`SCRAPES`] engines asked at
-//! once.
+//! Bounds: one call to the store at a time, with a deadline; [`SCRAPES`] engines asked at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -40,37 +38,33 @@ use sluice_gateway::pool::{Admission, BackendUse, ShareEnd};
 /// Below 2 s: with longer pauses between plans, a member forgets how long an engine has been
 /// silent.
 const PERIOD_MAX: Duration = Duration::from_millis(1_500);
-/// Greatest deadline of a call to the store, for any lease.
+/// Deadline of a call to the store, for any lease.
 const CALL_MAX: Duration = Duration::from_secs(2);
-/// Bounds on the time between renewals while requests wait.
+/// Bounds of the time between renewals while requests wait.
 const EARLY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 /// Longest random pause after another gateway wrote first.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Most attempts in one period.
+/// Attempts in one period.
 const ATTEMPTS: u32 = 4;
-/// Most plans until one is sent although the use has grown.
+/// Plans until one is sent although the use has grown.
 const PLANS: u32 = 4;
-/// Time limit of a question to an engine.
+/// Time limit for an engine's answer.
 const SCRAPE: Duration = Duration::from_secs(1);
-/// Most engines that are asked at once.
+/// Engines asked at once.
 const SCRAPES: usize = 32;
 
-/// Number of leases for which mode `keep` holds unexplained capacity.
+/// Leases for which mode `keep` holds unexplained capacity.
 const CLOSED_LEASES: u32 = 12;
 
-/// Times derived from the lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// Time between renewals.
     pub(super) period: Duration,
-    /// Time between renewals while requests wait.
     pub(super) early: Duration,
-    /// Deadline of one call to the store: a read and a write take less than half the lease.
+    /// Deadline of a call: a read and a write take less than half the lease.
     pub(super) call: Duration,
     /// Time between questions to the engines.
     scrape: Duration,
-    /// How long a backend that another gateway has closed stays closed while the store is
-    /// unreachable.
+    /// How long a backend that another gateway closed stays closed without a store.
     closed: Duration,
 }
 
@@ -86,10 +80,9 @@ impl Timing {
     }
 }
 
-/// Sequences that an engine has, running and waiting; `None` if it does not answer.
+/// Running and waiting sequences; `None`: the engine does not answer.
 pub(super) type Running = Pin<Box<dyn Future<Output = Option<u64>> + Send>>;
 
-/// Asks an engine for its load.
 pub(super) fn running(address: Arc<Address>) -> Running {
     Box::pin(async move {
         let page = scrape(&address, SCRAPE).await?;
@@ -99,12 +92,10 @@ pub(super) fn running(address: Arc<Address>) -> Running {
 
 type Pages = BTreeMap<String, Page>;
 
-/// How a renewal ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Written, or nothing had to be written.
+    /// The ledger was written, or nothing had to be written.
     Done,
-    /// Another gateway wrote first.
     Refused,
     /// The store did not answer, or the answer was not understood.
     Failed,
@@ -124,7 +115,7 @@ pub(super) struct Renewal<S> {
     pub(super) running: fn(Arc<Address>) -> Running,
     /// Zero of the member's clock.
     pub(super) epoch: Instant,
-    /// Whether another process, perhaps with the same name, is replaced.
+    /// Another process, perhaps with the same name, is replaced.
     pub(super) takes_over: bool,
     pub(super) state: State,
 }
@@ -132,14 +123,12 @@ pub(super) struct Renewal<S> {
 /// State from one renewal to the next.
 #[derive(Default)]
 pub(super) struct State {
-    /// When a ledger was last read.
     read: Option<Instant>,
     planned: Option<Instant>,
     asked: Option<Instant>,
     asking: Option<JoinHandle<Pages>>,
-    /// Work of owners at other gateways.
     others: OthersAttained,
-    /// Backends on which silent gateways may have requests.
+    /// Backends where silent gateways may have requests.
     unexplained: BTreeSet<String>,
     leaves: bool,
     counts: Counts,
@@ -147,13 +136,13 @@ pub(super) struct State {
 }
 
 impl<S: Store> Renewal<S> {
-    /// Renews until the member has left. It begins to leave when `leaving` is true.
+    /// Renews until the member has left, which begins when `leaving` is true.
     pub(super) async fn keep(mut self, mut leaving: watch::Receiver<bool>) {
         let mut attempts = 0;
         loop {
             let begun = Instant::now();
             self.state.leaves |= *leaving.borrow_and_update();
-            // Requests that wait here are served first.
+            // Waiting requests are served first.
             if self.state.leaves && self.admission.load().1 == 0 {
                 self.member.leave();
             }
@@ -201,8 +190,8 @@ impl<S: Store> Renewal<S> {
             }
         };
         let pages = self.pages().await;
-        // Done before the use is counted: once the count is written, this gateway must send nothing
-        // more to closed backends.
+        // This comes before the count of the use: once the count is written, this gateway must send
+        // nothing more to closed backends.
         if let Some(ledger) = &ledger {
             self.state.read = Some(Instant::now());
             self.close(ledger);
@@ -216,8 +205,8 @@ impl<S: Store> Renewal<S> {
         self.write(plan, &found).await
     }
 
-    /// The next ledger, if one must be written. The pool then uses no more than both this and the
-    /// last ledger allow.
+    /// The next ledger, if one must be written. The pool then uses no more than this and the last
+    /// one allow.
     fn plan(&mut self, found: Option<&Ledger>, mut pages: Pages) -> Option<Ledger> {
         for attempt in 1.. {
             let since = self.state.planned.replace(Instant::now()).unwrap_or(self.epoch);
@@ -235,8 +224,8 @@ impl<S: Store> Renewal<S> {
             if self.share_less(&plan) || attempt == PLANS {
                 return Some(plan);
             }
-            // Requests were admitted meanwhile. Now the lower share stops further requests, and the
-            // next plan counts the admitted ones.
+            // Requests were admitted meanwhile. Now the lower share stops further ones, and the
+            // next plan counts these.
             self.member.refused();
         }
         None
@@ -272,13 +261,11 @@ impl<S: Store> Renewal<S> {
         outcome
     }
 
-    /// Stops requests to backends that other gateways have closed.
     fn close(&self, ledger: &Ledger) {
         let closed = ledger.closed_by_others(self.member.id());
         self.admission.set_closed(|pool, backend| !closed.is_empty() && closed.contains(&*name_of(pool, backend)));
     }
 
-    /// Puts the claims of API keys into the next plan.
     fn claim_keys(&mut self) {
         let since = self.state.planned.unwrap_or(self.epoch);
         let claim = |KeyUse { name, wanted, largest, used, .. }| (name, KeyClaim { wanted, largest, used });
@@ -286,7 +273,6 @@ impl<S: Store> Renewal<S> {
         self.member.set_keys(claims.filter(|(_, claim)| !claim.is_none()).collect());
     }
 
-    /// Gives the keys their parts by this ledger.
     fn divide_keys(&self, ledger: &Ledger) {
         let gateways = ledger.gateways.keys().filter(|id| is_gateway(id)).count() as u64;
         self.keys.divide(gateways, Instant::now(), |name, limits| parts(ledger, self.member.id(), name, limits));
@@ -304,7 +290,6 @@ impl<S: Store> Renewal<S> {
         Outcome::Failed
     }
 
-    /// Gives the pool the shares that it may use now.
     fn share(&self) {
         let (now, mut has_room) = (self.now(), false);
         self.admission.set_ledger_shares(self.end(), |pool, backend, limits, _| {
@@ -315,8 +300,7 @@ impl<S: Store> Renewal<S> {
         self.view.note_room(has_room);
     }
 
-    /// As [`Renewal::share`], before a plan is sent. Returns whether the use is within the plan's
-    /// shares.
+    /// As [`Renewal::share`], before a plan is sent. Returns whether the use is within the plan.
     fn share_less(&self, plan: &Ledger) -> bool {
         let (now, own) = (self.now(), plan.gateways.get(self.member.id()));
         let mut fits = true;
@@ -339,7 +323,7 @@ impl<S: Store> Renewal<S> {
         self.member.ends().map(|end| ShareEnd { at: self.epoch + end, clock: Instant::now })
     }
 
-    /// The answers of engines since the last renewal. Does not wait for them.
+    /// The answers since the last renewal.
     async fn pages(&mut self) -> Pages {
         match self.state.asking.take_if(|asking| asking.is_finished()) {
             Some(asked) => asked.await.unwrap_or_default(),
@@ -347,7 +331,6 @@ impl<S: Store> Renewal<S> {
         }
     }
 
-    /// Asks the engines for their load, if due.
     fn ask_engines(&mut self, uses: &[BackendUse]) {
         let unexplained = &self.state.unexplained;
         let all = self.state.asked.is_none_or(|asked| asked.elapsed() >= self.timing.scrape);
@@ -397,7 +380,7 @@ impl<S: Store> Renewal<S> {
     }
 }
 
-/// Completes when requests wait and an early renewal is due.
+/// Completes when requests wait and a renewal is due.
 async fn demand(pulse: &Pulse, early: Option<Instant>) {
     let Some(early) = early else { return std::future::pending().await };
     sleep_until(early).await;
@@ -412,7 +395,7 @@ fn give_pages(local: &mut LocalUse, pages: Pages) {
     }
 }
 
-/// Asks engines for their load. Engines that do not answer are left out.
+/// Asks engines for their load, without engines that do not answer.
 async fn ask(engines: Vec<(String, Arc<Address>)>, epoch: Instant, running: fn(Arc<Address>) -> Running) -> Pages {
     let (mut asking, permits) = (JoinSet::new(), Arc::new(Semaphore::new(SCRAPES)));
     for (name, address) in engines {

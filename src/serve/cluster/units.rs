@@ -1,14 +1,13 @@
 //! Converts between the pool's amounts and the ledger's amounts.
 //!
-//! The ledger names a backend `pool/backend`, because this name stays when the engine moves to
-//! another address, as a replaced pod does. A unit without a configured limit is not divided: the
-//! pool may use any amount of it.
+//! The ledger names a backend `pool/backend`, a name that stays when the engine moves to another
+//! address, as a replaced pod does. A unit without a configured limit is not divided: the pool may
+//! use any amount.
 
 use sluice_cluster::{Amounts, Limit, LocalUse, Unit, Usage};
 
 use sluice_gateway::pool::{BackendLimits, BackendUse, Share};
 
-/// The name of a backend in the ledger.
 pub(super) fn name_of(pool: &str, backend: &str) -> String {
     format!("{pool}/{backend}")
 }
@@ -26,7 +25,6 @@ pub(super) fn amounts_of(share: &Share) -> Amounts {
     Amounts::new([share.slots.into(), share.tokens, share.prefill_tokens, share.permits.into()])
 }
 
-/// The share of the pool for this room, with these limits.
 pub(super) fn share_of(room: &Amounts, limits: &BackendLimits) -> Share {
     let limit = limit_of(limits);
     let amount = |unit| if limit.get(unit).is_some() { room.get(unit) } else { Share::NO_LIMIT };
@@ -39,11 +37,10 @@ pub(super) fn share_of(room: &Amounts, limits: &BackendLimits) -> Share {
     }
 }
 
-/// The use for the member. `is_blind`: ends of requests may have been missed lately.
+/// `is_blind`: ends of requests may have been missed lately.
 pub(super) fn local_use(uses: &[BackendUse], is_blind: bool) -> LocalUse {
     let mut local = LocalUse::new();
-    // A configured backend replaces a removed one of the same name, because the removed one had
-    // another engine.
+    // A removed backend of the same name had another engine.
     for used in uses.iter().filter(|used| used.removed).chain(uses.iter().filter(|used| !used.removed)) {
         let in_use = amounts_of(&used.used);
         let waiting = amounts_of(&used.waiting);

@@ -1,8 +1,8 @@
 //! This gateway's part in the ledger as operators, load balancers and the metrics page see it.
 //!
 //! A gateway is ready if its shares are in force and it has, or has had, a share: one that admits
-//! nothing should get no requests. At first, the whole limit may be held for earlier gateways, so
-//! that no gateway has a share yet. Bounds: the names of the gateways in a ledger.
+//! nothing should get no requests. At first, the whole limit may be held for earlier gateways, and
+//! no gateway has a share. Bounds: the names of the gateways in a ledger.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,6 @@ use super::loads::OtherLoads;
 use sluice_admin::status::ClusterStatus;
 use sluice_gateway::telemetry::ClusterMetrics;
 
-/// Writes by outcome.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) written: u64,
@@ -29,28 +28,23 @@ pub(super) struct Counts {
 struct Shown {
     id: String,
     standing: Standing,
-    /// When the last confirmed renewal was sent.
     renewed: Option<Instant>,
-    /// The names of all gateways in the ledger.
     gateways: Vec<String>,
-    /// Whether shares of earlier or silent gateways are not free yet.
+    /// Shares of earlier or silent gateways are not free yet.
     is_withheld: bool,
     has_had_room: bool,
     counts: Counts,
     trouble: Option<String>,
 }
 
-/// The state of the ledger as this gateway sees it.
 pub(crate) struct View {
     mode: &'static str,
     store: String,
     shown: Mutex<Shown>,
-    /// The loads of other gateways.
     pub(crate) loads: OtherLoads,
     own_loads: OnceLock<OwnLoads>,
 }
 
-/// The load of pools at this gateway.
 pub(crate) type OwnLoads = Box<dyn Fn() -> BTreeMap<String, PoolLoad> + Send + Sync>;
 
 impl fmt::Debug for View {
@@ -75,7 +69,6 @@ impl View {
         Self { mode, store, shown, loads, own_loads: OnceLock::new() }
     }
 
-    /// Sets the source of this gateway's loads, once.
     pub(crate) fn show_loads(&self, loads: OwnLoads) {
         let _ = self.own_loads.set(loads);
     }
@@ -100,7 +93,6 @@ impl View {
         (shown.standing, shown.renewed, shown.counts, shown.trouble) = (standing, renewed, counts, trouble);
     }
 
-    /// Whether a load balancer may send requests here.
     pub(crate) fn is_ready(&self) -> bool {
         let shown = self.shown.lock();
         shown.is_ready()
@@ -144,7 +136,7 @@ impl Shown {
         matches!(self.standing, Standing::Holding | Standing::Keeping) && (self.has_had_room || !self.is_withheld)
     }
 
-    /// Why this gateway may use less than its part of the limits; `None`: it may use all of it.
+    /// Why the gateway may use less than its part of the limits.
     fn why(&self) -> Option<String> {
         let trouble = self.trouble.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         match self.standing {

@@ -1,6 +1,6 @@
 //! The tokenizers of the models.
 //!
-//! A reload loads a tokenizer again, because the file may have changed, and passes on the knowledge
+//! A reload loads a tokenizer again, because the file may have changed, and passes on what is known
 //! of the model's template. Bound: all counters of a process share one limit on concurrent counts.
 
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use super::StartError;
 use sluice_config::Config;
 use sluice_gateway::estimate::ExactCounter;
 
-/// The tokenizers of the models, in the order of the configuration; `None` for a model without one.
+/// One counter for each model, in the order of the configuration; `None`: a model without a
+/// tokenizer.
 pub(crate) type Counters = Vec<Option<Arc<ExactCounter>>>;
 
-/// Loads the models' tokenizers, in the order of the models. `running`: the configuration in force
-/// with counters. All counters share one bound on concurrent counts, and keep the knowledge of a
-/// model's template.
+/// Loads the tokenizers, in the order of the models. `running`: the configuration in force with its
+/// counters.
 pub(crate) fn load_counters(config: &Config, running: Option<(&Config, &Counters)>) -> Result<Counters, StartError> {
     let known = || running.into_iter().flat_map(|(config, counters)| config.models.iter().zip(counters));
     let permits = known().find_map(|(_, counter)| Some(counter.as_ref()?.permits()));

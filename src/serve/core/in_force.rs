@@ -1,8 +1,8 @@
 //! Puts a configuration in force: pools, limits, routing and engines, in one step.
 //!
-//! A caller holds [`Core::alone`], so that changes come one after the other. Requests in flight
-//! keep their routing table, and waiting requests their place in the queue. Engines change only if
-//! this gateway manages them; if another gateway leads, they count as external.
+//! A caller holds [`Core::alone`], so changes come one after the other. Requests in flight keep
+//! their routing table, waiting ones their place. Engines change only if this gateway manages them;
+//! if another one leads, they count as external.
 
 use std::sync::Arc;
 
@@ -17,8 +17,7 @@ use sluice_gateway::flow::{RoutingTable, specs};
 use sluice_gateway::pool::PoolLayout;
 
 impl Core {
-    /// Puts a configuration in force. Without `counters`, the running ones stay. The caller holds
-    /// [`Core::alone`].
+    /// Puts a configuration in force. Without `counters`, the running ones stay.
     pub(crate) fn switch(&self, config: Config, counters: Option<Counters>) {
         let config = Arc::new(config);
         let mut loaded = self.loaded.lock();
@@ -37,7 +36,6 @@ impl Core {
         self.probe_now.notify_one();
     }
 
-    /// Changes limits of pools, and nothing else.
     pub(crate) fn put_limits(&self, change: impl FnOnce(&mut Config)) {
         let _alone = self.alone();
         let mut config = Config::clone(&self.config.load());
@@ -48,7 +46,6 @@ impl Core {
         self.config.store(config);
     }
 
-    /// Puts pools, limits and routing of a configuration in force.
     fn enforce(&self, config: &Arc<Config>, counters: &[Option<Arc<ExactCounter>>]) -> PoolLayout {
         let (pools, health) = (specs::pools(config), specs::health_rules(&config.health));
         let draft = RoutingTable::draft(Arc::clone(config), &self.reported.names(), counters, &self.learned);
@@ -59,22 +56,21 @@ impl Core {
         layout
     }
 
-    /// Sets whether this gateway or another one manages the engines.
     pub(crate) fn set_acts(&self, acts: bool) {
         let _alone = self.alone();
         // The lead may have been lost during the wait for a reload.
         let acts = acts && self.fleet.lead().is_held();
         *self.acts.lock() = acts;
         if !acts {
-            // A reload that began earlier may have opened the journal.
+            // An earlier reload may have opened the journal.
             self.fleet.close_journal();
         }
         let (config, loaded) = (self.config.load_full(), self.loaded.lock());
         self.apply_engines(&config, &loaded.layout);
     }
 
-    /// Hands the engines of a configuration to the fleet, as managed or as external ones. Returns
-    /// the number of managed engines.
+    /// Hands the engines to the fleet, as managed or external ones. Returns the number of managed
+    /// ones.
     pub(crate) fn apply_engines(&self, config: &Config, layout: &PoolLayout) -> usize {
         let acts = self.acts();
         let external = engines::external_backends(config, layout, !acts);
@@ -88,7 +84,6 @@ impl Core {
         count
     }
 
-    /// Opens the journal and manages the engines again.
     pub(crate) fn take_engines_back(&self) -> Result<(), JournalError> {
         let config = self.config.load_full();
         if engines::any(&config) {

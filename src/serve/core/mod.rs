@@ -1,9 +1,8 @@
 //! The parts of a running gateway that all services share.
 //!
-//! Request threads take snapshots: the configuration and the routing table are swapped whole
-//! (`in_force.rs`). Only changes of the configuration hold locks, and only one change runs at a
-//! time. `probing.rs` asks the backends for health and models; `served.rs` notes which arms of
-//! experiments can be served.
+//! Request threads take snapshots: configuration and routing table are swapped whole
+//! (`in_force.rs`). Only changes of the configuration hold locks, one at a time. `probing.rs` asks
+//! the backends for health and models; `served.rs` notes which arms of experiments can be served.
 //!
 //! A service ([`tuner`](crate::tuner), [`scaler`](crate::scaler), and others) has a reference to
 //! the core and its own state. The core knows no service.
@@ -60,29 +59,27 @@ pub struct Core {
     pub fleet: Arc<Fleet>,
     /// Metrics, logs and records.
     pub telemetry: Arc<Telemetry>,
-    /// The configuration in force.
     pub(crate) config: ArcSwap<Config>,
     pub(crate) source: Source,
     pub(crate) learned: LearnedState,
     pub(crate) reported: Arc<ReportedModels>,
     pub(crate) clients: Arc<ClientLimits>,
     pub(crate) started: Instant,
-    /// This gateway's part in the ledger of several gateways.
     pub(crate) cluster: Option<Arc<cluster::View>>,
-    /// The view of the leader; `None` if none is elected.
+    /// `None` if no leader is elected.
     pub(crate) leader: Option<Arc<cluster::LeaderView>>,
     /// Whether this gateway leads and has the journal.
     pub(crate) acts: Mutex<bool>,
     pub(crate) loaded: Mutex<Loaded>,
-    /// Held while the configuration in force is replaced, from reading the file to the end.
+    /// Held from reading the file until the configuration is in force.
     pub(crate) replacing: Mutex<()>,
-    /// Adapters that are being loaded for experiments, with the backend.
+    /// Adapters that are being loaded for experiments.
     pub(crate) loading: Mutex<Vec<(BackendId, Arc<str>)>>,
     /// Starts a round of probes at once: requests may wait for backends that a reload added.
     pub(crate) probe_now: Notify,
 }
 
-/// Parts loaded with the configuration, from which the routing table is rebuilt.
+/// Parts loaded with the configuration, for rebuilding the routing table.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) layout: PoolLayout,
@@ -90,12 +87,11 @@ pub(crate) struct Loaded {
 }
 
 impl Core {
-    /// Lets one caller at a time replace the configuration in force.
+    /// One caller at a time replaces the configuration in force.
     pub(crate) fn alone(&self) -> MutexGuard<'_, ()> {
         self.replacing.lock()
     }
 
-    /// Whether this gateway changes engines now.
     pub(crate) fn acts(&self) -> bool {
         self.leader.as_ref().is_none_or(|_| *self.acts.lock())
     }

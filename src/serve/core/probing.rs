@@ -1,9 +1,9 @@
-//! Tasks of the core: probes of the backends, checks of the engines of silent streams, and copies
-//! for shadow arms.
+//! Tasks of the core: probes of the backends, checks of engines with silent streams, and copies for
+//! shadow arms.
 //!
-//! A probe asks every backend for health and models. When the reported models change, the routing
-//! table is rebuilt on a thread that may block, because many keys make that slow. Bounds: one round
-//! every `health.probe_interval`, and one more whenever a configuration comes into force.
+//! A probe asks every backend for health and models. New models cause a new routing table, on a
+//! thread that may block, because many keys make that slow. Bounds: one round every
+//! `health.probe_interval`, and one whenever a configuration comes into force.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use sluice_fleet::{Prober, watch_silent_streams};
 use sluice_gateway::flow::RoutingTable;
 
 impl Core {
-    /// Probes every `health.probe_interval` until `end` is true.
+    /// Probes until `end` is true.
     pub(crate) async fn keep_probing(self: Arc<Self>, mut prober: Prober, mut end: watch::Receiver<bool>) {
         loop {
             let interval = self.config.load().health.probe_interval;
@@ -27,7 +27,7 @@ impl Core {
         }
     }
 
-    /// Checks the engines of silent streams until `end` is true.
+    /// Checks engines until `end` is true.
     pub(crate) async fn keep_watching_silent_streams(self: Arc<Self>, mut end: watch::Receiver<bool>) {
         let limit = || self.config.load().health.probe_timeout;
         tokio::select! {
@@ -36,7 +36,7 @@ impl Core {
         }
     }
 
-    /// Probes every backend once. Slow work (many keys) runs on a thread that may block.
+    /// Slow work (many keys) runs on a thread that may block.
     pub(crate) async fn probe(self: &Arc<Self>, prober: &mut Prober) {
         let rules = self.config.load().health.clone();
         prober.forwards_keys = !self.flow.routing_table().keys.is_required();
@@ -58,7 +58,7 @@ impl Core {
         }
     }
 
-    /// Rebuilds the routing table after the models reported by backends changed.
+    /// Rebuilds the routing table after the reported models changed.
     fn rebuild_routing(&self) {
         let loaded = self.loaded.lock();
         let (config, reported) = (self.config.load_full(), self.reported.names());
@@ -72,7 +72,7 @@ impl Core {
         ));
     }
 
-    /// Serves copies for shadow arms until `end` is true. Requests are copied from this call on.
+    /// Serves copies until `end` is true. Requests are copied from this call on.
     pub(crate) fn keep_serving_copies(&self, mut end: watch::Receiver<bool>) -> impl Future<Output = ()> + use<> {
         let serving = Arc::clone(&self.flow).serve_copies();
         async move {

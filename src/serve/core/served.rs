@@ -1,8 +1,8 @@
 //! Which arms of experiments the backends can serve now.
 //!
-//! An arm with a model waits until a ready backend serves the model. An adapter is reported before
-//! it is warm, so an adapter that is being loaded does not count. Bounds: the arms of the
-//! configuration, times the backends.
+//! An arm with a model waits until a ready backend serves it. An adapter is reported before it is
+//! warm, so one that is being loaded does not count. Bounds: the arms of the configuration, times
+//! the backends.
 
 use super::Core;
 use sluice_core::base::BackendId;
@@ -10,7 +10,6 @@ use sluice_gateway::experiment::{ArmPlan, Experiment, ExperimentPlan, Phase};
 use sluice_gateway::flow::RoutingTable;
 
 impl Core {
-    /// For every arm with a model, notes whether a ready backend serves that model.
     pub(crate) fn note_served_models(&self) {
         let table = self.flow.routing_table();
         for Experiment { plan, state } in self.learned.experiments.all() {
@@ -40,7 +39,7 @@ impl Core {
         }
     }
 
-    /// An arm that has a pool or backends, none of which is ready.
+    /// It has a pool or backends, none of which is ready.
     pub(crate) fn arm_that_is_not_ready(&self, plan: &ExperimentPlan) -> Option<String> {
         let table = self.flow.routing_table();
         let not_ready = plan
@@ -51,8 +50,7 @@ impl Core {
     }
 }
 
-/// The backends that may serve the requests of an arm; none if the arm sets neither a pool nor a
-/// model.
+/// None if the arm sets neither a pool nor a model.
 pub(crate) fn backends_of(arm: &ArmPlan, table: &RoutingTable) -> Vec<BackendId> {
     let of_pool = |pool: &usize| table.pools.get(*pool).map_or(&[][..], |pool| &pool.backends[..]);
     match (&arm.pool, &arm.model) {

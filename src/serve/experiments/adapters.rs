@@ -1,7 +1,7 @@
 //! Adapters of experiments on the engines: loads them into external engines, and watches the
 //! engines that serve them.
 //!
-//! The gateway gives its own engines their adapters when it starts them. Bounds: one look every
+//! The gateway's own engines get their adapters when they start. Bounds: one look every
 //! [`LOOK_INTERVAL`]; an adapter that an engine refuses is tried again after [`LOAD_INTERVAL`].
 
 use std::collections::{HashMap, HashSet};
@@ -18,12 +18,10 @@ use sluice_core::base::BackendId;
 use sluice_core::vllm::metrics::MetricsSnapshot;
 use sluice_gateway::experiment::{EngineAdapters, Experiment, Phase};
 
-/// Pause between looks at the engines that serve adapters of experiments.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// Pause between attempts to load an adapter into one engine.
+/// Pause between attempts to load an adapter into an engine.
 const LOAD_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Watches the engines that serve adapters of running experiments, until `end` is true.
 pub(super) async fn keep_looking(core: Arc<Core>, mut end: watch::Receiver<bool>) {
     let adapters = Adapters { core: &core };
     let mut tried = HashMap::new();
@@ -48,8 +46,8 @@ struct Adapters<'a> {
 }
 
 impl Adapters<'_> {
-    /// Loads adapters of arms into external engines that report that they do not serve them.
-    /// `tried`: when each adapter was last tried on each backend.
+    /// Into external engines that report that they do not serve them. `tried`: when each adapter
+    /// was last tried on each backend.
     async fn load(&self, tried: &mut HashMap<(BackendId, Arc<str>), Instant>) {
         tried.retain(|_, at| at.elapsed() < LOAD_INTERVAL);
         let (table, mut loads) = (self.core.flow.routing_table(), JoinSet::new());
@@ -118,8 +116,8 @@ impl Adapters<'_> {
         self.core.learned.experiments.note_adapters(&seen);
     }
 
-    /// The adapters that an engine's metrics page shows; `None` if the page shows none. An engine
-    /// without requests is left out, because it keeps showing its last adapters.
+    /// Adapters that the page shows, if any. An engine without requests is left out: it keeps
+    /// showing its last ones.
     fn adapters_of(&self, backend: String, page: MetricsSnapshot) -> Option<EngineAdapters> {
         let adapters = page.adapters.filter(|_| page.running + page.waiting > 0.0)?;
         let config = self.core.config.load();

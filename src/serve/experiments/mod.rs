@@ -1,10 +1,10 @@
 //! Advances and saves experiments, and carries out the orders of operators.
 //!
-//! Ramps follow the machine's calendar clock, because a ramp may begin at a date. Measurements are
-//! saved every [`SAVE_INTERVAL`] and at the end, in the folder of the engines' journal
-//! (`fleet.state`), and the next gateway goes on with them. A crash loses the last seconds. One
-//! task serves all experiments, and another one (`adapters.rs`) watches the engines that serve
-//! their adapters. `saved.rs` keeps the experiments of the admin API.
+//! Ramps follow the calendar clock, because a ramp may begin at a date. Measurements are saved
+//! every [`SAVE_INTERVAL`] and at the end, in the folder of the engines' journal (`fleet.state`),
+//! and the next gateway goes on with them; a crash loses the last seconds. One task serves all
+//! experiments, another (`adapters.rs`) watches the engines that serve their adapters. `saved.rs`
+//! keeps the experiments of the admin API.
 
 mod adapters;
 mod saved;
@@ -27,23 +27,21 @@ use sluice_gateway::experiment::{Experiment, ExperimentReport, Experiments, Phas
 
 pub(crate) use saved::{Added, own_lines, restore as restore_added};
 
-/// Pause between looks at the clock: steps of a ramp take minutes or more.
+/// A second is enough: steps of a ramp take minutes or more.
 const INTERVAL: Duration = Duration::from_secs(1);
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 const FILE: &str = "experiments.json";
 
-/// Restores the experiments that an earlier gateway saved in `folder`. A file that cannot be read
-/// is renamed, and experiments begin anew.
+/// A file that cannot be read is renamed, and experiments begin anew.
 pub(crate) fn restore(experiments: &Experiments, folder: &Path) {
     experiments.restore(read_or_set_aside(folder, FILE));
 }
 
-/// As [`restore`], for a running gateway: saved measurements replace this gateway's own.
+/// As [`restore`], in place of this gateway's own measurements.
 pub(crate) fn restore_over(experiments: &Experiments, folder: &Path) {
     experiments.restore_over(read_or_set_aside(folder, FILE));
 }
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct ExperimentService {
     core: Arc<Core>,
@@ -56,7 +54,7 @@ impl ExperimentService {
         Self { core, added: Mutex::new(added) }
     }
 
-    /// Starts the tasks, which run until `end` is true. Afterwards the measurements are saved.
+    /// The tasks run until `end` is true; then the measurements are saved.
     pub(crate) fn start(self: &Arc<Self>, end: &watch::Receiver<bool>) -> [JoinHandle<()>; 2] {
         let folder = self.core.config.load().fleet.state.clone();
         [
@@ -65,7 +63,6 @@ impl ExperimentService {
         ]
     }
 
-    /// Advances experiments until `end` is true, and saves them in `folder`.
     async fn keep(self: Arc<Self>, folder: PathBuf, mut end: watch::Receiver<bool>) {
         let mut saved = Instant::now();
         loop {
@@ -93,7 +90,7 @@ impl ExperimentService {
         }
     }
 
-    /// Saves measurements, also of experiments that do not fit the configuration now.
+    /// Also of experiments that do not fit the configuration now.
     fn save(&self, folder: &Path) -> std::io::Result<()> {
         let left_out: Vec<String> = self.added.lock().left_out().map(str::to_owned).collect();
         let saved = self.core.learned.experiments.save(|name| left_out.iter().any(|other| other == name));
@@ -105,25 +102,21 @@ impl ExperimentService {
         sluice_fleet::replace_state(folder, FILE, &bytes)
     }
 
-    /// The experiment of the configuration with this name.
     fn find(&self, name: &str) -> Result<Experiment, ExperimentError> {
         self.core.learned.experiments.find(name).ok_or_else(|| self.unknown(name))
     }
 
-    /// Short reports of the experiments in the configuration.
     pub(crate) fn active(&self) -> Vec<ExperimentReport> {
         self.core.learned.experiments.all().iter().map(|experiment| ExperimentReport::new(experiment, true)).collect()
     }
 
-    /// Short reports of all experiments, also of experiments that do not fit the
-    /// configuration.
+    /// Short reports, also of experiments that do not fit the configuration.
     pub(crate) fn reports(&self) -> Vec<ExperimentReport> {
         let mut all = self.active();
         all.extend(self.added.lock().left_out_reports());
         all
     }
 
-    /// The full report of an experiment.
     pub(crate) fn report(&self, name: &str) -> Result<ExperimentReport, ExperimentError> {
         match self.core.learned.experiments.find(name) {
             Some(experiment) => Ok(ExperimentReport::new(&experiment, false)),
@@ -131,7 +124,6 @@ impl ExperimentService {
         }
     }
 
-    /// The short report of an experiment of the configuration.
     pub(crate) fn short_report(&self, name: &str) -> Result<ExperimentReport, ExperimentError> {
         Ok(ExperimentReport::new(&self.find(name)?, true))
     }
@@ -151,7 +143,6 @@ impl ExperimentService {
         ExperimentError::Unknown { name: name.to_owned(), known }
     }
 
-    /// Carries out an order.
     pub(crate) fn order(&self, name: &str, order: Order) -> Result<ExperimentReport, ExperimentError> {
         let experiment = self.find(name)?;
         let phase = match order {

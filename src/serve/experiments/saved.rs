@@ -1,8 +1,7 @@
-//! The experiments of the admin API, saved in the folder of the engines' journal, and their
-//! restoration at a start.
+//! The saved experiments of the admin API, and their restoration at a start.
 //!
 //! An experiment that no longer fits the configuration stays saved and is listed as [`NOT_ACTIVE`]
-//! with the reason, and each start tries again.
+//! with the reason; each start tries again.
 
 use std::path::Path;
 
@@ -16,9 +15,8 @@ const FILE: &str = "added_experiments.json";
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Added {
-    /// Experiments that the configuration includes.
     pub(crate) active: Vec<AddedExperiment>,
-    /// Saved experiments that do not fit the configuration, each with the reason.
+    /// Those that do not fit the configuration, with the reason.
     left_out: Vec<(AddedExperiment, String)>,
 }
 
@@ -27,7 +25,6 @@ impl Added {
         self.left_out.iter().map(|(experiment, _)| &*experiment.name)
     }
 
-    /// List entries of the experiments that do not fit the configuration.
     pub(crate) fn left_out_reports(&self) -> impl Iterator<Item = ExperimentReport> {
         self.left_out.iter().map(|(experiment, why)| ExperimentReport {
             name: experiment.name.clone(),
@@ -45,7 +42,7 @@ impl Added {
         self.active.len() + self.left_out.len() < before
     }
 
-    /// Replaces the saved experiments; if that fails, they stay as they were.
+    /// Saves the experiments; if that fails, the earlier file stays.
     pub(crate) fn save(&self, folder: &Path) -> Result<(), ExperimentError> {
         let all: Vec<_> = self.left_out.iter().map(|(experiment, _)| experiment).chain(&self.active).collect();
         // Cannot fail: all keys are strings.
@@ -55,8 +52,8 @@ impl Added {
     }
 }
 
-/// Adds the saved experiments to a configuration that was read from `path`. An experiment that no
-/// longer fits is reported and left out, so that the gateway starts.
+/// Adds the saved experiments to a configuration read from `path`. An experiment that no longer
+/// fits is reported and left out, so that the gateway starts.
 pub(crate) fn restore(config: &mut Config, path: &Path, sets: &[String]) -> Added {
     let saved: Vec<AddedExperiment> = read_or_set_aside(&config.fleet.state, FILE);
     let mut added = Added::default();
@@ -77,7 +74,7 @@ pub(crate) fn restore(config: &mut Config, path: &Path, sets: &[String]) -> Adde
     added
 }
 
-/// The problems of the experiments of the admin API, at their keys.
+/// The problems, at the keys of the experiments.
 pub(crate) fn own_lines(problems: &Problems) -> Vec<String> {
     let of_experiment = problems.errors.iter().filter(|problem| problem.origin() == Origin::Api);
     let line = |problem: &sluice_config::Problem| match problem.path().split_once("].") {

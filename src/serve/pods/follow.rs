@@ -3,8 +3,8 @@
 //!
 //! One task serves all pools; [`Members`] decides about each pod. The pods of a pool stay in force
 //! while the API server is unreachable, and after a change of the selector until its pods were
-//! listed once. Bounds: [`AT_ONCE`] pods are prepared at once. Failed preparations are repeated
-//! every [`RETRY`].
+//! listed. Bounds: [`AT_ONCE`] pods are prepared at once. Failed preparations are repeated every
+//! [`RETRY`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,10 +21,8 @@ use sluice_config::{Address, Config, FoundPod};
 use sluice_fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
 use sluice_fleet::warm_up_external;
 
-/// Longest pause between looks, because steps of engines and configurations change without a
-/// notification.
+/// Longest pause between looks: engines and configurations change without a notification.
 const LOOK: Duration = Duration::from_millis(500);
-/// Pause between attempts at failed preparations.
 const RETRY: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 8;
 
@@ -35,7 +33,7 @@ struct Follower {
     members: Members,
     seen: watch::Receiver<Seen>,
     task: JoinHandle<()>,
-    /// The pods in force. They are pods of an earlier selector until pods were listed once.
+    /// The pods in force, which may be those of an earlier selector until pods were listed.
     found: Vec<FoundPod>,
 }
 
@@ -57,7 +55,6 @@ struct Followers {
     tried: Instant,
 }
 
-/// Starts the task, which runs until `end` is true.
 pub(crate) fn start(core: Arc<Core>, pods: Arc<Pods>, end: watch::Receiver<bool>) -> JoinHandle<()> {
     tokio::spawn(keep_finding(core, pods, end))
 }
@@ -87,7 +84,7 @@ async fn keep_finding(core: Arc<Core>, pods: Arc<Pods>, mut end: watch::Receiver
     }
 }
 
-/// Makes the pods that were found the backends of their pools. Blocks.
+/// Makes the found pods the backends of their pools. Blocks.
 fn put_in_force(core: &Core, pods: &Pods) {
     let _alone = core.alone();
     let running = core.config.load_full();
@@ -100,8 +97,8 @@ fn put_in_force(core: &Core, pods: &Pods) {
 }
 
 impl Followers {
-    /// Follows the pods of exactly the pools of this configuration. `acts`: this gateway may
-    /// restart the pods of a StatefulSet.
+    /// Follows exactly the pools of this configuration. `acts`: this gateway may restart the pods
+    /// of a StatefulSet.
     fn configure(&mut self, config: &Config, acts: bool) {
         let mut found = BTreeMap::new();
         for pool in &config.pools {
@@ -136,7 +133,6 @@ impl Followers {
         Follower { query, managed, members: Members::new(managed), seen, task, found }
     }
 
-    /// Processes the pods that were seen, and begins to prepare pods.
     fn look(&mut self, core: &Core) {
         let engines = core.fleet.views();
         if self.tried.elapsed() >= RETRY {
@@ -201,7 +197,6 @@ impl Followers {
     }
 }
 
-/// Warms up a pod and sets its readiness gate, as the job requires.
 async fn prepare(config: &Config, pool: &str, query: &PodQuery, job: &Job) -> (Result<(), String>, Result<(), String>) {
     let pods = config.pools.iter().find(|own| own.name == pool).and_then(|own| own.kubernetes.as_ref());
     let Some(pods) = pods else { return (Err("its pool is gone".to_owned()), Ok(())) };

@@ -1,7 +1,7 @@
 //! The pods that pools have now. The configuration names pods only by their labels.
 //!
-//! `follow.rs` (cargo feature `kubernetes`) finds the pods. They become the backends of their pools
-//! whenever a configuration is put in force, by a reload or because the pods changed.
+//! `follow.rs` (cargo feature `kubernetes`) finds the pods. They become backends whenever a
+//! configuration is put in force, by a reload or because the pods changed.
 
 #[cfg(feature = "kubernetes")]
 mod follow;
@@ -23,7 +23,7 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    /// Puts the pods into a configuration that is about to be put in force.
+    /// Puts the pods into a configuration.
     pub(crate) fn put(&self, config: &mut Config) {
         for (name, why) in config.put_pods(&self.found.lock()) {
             tracing::warn!("the pod {name} is not used: {why}");
@@ -39,7 +39,7 @@ impl Pods {
         *self.views.lock() = views;
     }
 
-    /// Replaces the pods of all pools. Returns whether they differ from before.
+    /// Replaces the pods of all pools. Returns whether they changed.
     #[cfg(feature = "kubernetes")]
     pub(crate) fn set(&self, found: BTreeMap<String, Vec<FoundPod>>) -> bool {
         let mut before = self.found.lock();

@@ -2,9 +2,9 @@
 //!
 //! Each change is a reload with these experiments added: the configuration file is read and checked
 //! again, and an error changes nothing. The experiments are saved in the folder of the engines'
-//! journal (`fleet.state`) and survive a restart of the gateway. Otherwise users would leave their
-//! arms, and measurements would be lost. A change that cannot be saved is refused. An experiment of
-//! the file can be changed only there, so that the file stays complete for its readers.
+//! journal (`fleet.state`). Without them after a restart of the gateway, users would leave their
+//! arms, and measurements would be lost; so a change that cannot be saved is refused. An experiment
+//! of the file can be changed only there, so that the file stays complete for its readers.
 
 use super::{ReloadError, Reloader, problem_lines};
 use crate::core::Source;
@@ -14,7 +14,6 @@ use sluice_config::{AddedExperiment, Config};
 use sluice_gateway::experiment::ExperimentPlan;
 
 impl Reloader {
-    /// Creates or replaces an experiment.
     pub(crate) fn put_added(&self, experiment: AddedExperiment) -> Result<(), ExperimentError> {
         let _alone = self.core.alone();
         let name = experiment.name.clone();
@@ -33,7 +32,6 @@ impl Reloader {
         })
     }
 
-    /// Removes an experiment.
     pub(crate) fn remove_added(&self, name: &str) -> Result<(), ExperimentError> {
         let _alone = self.core.alone();
         let mut added = self.experiments.added.lock().clone();
@@ -44,7 +42,7 @@ impl Reloader {
         self.set_added(added, |_| Ok(()))
     }
 
-    /// Puts the saved experiments of the admin API in force, in place of the known ones.
+    /// Replaces the known experiments by the saved ones.
     pub(crate) fn read_added(&self) -> Result<(), ReloadError> {
         let Source::File { path, sets } = &self.core.source else { return Ok(()) };
         let _alone = self.core.alone();
@@ -57,16 +55,14 @@ impl Reloader {
         Ok(())
     }
 
-    /// Refuses an experiment of the file.
     fn check_not_declared(&self, name: &str) -> Result<(), ExperimentError> {
         let is_added = self.experiments.added.lock().active.iter().any(|other| other.name == name);
         let is_declared = self.core.config.load().experiments.iter().any(|declared| declared.name == name);
         if is_declared && !is_added { Err(ExperimentError::Declared { name: name.to_owned() }) } else { Ok(()) }
     }
 
-    /// Reads the file again and applies it with these added experiments, if `check` has no
-    /// objection and the experiments can be saved. The caller holds
-    /// [`Core::alone`](crate::core::Core::alone).
+    /// Reads the file again and applies it with these experiments, if `check` agrees and the
+    /// experiments can be saved. The caller holds [`Core::alone`](crate::core::Core::alone).
     fn set_added(
         &self,
         added: Added,
@@ -77,7 +73,7 @@ impl Reloader {
         let loaded = Config::load_with(path, sets, &added.active).map_err(|problems| refused(problems.into()))?;
         check(&loaded.config)?;
         let folder = self.core.config.load().fleet.state.clone();
-        // Saved before the change takes effect, so that a change that a restart would lose is
+        // Saved before the change takes effect, because a change that a restart would lose is
         // refused.
         added.save(&folder)?;
         let changes = self.apply(loaded.config).map_err(|error| {
@@ -92,8 +88,7 @@ impl Reloader {
     }
 }
 
-/// Problems of the experiment, at keys of the experiment. If there are none, the problems of the
-/// file, as for a reload.
+/// Problems at keys of the experiment; without any, the problems of the file.
 fn lines_of(error: &ReloadError) -> Vec<String> {
     let own = match error {
         ReloadError::Config(problems) => own_lines(problems),

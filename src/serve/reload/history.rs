@@ -1,8 +1,7 @@
-//! The reloads of a running gateway, for `/admin/status` and the marks on the charts of the live
-//! page.
+//! The reloads of a running gateway, for `/admin/status` and the charts of the live page.
 //!
-//! Kept are the outcome of the last reload, and the times at which configurations came into force.
-//! Bound: [`APPLIED_MAX`] such times.
+//! Kept are the last outcome, and the times at which configurations came into force. Bound:
+//! [`APPLIED_MAX`] times.
 
 use std::collections::VecDeque;
 
@@ -10,26 +9,23 @@ use tokio::time::Instant;
 
 use sluice_admin::status::{Applied, LastReload};
 
-/// Most replacements of the configuration that are kept: more than a chart of five minutes can
-/// show.
+/// More replacements than a chart of five minutes can show.
 const APPLIED_MAX: usize = 32;
 
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// The last reload, successful or not.
     pub(crate) last: Option<LastReload>,
-    /// The times at which configurations came into force, with their titles, newest first.
+    /// Times at which configurations came into force, with their titles, newest first.
     applied: VecDeque<(Instant, Option<String>)>,
 }
 
 impl History {
-    /// Notes that a configuration comes into force now.
     pub(crate) fn note(&mut self, title: Option<String>) {
         self.applied.truncate(APPLIED_MAX - 1);
         self.applied.push_front((Instant::now(), title));
     }
 
-    /// The replacements of the configuration, oldest first.
+    /// The replacements, oldest first.
     pub(crate) fn applied(&self, now: Instant) -> Vec<Applied> {
         let ago = |time: &Instant| now.saturating_duration_since(*time).as_secs_f64();
         self.applied

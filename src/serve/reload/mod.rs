@@ -1,7 +1,7 @@
 //! Applies a new configuration while requests run.
 //!
-//! Everything is read, checked ([`checks`]) and built first, so an error changes nothing. This
-//! takes long with many keys, so reloads run on threads that may block. Then the core puts the
+//! Everything is read, checked ([`checks`]) and built first, so an error changes nothing. With many
+//! keys this takes long, so reloads run on threads that may block. Then the core puts the
 //! configuration in force in one step. Settings that only a restart can change (sockets, threads,
 //! logs) keep their running values, and the list of changes names them.
 //!
@@ -66,7 +66,7 @@ impl Reloader {
         let _alone = self.core.alone();
         let result = self.read().and_then(|config| self.apply(config));
         if let Err(refused @ ReloadError::NoFile) = &result {
-            // Nothing was tried, so this is not a failed reload.
+            // Nothing was tried: this is not a failed reload.
             tracing::warn!("not reloaded: {refused}");
             return result;
         }
@@ -83,7 +83,7 @@ impl Reloader {
         result
     }
 
-    /// Applies a configuration that is not in a file. `title`: the name on the live page. Blocks.
+    /// Applies a configuration that is not in a file. `title` is its name on the live page. Blocks.
     pub fn apply_titled(&self, config: Config, title: &str) -> Result<(), ReloadError> {
         let _alone = self.core.alone();
         self.apply(config)?;
@@ -96,7 +96,6 @@ impl Reloader {
         let loaded = Config::load_with(path, sets, &self.experiments.added.lock().active)?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         if !self.core.acts() {
-            // The leader checks the engines.
             return Ok(loaded.config);
         }
         let running = self.core.config.load_full();
@@ -123,14 +122,13 @@ impl Reloader {
         self.tuner.state.configure(&mut config);
         let mut changes = diff::changes(&running, &config);
         changes.extend(moved.then_some(Change::after_restart("pool.backend.launch.port")));
-        // Running values also appear in `/admin/status`.
         config.keep_until_restart(&running);
         certificates::warn(&config);
         self.core.switch(config, Some(counters));
         Ok(changes)
     }
 
-    /// Opens the journal if the configuration has engines that this gateway manages.
+    /// Opens the journal if this gateway manages engines.
     fn open_journal(&self, config: &Config) -> Result<(), ReloadError> {
         let is_ours = self.core.acts() && self.core.fleet.lead().is_held() && !self.core.fleet.is_given_away();
         if engines::any(config) && is_ours {
@@ -139,7 +137,6 @@ impl Reloader {
         Ok(())
     }
 
-    /// Keeps the result of a reload for `/admin/status`.
     fn remember(&self, result: &Result<Vec<Change>, ReloadError>) {
         let lines = match result {
             Ok(changes) => changes.iter().map(ToString::to_string).collect(),
@@ -150,7 +147,6 @@ impl Reloader {
     }
 }
 
-/// The problems, one per line.
 pub(crate) fn problem_lines(error: &ReloadError) -> Vec<String> {
     match error {
         ReloadError::Config(problems) => problems.lines().take(MAX_PROBLEMS).collect(),

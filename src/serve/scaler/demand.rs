@@ -1,13 +1,13 @@
 //! Computes every second how many engines each pool with an `autoscale` table needs, for the
 //! metrics page and, with `apply`, for the fleet.
 //!
-//! The duration of a start is measured from the first sight of an unused backend or pod until it is
-//! in use. The longest of the last [`STARTS`] durations counts, because too short an estimate would
+//! The duration of a start is measured from the first sight of an unused backend or pod until its
+//! use. The longest of the last [`STARTS`] durations counts, because too short an estimate would
 //! order engines too late. For engines that the gateway starts, the durations in the journal take
 //! precedence. If several gateways share the engines, all loads are added (`cluster/loads.rs`).
 //!
-//! Nothing is kept over a restart: the capacity of an engine and the load of the previous day are
-//! learned anew. Until then the number of engines stays the same, except that a queue adds engines.
+//! Nothing is kept over a restart: capacity and load of the previous day are learned anew. Until
+//! then the number of engines stays, except that a queue adds engines.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -24,9 +24,9 @@ use sluice_online::observe::Observer;
 use sluice_online::observe::tally::Tally;
 use sluice_online::scaler::{Look, Scaler, ScalerRules};
 
-/// Number of recent starts of which the longest counts.
+/// Recent starts, of which the longest counts.
 const STARTS: usize = 5;
-/// An engine that was seen starting and is not in use after this time is forgotten.
+/// A starting engine that is not in use after this time is forgotten.
 const NEVER: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug, Default)]
@@ -40,16 +40,13 @@ struct Scaled {
     wanted: u32,
 }
 
-/// Durations of the starts of engines.
 #[derive(Debug, Default)]
 struct Starts {
-    /// Names of engines that are starting, and since when.
     since: BTreeMap<String, Duration>,
     took: VecDeque<Duration>,
 }
 
 impl Starts {
-    /// Notes the engines that start now, and the engines in use.
     fn see<'a>(&mut self, starting: &[String], in_use: impl Iterator<Item = &'a str>, now: Duration) {
         for name in in_use {
             if let Some(took) = self.since.remove(name).and_then(|since| now.checked_sub(since)) {
@@ -71,7 +68,7 @@ impl Starts {
 }
 
 impl Demand {
-    /// One look at all pools. Returns descriptions of the changes.
+    /// One look at all pools. Returns the changes in words.
     pub(crate) fn step(
         &self,
         config: &Config,
@@ -92,8 +89,8 @@ impl Demand {
             let other = others.map_or_else(OtherLoad::default, |others| others.take(&pool.name));
             tally.merge(&other.tally);
             let own = scaled.entry(pool.name.clone()).or_insert_with(|| {
-                // Requests that ended earlier, while another gateway decided, are not the load of
-                // this second.
+                // Requests that ended while another gateway decided are not the load of this
+                // second.
                 tally = Tally::default();
                 Scaled { scaler: Scaler::new(rules), rules, starts: Starts::default(), wanted: 0 }
             });
@@ -126,8 +123,8 @@ impl Demand {
         changes
     }
 
-    /// The number of engines that each pool should run, for pools that the gateway controls.
-    /// `None`: all engines of the pool. For pods, the number is known after a minute.
+    /// The engines that each controlled pool should run. `None`: all engines of the pool. For pods,
+    /// the number is known after a minute.
     pub(crate) fn targets(&self, config: &Config) -> Vec<(String, Option<u32>)> {
         let scaled = self.0.lock();
         let target = |pool: &Pool| {
@@ -142,7 +139,7 @@ impl Demand {
         config.pools.iter().filter_map(target).collect()
     }
 
-    /// Forgets everything, because another gateway publishes from now on.
+    /// Another gateway publishes from now on.
     pub(crate) fn clear(&self) {
         self.0.lock().clear();
     }
@@ -192,8 +189,8 @@ fn is_of(engine: &EngineView, pool: &str) -> bool {
     engine.backend.split_once('/').is_some_and(|(own, _)| own == pool)
 }
 
-/// The names of engines that are starting: backends whose engine starts, and pods that are not in
-/// use yet. An engine in the step `recover` is left out, because it is unknown whether it runs.
+/// Backends whose engine starts, and pods that are not in use yet. An engine in the step `recover`
+/// is left out, because it may be running.
 fn starting(view: &PoolView, engines: &[&EngineView], pods: &[PodsView]) -> Vec<String> {
     let step = |name: &str| {
         let own = engines.iter().find(|engine| engine.backend.split_once('/').is_some_and(|(_, own)| own == name));
@@ -281,7 +278,7 @@ mod tests {
                 serde_json::json!({ "version": 1, "begun": "", "writes": 1, "known": [], "gateways": { "b": entry } });
             others.see(&Ledger::parse(ledger.to_string().as_bytes()).unwrap(), "a");
         };
-        // Requests that ended before the first look are not the load of one second.
+        // Requests from before the first look are not the load of one second.
         write(1, 0.0);
         write(1, 1e9);
         for second in 1..=70 {

@@ -1,9 +1,8 @@
 //! Every second, computes the engines that pools need, and makes the fleet run that number.
 //!
-//! `demand.rs` computes the number; `replicas.rs` sets it for pools of pods. This is a separate
-//! task, because it must go on while the online tuner is off. It takes the lock of admission for a
-//! snapshot. It ends with the tasks that decide about engines: of two gateways, one publishes and
-//! applies.
+//! `demand.rs` computes the number; `replicas.rs` sets it for pools of pods. The task goes on while
+//! the online tuner is off. It takes the lock of admission for a snapshot. It ends with the tasks
+//! that decide about engines: of two gateways, one publishes and applies.
 
 mod demand;
 #[cfg(feature = "kubernetes")]
@@ -25,11 +24,10 @@ use sluice_gateway::telemetry::PoolEngines;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct ScalerService {
     core: Arc<Core>,
-    /// Counts the finished requests, and knows whether it compares engines.
+    /// Counts the finished requests, and knows whether the tuner compares engines.
     tuner: Arc<TunerService>,
     pods: Arc<Pods>,
     demand: Demand,
@@ -40,12 +38,11 @@ impl ScalerService {
         Self { core, tuner, pods, demand: Demand::default() }
     }
 
-    /// Starts the task, which runs until `end` is true.
     pub(crate) fn start(self: &Arc<Self>, end: &watch::Receiver<bool>) -> JoinHandle<()> {
         tokio::spawn(Arc::clone(self).keep_scaling(end.clone()))
     }
 
-    /// Forgets everything, because another gateway publishes from now on.
+    /// Another gateway publishes from now on.
     pub(crate) fn clear(&self) {
         self.demand.clear();
     }
@@ -55,7 +52,7 @@ impl ScalerService {
         self.demand.view()
     }
 
-    /// The load of the pools that are scaled, for other gateways.
+    /// The loads of scaled pools, for other gateways.
     pub(crate) fn loads(&self) -> BTreeMap<String, PoolLoad> {
         let config = self.core.config.load();
         match config.pools.iter().any(|pool| pool.autoscale.is_some()) {
@@ -82,7 +79,6 @@ impl ScalerService {
                     tracing::info!("autoscale: {change}");
                 }
             }
-            // The tuner compares the engines that serve.
             let may_stop = self.tuner.state.tuner.lock().engine_change().is_none();
             for (pool, wanted) in self.demand.targets(&config) {
                 #[cfg(feature = "kubernetes")]

@@ -2,10 +2,10 @@
 //!
 //! An increase is applied at once. Before a decrease, a dry run finds out whether it is allowed.
 //! Then the pods with the highest numbers are drained, and the replicas follow as these pods have
-//! no requests left. A field that another manager owns is left alone, and the log says so once.
+//! no requests left. A field that another manager owns is left alone; the log says so once.
 //!
-//! Bounds: while nothing needs a change, the API server is asked about a set every [`LOOK`]; after
-//! an error, not before [`RETRY`]; otherwise at every call, which is once a second.
+//! Bounds: the API server is asked about a set every [`LOOK`] while nothing changes, not before
+//! [`RETRY`] after an error, otherwise at every call, once a second.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,29 +16,24 @@ use sluice_config::Pods;
 use sluice_fleet::Fleet;
 use sluice_fleet::discovery::{PodsView, apply_replicas, read_replicas};
 
-/// Pause between looks while nothing needs a change.
 const LOOK: Duration = Duration::from_secs(10);
-/// Pause after an error.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// The StatefulSets of all pools, by the name of the pool.
+/// The StatefulSets, by the name of the pool.
 #[derive(Debug, Default)]
 pub(super) struct Sets(BTreeMap<String, Set>);
 
 #[derive(Debug, Default)]
 struct Set {
-    /// The replicas that the set has, and since when that is known.
+    /// The replicas, and since when the number is known.
     have: Option<(u32, Instant)>,
-    /// When a dry run allowed a decrease.
     allowed: Option<Instant>,
-    /// No call is made before this time.
     not_before: Option<Instant>,
-    /// The last error, which is logged once.
+    /// The last error, logged once.
     why: String,
 }
 
-/// The least number of replicas that explains the pods of a set, without pods that are being
-/// deleted.
+/// The least replicas that explain the pods of a set, without pods that are being deleted.
 fn replicas_seen(seen: &[PodsView], pool: &str, set: &str) -> u32 {
     let pods = seen.iter().filter(|view| view.pool == pool).flat_map(|view| &view.pods);
     let number = |name: &str| name.strip_prefix(set)?.strip_prefix('-')?.parse::<u32>().ok();
@@ -61,8 +56,7 @@ impl Sets {
         if set.not_before.is_some_and(|moment| Instant::now() < moment) {
             return;
         }
-        // If there are more pods than known, another manager may have raised the number, so it is
-        // read again.
+        // With more pods than known, another manager may have raised the number: it is read again.
         let seen = replicas_seen(seen, pool, name);
         set.have = set.have.filter(|(have, _)| seen <= *have);
         match set.follow(fleet, pool, (pods.namespace.as_deref(), name), wanted, may_stop).await {
@@ -80,8 +74,8 @@ impl Sets {
 }
 
 impl Set {
-    /// Whether a decrease needs a dry run first. The answer of a dry run counts only while the
-    /// number is above the wanted one: later, another manager may have raised it again.
+    /// Whether a decrease needs a dry run. An earlier answer counts only while the number is above
+    /// the wanted one: later, another manager may have raised it again.
     fn must_ask(&mut self, have: u32, wanted: u32) -> bool {
         if wanted >= have {
             self.allowed = None;
@@ -106,15 +100,14 @@ impl Set {
         self.have = Some((have, Instant::now())).filter(|_| known.is_none()).or(known);
         if self.must_ask(have, wanted) {
             if let Err(why) = apply_replicas(namespace, name, wanted, true).await {
-                // The pods that were being drained serve on.
                 fleet.scale(pool, Some(have), false).await;
                 return Err(why);
             }
             self.allowed = Some(Instant::now());
         }
-        // If the number decreases, pods that are still in use stay.
+        // Pods that are in use stay.
         let next = fleet.scale(pool, Some(wanted), may_stop).await.max(wanted);
-        // The lead may have been lost during the wait. Then another gateway sets the replicas.
+        // The lead may have been lost during the wait; then another gateway sets the replicas.
         if (wanted > have || next < have) && fleet.lead().is_held() {
             let next = if wanted > have { wanted } else { next };
             apply_replicas(namespace, name, next, false).await?;

@@ -31,11 +31,9 @@ use sluice_online::limits::forecast::{LimitsAnswer, LimitsQuestion};
 use sluice_online::tuner::Tuner;
 
 const POLL: Duration = Duration::from_millis(500);
-/// The step of an engine that serves.
 const SERVES: &str = "serve";
 
-/// The result of a refused restart for the tuner: only settings that cannot work speak against the
-/// change.
+/// A refused restart for the tuner: only settings that cannot work speak against the change.
 fn refused(error: &RestartError) -> Restarted {
     match error {
         RestartError::Blocked(_)
@@ -47,7 +45,6 @@ fn refused(error: &RestartError) -> Restarted {
     }
 }
 
-/// The gateway as the tuner sees and changes it.
 #[derive(Clone)]
 pub(super) struct Live(pub(super) Arc<TunerService>);
 
@@ -131,7 +128,7 @@ impl Deployment for Live {
 }
 
 impl TunerService {
-    /// The values of an engine's flags: given values, and defaults as far as they are known.
+    /// The given values of an engine's flags, and known defaults.
     fn flags_of(&self, engine: &EngineView, backend: &Backend) -> Flags {
         let given = given(&engine.settings);
         let mut flags = self.setup(backend, &given).map(|setup| setup.flags()).unwrap_or_default();
@@ -141,7 +138,7 @@ impl TunerService {
         flags
     }
 
-    /// The engine of a backend for a simulation, if the configuration describes it.
+    /// The engine of a backend, if the configuration describes it for a simulation.
     fn setup(&self, backend: &Backend, given: &Flags) -> Option<EngineSetup> {
         let config = self.core.config.load();
         let simulation = &config.tuner.simulation;
@@ -153,7 +150,7 @@ impl TunerService {
         EngineSetup::vllm(&backend.name, gpu, simulation.host.as_deref(), model, &words).ok()
     }
 
-    /// Restarts an engine with another value of a flag, and waits until the restart has ended.
+    /// Restarts an engine with another value of a flag, and waits for the end of the restart.
     async fn restart_for_tuner(&self, engine: &str, (flag, value): (EngineFlag, f64), hold: bool) -> Restarted {
         let set = BTreeMap::from([(flag.name().to_owned(), flag.written(value))]);
         let started =
@@ -171,14 +168,14 @@ impl TunerService {
             let why = || ended.why.clone().unwrap_or_else(|| ended.outcome.clone());
             return match ended.outcome.as_str() {
                 "done" => Restarted::Done,
-                // Requests took longer than the drain, so nothing was changed.
+                // Requests took longer than the drain; nothing was changed.
                 "aborted" => Restarted::Blocked(why()),
                 _ => Restarted::Failed(why()),
             };
         }
     }
 
-    /// A simulation of this deployment; `None` unless the configuration describes all engines.
+    /// `None` unless the configuration describes all engines.
     fn lab(&self) -> Option<Lab> {
         let (config, views) = (self.core.config.load_full(), self.core.fleet.views());
         let mut engines: Vec<EngineSetup> = Vec::new();
@@ -193,7 +190,7 @@ impl TunerService {
     }
 }
 
-/// The flags in an engine's settings, which are `name=value` words.
+/// Flags in an engine's settings, which are `name=value` words.
 fn given(settings: &str) -> Flags {
     let flag = |word: &str| {
         let (name, value) = word.split_once('=')?;

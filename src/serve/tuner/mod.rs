@@ -1,10 +1,10 @@
 //! Runs the online tuner every second, puts its limits in force, and carries out the orders of
 //! operators.
 //!
-//! Two tasks: one for the pools, and a slower one for the engines' metrics pages, which only
-//! diagnoses use. Both end when the gateway ends or loses the lead. Neither delays a request.
-//! `service.rs` carries out orders, `state.rs` has the tuner with the tuner's files, and
-//! `engines.rs` is the gateway as the deployment that the tuner drives.
+//! One task is for the pools, a slower one for the engines' metrics pages, which only diagnoses
+//! use. Both end when the gateway ends or loses the lead. Neither delays a request. `service.rs`
+//! carries out orders, `state.rs` has the tuner with the tuner's files, and `engines.rs` is the
+//! deployment that the tuner drives.
 
 mod state;
 mod service;
@@ -22,10 +22,8 @@ use engines::Live;
 pub(crate) use service::TunerService;
 pub(crate) use state::TunerState;
 
-/// Most pages that are read at once.
 const LOOKS_AT_ONCE: usize = 16;
 
-/// Starts the tasks, which run until `end` is true.
 pub(crate) fn start(service: &Arc<TunerService>, end: &watch::Receiver<bool>) -> [JoinHandle<()>; 2] {
     [
         tokio::spawn(keep_tuning(Arc::clone(service), end.clone())),

@@ -1,7 +1,7 @@
 //! The tuner service: the tuner with its files, and the orders of operators.
 //!
-//! An order takes the lock of the tuner, and then changes the limits in force. An order that cannot
-//! be saved is in force, and the answer says that the next start does not know of it. Bounds: see
+//! An order takes the lock of the tuner, and then changes the limits in force. If it cannot be
+//! saved, it is in force, and the answer says that the next start does not know of it. Bounds: see
 //! [`TunerState`].
 
 use std::sync::Arc;
@@ -14,7 +14,6 @@ use sluice_config::TunerMode;
 use sluice_online::event::Event;
 use sluice_online::tuner::report::TunerReport;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct TunerService {
     pub(super) core: Arc<Core>,
@@ -26,7 +25,7 @@ impl TunerService {
         Self { core, state }
     }
 
-    /// Puts the tuner's changed limits and experiment in force, and keeps the events.
+    /// Puts changed limits and the tuner's experiment in force, and keeps the events.
     pub(super) fn follow(&self, changed: bool, events: Vec<Event>) {
         if changed {
             self.core.put_limits(|config| self.state.tuner.lock().put(config));
@@ -34,7 +33,6 @@ impl TunerService {
         self.state.keep(events);
     }
 
-    /// Carries out an order.
     pub(crate) fn order(&self, order: TunerOrder) -> Result<TunerReport, TunerError> {
         let TunerState { tuner, observer, started, .. } = &self.state;
         let now = started.elapsed();

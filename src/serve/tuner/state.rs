@@ -1,10 +1,9 @@
 //! The online tuner with a memory: the last events, counts of events, and two files.
 //!
-//! The files are in the folder of the engines' journal (`fleet.state`). `tuner.json` has the limits
-//! that were kept; the next gateway goes on with them, unless the configured limits have changed.
-//! `tuner.jsonl` has every event, one line each, including observations and simulations. A change
-//! under trial is not kept at the end. A file that cannot be written is reported and has no other
-//! effect.
+//! The files are in the folder of the engines' journal (`fleet.state`). `tuner.json` has the kept
+//! limits; the next gateway goes on with them, unless the configured limits have changed.
+//! `tuner.jsonl` has every event, one line each, with observations and simulations. A change under
+//! trial is not kept. A file that cannot be written is reported and has no other effect.
 //!
 //! Bounds: [`EVENTS_SHOWN`] events in memory; `tuner.jsonl` is renamed to `tuner.jsonl.1` at
 //! [`JOURNAL_MAX`] bytes.
@@ -30,12 +29,10 @@ use sluice_online::tuner::{Saved, Tuner};
 
 const STATE: &str = "tuner.json";
 const JOURNAL: &str = "tuner.jsonl";
-/// Most changes that the admin API shows.
+/// Changes that the admin API shows.
 const EVENTS_SHOWN: usize = 100;
-/// Greatest size of the journal in bytes.
 const JOURNAL_MAX: u64 = 16 << 20;
 
-/// The tuner, counts and files.
 #[derive(Debug)]
 pub(crate) struct TunerState {
     pub(crate) tuner: Mutex<Tuner>,
@@ -43,23 +40,21 @@ pub(crate) struct TunerState {
     pub(crate) started: Instant,
     folder: PathBuf,
     recent: Mutex<VecDeque<TimedEvent>>,
-    /// Whether another gateway has the files.
     released: AtomicBool,
-    /// Held while the state is saved, so that an older state never replaces a newer one.
+    /// Held while the state is saved: an older state never replaces a newer one.
     saving: Mutex<()>,
     counts: [AtomicU64; EventKind::ALL.len()],
-    /// While another gateway leads, it has the files, and this one saves nothing.
+    /// Another leader has the files; then this gateway saves nothing.
     lead: Arc<Lead>,
 }
 
 impl TunerState {
-    /// The tuner of a configuration that is about to be put in force. Puts the limits that an
-    /// earlier gateway kept into it.
+    /// Puts the limits that an earlier gateway kept into `config`, which is about to be in force.
     pub(crate) fn new(config: &mut Config, started: Instant, lead: Arc<Lead>) -> Self {
         let (observer, folder) = (Arc::new(Observer::default()), config.fleet.state.clone());
         let mut tuner = Tuner::new(config, &observer, Duration::ZERO);
         let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
-        // This also happens if the tuner is off now, because changed engines must be changed back.
+        // Also with the tuner off: changed engines must be changed back.
         if let Some(saved) = saved {
             match tuner.restore(saved, &observer, Duration::ZERO) {
                 true => tuner.put(config),
@@ -77,19 +72,18 @@ impl TunerState {
         saved.is_some_and(|saved| self.tuner.lock().restore(saved, &self.observer, self.started.elapsed()))
     }
 
-    /// Puts the tuner's limits into a configuration. A reload takes the lock of reloads first and
-    /// the tuner's lock second, so do not call this with the tuner locked.
+    /// Puts the tuner's limits into a configuration. Reloads take their lock first and the tuner's
+    /// lock second, so the tuner must not be locked here.
     pub(crate) fn put(&self, config: &mut Config) {
         self.tuner.lock().put(config);
     }
 
-    /// The function that receives finished requests.
     pub(crate) fn observe(&self) -> impl Fn(&sluice_gateway::flow::Record) + Send + Sync + 'static {
         let (observer, started) = (Arc::clone(&self.observer), self.started);
         move |record| observer.record(record, started.elapsed())
     }
 
-    /// An operator's configuration is about to be put in force; see [`Tuner::configure`].
+    /// An operator's configuration is about to be in force; see [`Tuner::configure`].
     pub(crate) fn configure(&self, config: &mut Config) {
         self.tuner.lock().configure(config, &self.observer, self.started.elapsed());
     }
@@ -114,7 +108,6 @@ impl TunerState {
         TunerReport { events, ..self.tuner.lock().report() }
     }
 
-    /// Logs, counts and saves events.
     pub(crate) fn keep(&self, events: Vec<Event>) {
         if events.is_empty() || self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
             return;
@@ -151,15 +144,15 @@ impl TunerState {
         if released {
             self.save_or_warn();
         }
-        // Under the lock, so that no thread is still saving.
+        // No thread is saving any more.
         let _alone = self.saving.lock();
         self.released.store(released, Ordering::Relaxed);
     }
 
-    /// Saves the limits that were kept, unless another gateway has the files.
+    /// Saves the kept limits, unless another gateway has the files.
     ///
     /// # Errors
-    /// The limits cannot be written; the limits that were saved before stay.
+    /// The limits cannot be written; the earlier file stays.
     pub(crate) fn save(&self) -> std::io::Result<()> {
         let _alone = self.saving.lock();
         if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
@@ -170,7 +163,7 @@ impl TunerState {
         sluice_fleet::replace_state(&self.folder, STATE, &bytes)
     }
 
-    /// Saves the limits when no operator waits for an answer. A failure is a warning in the log.
+    /// Saves the limits when no operator waits. A failure is a warning in the log.
     pub(crate) fn save_or_warn(&self) {
         if let Err(error) = self.save() {
             tracing::warn!(

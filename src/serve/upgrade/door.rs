@@ -2,8 +2,8 @@
 //!
 //! Only the gateway's user may connect (mode 0600, in a folder of the gateway), and the user of
 //! every visitor is checked. The socket itself is handed over too, so that the path always leads to
-//! the gateway that accepts connections. A killed gateway leaves a path on which no process
-//! listens; the next start replaces it.
+//! the gateway that accepts connections. A killed gateway leaves a path without a listener; the
+//! next start replaces it.
 
 use std::fs;
 use std::io;
@@ -17,9 +17,7 @@ use tokio::net::{UnixListener, UnixStream};
 use sluice_config::owner::Untrusted;
 use sluice_fleet::{UPGRADE_SOCKET, check_state, create_state};
 
-/// Temporary name of a new socket.
 const DRAFT: &str = "upgrade.sock.tmp";
-/// Pause after a failed accept.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Why the gateway could not open the socket for upgrades.
@@ -49,12 +47,11 @@ pub struct Door {
 }
 
 impl Door {
-    /// The path of the socket in a folder.
     pub(crate) fn path(folder: &Path) -> PathBuf {
         folder.join(UPGRADE_SOCKET)
     }
 
-    /// Opens the socket in this folder, and creates the folder if it is missing.
+    /// Opens the socket in this folder, which is created if it is missing.
     ///
     /// # Errors
     /// Another gateway listens there, or the folder cannot be used.
@@ -78,7 +75,6 @@ impl Door {
         }
     }
 
-    /// The socket that the previous gateway had open.
     pub(crate) fn inherited(folder: &Path, socket: OwnedFd) -> io::Result<Self> {
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
@@ -104,7 +100,7 @@ impl Door {
 
     /// Removes the path when the gateway stops.
     pub fn remove(self) {
-        // If this fails, the next start finds that no process listens there.
+        // Otherwise the next start finds no listener there.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -122,7 +118,6 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let error = Door::open(&folder).unwrap_err();
         assert!(matches!(error, DoorError::Taken(_)), "{error}");
-        // After a kill, the path stays.
         drop(door);
         Door::open(&folder).unwrap().remove();
         assert!(!Door::path(&folder).exists());

@@ -1,7 +1,7 @@
 //! Why an upgrade did not take place, from the view of the new gateway.
 //!
-//! Nothing has changed then: the running gateway goes on. Every message says how to proceed. The
-//! reasons of the running gateway arrive as text.
+//! The running gateway goes on, unchanged. Every message says how to proceed. The reasons of the
+//! running gateway arrive as text.
 
 use std::io;
 use std::path::PathBuf;

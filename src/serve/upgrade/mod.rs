@@ -21,10 +21,10 @@
 //! as before: it sends `withdrawn`, locks the journal and adopts its engines again. If the
 //! connection ends without `withdrawn`, the old process has ended, and the new one serves alone. So
 //! exactly one of them accepts connections. `conceded` also says which backends may get work,
-//! because the new gateway manages their engines. From then on, the use of the old gateway counts
-//! as foreign use in the new one (`sluice_gateway::pool`), so that the limits hold across both.
-//! More upgrades may follow while gateways drain; each gateway claims for itself and for the
-//! gateways before it.
+//! because the new gateway manages their engines. From then on, the old gateway's use counts as
+//! foreign use in the new one (`sluice_gateway::pool`), so the limits hold across both. More
+//! upgrades may follow while gateways drain; each gateway claims for itself and for the gateways
+//! before it.
 //!
 //! Bounds: one upgrade at a time; eight gateways that drain; messages of 4 MiB; the times in
 //! `hand_over.rs` and `predecessor.rs`.
@@ -44,8 +44,8 @@ pub(crate) use predecessor::Predecessor;
 pub use predecessor::{Opened, take_over};
 pub(crate) use wire::Port;
 
-/// The folder of `upgrade.sock`: `fleet.state`. If several gateways share that folder, a subfolder
-/// of this gateway, named by the client port.
+/// The folder of `upgrade.sock`: `fleet.state`, or, if several gateways share it, a subfolder named
+/// by the client port.
 pub fn folder(config: &Config) -> PathBuf {
     let state = &config.fleet.state;
     match &config.cluster {

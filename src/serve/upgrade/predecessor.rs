@@ -1,8 +1,8 @@
-//! The side of the new gateway: asks the running one for its sockets, and counts the capacity that
-//! it still uses.
+//! The new gateway's side of an upgrade: asks the running one for its sockets, and counts the
+//! capacity that it still uses.
 //!
-//! While the connection is silent, the last claims stay in force, because the old process lives and
-//! may use them. When the process ends, the kernel closes the connection, and the claims are void.
+//! While the connection is silent, the last claims stay in force: the old process lives and may use
+//! them. When the process ends, the kernel closes the connection, and the claims are void.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -24,14 +24,14 @@ use sluice_config::Config;
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, BackendView, Cordon, PoolView, Share};
 
-/// Time limit of the running gateway's answer. It first ends the deciders and saves their state.
+/// Time limit of the running gateway's answer: it first ends the deciders and saves their state.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// Time limit of the first claims, once this gateway is ready.
 const CLAIMS_MAX: Duration = Duration::from_secs(10);
 /// Silence of a draining gateway after which the log warns.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// The start conditions of a gateway: open sockets, and the gateway that it takes over from.
+/// Open sockets, and the gateway that this one takes over from.
 #[derive(Debug, Default)]
 pub struct Opened {
     pub(crate) sockets: Sockets,
@@ -55,21 +55,18 @@ impl From<Sockets> for Opened {
 pub(crate) struct Predecessor {
     stream: UnixStream,
     pid: u32,
-    /// Concessions that are not sent yet.
     unsaid: Option<Conceded>,
-    /// Backends with foreign use.
     claimed: HashSet<BackendId>,
     gateways: Arc<AtomicU32>,
-    /// Whether this gateway must end instead of serving.
     stopped: Arc<AtomicBool>,
 }
 
-/// Asks the running gateway for the sockets that this configuration has too. From then on, the
-/// running gateway waits for this one to serve or to end. `stopped`: whether this gateway must end
-/// before it serves.
+/// Asks the running gateway for the sockets that this configuration has too. Then the running
+/// gateway waits for this one to serve or to end. `stopped`: this gateway must end before it
+/// serves.
 ///
 /// # Errors
-/// There is no running gateway, or it refuses. Nothing has changed.
+/// No gateway runs, or it refuses. Nothing has changed.
 pub async fn take_over(config: &Config, stopped: Arc<AtomicBool>) -> Result<(Opened, Option<Door>), UpgradeError> {
     let folder = &super::folder(config);
     let path = Door::path(folder);
@@ -105,8 +102,8 @@ pub async fn take_over(config: &Config, stopped: Arc<AtomicBool>) -> Result<(Ope
     Ok((Opened { sockets, predecessor: Some(predecessor) }, door))
 }
 
-/// Selects the sockets that this configuration has too. Others are closed here, and by the previous
-/// gateway once it has handed over.
+/// Selects the sockets that this configuration has too. The others are closed here, and by the
+/// previous gateway after the hand-over.
 fn sort(
     accepted: Accepted,
     descriptors: Vec<OwnedFd>,
@@ -144,11 +141,11 @@ impl Predecessor {
 
     /// Completes the hand-over once this gateway can serve. The previous gateway claims its use,
     /// names the backends that an operator has taken out of rotation, and claims again once it
-    /// accepts no more connections. After this call, connections may be accepted. If the previous
-    /// gateway ends meanwhile, this one serves alone.
+    /// accepts no more connections. Then connections may be accepted. If the previous gateway ends
+    /// meanwhile, this one serves alone.
     pub(crate) async fn confirm(&mut self, admission: &Admission) -> Result<(), UpgradeError> {
         self.check_stopped()?;
-        // If sending fails, the next answer gives the reason.
+        // If this fails, the next answer gives the reason.
         let _ = send(&mut self.stream, &Ready {}).await;
         let claims = timeout(CLAIMS_MAX, self.claims()).await.map_err(std::io::Error::from)??;
         let Some(claims) = claims else {
@@ -166,7 +163,7 @@ impl Predecessor {
         }
         let conceded = self.concede(claims, admission);
         let _ = send(&mut self.stream, &conceded).await;
-        // No time limit: the previous gateway may have handed over without an answer yet.
+        // No time limit: the previous gateway may have handed over already.
         self.unsaid = self.next_claims().await?.map(|claims| self.concede(claims, admission));
         Ok(())
     }
@@ -193,14 +190,14 @@ impl Predecessor {
             admission.concede(*backend, Share::default());
         }
         self.gateways.store(0, Relaxed);
-        // The kernel closes the connection both at an orderly end and after a kill.
+        // The kernel closes the connection after an orderly end and after a kill.
         match ended {
             None => tracing::info!(pid = self.pid, "the gateway before this one has ended"),
             Some(reason) => tracing::info!(pid = self.pid, reason, "the gateway before this one has ended"),
         }
     }
 
-    /// Receives claims; `None` if the process has ended.
+    /// Claims, or `None` if the process has ended.
     async fn claims(&mut self) -> Result<Option<Claims>, UpgradeError> {
         match receive_if_open(&mut self.stream).await? {
             Some(Said::Claims(claims)) => Ok(Some(claims)),
@@ -225,8 +222,7 @@ impl Predecessor {
 
     fn concede(&mut self, claims: Claims, admission: &Admission) -> Conceded {
         self.gateways.store(claims.gateways, Relaxed);
-        // If the ledger counts the use of the previous gateway, the ledger divides the limits
-        // between the two.
+        // A ledger that counts the previous gateway's use divides the limits between the two.
         let by_ledger = claims.in_ledger && admission.is_divided();
         let view = admission.view();
         let places = places(&claims.claims, &view);
@@ -256,9 +252,8 @@ fn cordon(backend: &BackendView) -> Cordon {
     }
 }
 
-/// The backend that each claim means: the one with the same pool, name and address. Otherwise
-/// another one with that address, because a backend that was renamed or moved to another pool is
-/// the same engine.
+/// The backend that each claim means: with the same pool, name and address, otherwise with that
+/// address, because a backend that was renamed or moved to another pool is the same engine.
 fn places(claims: &[ClaimedBackend], view: &[PoolView]) -> Vec<Option<BackendId>> {
     let all = || view.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (&pool.name, backend)));
     let mut taken = HashSet::new();

@@ -20,14 +20,12 @@ use tokio::net::UnixStream;
 
 use sluice_gateway::pool::{Cordon, Share};
 
-/// The version of this protocol.
 pub(crate) const PROTOCOL: u32 = 1;
-/// Largest message in bytes, enough for some ten thousand backends.
+/// Largest message in bytes: some ten thousand backends.
 pub(crate) const FRAME_MAX: u32 = 4 << 20;
-/// Most descriptors in a hand-over.
 const DESCRIPTORS_MAX: usize = 8;
 
-/// The new gateway's first message, which is the same in every version.
+/// The new gateway's first message, the same in every version.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) sluice_upgrade: u32,
@@ -48,32 +46,27 @@ pub(crate) struct Accepted {
     pub(crate) sluice_upgrade: u32,
     pub(crate) version: String,
     pub(crate) pid: u32,
-    /// The sockets, in the order of the descriptors.
+    /// Sockets in the order of the descriptors.
     pub(crate) sockets: Vec<OpenSocket>,
 }
 
-/// A listening socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct OpenSocket {
     pub(crate) port: Port,
-    /// The configured address.
     pub(crate) address: Option<SocketAddr>,
 }
 
-/// The purpose of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Port {
     Clients,
     Admin,
-    /// `upgrade.sock`.
     Upgrade,
-    /// A purpose that only a newer version knows.
+    /// Known only to a newer version.
     #[serde(other)]
     Unknown,
 }
 
-/// The new gateway can serve.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Ready {}
 
@@ -82,51 +75,48 @@ pub(crate) struct Ready {}
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Said {
     Claims(Claims),
-    /// The old gateway goes on as before, and the new one must not serve.
+    /// The old gateway goes on as before; the new one must not serve.
     Withdrawn {
         why: String,
     },
 }
 
-/// The old gateway's claims to all backends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Claims {
-    /// Gateways that drain: the old gateway and the gateways before it.
+    /// The old gateway and the gateways before it.
     pub(crate) gateways: u32,
-    /// Whether a ledger counts the use of the old gateway.
+    /// Whether a ledger counts the old gateway's use.
     #[serde(default)]
     pub(crate) in_ledger: bool,
     pub(crate) claims: Vec<ClaimedBackend>,
 }
 
-/// A backend, identified by its place in a configuration.
+/// A backend, by its place in a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ClaimedBackend {
     pub(crate) pool: String,
     pub(crate) backend: String,
     pub(crate) authority: String,
-    /// Whether an operator has taken the backend out of rotation.
+    /// Whether an operator has taken it out of rotation.
     #[serde(default)]
     pub(crate) draining: bool,
     pub(crate) share: Share,
 }
 
-/// The new gateway's answer to each claim; `None` if it does not know the backend.
+/// The answer to each claim; `None`: the new gateway does not know the backend.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Conceded {
     pub(crate) backends: Vec<Option<ConcededBackend>>,
 }
 
-/// How the old gateway may use a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ConcededBackend {
-    /// The part of the claim that it may use now.
+    /// The part of the claim that may be used now.
     pub(crate) share: Share,
-    /// Whether the backend may get work. The new gateway manages the engine.
+    /// Whether the backend may get work from the new gateway, which manages the engine.
     pub(crate) cordon: Cordon,
 }
 
-/// Sends a message.
 pub(crate) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
     let json = serde_json::to_vec(message)?;
     let length = u32::try_from(json.len()).ok().filter(|length| *length <= FRAME_MAX);
@@ -139,7 +129,7 @@ pub(crate) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io:
     receive_if_open(stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// As [`receive`]; `None` if the other process closed the connection between messages.
+/// As [`receive`]; `None` if the connection was closed between messages.
 pub(crate) async fn receive_if_open<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match stream.read(&mut length[..1]).await {
@@ -158,7 +148,6 @@ pub(crate) async fn receive_if_open<T: DeserializeOwned>(stream: &mut UnixStream
     Ok(Some(serde_json::from_slice(&json)?))
 }
 
-/// Sends descriptors.
 pub(crate) async fn send_descriptors(stream: &UnixStream, descriptors: &[OwnedFd]) -> io::Result<()> {
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     let send = || {
@@ -173,7 +162,6 @@ pub(crate) async fn send_descriptors(stream: &UnixStream, descriptors: &[OwnedFd
     stream.async_io(Interest::WRITABLE, send).await
 }
 
-/// Receives descriptors.
 pub(crate) async fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let receive = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];

@@ -1,6 +1,6 @@
 //! The limits of an API key at several gateways.
 //!
-//! Clients share one key, and time is virtual. The store is in memory.
+//! Clients share one key. Time is virtual, the store is in memory.
 
 use sha2::{Digest, Sha256};
 
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 const IN_FLIGHT: u32 = 10;
 const A_MINUTE: u32 = 600;
 
-/// The key at one gateway, and the key's requests there.
+/// The key's requests at one gateway.
 struct Client {
     key: ApiKey,
     running: Vec<InFlight>,
@@ -40,7 +40,7 @@ impl Client {
         Self { key, running: Vec::new(), served: 0 }
     }
 
-    /// Tries to run `most` requests at once. Refused ones are sent again at the next call.
+    /// Tries to run `most` requests; refused ones are sent again at the next call.
     fn fill(&mut self, most: usize) {
         self.running.truncate(most);
         while self.running.len() < most
@@ -67,7 +67,7 @@ async fn a_key_has_its_limit_at_all_gateways_together_and_it_follows_the_request
     let mut clients = all(&gateways, &KeyLimit { in_flight: Some(IN_FLIGHT), ..KeyLimit::default() });
     pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
     for wanted in [[30, 0, 0], [0, 30, 0], [30, 30, 30], [2, 2, 30]] {
-        // While demand moves, more requests than the limit may run for the time of a renewal.
+        // More requests than the limit may run for the time of a renewal.
         pass(&mut gateways, LEASE.as_secs(), |_| clients.iter_mut().zip(wanted).for_each(|(one, most)| one.fill(most)))
             .await;
         let running = |clients: &[Client]| clients.iter().map(|one| one.running.len()).collect::<Vec<_>>();
@@ -78,7 +78,7 @@ async fn a_key_has_its_limit_at_all_gateways_together_and_it_follows_the_request
         .await;
         let found = running(&clients);
         assert!(found.iter().sum::<usize>() + 2 >= IN_FLIGHT as usize, "{wanted:?}: {found:?}");
-        // Ends all requests, so that the next division finds none in use.
+        // The next division must find no requests in use.
         clients.iter_mut().for_each(|one| one.running.clear());
     }
 }
@@ -139,7 +139,6 @@ async fn the_tokens_of_a_day_are_those_of_all_gateways_together() {
     let clients = all(&gateways, &limit);
     pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
     let mut used = [0, 0];
-    // All requests go to one gateway, then to the other.
     for busy in [0, 1] {
         pass(&mut gateways, 300, |_| {
             let now = Instant::now();
@@ -153,7 +152,7 @@ async fn the_tokens_of_a_day_are_those_of_all_gateways_together() {
         .await;
     }
     let sum = used[0] + used[1];
-    // While demand moves, each gateway may have a little more.
+    // Each gateway may have a little more while demand moves.
     let about_a_day = A_DAY * 9 / 10..=A_DAY * 102 / 100;
     assert!(about_a_day.contains(&sum) && used[0] > A_DAY / 2, "{used:?}");
 }

@@ -1,7 +1,7 @@
 //! Gateways with a ledger in memory, on virtual time.
 //!
-//! Pools have no sockets, and engines only answer the question for their load. Every step checks
-//! that all gateways together stay within the limit.
+//! Pools have no sockets, and engines only report their load. Every step checks that all gateways
+//! together stay within the limit.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -30,12 +30,10 @@ mod others;
 const SLOTS: u32 = 10;
 const LEASE: Duration = Duration::from_secs(4);
 
-/// Faults of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Fault {
     #[default]
     None,
-    /// The store does not answer.
     Gone,
     /// The store writes, but the answer is lost.
     Forgets,
@@ -98,7 +96,6 @@ impl Store for Memory {
     }
 }
 
-/// A pool with a part in the ledger, and the leases of requests.
 struct Gateway {
     admission: Arc<Admission>,
     keys: Arc<KeyUsage>,
@@ -115,7 +112,7 @@ impl Gateway {
         Self::join_before(store, number, mode, |_| Box::pin(async { Some(0) }))
     }
 
-    /// Joins in front of an engine that reports the load `running`.
+    /// In front of an engine that reports the load `running`.
     fn join_before(store: &Memory, number: u64, mode: ClusterMode, running: fn(Arc<Address>) -> Running) -> Self {
         let rules = HealthRules {
             probe_failures: 2,
@@ -199,12 +196,11 @@ impl Gateway {
     }
 }
 
-/// Lets time pass in small steps. At each step, the sum over all gateways of the share, or the use
-/// if larger, must be within the limit.
+/// Lets time pass in small steps. At each, the sum over all gateways of the share, or the use if
+/// larger, must be within the limit.
 async fn pass(gateways: &mut [Gateway], seconds: u64, mut each: impl FnMut(&mut [Gateway])) {
     for step in 0..seconds * 20 {
         advance(Duration::from_millis(50)).await;
-        // Lets the tasks of the gateways run.
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }
@@ -313,8 +309,7 @@ async fn of_an_engine_that_says_nothing_keep_takes_a_share_back_and_strict_does_
     }
 }
 
-/// Once a plan that takes capacity from a gateway is written, others may use it. So the gateway
-/// must use less before it sends the plan.
+/// Once a plan is written that takes capacity from a gateway, others may use it.
 #[tokio::test(start_paused = true)]
 async fn less_is_used_from_before_a_write_is_sent() {
     let store = Memory::default();
@@ -325,7 +320,7 @@ async fn less_is_used_from_before_a_write_is_sent() {
     let had = gateways[0].share();
     assert!(had >= 7, "{had}");
     forgetful.set(Fault::Forgets);
-    // `pass` checks the sum at every step.
+    // `pass` checks the sum.
     pass(&mut gateways, 3, |gateways| {
         (gateways[0].leases, gateways[0].tickets) = Default::default();
         gateways[1].fill(30);

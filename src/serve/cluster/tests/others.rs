@@ -1,7 +1,7 @@
 //! Gateways exchange closed backends and the load of pools through the ledger.
 //!
-//! Time is virtual, and the store is in memory. The first gateway closes a backend, and the second
-//! one leaves it.
+//! Time is virtual, the store is in memory. The first gateway closes a backend, and the second
+//! leaves it.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,7 @@ async fn a_backend_that_one_gateway_closes_gets_nothing_from_the_other_and_is_le
     gateways[1].fill(2);
     assert_eq!(gateways[1].leases.len(), 2);
     gateways[0].others.close("p/b");
-    // From the moment at which the engine may be stopped, the other gateway has no request there
-    // and sends none.
+    // When the engine may be stopped, the other gateway has no request there and sends none.
     let ended = |gateways: &mut [Gateway]| {
         if gateways[0].others.have_left("p/b") {
             assert!(closed(&gateways[1]) && gateways[1].leases.is_empty());
