@@ -76,7 +76,7 @@ pub(super) enum Denied {
          allow it there: [admin] flags = [\"{flag}\"]"
     )]
     Flag {
-        /// As the client wrote it.
+        /// The flag as the client wrote it.
         flag: String,
         does: &'static str,
     },
@@ -113,7 +113,7 @@ impl Access {
         }
     }
 
-    /// `flag`: without leading dashes.
+    /// Whether a restart may change this flag, given without leading dashes.
     pub(super) fn check_flag(&self, flag: &str) -> Result<(), Denied> {
         let flag = dashed(flag);
         let effect = FlagEffect::of(&flag);

@@ -85,7 +85,7 @@ impl Progress {
     }
 }
 
-/// At most [`CONNECTIONS_MAX`].
+/// All open connections, at most [`CONNECTIONS_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Connections(Vec<(Arc<Progress>, JoinHandle<()>)>);
 

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-/// Encodes all but the unreserved characters.
+/// Percent-encodes all but the unreserved characters.
 pub fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -32,7 +32,7 @@ const EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Events {
     control: Arc<dyn Control>,
     room: Arc<Semaphore>,
-    /// While there are listeners.
+    /// The channel of events, while there are listeners.
     current: Mutex<Option<watch::Sender<Frames>>>,
 }
 
@@ -41,7 +41,7 @@ impl Events {
         Arc::new(Self { control, room: Arc::new(Semaphore::new(STREAMS_MAX)), current: Mutex::default() })
     }
 
-    /// `None` if there are too many listeners.
+    /// Adds a listener; `None` if there are too many.
     pub(super) fn listen(self: &Arc<Self>) -> Option<EventStream> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
         let mut current = self.current.lock();
@@ -73,7 +73,7 @@ impl Events {
                 }
             }
             let (control, last) = (Arc::clone(&self.control), sender.borrow().clone());
-            // The status takes locks that requests use.
+            // Blocking, because the status takes locks that requests use.
             match tokio::task::spawn_blocking(move || last.next(&*control, turn)).await {
                 Ok(frames) => {
                     sender.send_replace(frames);
@@ -91,7 +91,7 @@ pub struct EventStream {
     next: Next,
     /// The turn of the last event sent, for each kind.
     sent: [u64; KINDS],
-    /// At most one event of each kind.
+    /// The next events, at most one of each kind.
     pending: VecDeque<Bytes>,
     progress: Option<Arc<Progress>>,
     /// Whether an event was sent.
@@ -116,7 +116,7 @@ impl EventStream {
         self.progress = Some(progress);
     }
 
-    /// `None` at the end of the stream.
+    /// The next event; `None` at the end of the stream.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             if let Some(event) = self.pending.pop_front() {

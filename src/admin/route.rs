@@ -19,9 +19,9 @@ const READS: &[Method] = &[Method::GET, Method::HEAD];
 
 pub(super) struct Ask {
     pub(super) query: String,
-    /// Empty for routes that take none.
+    /// The body, empty for routes that take none.
     pub(super) body: Map<String, Value>,
-    /// Rather than plain text.
+    /// Whether the client prefers OpenMetrics to plain text.
     pub(super) open_metrics: bool,
 }
 
@@ -35,9 +35,10 @@ pub(super) enum TakesBody {
 type Blocking = Box<dyn FnOnce(&Actions, Ask) -> AdminResponse + Send>;
 
 pub(super) enum Action {
-    /// On the thread of the connection: probes are answered while many handlers run.
+    /// Runs on the thread of the connection: probes are answered while many handlers run.
     AtOnce(fn(&Actions) -> AdminResponse),
-    /// On a thread that may block: reloads read files, the status takes locks that requests use.
+    /// Runs on a thread that may block: reloads read files, the status takes locks that requests
+    /// use.
     Blocking(Blocking),
 }
 

@@ -140,7 +140,7 @@ impl BodyError {
     }
 }
 
-/// `if_sent`: no body counts as an empty object.
+/// Reads a JSON object. `if_sent`: no body counts as an empty object.
 async fn read_object<B>(body: B, if_sent: bool) -> Result<Map<String, Value>, BodyError>
 where
     B: Body<Data = Bytes>,

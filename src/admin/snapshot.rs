@@ -25,7 +25,7 @@ use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::telemetry::{HistoryReport, RequestView, Resolution};
 use sluice_online::tuner::report::TunerReport;
 
-/// Seconds between these events.
+/// Seconds between `report` events; the next constants are for the other events.
 pub(super) const REPORT_TURNS: u64 = 2;
 pub(super) const MINUTE_TURNS: u64 = 5;
 pub(super) const HOUR_TURNS: u64 = 15;
@@ -50,9 +50,9 @@ pub struct Report {
 /// The response to `/admin/requests`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RequestLists {
-    /// Finished requests that can be looked up.
+    /// Number of finished requests that can be looked up.
     pub kept: usize,
-    /// The end of the oldest of these.
+    /// When the oldest of these requests was over.
     pub since: Option<String>,
     /// The last requests that were shed or failed, latest first.
     pub failures: Vec<RequestView>,
@@ -82,7 +82,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// `turn` counts from 1. Events that are not due stay.
+    /// The events after `turn`, which counts from 1. Events that are not due stay.
     pub(super) fn next(mut self, control: &dyn Control, turn: u64) -> Self {
         let [status, report, minute, hour] = &mut self.events;
         let due = |every: u64| (turn - 1).is_multiple_of(every);

@@ -9,7 +9,7 @@ use http::header::{CONTENT_SECURITY_POLICY, HeaderMap, HeaderName, HeaderValue, 
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Name, content type and text.
+/// Name, content type and text of a file.
 pub(super) type File = (&'static str, &'static str, &'static str);
 
 const CSS: &str = "text/css; charset=utf-8";

@@ -63,7 +63,7 @@ pub(crate) struct Census {
     bounds: BTreeMap<String, (u64, u64)>,
     /// When an engine last sent a page, or since when it has been asked.
     pages: BTreeMap<String, Duration>,
-    /// The latest first.
+    /// The last plans, latest first.
     looks: VecDeque<Look>,
 }
 
@@ -114,7 +114,7 @@ impl Census {
         self.bounds.retain(|_, (known, _)| beat == Some(*known));
     }
 
-    /// `None`: no earlier plan saw the entry of silent gateways.
+    /// A sample of these pages, if an earlier plan saw the entry of silent gateways.
     fn sample(&self, at: Duration, pages: BTreeMap<String, Page>) -> Option<Sample> {
         let first = pages.values().map(|page| page.asked).min()?.saturating_sub(PAGE_AGE);
         let place = self.looks.iter().position(|look| look.at <= first)?;

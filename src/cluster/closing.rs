@@ -54,7 +54,7 @@ impl Closing {
         }
     }
 
-    /// `None`: there was no object.
+    /// Reads a ledger; `None`: there was no object.
     pub(crate) fn read(&mut self, own: &str, ledger: Option<&Ledger>) {
         let entries = || ledger.iter().flat_map(|ledger| &ledger.gateways);
         for (backend, known) in &mut self.backends {

@@ -127,7 +127,7 @@ struct Version {
 }
 
 impl Ledger {
-    /// A ledger without gateways, with a new name.
+    /// A ledger without gateways. No other object may have the name `begun`.
     pub(crate) fn new(begun: String) -> Self {
         Self { version: VERSION, begun, writes: 0, known: BTreeSet::new(), gateways: BTreeMap::new() }
     }

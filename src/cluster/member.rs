@@ -76,7 +76,7 @@ struct Pending {
     ledger: Ledger,
     sent: Duration,
     rooms: BTreeMap<String, Amounts>,
-    /// Given when the write is confirmed.
+    /// Notices to give when the write is confirmed.
     notices: Vec<Notice>,
 }
 
@@ -423,7 +423,7 @@ impl Member {
         claimed
     }
 
-    /// Returns the holding, and the amounts to use.
+    /// The holding of a backend, and the amounts to use.
     fn divide_backend(&mut self, ledger: &Ledger, backend: &str, usage: &Usage, had: &Amounts) -> (Holding, Amounts) {
         let limit = ledger.limit(backend).min(&usage.limit);
         let own = self.own.entry(backend.to_owned()).or_default();

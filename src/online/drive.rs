@@ -106,7 +106,6 @@ pub fn look(deployment: &mut impl Deployment) -> Vec<TunerOrder> {
 pub fn carry_out(deployment: &mut impl Deployment, orders: Vec<TunerOrder>) {
     for order in orders {
         match order {
-            // [`look`] has done it.
             TunerOrder::Configure => {}
             TunerOrder::Restart { engine, flag, value, crowded } => deployment.restart(engine, (flag, value), crowded),
             TunerOrder::Simulate(question) => deployment.simulate(question),

@@ -34,7 +34,7 @@ impl<T> Proposals<T> {
         self.0.as_ref().map(|proposed| &proposed.change)
     }
 
-    /// Replaces the proposal.
+    /// Replaces the proposal. Returns the event.
     pub(crate) fn propose(&mut self, now: Duration, proposal: Proposal, change: T) -> Event {
         let Proposal { key, values, why, .. } = proposal.clone();
         self.0 = Some(Proposed { proposal, change, is_approved: false });
@@ -68,7 +68,7 @@ impl<T> Proposals<T> {
 #[derive(Debug)]
 pub(crate) struct Closings<K, W> {
     all: Vec<Closing<K, W>>,
-    /// The first closing and the longest.
+    /// How long the first closing lasts, and the longest.
     lasts: (Duration, Duration),
 }
 
@@ -92,7 +92,7 @@ impl<K: PartialEq, W> Closings<K, W> {
         self.all = all;
     }
 
-    /// Includes ended ones.
+    /// All closings, ended ones included.
     pub(crate) fn all(&self) -> &[Closing<K, W>] {
         &self.all
     }

@@ -111,7 +111,7 @@ impl World {
         if self.chance(self.nodes[node].lost[lost]) || self.down {
             return;
         }
-        // Some arrive when the candidate no longer waits.
+        // Some messages arrive when the candidate no longer waits.
         let delay = if self.chance(self.late) { self.rng.below(2 * LEASE as usize) } else { self.rng.below(40) };
         let id = self.nodes[node].candidate.id().to_owned();
         self.messages.push((self.now + delay as u64, id, number, message));

@@ -14,8 +14,9 @@ pub(super) struct Request {
     /// When the gateway has seen the first token, and the end.
     pub(super) settles: u64,
     pub(super) seen_end: u64,
-    /// May exceed the limit in mode `keep`: admitted on a share that was not renewed in time, or by
-    /// a gateway that has not renewed for ten leases, so that its share may be given up.
+    /// Whether it may exceed the limit in mode `keep`: admitted on a share that was not renewed in
+    /// time, or by a gateway that has not renewed for ten leases, so that its share may be given
+    /// up.
     pub(super) loose: bool,
 }
 

@@ -14,7 +14,7 @@ use crate::notice::{Notice, Standing};
 use crate::usage::{LocalUse, Page, Usage};
 
 const BEAT: u64 = 5;
-/// Until the entry for earlier gateways is free: 1.25 leases, a second, and some beats.
+/// Ticks until the entry for earlier gateways is free: 1.25 leases, a second, and some beats.
 const BEGIN: u64 = 100;
 
 fn world(slots: u64, gateways: usize) -> World {
@@ -220,7 +220,7 @@ fn local(slots: u64, asked: Duration) -> LocalUse {
     LocalUse::from([("b".to_owned(), Usage { limit, page, ..Usage::default() })])
 }
 
-/// `at`: seconds since the start.
+/// Lets a member renew `at` seconds after the start.
 fn renew(member: &mut Member, at: u64, ledger: &mut Option<Ledger>, slots: u64) {
     let Plan::Write(written) =
         member.plan(Duration::from_secs(at), ledger.as_ref(), &local(slots, Duration::from_secs(at)))

@@ -113,7 +113,7 @@ impl EngineChange {
         self.changed.retain(|other| other != backend);
     }
 
-    /// Bound on the load by requests; `None`: none by the tuner.
+    /// Bound on the load by requests; `None`: the tuner sets none.
     pub(super) fn bound(&self, stage: Stage, backend: &str) -> Option<Load> {
         let is_changed = self.changed.iter().any(|changed| changed == backend);
         match stage {

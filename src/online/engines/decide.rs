@@ -84,7 +84,7 @@ impl EngineTuner {
         self.belief = why_not;
     }
 
-    /// `Err`: the reason to leave the engines alone.
+    /// The question to simulate for a pool, or the reason to leave the engines alone.
     fn question(
         &mut self,
         look: &EngineLook<'_>,

@@ -28,7 +28,7 @@ pub enum EngineFlag {
 /// Values of flags.
 pub type Flags = BTreeMap<EngineFlag, f64>;
 
-/// `LongPrefillTokenThreshold`, apart from 0.
+/// Values of `LongPrefillTokenThreshold`, apart from 0.
 const PIECES: [f64; 7] = [64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
 const MEMORY_STEP: f64 = 0.05;
 

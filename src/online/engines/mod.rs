@@ -43,7 +43,7 @@ use sluice_config::{Config, Experiment};
 const SIMULATED: Duration = Duration::from_secs(3_600);
 /// After this time without a look, the gateway stood still and missed events.
 const STOOD_STILL: Duration = Duration::from_secs(60);
-/// How long a value that failed stays closed: the first time, and at most.
+/// How long a value that failed stays closed: after the first failure, and at most.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(6 * 3_600), Duration::from_secs(7 * 24 * 3_600));
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -54,7 +54,7 @@ pub struct EngineTuner {
     pub(crate) phase: Phase,
     pub(crate) proposals: Proposals<EngineChange>,
     trust: Trust,
-    /// Changes so far, proposed ones included.
+    /// Number of changes so far, proposed ones included.
     numbers: u64,
     /// Values that failed, by pool and flag.
     closed: Closings<(String, EngineFlag, f64), ()>,

@@ -57,9 +57,9 @@ pub(crate) enum Step {
 #[derive(Clone, Debug)]
 pub(crate) struct Restart {
     pub(super) since: Duration,
-    /// The next attempt.
+    /// Time of the next attempt.
     pub(super) retry: Duration,
-    /// Failed attempts.
+    /// Number of failed attempts.
     pub(super) failed: u32,
     /// The backend, and when the restart was ordered.
     pub(super) ordered: Option<(String, Duration)>,
@@ -175,7 +175,6 @@ mod tests {
     use crate::engines::flags::EngineFlag;
     use crate::engines::proof::Load;
 
-    /// In the order of declaration.
     fn all() -> Vec<Phase> {
         let change = EngineChange {
             number: 1,

@@ -99,7 +99,7 @@ pub(super) struct Pooled {
 }
 
 impl Pooled {
-    /// Forgets other subjects.
+    /// Begins a subject and forgets the others.
     pub(super) fn begin(&mut self, subject: Subject) {
         if self.subject.as_ref() != Some(&subject) {
             *self = Self { subject: Some(subject), ..Self::default() };

@@ -255,7 +255,7 @@ impl EngineTuner {
         }
     }
 
-    /// The load has outgrown the canary's proof.
+    /// Sends copies again: the load has outgrown the canary's proof.
     fn copy_again(&mut self, look: &EngineLook<'_>, orders: &mut Vec<TunerOrder>) {
         let Some(trial) = self.trial_mut() else { return };
         trial.copied += 1;

@@ -30,7 +30,7 @@ pub const LOOK: Duration = Duration::from_secs(10);
 const RECENT: Duration = Duration::from_secs(60);
 /// The oldest requests to compare with.
 const OLDEST: Duration = Duration::from_secs(3_600);
-/// Every look is kept for this time.
+/// Time for which every look is kept.
 const FINE: Duration = Duration::from_secs(300);
 /// Looks in a row with a new cause.
 const RAISE: u32 = 2;
@@ -173,7 +173,7 @@ impl Findings {
 
     fn keep(&mut self, facts: Facts, now: Duration) {
         self.samples.push_back((now, facts));
-        // Older than five minutes: one look of six.
+        // Beyond five minutes one look of six is enough.
         let mut last_kept = None;
         self.samples.retain(|(at, _)| {
             let is_recent = *at + FINE >= now;

@@ -238,7 +238,7 @@ fn causes_that_look_like_others_are_kept_apart() {
         (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0);
     });
     assert_eq!(burst, one(Cause::Burst, ""));
-    // That key's share grows a little by chance.
+    // The share of that key grows a little by chance.
     let burst = found_in(Traffic { first_key: 0.55, ..Traffic::new(2) }, |traffic| {
         (traffic.rate, traffic.queue, traffic.wait, traffic.first_key) = (40.0, 30.0, 2.0, 0.68);
     });
@@ -324,7 +324,7 @@ fn the_backlog_of_a_busy_key_is_no_other_finding() {
 fn changes_without_harm_are_no_findings() {
     let busier = found(3, |traffic| (traffic.engines[0].tpot, traffic.more_turns) = (0.011, 2));
     assert_eq!(busier, []);
-    // Their prompts were computed earlier.
+    // The prompts were computed earlier.
     let mut computed = Traffic::new(2);
     computed.engines.iter_mut().for_each(|engine| engine.facts.large_steps = [50.0; 5]);
     computed.engines.iter_mut().for_each(|engine| engine.facts.large_prompts = [50.0; 5]);

@@ -17,8 +17,8 @@ use crate::observe::window::{Score, Window};
 const ANSWERED: Duration = Duration::from_secs(60);
 /// Changes simulated at once.
 const MOVES_MAX: usize = 6;
-/// The longest period of requests that is simulated; it begins after the last change of load or
-/// engines.
+/// The longest period of requests that is simulated, under the present load and, if long enough,
+/// after the last change of the engines.
 const SIMULATED_SPAN: Duration = Duration::from_secs(180);
 
 impl Controller {
@@ -168,7 +168,7 @@ impl Controller {
             self.closed.close(direction, ClosedBy::Simulation, now);
             self.steps.refine(direction.pool, direction.knob);
         }
-        // Stable: of equals, the most promising stays first.
+        // The sort is stable: of equals, the most promising stays first.
         chosen.sort_by(|one, other| other.0.total_cmp(&one.0));
         let key = format!("pool.{}", self.names.join(","));
         let at = now.as_secs_f64();

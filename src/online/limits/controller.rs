@@ -34,7 +34,7 @@ pub(crate) const MEASURED: Duration = Duration::from_secs(30);
 const MEASURED_SOON: Duration = Duration::from_secs(10);
 /// The longest time until a verdict, from [`REQUESTS_SOON`] requests.
 pub(super) const MEASURED_MAX: Duration = Duration::from_secs(120);
-/// A window with too few requests ends then.
+/// Time after which a window with too few requests ends.
 pub(super) const QUIET: Duration = Duration::from_secs(1_200);
 /// Loss at which a first look suffices to try a change.
 const FIRST_LOOK_LOSS: f64 = 0.5;
@@ -247,7 +247,7 @@ impl Controller {
         if acting == Acting::Acts { Action::Wait } else { self.stand_back(now, "the tuner may no longer make changes") }
     }
 
-    /// Opens all directions: with other engines, they may help.
+    /// Opens all directions: with other engines, a change that failed may help.
     pub fn forget_failures(&mut self) {
         self.closed.clear();
         self.steps.reset();

@@ -241,12 +241,12 @@ impl Proposer<'_> {
         self.steps.of(self.pool, knob)
     }
 
-    /// At least by 1.
+    /// One step higher, at least by 1.
     fn above(&self, knob: Knob, value: u64) -> u64 {
         ((value as f64 * self.step(knob)).round() as u64).max(value.saturating_add(1))
     }
 
-    /// At least by 1.
+    /// One step lower, at least by 1.
     fn below(&self, knob: Knob, value: u64) -> u64 {
         ((value as f64 / self.step(knob)).round() as u64).min(value.saturating_sub(1))
     }

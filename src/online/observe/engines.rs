@@ -68,9 +68,9 @@ pub struct EngineFacts {
     pub running_peak: f64,
     /// Share of the samples with waiting sequences.
     pub waiting: f64,
-    /// Median of the running sequences in these samples.
+    /// Median of the running sequences in samples with waiting sequences.
     pub running_while_waiting: f64,
-    /// Mean use of the KV cache in these samples.
+    /// Mean use of the KV cache in samples with waiting sequences.
     pub kv_while_waiting: f64,
     /// Share of the samples with a full KV cache.
     pub kv_full: f64,

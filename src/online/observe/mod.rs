@@ -45,7 +45,7 @@ const PREFILL_RATE: f64 = 10_000.0;
 #[derive(Debug)]
 struct Observed {
     name: Arc<str>,
-    /// By class; the last entry is for requests without a class.
+    /// Objectives by class; the last entry is for requests without a class.
     objectives: Vec<(Arc<str>, Objectives)>,
     undisturbed: Undisturbed,
     widest: u32,
@@ -54,7 +54,7 @@ struct Observed {
     tally: Tally,
     /// Requests since the gateway started.
     ended: Tally,
-    /// Judged requests since the gateway started, and misses.
+    /// Judged requests since the gateway started, and those that missed an objective.
     totals: (f64, f64),
 }
 

@@ -26,7 +26,7 @@ pub struct RecentRequest {
     pub waited: Duration,
     /// Prompt tokens.
     pub prompt: u32,
-    /// Output tokens; 0: unknown, because it was not served.
+    /// Output tokens; 0: unknown, because the request was not served.
     pub output: u32,
     /// The model's label.
     pub model: Option<Arc<str>>,

@@ -44,7 +44,7 @@ pub struct PoolWindow {
     pub queued: Lengths,
     /// Loss of ended requests by cause: queue, engine, decode.
     pub causes: [f64; 3],
-    /// Requests with a bound on TPOT, and misses.
+    /// Requests with a bound on TPOT, and the number above it.
     pub tpot: (f64, f64),
     /// Requests that ended in the window, whenever they arrived.
     pub ended: f64,

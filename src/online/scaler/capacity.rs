@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 const STEP: f64 = 1.1;
-/// Far more than one engine uses.
+/// Bound on the classes, far more than one engine uses.
 const CLASSES: usize = 128;
 /// Minutes whose highest load is blamed for a miss.
 const BLAME: usize = 3;

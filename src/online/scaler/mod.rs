@@ -39,7 +39,7 @@ use self::demand::Demand;
 use crate::observe::tally::Tally;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// A longer time between two looks is unseen.
+/// A longer time between two looks counts as not seen.
 const GAP: Duration = Duration::from_secs(15);
 /// A queue this old does not empty by itself.
 const WAITING: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ pub struct ScalerRules {
     pub attainment: f64,
     /// Time from the order of an engine to its first request.
     pub cold_start: Duration,
-    /// How long one engine less must have sufficed.
+    /// How long one engine less must have sufficed before an engine goes.
     pub down_after: Duration,
     /// Time without a request after which no engine is needed.
     pub idle_after: Duration,

@@ -56,7 +56,7 @@ impl Pool {
         }
     }
 
-    /// Runs for these seconds.
+    /// Runs for this many seconds.
     fn run(&mut self, seconds: u64, rate: impl Fn(Duration) -> f64) {
         for _ in 0..seconds {
             self.now += SECOND;

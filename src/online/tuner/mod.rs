@@ -203,7 +203,8 @@ impl Tuner {
         carry_out(&action, pools, observer, now)
     }
 
-    /// Takes the answer. Returns whether other [`limits`](Self::limits) must be put in force.
+    /// Takes the answer about limits. Returns whether other [`limits`](Self::limits) must be put in
+    /// force.
     pub fn limits_answered(
         &mut self,
         asked: &LimitsQuestion,
@@ -222,7 +223,8 @@ impl Tuner {
         self.groups.iter_mut().for_each(|group| group.controller.set_simulates(true));
     }
 
-    /// Takes the answer. Returns whether other [`limits`](Self::limits) must be put in force.
+    /// Takes the answer about engines. Returns whether other [`limits`](Self::limits) must be put
+    /// in force.
     pub fn answered(
         &mut self,
         answer: &EngineAnswer,
@@ -427,7 +429,7 @@ impl Tuner {
         self.observed = resets;
     }
 
-    /// The configured mode.
+    /// The mode in the configuration in force.
     pub fn mode(&self) -> TunerMode {
         self.mode
     }
@@ -476,7 +478,7 @@ fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duratio
 fn context(config: &Config) -> String {
     let pool = |pool: &Pool| {
         let backends: Vec<_> = pool.backends.iter().map(|backend| backend.target.endpoint().to_string()).collect();
-        // Pods get new addresses.
+        // Pods come and go with new addresses.
         let pods = |pods: &Pods| format!("{} {:?} {} {:?}", pods.selector, pods.namespace, pods.port, pods.statefulset);
         let backends = pool.kubernetes.as_ref().map_or(format!("{backends:?}"), pods);
         format!("{} {:?} {backends} {:?}", pool.name, pool.models, pool.slo)

@@ -87,7 +87,7 @@ fn limits_that_suit_the_engines_that_remain_are_in_force_from_the_beginning() {
     }
     let why = "with the same limits, loss rises by 0.020 while an engine restarts, not 0.100";
     assert!(pool.events[0].1.contains(why), "{:?}", pool.events);
-    // Until the engine is back.
+    // The limits stay until the engine is back.
     pool.stands_back = Some("another gateway leads");
     pool.run(1);
     assert_eq!((pool.stage(), in_force(&pool)), (Some(Stage::Return), Some(OTHER)));
