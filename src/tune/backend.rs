@@ -1,7 +1,7 @@
 //! Where settings are tried: the laboratory, or real engines.
 //!
-//! A backend starts a *system* with a setting. The system runs trials of the rate search, and runs
-//! with the traffic as configured.
+//! A backend starts a *system* with a setting. The system runs trials of the rate search, and the
+//! traffic as configured.
 
 use crate::error::TuneError;
 use crate::setting::Setting;
@@ -10,9 +10,9 @@ use sluice_bench::search::{RARE, SearchGoal, SystemUnderTest};
 use sluice_bench::{RunPlan, RunResult};
 use sluice_lab::rate::goal;
 
-/// A use of the KV cache above this share is noted.
+/// Use of the KV cache above which it is noted.
 pub(crate) const FULL_CACHE: f64 = 0.97;
-/// Upper bound of the factor by which a rare group raises the number of requests.
+/// Bound on the factor by which a rare group raises the number of requests.
 const MOST_STRETCH: f64 = 4.0;
 
 /// The result of a start.
@@ -47,7 +47,7 @@ pub trait Backend {
     /// The backend is at fault, or the tuning makes no sense. A refused setting is not an error.
     fn start(&mut self, setting: &Setting) -> impl Future<Output = Result<Started<Self::System>, TuneError>>;
 
-    /// Whether loads take real time, so that the journal keeps each of them.
+    /// Whether loads take real time, so that the journal keeps each.
     const REAL: bool = false;
 
     /// The search goal for the backend's workload.
@@ -59,15 +59,13 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     /// The requests of the last trial or run.
     fn last(&self) -> Option<&RunResult>;
 
-    /// The name of a group of requests that is judged separately.
+    /// The name of a group that is judged separately.
     fn group(&self, group: usize) -> String;
 
-    /// Runs the traffic as configured. Returns the values of the goal's measures, and the seconds
-    /// of the run.
+    /// Runs the traffic as configured. Returns the values of the goal's measures, and the seconds.
     fn observe(&mut self, seed: u64) -> impl Future<Output = Result<(Vec<f64>, f64), TuneError>>;
 
-    /// Applies the worst load: all sequences run and all steps are full. Returns the seconds of the
-    /// load.
+    /// Applies the worst load: all sequences run and all steps are full. Returns the seconds.
     ///
     /// # Errors
     /// [`TuneError::Died`] if an engine ends.
@@ -82,7 +80,7 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     /// Whether the KV cache was full in the last trial.
     fn is_kv_full(&self) -> bool;
 
-    /// Share of the prompt tokens that the prefix caches held in the last trial; `None`: unknown.
+    /// Share of the last trial's prompt tokens that the prefix caches held; `None`: unknown.
     fn hit_rate(&self) -> Option<f64> {
         None
     }
@@ -108,24 +106,21 @@ pub(crate) fn search_goal(
         .iter()
         .chain(adapters.iter().filter(|share| **share >= RARE))
         .fold(1.0, |rarest: f64, share| rarest.min(*share));
-    // A rare group needs enough requests to be judged, but not a full set of its own.
+    // A rare group needs enough requests, but not a full set.
     let stretch = (0.25 / rarest).clamp(1.0, MOST_STRETCH);
     Ok(SearchGoal { requests: (requests as f64 * stretch) as usize, ..goal })
 }
 
-/// Whether the KV cache of an engine was full.
 pub(crate) fn is_cache_full(sides: &[&ServerSide]) -> bool {
     sides.iter().any(|side| side.preemptions > 0.0 || side.kv_peak > FULL_CACHE)
 }
 
-/// Share of the prompt tokens that the prefix caches held.
 pub(crate) fn cache_hits(sides: &[&ServerSide]) -> Option<f64> {
     let sum = |of: fn(&ServerSide) -> f64| sides.iter().map(|side| of(side)).sum::<f64>();
     let queries = sum(|side| side.prefix_queries);
     (queries > 0.0).then(|| sum(|side| side.prefix_hits) / queries)
 }
 
-/// A note about full KV caches.
 pub(crate) fn cache_notes(sides: &[&ServerSide]) -> Option<String> {
     let preempted: f64 = sides.iter().map(|side| side.preemptions).sum();
     let full = sides.iter().map(|side| side.kv_peak).fold(0.0, f64::max);

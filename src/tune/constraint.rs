@@ -77,7 +77,7 @@ impl Condition {
         Ok(Self { text: text.to_owned(), left, operator: *operator, right })
     }
 
-    /// Whether the condition holds; `None` if a key is not in the setting, or two values cannot be
+    /// Whether the condition holds; `None`: a key is not in the setting, or two values cannot be
     /// compared.
     pub fn holds(&self, setting: &Setting) -> Option<bool> {
         let (left, right) = (self.left.of(setting)?, self.right.of(setting)?);

@@ -1,7 +1,7 @@
 //! Why a tuning cannot begin or go on.
 //!
-//! A setting that does not start or meets no objective is an outcome and not an error. Each text
-//! says what to change.
+//! A setting that does not start or meets no objective is an outcome, not an error. Each text says
+//! what to change.
 
 use std::path::PathBuf;
 

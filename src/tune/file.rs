@@ -34,8 +34,8 @@
 //! The objective "rate" is the highest rate at which the objectives of the classes hold. A measure
 //! is optimised with the traffic as configured, over several seeds; in percentiles, requests
 //! without a complete response are infinitely slow. Without `config` and `gateway` only the engines
-//! are tuned: the gateway admits every request. With `--real` the engines are the configured
-//! backends that have `launch`, and `[[engine]]` is not used. Unknown keys are errors.
+//! are tuned. With `--real` the engines are the configured backends that have `launch`, and
+//! `[[engine]]` is not used. Unknown keys are errors.
 
 use std::path::Path;
 
@@ -66,15 +66,15 @@ pub struct TuneFile {
 pub struct TuneTable {
     /// `rate`, or a measure.
     pub objective: String,
-    /// A second measure: the tuning searches the front of both.
+    /// A second measure, for the front of both.
     pub against: Option<String>,
-    /// Requests that must meet their objectives, per cent.
+    /// Per cent of requests that must meet their objectives.
     pub attainment: f64,
-    /// The least share of prompt tokens that the prefix caches must hold, per cent.
+    /// The least share of prompt tokens in the prefix caches, per cent.
     pub hit_rate: Option<f64>,
-    /// More measures to show; only if the objective is a measure.
+    /// More measures to show, if the objective is a measure.
     pub beside: Vec<String>,
-    /// The fewest requests of the shortest trial of a rate.
+    /// Requests of the shortest trial of a rate.
     pub requests: usize,
     /// Runs of a setting for a measure.
     pub runs: usize,
@@ -91,7 +91,7 @@ pub struct TuneTable {
     pub dimension: Vec<DimensionTable>,
     /// Single settings besides the grid.
     pub setting: Vec<Setting>,
-    /// The range in which the engines' memory is searched first; `None`: it is not searched.
+    /// The first range of the engines' memory; `None`: it is not searched.
     pub memory: Option<MemoryTable>,
 }
 
@@ -183,7 +183,7 @@ impl TuneFile {
         Self::parse(&text, &name, path.parent().unwrap_or(Path::new(".")))
     }
 
-    /// Reads the text of a file called `name`, whose paths are relative to `folder`.
+    /// Reads the text of a file called `name`. Paths are relative to `folder`.
     pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Self, TuneError> {
         let wrong = |reason: String| TuneError::File { path: name.to_owned(), reason };
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;

@@ -1,9 +1,8 @@
 //! Two measures at once: the settings that no other one beats in both.
 //!
-//! A trial *dominates* another one if it is at least as good in both measures and better in one.
-//! The *front* holds the trials that none dominates: the best in each measure, and compromises.
-//! Where one number is needed, [`Weight::score`] combines a pair (augmented Chebyshev; Knowles
-//! 2006, ParEGO). Over all weights it finds every member of a front.
+//! A trial *dominates* another if it is at least as good in both measures and better in one. The
+//! *front* holds the trials that none dominates. [`Weight::score`] combines a pair into one number
+//! (augmented Chebyshev; Knowles 2006, ParEGO). Over all weights it finds every member of a front.
 
 use crate::goal::{Goal, score_of};
 use crate::trial::{Outcome, Trial};
@@ -11,11 +10,10 @@ use crate::trial::{Outcome, Trial};
 /// Scores of both measures; more is better.
 pub(crate) type Pair = [f64; 2];
 
-/// Puts a setting that is best in one measure but far off in the other behind one that is as good
-/// and less far off.
+/// Prefers, among settings that are best in one measure, the one that is less far off in the other.
 const AUGMENT: f64 = 0.05;
 
-/// The scores of a trial in both measures. They are rough after a lost race.
+/// The scores of a trial in both measures, which are rough after a lost race.
 pub(crate) fn pair(trial: &Trial, goal: &Goal) -> Option<Pair> {
     let own = match &trial.outcome {
         Outcome::Measured { value, .. } => value.value,
@@ -27,7 +25,6 @@ pub(crate) fn pair(trial: &Trial, goal: &Goal) -> Option<Pair> {
     mean.is_finite().then(|| [goal.score(own), score_of(sense, mean)])
 }
 
-/// Whether one pair dominates another one.
 fn dominates(one: Pair, other: Pair) -> bool {
     one != other && one.iter().zip(other).all(|(one, other)| *one >= other)
 }
@@ -47,16 +44,15 @@ pub(crate) fn front<'a>(trials: impl Iterator<Item = &'a Trial>, goal: &Goal) ->
     members.into_iter().map(|(_, trial)| trial).collect()
 }
 
-/// The weight of the first measure; the second one has the rest.
+/// The weight of the first measure; the rest is for the second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Weight {
     share: f64,
-    /// The best score of each measure.
     best: Pair,
 }
 
 impl Weight {
-    /// A weight with a share from 0 to 1 for these pairs; `None` without pairs.
+    /// A weight for these pairs. `share` is from 0 to 1; `None` without pairs.
     pub(crate) fn new(share: f64, pairs: impl Iterator<Item = Pair>) -> Option<Self> {
         let best = pairs.reduce(|one, other| [one[0].max(other[0]), one[1].max(other[1])])?;
         Some(Self { share, best })
@@ -87,7 +83,7 @@ mod tests {
             let members = front(trials.iter(), &goal);
             let pairs: Vec<Pair> = trials.iter().map(|trial| pair(trial, &goal).unwrap()).collect();
             let inside: Vec<Pair> = members.iter().map(|trial| pair(trial, &goal).unwrap()).collect();
-            // Nothing dominates a member. Each other pair is dominated by a member or equal to one.
+            // Each other pair is dominated by a member or equal to one.
             prop_assert!(inside.iter().all(|own| !pairs.iter().any(|other| dominates(*other, *own))));
             prop_assert!(pairs.iter().all(|own| inside.iter().any(|member| member == own || dominates(*member, *own))));
             // Along the front, one measure gets worse and the other better.

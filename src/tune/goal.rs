@@ -1,6 +1,6 @@
 //! The objective: the highest rate at which objectives hold, or a measure.
 //!
-//! Values are compared by logarithms, so that ratios count: 11 is as far above 10 as 110 above 100.
+//! Values are compared by logarithms: 11 is as far above 10 as 110 above 100.
 
 use crate::error::TuneError;
 use crate::file::{MemoryTable, TuneTable};
@@ -28,7 +28,7 @@ pub struct Goal {
     pub against: Option<Measure>,
     /// More measures to show.
     pub beside: Vec<Measure>,
-    /// The fewest requests of the shortest trial of a rate.
+    /// Requests of the shortest trial of a rate.
     pub requests: usize,
     /// Runs of a setting for a measure.
     pub runs: usize,
@@ -36,7 +36,7 @@ pub struct Goal {
     pub repeats: usize,
     /// A gain below this share counts as none.
     pub margin: f64,
-    /// The least share of prompt tokens that the prefix caches must hold.
+    /// The least share of prompt tokens in the prefix caches.
     pub hit_rate: Option<f64>,
     /// Whether every setting is measured in full.
     pub complete: bool,

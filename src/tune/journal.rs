@@ -1,13 +1,12 @@
 //! The journal: each trial as a line of JSON, written before the next trial begins.
 //!
 //! The first line names file, method and seed. A search repeats the same trials when it gets the
-//! same outcomes. So a killed tuning resumes from the beginning and takes the outcomes from the
-//! journal; only work in progress is lost. With real engines each load of a rate search has a line,
-//! before the line of the trial. Loads after the last trial belong to the trial under way, which
-//! continues from there.
+//! same outcomes, so a killed tuning begins again with the outcomes of the journal; only work in
+//! progress is lost. With real engines each load of a rate search has a line, before the line of
+//! the trial. Loads after the last trial belong to the trial under way, which continues from there.
 //!
-//! A last line without an end was being written and is cut off. A line that cannot be written is
-//! cut off too, so a full disk leaves whole lines.
+//! A last line without an end is cut off, and so is a line that cannot be written: a full disk
+//! leaves whole lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
@@ -35,7 +34,6 @@ pub struct Header {
     pub method: String,
     /// The seed.
     pub seed: u64,
-    /// Whether the engines are real.
     #[serde(default)]
     real: bool,
 }
@@ -58,18 +56,17 @@ impl Header {
 pub struct Journal<F = File> {
     path: PathBuf,
     file: F,
-    /// Length of the whole lines, in bytes.
     length: u64,
     /// Loads of the trial that was under way when the tuning ended.
     loads: Vec<LoadLine>,
 }
 
-/// The storage of a journal: a file, or in tests one that fails.
+/// A file, or in tests a storage that fails.
 pub trait Storage: Write {
     /// Makes written bytes durable.
     fn sync(&mut self) -> std::io::Result<()>;
 
-    /// Removes all after the first `length` bytes. The next write continues there.
+    /// Removes all after the first `length` bytes, where the next write continues.
     fn truncate(&mut self, length: u64) -> std::io::Result<()>;
 }
 
@@ -99,7 +96,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Opens a journal to continue it, and returns the trials in it.
+    /// Opens a journal to continue it, with the trials in it.
     pub fn resume(path: &Path, header: &Header) -> Result<(Self, Vec<Trial>), TuneError> {
         check_named_file(path).map_err(|untrusted| unusable(path, untrusted.to_string()))?;
         let open = || -> std::io::Result<(File, Vec<u8>)> {
@@ -123,7 +120,7 @@ impl Journal {
     }
 }
 
-/// The trials and trailing loads in whole lines, or why the journal cannot be used.
+/// The trials and trailing loads, or why the journal cannot be used.
 fn read(text: &str, header: &Header) -> Result<(Vec<Trial>, Vec<LoadLine>), String> {
     let mut lines = text.lines();
     let Some(first) = lines.next() else { return Ok(Default::default()) };
@@ -146,7 +143,7 @@ fn read(text: &str, header: &Header) -> Result<(Vec<Trial>, Vec<LoadLine>), Stri
 }
 
 impl Header {
-    /// The first difference from the wanted header, as a sentence.
+    /// The first difference from the wanted header.
     fn differs(&self, wanted: &Self) -> Option<String> {
         if self.form != wanted.form {
             Some(format!("its format has version {} and not {}", self.form, wanted.form))
@@ -164,7 +161,7 @@ impl Header {
 }
 
 impl<F: Storage> Journal<F> {
-    /// The error when the next trial of the journal is not the one that is due.
+    /// The next trial of the journal is not the one that is due.
     pub(crate) fn mismatch(&self, found: &str) -> TuneError {
         let reason =
             format!("it has a trial of '{found}' where another one is due, so another version wrote it; delete it");
@@ -188,8 +185,8 @@ impl<F: Storage> Journal<F> {
     }
 
     /// Takes the loads of the trial that was under way, if it has the setting `of`. The last load
-    /// is left out and runs again, because some observations, such as the state of the KV cache,
-    /// exist only during a load.
+    /// runs again, because some observations, such as the state of the KV cache, exist only during
+    /// a load.
     pub(crate) fn take_loads(&mut self, of: &Value) -> Vec<TrialRecord> {
         let mut loads = std::mem::take(&mut self.loads);
         loads.pop();
@@ -322,7 +319,6 @@ mod tests {
         assert!(Journal::resume(&path, &header()).unwrap_err().to_string().contains("line 2 is damaged"));
     }
 
-    /// Storage with a bounded size.
     struct Full {
         bytes: Vec<u8>,
         room: usize,

@@ -1,9 +1,8 @@
 //! The laboratory as a backend: the gateway's request path, simulated engines, virtual time.
 //!
-//! A start is priced and not simulated. It takes as long as in the simulator's start-up log, with a
-//! warm compile cache if an engine with the same compiled flags was started before. Settings that
-//! vLLM refuses while checking them are known without a start; a refusal after measuring the memory
-//! costs the time until then.
+//! A start is priced, not simulated: as in the simulator's start-up log, with a warm compile cache
+//! if an engine with the same compiled flags was started before. Settings that vLLM refuses while
+//! checking them cost no start; a refusal after measuring the memory costs the time until then.
 
 use std::collections::BTreeSet;
 use std::task::{Context, Poll, Waker};
@@ -23,7 +22,7 @@ use sluice_sim::process::startup::{Event, Surroundings, plan};
 
 /// Seconds until vLLM reports too little memory: imports, engine process, weights of an 8B model.
 const SECONDS_TO_REFUSAL: f64 = 30.0;
-/// A longer share of the time with requests that wait for an adapter slot is noted.
+/// Share of the time with requests that wait for an adapter slot, above which it is noted.
 const DEFERRED_NOTE: f64 = 0.02;
 
 /// The laboratory as a backend.
@@ -31,9 +30,8 @@ const DEFERRED_NOTE: f64 = 0.02;
 pub struct Laboratory {
     scenario: Scenario,
     measures: Vec<Measure>,
-    /// Compiled flags that were started before.
     compiled: BTreeSet<String>,
-    /// The flags of the running engines. Changes of the gateway's keys need no start.
+    /// The setting of the running engines. Changes of the gateway's keys need no start.
     running: Option<Setting>,
 }
 
@@ -45,8 +43,7 @@ impl Laboratory {
 
     fn lab(&self, setting: &Setting) -> Result<Lab, LabError> {
         let mut lab = self.scenario.lab(&variant(setting)?)?;
-        // A single engine gets every request for any token ids. Writing the ids would be half of
-        // the work.
+        // A single engine gets every request; writing token ids would be half of the work.
         for traffic in lab.traffic.iter_mut().filter(|_| lab.engines.len() == 1) {
             if let PromptTokens::Ids(ids) = &mut traffic.workload.tokens {
                 *ids = ids.start..ids.start + 1;
@@ -55,7 +52,7 @@ impl Laboratory {
         Ok(lab)
     }
 
-    /// Seconds of the slowest engine's start; engines start in parallel.
+    /// Seconds of the slowest engine's start, because engines start in parallel.
     fn start_seconds(&mut self, lab: &Lab, setting: &Setting) -> f64 {
         let compiled: String = setting
             .iter()
@@ -113,7 +110,6 @@ fn copied((key, value): (&String, &ArgValue)) -> (String, ArgValue) {
     (key.clone(), value.clone())
 }
 
-/// The message without pydantic's additions.
 fn reason(line: Option<&str>) -> String {
     line.and_then(|line| line.split(" [type=").next()).unwrap_or_default().to_owned()
 }
@@ -161,7 +157,6 @@ impl System for SimulatedSystem {
         Ok((values, seconds))
     }
 
-    /// A simulated engine runs out of memory only at the start.
     async fn stress(&mut self, _: u64) -> Result<f64, TuneError> {
         Ok(0.0)
     }

@@ -1,9 +1,9 @@
-//! What an engine's refusal of one setting implies for others, for every search method.
+//! What an engine's refusal of one setting implies for others.
 //!
 //! If the KV cache is too small for one request of `max-model-len`, vLLM reports the largest length
 //! that fits. With no more memory for the cache, it refuses every longer one too, so such settings
 //! are not started. Keys of the gateway do not matter. A setting without `max-model-len` is
-//! started, because the model's length is unknown here.
+//! started: the model's length is unknown here.
 
 use crate::setting::{Setting, name};
 use crate::trial::{Outcome, Trial};
@@ -41,7 +41,6 @@ fn value(setting: &Setting, flag: &str) -> Option<f64> {
     setting.get(&format!("vllm.{flag}")).and_then(ArgValue::number)
 }
 
-/// The flags except [`LENGTH`] and [`SHARE`].
 fn others(setting: &Setting) -> Vec<(&String, String)> {
     let is_other = |(key, value): (&'_ String, &'_ ArgValue)| match flag_of(key) {
         Some((None, LENGTH | SHARE)) | None => None,

@@ -13,7 +13,7 @@
 //! far. A *verdict* is the search for the highest rate at which the objectives hold, or a number of
 //! runs that measure something. The untuned default is always tried. Reports about winner and
 //! default come from loads that no search used. Nothing depends on the clock: the backend reports
-//! the time that engines took.
+//! engine times.
 
 pub mod error;
 pub mod setting;

@@ -1,14 +1,13 @@
 //! A load of a rate search as a line of the journal, so that an interrupted search continues.
 //!
-//! The line has everything that the search keeps of a load. Rates are in requests per second, times
-//! in seconds.
+//! Rates are in requests per second, times in seconds.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use sluice_bench::search::TrialRecord;
 
-/// A line of the journal. Its only key, `load`, distinguishes it from a trial.
+/// The only key, `load`, distinguishes it from a trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LoadLine {
     pub(crate) load: Load,

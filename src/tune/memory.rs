@@ -4,7 +4,7 @@
 //! because vLLM measures only one kind of step and the allocator fragments. So each share is tried
 //! under such a load, with the setting of the space that needs most memory. More memory is never
 //! worse: the largest share is tried first, then about log2 of the number of shares. Every setting
-//! but the default gets the share found. Simulated engines run out of memory only at the start.
+//! but the default gets the share found.
 
 use crate::error::TuneError;
 use crate::file::MemoryTable;
@@ -23,7 +23,7 @@ const HUNGRY: [&str; 5] = [
 /// The most shares.
 const MOST: usize = 100;
 
-/// The bisection. Shares up to `held` survived, shares from `failed` on did not.
+/// Shares up to `held` survived, shares from `failed` on did not.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Bisection {
     shares: Vec<f64>,
@@ -32,7 +32,6 @@ pub(crate) struct Bisection {
 }
 
 impl Bisection {
-    /// The shares of a table.
     pub(crate) fn new(table: &MemoryTable) -> Result<Self, TuneError> {
         let MemoryTable { from, to, step } = *table;
         if !(0.0 < from && from <= to && to <= 1.0 && step > 0.0 && (to - from) / step <= MOST as f64) {
@@ -40,7 +39,7 @@ impl Bisection {
             return Err(TuneError::Goal(text));
         }
         let count = ((to - from) / step + 1e-9) as usize + 1;
-        // Counts down from `to`, because steps add up rounding errors.
+        // Counted down from `to`, because steps add up rounding errors.
         let share = |at: usize| ((to - step * (count - 1 - at) as f64) * 1e6).round() / 1e6;
         let shares: Vec<f64> = (0..count).map(share).collect();
         Ok(Self { failed: shares.len(), held: None, shares })
@@ -53,19 +52,17 @@ impl Bisection {
         (low < self.failed).then(|| self.shares[at.max(low)])
     }
 
-    /// Records whether the engines survived a share.
     pub(crate) fn record(&mut self, share: f64, lived: bool) {
         let Some(at) = self.shares.iter().position(|other| *other == share) else { return };
         if lived { self.held = Some(at) } else { self.failed = at }
     }
 
-    /// The largest share that survived.
     pub(crate) fn found(&self) -> Option<f64> {
         self.held.map(|held| self.shares[held])
     }
 }
 
-/// The setting that needs most memory: most sequences, then most tokens in a step, and so on.
+/// The setting with most sequences, then most tokens in a step, and so on, needs most memory.
 pub(crate) fn hungriest(settings: &[Setting]) -> Setting {
     let need = |setting: &Setting| HUNGRY.map(|key| setting.get(key).and_then(ArgValue::number).unwrap_or(0.0));
     let larger =

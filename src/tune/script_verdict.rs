@@ -3,8 +3,7 @@
 //! The script sends 1,000 requests at once; if their P99 of E2EL is within the bound, this is the
 //! result. Otherwise it sends 100 requests at the integer rate above the measured throughput, then
 //! at each lower integer rate, until P99 is within the bound. The value is the throughput of that
-//! run: requests over the time until the last one ends. The script certifies the rate by these 100
-//! requests.
+//! run: requests over the time until the last one ends.
 
 use crate::backend::System;
 use crate::error::TuneError;
@@ -13,16 +12,13 @@ use sluice_bench::search::{Judge, SearchGoal, TrialKind, TrialLoad, TrialRule};
 use sluice_bench::{RunResult, search};
 use sluice_core::stats::{Estimate, percentile};
 
-/// Requests of the first run.
 const AT_ONCE: usize = 1000;
-/// Requests of each later run.
 const AT_A_RATE: usize = 100;
-/// Seconds that the script waits between runs, after it emptied the prefix cache.
+/// The script waits so many seconds between runs, after it emptied the prefix cache.
 const PAUSE: f64 = 5.0;
-/// Seconds that the script waits after each setting.
+/// The script waits so many seconds after each setting.
 const STOP: f64 = 10.0;
 
-/// The client's report of a run.
 struct Report {
     throughput: f64,
     p99: f64,
@@ -85,7 +81,6 @@ fn report(result: &RunResult) -> Report {
     Report { throughput: latencies.len() as f64 / result.duration.max(1e-9), p99 }
 }
 
-/// The E2EL bound of the first class, in seconds.
 fn bound<S: System>(system: &S) -> Result<f64, TuneError> {
     let bound = system.last().and_then(|result| result.config.slo_of(0).e2el);
     let text = "the method auto-tune needs an objective on E2EL: give the class e2el";

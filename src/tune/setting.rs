@@ -15,7 +15,7 @@ use sluice_lab::sweep::{self, flag_of};
 /// Keys and values; empty for the defaults.
 pub type Setting = BTreeMap<String, ArgValue>;
 
-/// The cost of changing a key, ascending. Dimensions with a higher cost vary less often.
+/// The cost of changing a key, ascending. Costly dimensions vary less often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RestartCost {
     /// A key of the gateway: a reload.
@@ -64,7 +64,7 @@ pub fn flags(setting: &Setting) -> Vec<(Option<String>, String)> {
     flags
 }
 
-/// Distinguishes a setting from every other, for hashes and the journal.
+/// Distinguishes a setting from every other, in hashes and the journal.
 pub fn identity(setting: &Setting) -> serde_json::Value {
     serde_json::json!(setting)
 }
@@ -88,7 +88,6 @@ pub fn key_name(key: &str) -> String {
     }
 }
 
-/// A value as in a space, for tests.
 #[cfg(test)]
 pub(crate) fn value(text: &str) -> ArgValue {
     ArgValue::read("", text)

@@ -3,8 +3,7 @@
 //! A dimension has a key and values in a meaningful order: neighbours are alike. It is a list, or a
 //! range with a step or a factor. The value `default` leaves the key alone, and so does a dimension
 //! whose condition `when` does not hold. A setting is in the space if it breaks no constraint; a
-//! constraint on a key that is left alone does not apply. The defaults are always in the space,
-//! first.
+//! constraint on a key that is left alone does not apply. The defaults are the first setting.
 //!
 //! Bounds: [`MAX_SETTINGS`] settings, [`MAX_VALUES`] values of a dimension.
 
@@ -74,7 +73,7 @@ impl Dimension {
         Ok(Self { key: table.key.clone(), values, cost: RestartCost::of(&table.key), when })
     }
 
-    /// Whether the values have an order: all are numbers, or the default.
+    /// Whether all values are numbers, or the default, and so have an order.
     fn is_ordered(&self) -> bool {
         self.values.iter().flatten().all(|value| value.number().is_some())
     }
@@ -160,7 +159,6 @@ impl Space {
         }
     }
 
-    /// The first broken constraint.
     fn broken(&self, setting: &Setting) -> Option<usize> {
         self.constraints.iter().position(|constraint| constraint.holds(setting) == Some(false))
     }

@@ -19,14 +19,12 @@ use sluice_core::stats::Estimate;
 /// The objective, in seconds.
 pub(crate) const BOUND: f64 = 2.0;
 
-/// A goal of two latencies.
 pub(crate) fn paired_goal() -> Goal {
     let measure = |text: &str| text.to_owned();
     let (objective, against) = (measure("all.ttft.p99"), Some(measure("all.e2el.p99")));
     Goal::new(&TuneTable { objective, against, ..TuneTable::default() }, 1).unwrap()
 }
 
-/// A trial with these measured values.
 pub(crate) fn paired_trial(value: f64, against: f64) -> trial::Trial {
     let mut trial = trial::Trial::new(&Setting::new(), Effort::Race(None), 1);
     let range = Estimate { value, low: f64::NEG_INFINITY, high: f64::INFINITY };
@@ -37,7 +35,6 @@ pub(crate) fn paired_trial(value: f64, against: f64) -> trial::Trial {
 
 pub(crate) struct Queues<F> {
     pub(crate) service: F,
-    /// The second measure, by setting.
     pub(crate) other: fn(&Setting) -> f64,
     pub(crate) started: Vec<Setting>,
 }
@@ -48,7 +45,6 @@ impl<F: Fn(&Setting) -> Option<f64>> Queues<F> {
     }
 }
 
-/// The highest rate of a queue.
 pub(crate) fn capacity(service: f64, attainment: f64) -> f64 {
     service + (1.0 - attainment).ln() / BOUND
 }
@@ -119,8 +115,8 @@ impl System for Queue {
         String::new()
     }
 
-    /// The mean work of 200 requests and the second measure; both have noise that only depends on
-    /// the seed.
+    /// The mean work of 200 requests and the second measure, with noise that only depends on the
+    /// seed.
     async fn observe(&mut self, seed: u64) -> Result<(Vec<f64>, f64), TuneError> {
         let mut rng = Rng::new(Rng::new(seed).next_u64());
         let mean = (0..200).map(|_| rng.exponential()).sum::<f64>() / 200.0;

@@ -1,6 +1,5 @@
-//! Whole tunings, of queues with known capacity and of the laboratory.
-//!
-//! The tests check the winner, the trials, and how a tuning resumes.
+//! Whole tunings, of queues with known capacity and of the laboratory: the winner, the trials, and
+//! how a tuning resumes.
 
 mod confirmation;
 
@@ -13,7 +12,6 @@ use crate::*;
 use sluice_bench::search::{Judge, SystemUnderTest as _, TrialKind, TrialLoad, TrialRule};
 use sluice_config::ArgValue;
 
-/// A file with one simulated engine.
 pub(crate) fn file(engine: &str, class: &str, tune: &str) -> TuneFile {
     let text = format!("[[engine]]\n{engine}\n[[traffic]]\n{class}\n{tune}");
     TuneFile::parse(&text, "test", Path::new(".")).unwrap_or_else(|error| panic!("{error}\n{text}"))
@@ -41,7 +39,6 @@ fn tuned_at<B: Backend>(
     at_once(tune(plan, backend, &mut journal, done, |_| ()))
 }
 
-/// A tuning with an empty journal.
 pub(crate) fn tuned<B: Backend>(plan: &Plan, backend: &mut B) -> Report {
     let folder = tempfile::tempdir().unwrap();
     tuned_at(plan, "", backend, &folder.path().join("journal"), false).unwrap()
@@ -62,7 +59,6 @@ fn grid(tune: &str) -> TuneFile {
     file("args = { max-num-seqs = 16, stream-interval = 100 }", CLASS, &tune)
 }
 
-/// A dimension of a space of queues.
 fn dimension(key: &str, count: usize) -> String {
     format!("[[tune.dimension]]\nkey = \"vllm.{key}\"\nfrom = 1\nto = {count}\nstep = 1\n")
 }
@@ -109,11 +105,11 @@ fn defaults_that_are_as_good_are_called_so() {
     let plan = plan(&hills(""), Some(Method::Race), 1, Budget::default());
     let flat = |_: &setting::Setting| Some(20.0);
     let report = tuned(&plan, &mut Queues::new(flat));
-    // After 400 requests at each rate, the difference is not known to the margin.
+    // 400 requests at each rate do not show the difference to the margin.
     let lines = answer::answer(&report, &plan.goal);
     assert!(lines[0].starts_with("the defaults ") && lines[0].contains("as good: keep them"), "{lines:?}");
     assert_eq!(answer::advised(&report, &plan.goal), Some(setting::Setting::new()));
-    // A race against an equal nearly always ends early, with far fewer runs than full searches.
+    // A race against an equal nearly always ends early.
     let worse = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
     assert!(worse >= 22, "{worse} of 25");
 }
@@ -278,7 +274,7 @@ fn a_space_without_a_setting_is_refused_with_the_constraint() {
     assert!(error.contains("all of its 4 settings break") && error.contains("max-num-seqs > 500"), "{error}");
 }
 
-/// The script's certified rate, throughput and cost for a queue, worked out by hand.
+/// The script's certified rate, throughput and cost, worked out by hand.
 fn script_on(service: f64, seed: u64) -> (f64, f64, u32) {
     let run = |load: TrialLoad, requests: usize| {
         let mut queue = Queue::new(service, 1.0);
@@ -311,7 +307,6 @@ fn the_script_goes_through_its_steps_in_its_order_with_its_arithmetic() {
     let service =
         |setting: &setting::Setting| match setting.get("vllm.gpu-memory-utilization").and_then(ArgValue::number) {
             Some(share) if share > 0.945 => None,
-            // Slower than the first, and much faster.
             _ => Some([8.0, 7.0, 12.5][of(setting, "a") as usize - 1]),
         };
     let mut queues = Queues::new(service);
@@ -373,7 +368,7 @@ fn a_front_holds_every_compromise_and_nothing_that_another_setting_beats() {
         assert!(front.len() >= least && front.iter().all(|(_, b)| *b == 2.0), "{}: {text}", method.name());
         assert!(front.windows(2).all(|two| two[0].0 < two[1].0), "{front:?}");
         assert!(text.contains("settings are not beaten in both a.ttft.p99 and a.e2el.p99"), "{text}");
-        // A setting that is beaten in both measures loses after two of eight runs.
+        // A setting beaten in both measures loses after two of eight runs.
         let lost = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
         assert!(lost >= 5, "{}: {lost} lost", method.name());
     }
@@ -383,7 +378,7 @@ fn a_front_holds_every_compromise_and_nothing_that_another_setting_beats() {
     assert!(error.contains("use race, random or model"), "{error}");
 }
 
-/// Two policies and two numbers of sequences, for a class with shared prompts.
+/// A file for a class with shared prompts.
 fn small(tune: &str) -> TuneFile {
     let class =
         "requests = 60\nrate = 30\nclass = [{ name = \"a\", in = 512, out = 10, prefix_share = 0.5, e2el = \"2s\" }]";
@@ -446,7 +441,7 @@ fn a_simulation_orders_the_settings_and_is_shown_beside_what_was_measured() {
     assert!(text.contains("  predicted\n") && text.contains("The laboratory's prediction of "), "{text}");
     let winner = report.winner.as_ref().unwrap();
     assert!((predicted(&winner.setting) / winner.value().unwrap() - 1.0).abs() < 0.3, "{text}");
-    // A tuning that is killed among the predictions continues with the next one.
+    // A tuning killed among the predictions continues with the next one.
     let whole = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, whole.lines().take(3).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
     let resumed = tuned_at(&plan, "x", &mut laboratory(&file, &plan), &path, true).unwrap();
@@ -456,7 +451,7 @@ fn a_simulation_orders_the_settings_and_is_shown_beside_what_was_measured() {
 
 #[test]
 fn a_prediction_that_is_wrong_costs_trials_and_decides_nothing() {
-    // The laboratory knows none of these flags, so it predicts that no engine starts.
+    // The laboratory knows none of these flags.
     let file = hills("");
     for method in [Method::Race, Method::Model] {
         let mut plan = plan(&file, Some(method), 2, Budget::default());

@@ -1,7 +1,6 @@
 //! A trial: one setting, the effort, and the outcome.
 //!
-//! Searches learn from trials, and the journal stores them. Rates are in requests per second,
-//! measures in their own unit, times in engine seconds.
+//! Rates are in requests per second, measures in their own unit, times in engine seconds.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -40,8 +39,8 @@ pub struct Certified {
     pub requests: usize,
 }
 
-/// The ratio of [`Outcome::Unmet`] for requests that do not complete. Finite, because JSON has no
-/// infinity, and a percentile between infinite values is NaN.
+/// The ratio of [`Outcome::Unmet`] for requests that do not complete. JSON has no infinity, and a
+/// percentile between infinite values is NaN.
 pub const NEVER: f64 = 1e9;
 /// A larger ratio is a percentile between incomplete and measured requests.
 const SLOWEST: f64 = 1e6;
@@ -73,14 +72,12 @@ pub enum Outcome {
         /// The ratio to the bound: 1.2 is 20 % above it.
         ratio: f64,
     },
-    /// An optimised percentile falls on a request without a complete response, because too many
-    /// requests have none.
+    /// Too many requests have no complete response: an optimised percentile falls on one of them.
     Lossy {
         /// The percentile.
         measure: String,
     },
-    /// The prefix caches held too few prompt tokens, so the measured workload is not the intended
-    /// one.
+    /// The prefix caches held too few prompt tokens for the intended workload.
     ColdCache {
         /// The share that they held.
         hit_rate: f64,
@@ -147,7 +144,6 @@ impl Outcome {
 }
 
 impl Trial {
-    /// A setting that does not start.
     pub(crate) fn refused(setting: &Setting, effort: Effort, reason: String, foreseen: bool) -> Self {
         Self { outcome: Outcome::Refused { reason, foreseen }, ..Self::new(setting, effort, 0) }
     }
@@ -179,7 +175,7 @@ impl Trial {
         }
     }
 
-    /// The value of each run of a measure.
+    /// The values of a measure's runs.
     pub fn runs(&self) -> &[f64] {
         match &self.outcome {
             Outcome::Measured { runs, .. } => runs,
@@ -187,7 +183,7 @@ impl Trial {
         }
     }
 
-    /// Whether it is a trial of the search and not a prediction or confirmation.
+    /// Whether it is neither a prediction nor a confirmation.
     pub fn is_search(&self) -> bool {
         !matches!(self.effort, Effort::Confirm | Effort::Predict)
     }

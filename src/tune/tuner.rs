@@ -5,9 +5,9 @@
 //! values.
 //!
 //! The best of many noisy values is too good by chance. So winner and default are measured again
-//! with new loads, and only this is reported: a certified rate for each, and the change with its
+//! with new loads, and only this is reported: a certified rate for each, and the change with an
 //! interval. The winner wins if the interval is above zero and the gain not within the margin. For
-//! a front of two measures the members are measured again, and the ones that none beats in both are
+//! a front, the members are measured again, and the ones that none beats in both measures are
 //! reported.
 
 use std::time::Duration;
@@ -30,15 +30,13 @@ use sluice_bench::search::{TrialRecord, TrialReport};
 use sluice_core::stats::{Change, Estimate, Verdict};
 use sluice_lab::Scenario;
 
-/// The most settings that are confirmed before the tuning ends without a winner.
+/// Settings confirmed before the tuning ends without a winner.
 const CONFIRMATIONS: usize = 3;
-/// Members of a front to confirm.
 const MEMBERS: usize = 6;
 /// The most predicted settings, chosen at random from more.
 pub const MOST_PREDICTED: usize = 500;
-/// Distance of the seeds of predictions from the seeds of the search.
+/// Distance of the seeds of predictions from the search's.
 const PREDICTIONS: u64 = 1 << 32;
-/// Confidence of the change between the winner and the default.
 const CONFIDENCE: f64 = 0.95;
 
 /// The latest end of a search.
@@ -85,15 +83,14 @@ pub struct Report {
     pub pruned: Vec<Pruned>,
     /// Number of settings in the space.
     pub settings: usize,
-    /// The confirmation of the winner; `None`: no setting meets the goal.
+    /// The confirmed winner; `None`: no setting meets the goal.
     pub winner: Option<Trial>,
-    /// The confirmation of the default; `None` if the winner is the default, or the default is
-    /// unusable.
+    /// The confirmed default; `None`: it is the winner, or unusable.
     pub default: Option<Trial>,
     /// The winner against the default.
     pub comparison: Option<Comparison>,
     /// The confirmed settings of a front that none beats in both measures, the best in the
-    /// objective first. The winner is the one with the best product.
+    /// objective first. The winner has the best product.
     pub front: Vec<Trial>,
     /// Whether the budget ended the search.
     pub out_of_budget: bool,
@@ -126,7 +123,6 @@ struct Tuning<'a, B, F> {
     plan: &'a Plan,
     backend: &'a mut B,
     journal: &'a mut Journal,
-    /// Trials of the journal that were not asked for yet.
     replay: std::vec::IntoIter<Trial>,
     trials: Vec<Trial>,
     on_progress: F,
@@ -236,7 +232,6 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         judge(*backend, &plan.goal, &ask.setting, ask.effort, best, loads).await
     }
 
-    /// The next trial of the journal, if any is left.
     fn replayed(&mut self, ask: &Ask) -> Result<Option<Trial>, TuneError> {
         match self.replay.next() {
             Some(trial) if !is_same(&trial, ask) => Err(self.journal.mismatch(&crate::setting::name(&trial.setting))),
@@ -286,7 +281,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
     async fn confirm_front(&mut self) -> Result<Confirmed, TuneError> {
         let goal = &self.plan.goal;
         let members = front(self.trials.iter().filter(|trial| trial.is_search()), goal);
-        // If there are many members, measures evenly spread ones, both ends included.
+        // Of many members, evenly spread ones, both ends included.
         let step = (members.len().saturating_sub(1) as f64 / (MEMBERS - 1) as f64).max(1.0);
         let places = (0..MEMBERS).map(|number| (number as f64 * step).round() as usize);
         let mut chosen: Vec<Setting> =
@@ -308,8 +303,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(Confirmed { winner, default, comparison, front })
     }
 
-    /// Measures the best setting and the default again. If the best does not hold, tries the next
-    /// best.
+    /// Measures the best setting and the default again; if the best does not hold, the next best.
     async fn confirm(&mut self) -> Result<Confirmed, TuneError> {
         let mut candidates: Vec<Setting> = Vec::new();
         let mut left = self.trials.clone();

@@ -16,9 +16,8 @@ pub(crate) fn unmet(last: Option<&RunResult>, group: String, attainment: f64) ->
     Outcome::Unmet { group: if group.is_empty() { class } else { group }, objective: objective.to_owned(), ratio }
 }
 
-/// The class and the objective missed by most, and the ratio of the measured quantile to the bound.
-/// Unfinished requests do not count; `None` if the others miss nothing, so that the unfinished ones
-/// decided.
+/// The class and the objective missed by most, and the measured quantile over the bound. Unfinished
+/// requests do not count; `None` if the others miss nothing, so that the unfinished ones decided.
 fn binding(result: &RunResult, attainment: f64) -> Option<(String, &'static str, f64)> {
     let is_unfinished = |record: &Record| record.outcome == Ended::Unfinished;
     let mut worst: Option<(String, &'static str, f64)> = None;

@@ -3,8 +3,8 @@
 //! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`): warm-up,
 //! a horizon of many times the longest bound, overdue requests as misses, early ends, a bracket
 //! from saturation. A race ends as soon as the rate is not above the best so far: by the throughput
-//! at saturation, or by one failed trial at the best rate. The margin is not asked for, because the
-//! noise of a race would come on top of it.
+//! at saturation, or by one failed trial at the best rate. The margin is not asked for: the noise
+//! of a race would come on top of it.
 //!
 //! A measure is compared in pairs of runs with the same seed. A race ends when the interval of the
 //! pairs' mean log ratio lies on the worse side of zero, Bonferroni-corrected for all [`LOOKS`]. In
@@ -44,7 +44,6 @@ const PROOF_SEEDS: u64 = 1 << 20;
 /// Distance of the seeds of confirmations from the seeds of the search.
 pub(crate) const HOLDOUT: u64 = 1 << 24;
 
-/// The best setting so far, for a race.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Incumbent {
     pub(crate) value: Option<f64>,
@@ -53,14 +52,13 @@ pub(crate) struct Incumbent {
     pub(crate) front: Vec<[Vec<f64>; 2]>,
 }
 
-/// The loads that an interrupted rate search has run, and the callback that writes new ones to the
+/// Loads that an interrupted rate search has run, and the callback that writes new ones to the
 /// journal.
 pub(crate) struct Loads<'a> {
     pub(crate) past: Vec<TrialRecord>,
     pub(crate) on_load: &'a mut dyn FnMut(&TrialRecord) -> Result<(), TuneError>,
 }
 
-/// Tries a setting.
 pub(crate) async fn judge<B: Backend>(
     backend: &mut B,
     goal: &Goal,
@@ -103,7 +101,6 @@ pub(crate) async fn judge<B: Backend>(
     Ok(trial)
 }
 
-/// Measures a system as thoroughly as the trial asks.
 async fn measured<B: Backend>(
     backend: &B,
     system: &mut B::System,
@@ -194,8 +191,7 @@ async fn rate<S: System>(
     Ok(())
 }
 
-/// The highest rate for comparisons: at most the rate that can be certified, by which races end as
-/// well.
+/// At most the rate that can be certified, by which races end as well.
 fn within(boundary: Estimate, most: f64) -> Estimate {
     Estimate { value: boundary.value.min(most), low: boundary.low.min(most), ..boundary }
 }
@@ -224,8 +220,7 @@ fn count(trial: &mut Trial, found: &SearchResult) {
     trial.requests += found.trials.iter().map(|run| run.requests as u64).sum::<u64>();
 }
 
-/// A rough guess of a losing setting's highest rate: at most the throughput at saturation and the
-/// failed rate.
+/// At most the throughput at saturation and the failed rate.
 fn guess(found: &SearchResult, floor: f64) -> f64 {
     let most = found.trials.iter().find_map(|run| match run.load {
         TrialLoad::Saturated(_) => Some(run.stats.throughput.value),
@@ -284,7 +279,6 @@ async fn measure<S: System>(
     Ok(())
 }
 
-/// One of the observed values, for each run.
 fn series(values: &[Vec<f64>], at: usize) -> Vec<f64> {
     values.iter().map(|values| values[at]).collect()
 }
@@ -300,8 +294,8 @@ fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
         .any(|[one, two]| is_worse(&own, one, goal.sense(), looks) && is_worse(&other, two, against.sense(), looks))
 }
 
-/// Whether pairs of runs show that the values are worse than the best ones. The confidence holds
-/// for `looks` such questions together.
+/// Whether pairs of runs show that the values are worse. The confidence holds for `looks` such
+/// questions together.
 fn is_worse(values: &[f64], best: &[f64], sense: Sense, looks: usize) -> bool {
     let Change(change) = Change::of_pairs(&best[..values.len().min(best.len())], values, each_of(looks, CONFIDENCE));
     match sense {
@@ -318,7 +312,7 @@ mod tests {
     use proptest::prelude::*;
     use sluice_core::base::Rng;
 
-    /// Pairs of runs with a true ratio of `ratio`. Part of the noise is shared by the pair.
+    /// Pairs of runs with a true ratio of `ratio`, which share part of the noise.
     fn pairs(seed: u64, count: usize, ratio: f64) -> (Vec<f64>, Vec<f64>) {
         let mut rng = Rng::new(Rng::new(seed).next_u64());
         let mut noise = |size: f64| ((0..12).map(|_| rng.unit()).sum::<f64>() - 6.0) * size;
@@ -400,8 +394,8 @@ mod tests {
 
     #[test]
     fn a_race_is_not_lost_by_a_setting_that_gains_less_than_the_margin() {
-        // So fast that the capacity is 98.8 % of the throughput and above the certified rate; with
-        // enough requests to know both to 1 %.
+        // So fast that the capacity is 98.8 % of the throughput and above the certified rate; the
+        // requests suffice to know both to 1 %.
         let goal = |seed| Goal { requests: 10_000, ..rate_goal(seed) };
         let best = judged(200.0, Effort::Race(None), &goal(7), None).value();
         for (gain, is_lost) in [(1.02, false), (0.97, true)] {
@@ -421,8 +415,7 @@ mod tests {
             let goal = rate_goal(seed);
             let own = capacity(service, 0.99);
             let lost = judged(service, Effort::Race(Some(1.3 * own)), &goal, Some(1.3 * own));
-            // A look at a rate that is too high holds by chance now and then. Then the whole search
-            // finds that it is not the best.
+            // A look at a rate that is too high holds by chance now and then.
             let is_below = match lost.outcome {
                 Outcome::Worse { guess } => lost.loads <= 3 && guess > 0.0 && guess <= 1.3 * own * 1.04,
                 _ => lost.value().is_some_and(|value| value < 1.3 * own),

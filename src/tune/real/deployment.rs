@@ -19,16 +19,13 @@ use sluice_lab::Scenario;
 
 #[derive(Debug)]
 pub(super) struct Deployment {
-    /// The configuration with the setting's keys of the gateway.
     config: Config,
     /// The flags of each engine, in the order of [`engines`].
     pub(super) settings: Vec<EngineSettings>,
-    /// The traffic.
     pub(super) traffic: Vec<RunPlan>,
 }
 
 impl Deployment {
-    /// The deployment of a scenario with a setting.
     pub(super) fn new(scenario: &Scenario, setting: &Setting) -> Result<Self, TuneError> {
         let variant = variant(setting)?;
         let (config, mut traffic) = scenario.deployment(&variant)?;
@@ -45,14 +42,13 @@ impl Deployment {
         Ok(Self { config, settings, traffic })
     }
 
-    /// Whether clients reach the engines through the gateway: several engines, or keys of the
-    /// gateway in the space.
+    /// Several engines, or keys of the gateway in the space, need a gateway.
     pub(super) fn needs_gateway(&self, space: &Space) -> bool {
         let backends = self.config.pools.iter().map(|pool| pool.backends.len()).sum::<usize>();
         backends > 1 || space.keys().any(|key| RestartCost::of(key) == RestartCost::None)
     }
 
-    /// Whether clients use the configured models and not the ones that engines report.
+    /// Whether clients use the configured models, not the ones that engines report.
     pub(super) fn has_models(&self) -> bool {
         !self.config.models.is_empty()
     }
@@ -105,7 +101,6 @@ impl Deployment {
         models.into_iter().map(|model| model.name.clone()).collect()
     }
 
-    /// The configuration of the private gateway for these engines.
     pub(super) fn gateway(&self, engines: &[TrialSpec], folder: &Path) -> Config {
         let mut config = self.config.clone();
         for pool in &mut config.pools {
@@ -121,7 +116,7 @@ impl Deployment {
         config.auth = Auth { admin_token: None, keys: Vec::new() };
         config.server.tls = None;
         (config.access_log, config.tracing) = (None, None);
-        // The gateway runs no engines, so it writes nothing there.
+        // A gateway without engines writes nothing there.
         config.fleet.state = folder.join("gateway");
         config
     }

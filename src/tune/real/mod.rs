@@ -3,11 +3,10 @@
 //! A trial restarts only engines with changed flags; changes of the gateway's keys are reloads. A
 //! setting that is known to be wrong is not started. A start may last while the engine's log shows
 //! progress. Failures by settings are outcomes. Failures by the machine (a taken port, a missing
-//! program, memory of another process) end the tuning, because all later trials would be worthless.
+//! program, memory of another process) end the tuning: all later trials would be worthless.
 //!
-//! [`RealEngines::stop`] leaves the machine as found: no engine of the tuner runs. After a killed
-//! tuner, the next one finds the engines by the journal and by a mark in their environment, and
-//! uses or stops them.
+//! [`RealEngines::stop`] leaves no engine of the tuner running. After a killed tuner, the next one
+//! finds the engines by the journal and by a mark in their environment, and uses or stops them.
 
 mod deployment;
 mod system;
@@ -39,10 +38,10 @@ pub use system::{RealSystem, Watch};
 
 /// Unmeasured requests to a fresh engine, and the most at once.
 const WARM_UP: (u64, u32) = (16, 8);
-/// A request without a response fails after this time, unless the file has a `client_timeout`.
+/// Time limit of a request, unless the file has a `client_timeout`.
 const REQUEST_LIMIT: Duration = Duration::from_secs(600);
 
-/// The gateway of this program. The caller provides it, because starting one is above this crate.
+/// The gateway of this program, which the caller provides: starting one is above this crate.
 pub trait OwnGateway {
     /// Starts with a configuration, or changes to it. Returns the address, `http://host:port`, once
     /// every backend is ready.
@@ -184,7 +183,7 @@ impl<G: OwnGateway> Backend for RealEngines<G> {
     }
 }
 
-/// The outcome of a failed start, or an error if the settings are not the reason.
+/// An error if the settings are not the reason.
 fn refused(failure: &TrialFailure, seconds: f64, foreseen: bool) -> Result<Started<RealSystem>, TuneError> {
     match failure.failure.class {
         FailureClass::PortInUse

@@ -2,7 +2,7 @@
 //!
 //! If an engine ends meanwhile ([`Watch`]), the trial ends at once: the setting cannot serve, and
 //! the reason is in the engine's log. A repeated load would find its prompts in the prefix cache,
-//! so each run shifts the token ids by another number. Lengths and times depend only on the seed.
+//! so each run shifts the token ids. Lengths and times depend only on the seed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -63,7 +63,6 @@ pub struct RealSystem<W = OwnEngines> {
     groups: Arc<Groups>,
     measures: Vec<Measure>,
     last: Option<RunResult>,
-    /// Number of runs, over all settings.
     runs: Arc<AtomicU32>,
 }
 
@@ -79,7 +78,6 @@ impl<W: Watch> RealSystem<W> {
         Self { watch, plan, client: Arc::new(client), groups, measures: measures.to_vec(), last: None, runs }
     }
 
-    /// The traffic with new prompts.
     fn fresh(&self) -> RunPlan {
         let mut plan = self.plan.clone();
         let by = self.runs.fetch_add(1, Relaxed).wrapping_add(std::process::id()) % MOVES;
@@ -93,7 +91,7 @@ impl<W: Watch> RealSystem<W> {
         self.last.iter().flat_map(|result| &result.servers).collect()
     }
 
-    /// Sends unmeasured requests: the first ones of a fresh engine take longer.
+    /// Sends unmeasured requests, because the first ones take longer.
     pub(super) async fn warm_up(&self, requests: u64, concurrency: u32) -> Result<(), TuneError> {
         let arrival = Arrival::ClosedLoop { concurrency };
         let extent = Extent::Requests(requests);

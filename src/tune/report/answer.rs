@@ -1,9 +1,9 @@
 //! The result of a tuning in sentences.
 //!
 //! First the advice: use the winner, or keep defaults that are as good ([`advised`]). Then the
-//! measured values of both, each with the name of the quantity, and the change between them with an
-//! interval. If no setting is usable, the sentence names the obstacle: the missed objective, by how
-//! much and by which requests, or the message of an engine that does not start.
+//! measured values of both, with the name of the quantity, and the change with an interval. If no
+//! setting is usable, the sentence names the obstacle: the missed objective, by how much and by
+//! which requests, or the message of an engine that does not start.
 
 use crate::goal::{Goal, Objective};
 use crate::report::front;
@@ -46,8 +46,8 @@ pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
     lines
 }
 
-/// The setting to use: the winner, or the defaults if it is not certainly better; `None` without a
-/// winner. Defaults without a certified rate are never advised against a certified winner.
+/// The winner, or the defaults if it is not certainly better; `None` without a winner. A certified
+/// winner is never given up for defaults without a certified rate.
 pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
     let winner = report.winner.as_ref()?;
     let keep = match (&report.comparison, &report.default) {
@@ -60,7 +60,6 @@ pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
     Some(if keep { Setting::new() } else { winner.setting.clone() })
 }
 
-/// Whether the winner has a certified rate and the defaults have none.
 fn is_alone_certified(report: &Report, goal: &Goal) -> bool {
     let has_rate = |trial: &Option<Trial>| {
         let outcome = trial.as_ref().map(|trial| &trial.outcome);
@@ -70,7 +69,6 @@ fn is_alone_certified(report: &Report, goal: &Goal) -> bool {
     is_rate && has_rate(&report.winner) == Some(true) && has_rate(&report.default) == Some(false)
 }
 
-/// Why to keep the defaults.
 fn as_good(report: &Report, goal: &Goal) -> String {
     if goal.against.is_some() {
         return "the defaults are as good: keep them. No setting is certainly better than them in one of both"
@@ -95,8 +93,8 @@ fn ended_early(report: &Report) -> Option<String> {
     report.out_of_budget.then(|| text.to_owned())
 }
 
-/// The value of a confirmation with its unit. An estimate and a certified rate are different
-/// quantities: the certified one is lower by margins and failed proofs.
+/// An estimate and a certified rate are different quantities: the certified one is lower by margins
+/// and failed proofs.
 fn value(trial: &Trial, goal: &Goal) -> String {
     match (&trial.outcome, &goal.objective) {
         (Outcome::Measured { certified: Some(certified), .. }, _) if trial.effort == Effort::Script => {
@@ -122,13 +120,11 @@ fn value(trial: &Trial, goal: &Goal) -> String {
     }
 }
 
-/// A value with its interval.
 fn interval(estimate: &Estimate, percent: u32) -> String {
     let [value, low, high] = [estimate.value, estimate.low, estimate.high].map(number);
     if estimate.is_bounded() { format!("{value} (between {low} and {high} with {percent} %)") } else { value }
 }
 
-/// The change from the defaults to the winner.
 fn change(comparison: &Comparison, goal: &Goal) -> String {
     let change = &comparison.change;
     let [value, low, high] = [change.value, change.low, change.high].map(|share| match share.is_finite() {
@@ -142,9 +138,8 @@ fn change(comparison: &Comparison, goal: &Goal) -> String {
     format!("{of} changes by {value} (between {low} and {high} with {percent} %)")
 }
 
-/// Why the defaults have no comparison.
 fn default_is_unusable(report: &Report) -> Option<String> {
-    // The last trial, because the default may have failed only in the confirmation.
+    // The default may have failed only in the last trial, the confirmation.
     let default = report.trials.iter().rfind(|trial| trial.setting.is_empty())?;
     match &default.outcome {
         Outcome::Refused { reason, .. } => Some(format!("the defaults do not start: {reason}")),
@@ -156,7 +151,6 @@ fn default_is_unusable(report: &Report) -> Option<String> {
     }
 }
 
-/// Why there is no winner.
 fn why_none(report: &Report) -> String {
     let nearest = report.trials.iter().filter_map(|trial| match &trial.outcome {
         Outcome::Unmet { ratio, .. } => Some((*ratio, trial)),
@@ -203,7 +197,6 @@ fn why_none(report: &Report) -> String {
     }
 }
 
-/// The missed objective, and by how much.
 fn missed(outcome: &Outcome) -> Option<String> {
     let Outcome::Unmet { group, objective, ratio } = outcome else { return None };
     let by = match outcome.is_incomplete() {
@@ -223,7 +216,6 @@ mod tests {
             missed(&Outcome::Unmet { group: "a".to_owned(), objective: "E2EL".to_owned(), ratio }).unwrap_or_default()
         };
         assert_eq!(text(1.5), "even single requests of 'a' miss E2EL by 50 %");
-        // A percentile between a completed request and one that is not.
         assert_eq!(text(6.9e8), "even single requests of 'a' miss E2EL because they do not complete");
     }
 }

@@ -8,15 +8,14 @@ use std::collections::BTreeSet;
 
 use crate::setting::{Setting, key_name, name};
 
-/// The longest name of a setting in a table, in characters.
+/// The longest name in a table, in characters.
 const LONGEST: usize = 48;
-/// The widest column, in characters, with an unbroken head.
+/// The widest column with an unbroken head, in characters.
 const NARROW: usize = 10;
 
 /// The names of the settings in a table.
 #[derive(Debug)]
 pub struct Names {
-    /// Keys that differ between settings.
     keys: Vec<String>,
     shared: Setting,
     in_columns: bool,
@@ -64,8 +63,8 @@ impl Names {
     }
 }
 
-/// The lines of a head, the last one full. A cell that is wider than the cells below is broken
-/// after spaces, hyphens and dots.
+/// The lines of a head, the last one full. A cell wider than the cells below is broken after
+/// spaces, hyphens and dots.
 pub fn wrapped(head: &[String], rows: &[Vec<String>]) -> Vec<Vec<String>> {
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let cells: Vec<Vec<String>> =
@@ -79,7 +78,7 @@ pub fn wrapped(head: &[String], rows: &[Vec<String>]) -> Vec<Vec<String>> {
     (0..lines).map(line).collect()
 }
 
-/// The pieces of a text, at most `width` wide unless a word is wider.
+/// At most `width` wide, unless a word is wider.
 fn broken(text: &str, width: usize) -> Vec<String> {
     let mut pieces: Vec<String> = vec![String::new()];
     for word in text.split_inclusive([' ', '-', '.']) {

@@ -1,7 +1,6 @@
 //! A tuning as a page: the answer, all settings, and the objective over each dimension.
 //!
-//! A dot is one measured setting. A setting that lost a race has no value and no dot. The layout is
-//! from `sluice bench`.
+//! A dot is one setting with a measured value. The layout is from `sluice bench`.
 
 use crate::goal::Goal;
 use crate::report::{answer, flags, predicted, table};
@@ -46,7 +45,6 @@ fn sentences(lines: impl Iterator<Item = String>) -> String {
     lines.map(|line| line + ". ").collect::<String>().trim_end().to_owned()
 }
 
-/// Tried settings without a measured value.
 fn without_a_value(report: &Report) -> usize {
     let mut tried: Vec<_> = report.trials.iter().map(|trial| &trial.setting).collect();
     tried.sort_by_key(|setting| format!("{setting:?}"));
@@ -71,7 +69,7 @@ fn responses(report: &Report, goal: &Goal) -> Vec<Dots> {
     keys.into_iter().map(of_key).collect()
 }
 
-/// The value of a trial over the value of a key. The guess of a lost race is no value.
+/// The guess of a lost race is no value.
 fn point(trial: &Trial, key: &str) -> Option<(f64, f64)> {
     let Outcome::Measured { value, .. } = &trial.outcome else { return None };
     Some((trial.setting.get(key).and_then(ArgValue::number)?, value.value))

@@ -1,6 +1,6 @@
 //! Predictions of the laboratory next to measurements.
 //!
-//! Only settings that were measured in full are compared: a lost race ended too early.
+//! Only settings that were measured in full are compared.
 
 use crate::goal::Goal;
 use crate::search::score;
@@ -20,7 +20,7 @@ pub fn cell(report: &Report, setting: &Setting) -> String {
     }
 }
 
-/// How well predictions agree with measurements; `None`: nothing to compare.
+/// How well predictions agree with measurements; `None`: there is nothing to compare.
 pub fn agreement(report: &Report, goal: &Goal) -> Option<String> {
     let measured = report.trials.iter().filter(|trial| trial.is_search() && trial.value().is_some());
     let predicted = |trial: &Trial| report.predicted.iter().find(|other| other.setting == trial.setting);
@@ -40,7 +40,6 @@ pub fn agreement(report: &Report, goal: &Goal) -> Option<String> {
     Some(text)
 }
 
-/// The rank of a setting among the predictions, from 1.
 fn place(report: &Report, goal: &Goal, setting: &Setting) -> Option<usize> {
     let own = score(report.predicted.iter().find(|trial| trial.setting == *setting)?, goal)?;
     Some(1 + report.predicted.iter().filter(|trial| score(trial, goal).is_some_and(|other| other > own)).count())

@@ -45,7 +45,6 @@ pub fn text(report: &Report, goal: &Goal) -> String {
     )
 }
 
-/// A value of a setting, or `default`.
 fn value(setting: &Setting, key: &str) -> String {
     setting.get(key).map_or_else(|| "default".to_owned(), ToString::to_string)
 }

@@ -2,8 +2,8 @@
 //! note.
 //!
 //! A setting has one row, with one column for the most thorough search trial and one for the
-//! confirmation: the estimates come from different loads, and the first is rough. A rate has an
-//! interval only in the confirmation.
+//! confirmation: the estimates come from different loads, and the first is rough. Only a confirmed
+//! rate has an interval.
 
 use crate::goal::{Goal, Objective, label_of};
 use crate::report::names::{Names, wrapped};
@@ -84,7 +84,6 @@ struct Columns<'a> {
     report: &'a Report,
     goal: &'a Goal,
     names: Names,
-    /// Whether the table has confirmations.
     confirmed: bool,
 }
 
@@ -149,7 +148,6 @@ impl Columns<'_> {
         row
     }
 
-    /// The cells of a confirmation.
     fn confirmation(&self, setting: &Setting) -> Vec<String> {
         if !self.confirmed {
             return Vec::new();
@@ -185,7 +183,6 @@ fn has_predictions(report: &Report) -> bool {
     !report.predicted.is_empty()
 }
 
-/// The outcome of a trial as a cell, and notes.
 fn value_and_notes(trial: &Trial, is_rate: bool) -> (String, Vec<String>) {
     let mut notes = trial.notes.clone();
     let value = match &trial.outcome {

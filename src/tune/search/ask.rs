@@ -11,7 +11,6 @@ use crate::trial::{Effort, Outcome, Trial};
 
 pub(super) const CHANCE: u64 = 0x7475_6E65;
 
-/// The knowledge of a search: the space, and the trials so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known<'a> {
     pub(crate) space: &'a Space,
@@ -23,7 +22,6 @@ pub(crate) struct Known<'a> {
     pub(crate) predicted: &'a [Trial],
 }
 
-/// A trial to run.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ask {
     pub(crate) setting: Setting,
@@ -34,7 +32,6 @@ pub(crate) trait Search {
     /// The next trial; `None` ends the search.
     fn next(&mut self, known: &Known<'_>) -> Option<Ask>;
 
-    /// Settings that were left out.
     fn pruned(&self) -> &[Pruned] {
         &[]
     }
@@ -51,12 +48,11 @@ impl<'a> Known<'a> {
         best.chain(front(self.trials.iter(), self.goal)).any(|trial| trial.setting == *setting)
     }
 
-    /// A race of a setting against the best so far.
     pub(crate) fn race(&self, setting: &Setting) -> Ask {
         Ask { setting: setting.clone(), effort: Effort::Race(self.best().and_then(Trial::value)) }
     }
 
-    /// All settings, by number, in the order of [`Space::order`], with the best predicted ones as
+    /// Numbers of all settings in the order of [`Space::order`], with the best predicted ones as
     /// early as that allows.
     pub(crate) fn order(&self) -> Vec<usize> {
         let by_chance = self.space.order(self.settings, self.goal.seed);
@@ -65,7 +61,6 @@ impl<'a> Known<'a> {
         if self.predicted.is_empty() { by_chance } else { self.space.best_first(self.settings, &by_chance, &scores) }
     }
 
-    /// The predicted score of a setting.
     pub(crate) fn prediction(&self, setting: &Setting) -> Option<f64> {
         score(self.predicted.iter().find(|trial| trial.setting == *setting)?, self.goal)
     }

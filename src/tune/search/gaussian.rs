@@ -14,7 +14,6 @@ const NOISES: [f64; 4] = [0.02, 0.06, 0.18, 0.5];
 /// Passes over all coordinates.
 const PASSES: usize = 2;
 
-/// A process fitted to data.
 #[derive(Clone, Debug)]
 pub(super) struct Gaussian {
     points: Vec<Vec<f64>>,
@@ -27,7 +26,6 @@ pub(super) struct Gaussian {
     deviation: f64,
 }
 
-/// Mean and standard deviation of the function at a point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Prediction {
     pub(super) mean: f64,
@@ -35,7 +33,7 @@ pub(super) struct Prediction {
 }
 
 impl Gaussian {
-    /// Fits a process to values at points; `None` for fewer than two values, or equal ones.
+    /// `None` for fewer than two values, or equal ones.
     pub(super) fn fit(points: &[Vec<f64>], values: &[f64]) -> Option<Self> {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -124,7 +122,7 @@ fn backward(factor: &[Vec<f64>], b: &[f64]) -> Vec<f64> {
     x
 }
 
-/// The lengths and the noise with the highest likelihood of the standardised values.
+/// The lengths and the noise with the highest likelihood.
 fn likeliest(points: &[Vec<f64>], standard: &[f64]) -> (Vec<f64>, f64) {
     let dimensions = points.first().map_or(0, Vec::len);
     let (mut lengths, mut noise) = (vec![LENGTHS[2]; dimensions], NOISES[1]);
@@ -192,7 +190,7 @@ mod tests {
 
     #[test]
     fn noise_is_separated_from_the_function() {
-        // The function's standard deviation is about 0.3, three times the noise.
+        // The function's deviation is about 0.3, three times the noise.
         let noise = |size: f64| {
             let (points, values) = sample(80, size, 3);
             let standard: Vec<f64> = values.iter().map(|value| (value - 5.6) / 0.3).collect();

@@ -40,7 +40,6 @@ impl Method {
         if settings <= GRID { Self::Race } else { Self::Model }
     }
 
-    /// Whether the method can search for a goal.
     pub(crate) fn check(self, goal: &Goal) -> Result<(), TuneError> {
         match self {
             Self::AutoTune if goal.against.is_some() => {
@@ -51,7 +50,6 @@ impl Method {
         }
     }
 
-    /// The search of this method.
     pub(crate) fn search(self, known: &Known<'_>) -> Box<dyn Search> {
         match self {
             Self::Race => Box::new(race::Race::new(known)),

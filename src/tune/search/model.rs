@@ -4,8 +4,8 @@
 //! evenly spread settings for each dimension (additive recurrence, Roberts 2018, mapped to the
 //! nearest settings). Then it asks for the largest *expected improvement x probability of
 //! starting*, and ends when that is below [`SMALL`]. The process is fitted to scores, or to their
-//! differences from predictions. Rough guesses for lost races count as noise. The probability is
-//! the share of started settings among the tried ones, weighted by their likeness.
+//! differences from predictions. Guesses for lost races count as noise. The probability is the
+//! share of started settings among the tried ones, weighted by their likeness.
 //!
 //! For a front each trial weighs the two measures differently ([`Weight`]), and the search ends
 //! when none of [`WEIGHTS`] weights promises a gain.
@@ -24,7 +24,7 @@ const PREDICTED: usize = 3;
 const SMALL: f64 = 0.002;
 /// Prior weight of a start, in trials.
 const PRIOR: f64 = 0.5;
-/// Weights of two measures that are tried before the search ends.
+/// Weights of two measures tried before the search ends.
 const WEIGHTS: usize = 8;
 /// The golden ratio: fractional parts of multiples are spread evenly.
 const GOLDEN: f64 = 0.618_033_988_749_895;
@@ -33,7 +33,6 @@ pub(super) struct Model {
     coordinates: Vec<Vec<f64>>,
     /// Settings of the beginning, the next one last.
     design: Vec<usize>,
-    /// The position of each setting's prediction.
     predicted: Vec<Option<usize>>,
 }
 
@@ -54,7 +53,6 @@ impl Model {
         known.settings.iter().position(|own| own == setting)
     }
 
-    /// The largest expected gain and its setting.
     fn most(&self, known: &Known<'_>, tried: &[(usize, &Trial)], weight: Option<Weight>) -> Option<(f64, usize)> {
         let score = |trial: &Trial| match weight {
             Some(weight) => pair(trial, known.goal).map(|pair| weight.score(pair)),
@@ -64,7 +62,7 @@ impl Model {
         let all: Vec<f64> = (0..known.settings.len()).filter_map(predicted).collect();
         let usual = all.iter().sum::<f64>() / all.len().max(1) as f64;
         let prior = |at: usize| predicted(at).unwrap_or(usual);
-        // The default may lie anywhere in the space, so it does not inform about neighbours.
+        // The default may lie anywhere in the space, so it says nothing about neighbours.
         let (points, differences): (Vec<Vec<f64>>, Vec<f64>) = tried
             .iter()
             .filter(|(at, _)| *at != 0)
@@ -102,7 +100,7 @@ fn by_prediction(known: &Known<'_>) -> Vec<usize> {
     scored.into_iter().map(|(_, at)| at).collect()
 }
 
-/// The settings `chosen` and `count` evenly spread others, in reverse order.
+/// `chosen`, and `count` evenly spread others, in reverse order.
 fn design(coordinates: &[Vec<f64>], mut chosen: Vec<usize>, count: usize, seed: u64) -> Vec<usize> {
     let dimensions = coordinates.first().map_or(0, Vec::len);
     // The root of x^(d+1) = x + 1.

@@ -1,6 +1,6 @@
 //! Settings that earlier trials exclude.
 //!
-//! These are rules of thumb, so each use is recorded, and at the end one excluded setting is tried.
+//! These are rules of thumb: each use is recorded, and at the end one excluded setting is tried.
 //!
 //! | observation | excluded, with all other values the same |
 //! |---|---|
@@ -17,7 +17,6 @@ const TOKENS: &str = "vllm.max-num-batched-tokens";
 /// Larger values need more memory.
 const MEMORY: [&str; 4] = [SEQS, "vllm.max-model-len", "vllm.max-loras", "vllm.max-lora-rank"];
 
-/// Why a setting need not be tried, if so.
 pub(super) fn reason(setting: &Setting, known: &Known<'_>) -> Option<String> {
     known.trials.iter().find_map(|trial| excludes(trial, setting))
 }

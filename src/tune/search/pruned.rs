@@ -1,6 +1,6 @@
 //! A setting that a search left out, and why.
 //!
-//! It is part of the report, so nothing is left out silently.
+//! The report has it, so nothing is left out silently.
 
 use serde::Serialize;
 

@@ -17,13 +17,11 @@ pub(super) struct Race {
     /// Settings to try, the next one last.
     left: Vec<Setting>,
     pruned: Vec<Pruned>,
-    /// The check of the rules on a setting that was left out.
     check: Check,
 }
 
 enum Check {
     Open,
-    /// The setting at this position was asked for.
     Asked(usize),
     Done,
 }
@@ -75,7 +73,6 @@ impl Search for Race {
     }
 }
 
-/// All settings in random order, after the default.
 pub(super) struct Chance {
     left: Vec<Setting>,
 }

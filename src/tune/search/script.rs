@@ -2,7 +2,7 @@
 //!
 //! With the last setting of the grid it tries `gpu-memory-utilization` from 0.98 down to 0.90 in
 //! steps of 0.01, until an engine starts. Then it tries the grid with that memory, without vLLM's
-//! defaults. `script_verdict` has the loads of a trial.
+//! defaults. `script_verdict` has the loads.
 
 use super::ask::{Ask, Known, Search};
 use crate::setting::Setting;
@@ -22,7 +22,7 @@ pub(super) struct Script {
 }
 
 enum Memory {
-    /// The next trial starts an engine with this share, in per cent.
+    /// The next trial has this share, in per cent.
     Trying(u32),
     /// The last trial had this share, in per cent.
     Asked(u32),

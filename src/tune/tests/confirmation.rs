@@ -1,13 +1,10 @@
-//! Which settings are confirmed, and how often.
-//!
-//! The settings and their service rates are made up.
+//! Which settings are confirmed, and how often. Settings and service rates are made up.
 
 use std::cell::Cell;
 
 use super::*;
 
-/// A tuning in which the default is best, and starts at most this often. Returns the starts,
-/// too.
+/// The default is best, and starts at most this often. Returns the starts, too.
 fn with_starts(most: usize) -> (Report, usize) {
     let file = file("", CLASS, &format!("[tune]\nrequests = 400\n{}", dimension("a", 5)));
     let plan = plan(&file, Some(Method::Random), 1, Budget::default());
