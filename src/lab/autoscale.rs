@@ -1,9 +1,9 @@
-//! Starts and stops engines during a run, as an autoscaler decides: the gateway's own, or one that
-//! clusters have.
+//! Starts and stops engines during a run, as the gateway's own autoscaler or one of clusters
+//! decides.
 //!
 //! An ordered engine starts for [`Autoscale::cold_start`] and is paid from the order to the end. An
 //! engine that must go gets no new requests and ends with the last request in flight, at the latest
-//! after [`DRAIN`]. The engine with the highest number goes first, as in a StatefulSet.
+//! after [`DRAIN`]. The highest number goes first, as in a StatefulSet.
 //!
 //! | policy | number of engines |
 //! |---|---|
@@ -35,31 +35,27 @@ use sluice_online::observe::tally::OUTPUT_WORK;
 use sluice_online::scaler::demand::DAY;
 use sluice_online::scaler::{Look, Scaler, ScalerRules};
 
-/// Maximum time for the requests of an engine that must go; `terminationGracePeriodSeconds` in the
-/// chart.
+/// Longest drain of an engine that must go; `terminationGracePeriodSeconds` in the chart.
 const DRAIN: Duration = Duration::from_secs(330);
-/// Time between two decisions of the HPA.
 const SYNC: Duration = Duration::from_secs(15);
-/// A change of the metric within this share of the target changes nothing.
+/// Relative change of the metric up to which the HPA does nothing.
 const TOLERANCE: f64 = 0.1;
-/// Number of engines that the HPA may add at once, unless doubling adds more.
+/// Engines that the HPA may add at once, unless doubling adds more.
 const AT_ONCE: u32 = 4;
-/// Difference between the seed of the run and the seed of the day before.
+/// Distance of the seed of the day before from the seed of the run.
 const DAY_BEFORE: u64 = 1 << 32;
-/// Number of requests whose lengths give the mean work of the day before.
+/// Requests whose lengths give the mean work of the day before.
 const SAMPLE: u64 = 2_000;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
     Off,
-    /// Ready at this time.
     Starting(Duration),
     Ready,
-    /// The requests may take until this time.
     Draining(Duration),
 }
 
-/// The view that the autoscaler has of a run.
+/// The autoscaler's view of a run.
 pub(crate) struct Surroundings<'a> {
     pub(crate) now: Duration,
     pub(crate) start: Instant,
@@ -75,7 +71,6 @@ pub(crate) struct Surroundings<'a> {
 pub(crate) struct LabScaler {
     rules: Autoscale,
     states: Vec<State>,
-    /// Seconds for which each engine was paid.
     paid: Vec<f64>,
     last: Duration,
     hpa: Hpa,
@@ -119,20 +114,19 @@ impl LabScaler {
         Some(own)
     }
 
-    /// The cordon of an engine that is off. If a pool may have no engine, requests may wait for the
-    /// first one.
+    /// If a pool may have no engine, requests may wait for the first one.
     fn cordon_when_off(&self, at: usize) -> Cordon {
         if at == 0 && self.rules.min == 0 { Cordon::Starting } else { Cordon::Down }
     }
 
-    /// Seconds for which each engine was paid until `now`, by index of the backend.
+    /// Seconds for which each engine was paid, by index of the backend.
     pub(crate) fn paid(&self, now: Duration) -> Vec<f64> {
         let rest = now.saturating_sub(self.last).as_secs_f64();
         let count = |(paid, state): (&f64, &State)| paid + if *state == State::Off { 0.0 } else { rest };
         self.paid.iter().zip(&self.states).map(count).collect()
     }
 
-    /// Records the seconds for which each engine was paid; without an autoscaler, the whole run.
+    /// Records the paid seconds of each engine; without an autoscaler, the whole run.
     pub(crate) fn count_paid(
         own: Option<&Self>,
         backends: &[(BackendId, usize)],
@@ -145,7 +139,6 @@ impl LabScaler {
         }
     }
 
-    /// One look at the pool, and the resulting changes.
     pub(crate) fn step(&mut self, around: &Surroundings<'_>) {
         self.paid = self.paid(around.now);
         self.last = around.now;
@@ -185,7 +178,6 @@ impl LabScaler {
         self.states[at] = State::Off;
     }
 
-    /// Changes the state of engines whose start or drain is over.
     fn advance(&mut self, around: &Surroundings<'_>) {
         for at in 0..self.states.len() {
             let (backend, engine) = around.backends[at];
@@ -238,9 +230,8 @@ impl LabScaler {
 #[derive(Debug, Default)]
 struct Hpa {
     due: Duration,
-    /// Seconds in which engines computed, and the time at which this was read.
+    /// Seconds in which engines computed, and the time of reading this.
     busy: (f64, Duration),
-    /// The wanted numbers, with their times.
     wanted: VecDeque<(Duration, u32)>,
 }
 
@@ -269,13 +260,13 @@ impl Hpa {
         let seconds = (now - self.busy.1).as_secs_f64().max(1.0);
         let share = ((busy - self.busy.0) / seconds / ready.max(1.0)).min(1.0);
         self.busy = (busy, now);
-        // An engine that starts is left out of the mean. In the comparison with the current number,
-        // it counts as unused.
+        // A starting engine is left out of the mean, and counts as unused in the comparison with
+        // the current number.
         self.step(share * ready / target, have, down_after, now)
     }
 }
 
-/// Work per second in each minute of a day, of requests drawn with another seed.
+/// Work per second in each minute of a day, with another seed.
 fn day_before(traffic: &RunPlan, seed: u64) -> Vec<f64> {
     let mut plan = traffic.clone();
     plan.workload.seed = seed;

@@ -1,6 +1,6 @@
 //! `[autoscale]` of a scenario: the policy that decides the number of engines.
 //!
-//! The rules of each policy are in `autoscale`. Unknown keys are errors. Bounds are checked against
+//! `autoscale` has the rules of each policy. Unknown keys are errors. Bounds are checked against
 //! the number of engines in the scenario.
 
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Autoscale {
     pub target: Option<f64>,
     /// Time from the order of an engine to the first request. Default 2 min.
     pub cold_start: Option<Period>,
-    /// Time for which fewer engines must suffice before one goes. Default 5 min.
+    /// Time for which fewer engines must suffice. Default 5 min.
     pub down_after: Option<Period>,
     /// `predicted`: requests per second that an engine serves within the objectives. Default:
     /// learned.
@@ -60,7 +60,6 @@ pub enum Policy {
 }
 
 impl Autoscale {
-    /// Checks the bounds.
     pub(crate) fn check(&self, pools: usize, engines: usize) -> Result<(), LabError> {
         let max = self.max.unwrap_or(engines as u32);
         let start = self.start.unwrap_or(self.min.max(1));
@@ -73,17 +72,14 @@ impl Autoscale {
         }
     }
 
-    /// Target of the metric.
     pub(crate) fn target(&self) -> f64 {
         self.target.unwrap_or(if self.policy == Policy::Busy { 0.7 } else { 8.0 })
     }
 
-    /// Time from the order of an engine to the first request.
     pub(crate) fn cold_start(&self) -> Duration {
         self.cold_start.map_or(Duration::from_secs(120), |period| period.0)
     }
 
-    /// Time for which fewer engines must suffice before one goes.
     pub(crate) fn down_after(&self) -> Duration {
         self.down_after.map_or(Duration::from_secs(300), |period| period.0)
     }

@@ -2,15 +2,15 @@
 //!
 //! The load generator does not know `[[class]]`, so the rule of the configuration is applied to the
 //! records of a run: the prompt's length as the engine counted it, otherwise as it was sent, and
-//! whether the request asks for an adapter. The load generator sends only requests that generate
-//! tokens. Requests that no class has are in the class `other`, as in the gateway.
+//! whether the request asks for an adapter. All its requests generate tokens. Requests without a
+//! class are in the class `other`, as in the gateway.
 
 use sluice_bench::RunResult;
 use sluice_bench::result::record::GatewayClass;
 use sluice_bench::result::slices;
 use sluice_config::{Class, OTHER_CLASS};
 
-/// Divides a result by `classes`, as the gateway divides requests.
+/// Divides a result as the gateway divides requests.
 pub fn divide(result: &mut RunResult, classes: &[Class]) {
     let named = |class: &Class| GatewayClass { name: class.name.clone(), requests: class.requests() };
     let other = GatewayClass { name: OTHER_CLASS.to_owned(), requests: "all others".to_owned() };

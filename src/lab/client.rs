@@ -1,6 +1,6 @@
 //! The client of one request: [`Downstream`] without a socket.
 //!
-//! It counts token events in the bytes that it receives, as `sluice bench` does, so it measures the
+//! It counts token events in the bytes that it receives, as `sluice bench` does: it measures the
 //! gateway from outside. The network between gateway and client has no delay.
 
 use std::future::pending;
@@ -19,11 +19,10 @@ use sluice_gateway::flow::{ClientGone, Downstream, ResponseHead};
 use sluice_gateway::telemetry::totals::{TotalsTable, TotalsView};
 use sluice_online::observe::Observer;
 
-/// Text that occurs in each token event and in no other event: for completions, and for chats.
+/// Text in each token event and in no other event: for completions, and for chats.
 static TOKEN_EVENTS: LazyLock<[Finder<'static>; 2]> =
     LazyLock::new(|| ["\"text\":\"", "\"delta\":{\"content\":"].map(Finder::new));
 
-/// A client that measures the response to one request.
 #[derive(Debug)]
 pub(crate) struct LabClient {
     api: Api,
@@ -44,7 +43,7 @@ pub(crate) struct LabClient {
 
 impl LabClient {
     /// A client that sends its request now. It disconnects after `leave_after` token events, or
-    /// gives up after `timeout`. `events`: expected number of token events.
+    /// gives up after `timeout`. `events`: expected token events.
     pub(crate) fn new(api: Api, leave_after: Option<u32>, timeout: Option<Duration>, events: u32) -> Self {
         let sent = Instant::now();
         Self {
@@ -65,13 +64,11 @@ impl LabClient {
         }
     }
 
-    /// `Retry-After` of the response.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// Fills in the record of the request: the client's own measurements, and pool, backend and
-    /// queue wait from the gateway.
+    /// Fills in the client's measurements, and the gateway's pool, backend and queue wait.
     pub(crate) fn complete(self, record: &mut Record, gateway: Option<&GatewayRecord>, output_tokens: u32) {
         let since = |at: Option<Instant>| at.map_or(0.0, |at| (at - self.sent).as_secs_f64());
         let routed = gateway.filter(|gateway| gateway.backend.is_some());
@@ -110,7 +107,6 @@ impl LabClient {
     }
 }
 
-/// Why a response is not complete.
 fn reason(status: Option<StatusCode>, outcome: Option<GatewayOutcome>) -> String {
     let status = match status {
         None => "no response".to_owned(),
@@ -134,8 +130,8 @@ impl Downstream for LabClient {
 
     async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
         self.count(&bytes);
-        // As in the load generator, a client that leaves before the first token leaves when the
-        // first bytes arrive.
+        // As in the load generator, a client that leaves before the first token leaves at the first
+        // bytes.
         if self.leave_after.is_some_and(|events| self.events >= events) && !more {
             self.left = true;
             return Err(ClientGone);
@@ -164,7 +160,7 @@ impl Downstream for LabClient {
     }
 }
 
-/// The gateway's record of the request that ended last. The online tuner gets each record too.
+/// The gateway's record of the request that ended last; the online tuner gets each record.
 #[derive(Clone, Debug)]
 pub(crate) struct LastRecord {
     last: Arc<parking_lot::Mutex<Option<Box<GatewayRecord>>>>,
@@ -174,22 +170,19 @@ pub(crate) struct LastRecord {
 }
 
 impl LastRecord {
-    /// The recorder of a run that begins at `start`.
     pub(crate) fn new(start: Instant) -> Self {
         Self { last: Arc::default(), observer: Arc::default(), totals: Arc::default(), start }
     }
 
-    /// The observer of the online tuner.
     pub(crate) fn observer(&self) -> &Arc<Observer> {
         &self.observer
     }
 
-    /// The sums over all requests.
     pub(crate) fn totals(&self) -> TotalsView {
         self.totals.view()
     }
 
-    /// Takes the record. Only valid right after the caller's own request has ended.
+    /// Takes the record, right after the caller's own request has ended.
     pub(crate) fn take(&self) -> Option<Box<GatewayRecord>> {
         self.last.lock().take()
     }
@@ -203,7 +196,7 @@ impl sluice_gateway::flow::Recorder for LastRecord {
     }
 }
 
-/// A time from the start of the run in seconds, the unit of records.
+/// Seconds from the start of the run, the unit of records.
 pub(crate) fn seconds(at: Duration) -> f64 {
     at.as_secs_f64()
 }

@@ -1,7 +1,6 @@
 //! All engines of a run, with the requests in flight, behind one lock.
 //!
-//! A run has one thread, so the lock is never contended. It exists because the gateway's traits
-//! require `Sync`.
+//! A run has one thread, so the lock is never contended. The gateway's traits require `Sync`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,19 +28,17 @@ pub(crate) struct ParsedRequest {
 #[derive(Debug, Default)]
 pub(crate) struct ClusterState {
     pub(crate) engines: Vec<Engine>,
-    /// Requests in flight, by their number.
     pub(crate) requests: HashMap<u64, ParsedRequest>,
     /// Virtual time since the start of the run.
     pub(crate) now: Duration,
 }
 
-/// All engines of a run.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     state: Mutex<ClusterState>,
-    /// The engine at each address. There are few, so a linear search is as fast as a map.
+    /// The engine at each address, few enough for a linear search.
     addresses: Vec<(Endpoint, usize)>,
-    /// Model names that arms of experiments send; for an adapter, with its number.
+    /// Model names that arms send; an adapter has a number.
     arms: Vec<(Arc<str>, Option<u16>)>,
 }
 
@@ -64,7 +61,6 @@ impl Cluster {
         self.addresses.iter().find(|(known, _)| known == endpoint).map(|(_, engine)| *engine)
     }
 
-    /// The model of an arm, if the body names one.
     pub(crate) fn arm_model(&self, api: Api, body: &EditedBody) -> Option<&(Arc<str>, Option<u16>)> {
         if self.arms.is_empty() {
             return None;
@@ -88,7 +84,6 @@ impl Cluster {
         self.lock().engines.iter().filter_map(|engine| engine.adapters(name_of)).collect()
     }
 
-    /// The time of the earliest next event of any engine.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         self.lock().engines.iter().filter_map(Engine::next_at).min()
     }
@@ -104,17 +99,14 @@ impl Cluster {
         self.lock().engines[engine].change(now, change);
     }
 
-    /// Starts a stopped engine as a new one with these settings.
     pub(crate) fn start_as(&self, now: Duration, engine: usize, setup: &EngineSetup) {
         self.lock().engines[engine].start_as(now, setup);
     }
 
-    /// Number of requests for which an engine generates tokens.
     pub(crate) fn streams(&self, engine: usize) -> usize {
         self.lock().engines[engine].streams()
     }
 
-    /// Seconds in which an engine computed.
     pub(crate) fn busy(&self, engine: usize) -> f64 {
         self.lock().engines[engine].busy()
     }
@@ -127,19 +119,18 @@ impl Cluster {
         self.lock().engines[engine].is_hung()
     }
 
-    /// The values that an engine's metrics page would show; `None` while the engine is down.
+    /// The values of an engine's metrics page; `None` while it is down.
     pub(crate) fn sample(&self, engine: usize) -> Option<EngineSample> {
         let state = self.lock();
         Some(&state.engines[engine]).filter(|engine| engine.is_up()).map(Engine::sample)
     }
 
-    /// The values that findings take from an engine's metrics page; `None` while it is down.
+    /// The values of a metrics page for findings; `None` while the engine is down.
     pub(crate) fn facts(&self, engine: usize) -> Option<PageFacts> {
         let state = self.lock();
         Some(&state.engines[engine]).filter(|engine| engine.is_up()).map(Engine::facts)
     }
 
-    /// Takes the statistics of the engines, in order.
     pub(crate) fn take_stats(&self) -> Vec<EngineStats> {
         std::mem::take(&mut self.lock().engines).into_iter().map(Engine::into_stats).collect()
     }

@@ -1,10 +1,9 @@
 //! The hashes of a request's blocks, by which the prefix cache finds shared prefixes.
 //!
-//! Prompts have no token ids in a simulation. A prompt is a list of shared segments, each an id
-//! with a number of tokens, followed by tokens that only this request has. The hash of a block
-//! covers everything up to the end of the block. So two prompts share a block exactly if they agree
-//! up to there, as with real token ids. The response is a segment too, because the next turn of a
-//! conversation repeats it.
+//! Without token ids, a prompt is a list of shared segments, each an id with a number of tokens,
+//! followed by tokens that only this request has. The hash of a block covers everything up to the
+//! end of the block. So two prompts share a block exactly if they agree up to there, as with real
+//! token ids. The response is a segment too, because the next turn of a conversation repeats it.
 
 use std::sync::Arc;
 
@@ -37,8 +36,7 @@ pub(crate) fn content(shared: &[(u64, u32)], prompt: u32, own: u64, response: Op
     Content::Blocks { blocks: Arc::from(blocks), tail: own_segment(own) }
 }
 
-/// The id of the segment that belongs to one request only. It is hashed, so that it differs from
-/// the ids of shared segments.
+/// Hashed, so that it differs from the ids of shared segments.
 fn own_segment(own: u64) -> u64 {
     hash_two(0x0E17, own)
 }

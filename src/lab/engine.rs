@@ -2,9 +2,9 @@
 //!
 //! [`Clock`] maps the clock of the [`VirtualServer`] to the clock of the run. At the usual speed
 //! both differ by a constant. An engine that is n times slower takes n times as long for
-//! everything, including the API server. An engine that starts again is a new virtual server, which
-//! has loaded only the adapters named by flags. Bounds: at most [`MAX_SAMPLES`] samples; the
-//! traffic bounds the number of requests.
+//! everything, including the API server. An engine that starts again is a new virtual server, with
+//! the adapters of the flags. Bounds: at most [`MAX_SAMPLES`] samples; the traffic bounds the
+//! requests.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -24,7 +24,6 @@ use sluice_sim::real_time::output_collector::{Broken, OutputCollector};
 use sluice_sim::virtual_server::StepEnd;
 use sluice_sim::{Content, Request, SimConfig, VirtualServer};
 
-/// Maximum number of samples of one engine.
 const MAX_SAMPLES: usize = 100_000;
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -39,20 +38,18 @@ pub struct EngineStats {
     pub steps: u64,
     /// Seconds during which a step was running.
     pub busy: f64,
-    /// Tokens that the model computed: prompts without their cached part, and outputs.
+    /// Computed tokens: prompts without their cached part, and outputs.
     pub computed_tokens: u64,
-    /// Maximum number of sequences that waited because other adapters had all slots
-    /// (`--max-loras`).
+    /// Most sequences that waited because other adapters had all slots (`--max-loras`).
     pub deferred_peak: u64,
     /// Seconds of steps during which a sequence waited for an adapter slot.
     pub deferred: f64,
-    /// The values that a load generator would have scraped from `/metrics`.
+    /// Values that a load generator would have scraped from `/metrics`.
     pub side: ServerSide,
-    /// Total seconds from order to end: the time for which a GPU was taken.
+    /// Seconds from order to end, in which a GPU was taken.
     pub paid: f64,
 }
 
-/// A request as an engine sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct EngineRequest {
     pub(crate) prompt_tokens: u32,
@@ -62,12 +59,9 @@ pub(crate) struct EngineRequest {
     pub(crate) content: Content,
 }
 
-/// Maps the clock of a virtual server to the clock of the run.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
-    /// A moment on the clock of the run.
     run: Duration,
-    /// The same moment on the clock of the server.
     server: Duration,
     slower: f64,
 }
@@ -78,17 +72,16 @@ impl Clock {
         self.server + if self.slower == 1.0 { passed } else { passed.div_f64(self.slower) }
     }
 
-    /// The time of the run at which the server's clock shows `at`.
     fn to_run(self, at: Duration) -> Duration {
         let left = at.saturating_sub(self.server);
         self.run + if self.slower == 1.0 { left } else { left.mul_f64(self.slower) }
     }
 }
 
-/// The hasher has no random seed, because the order of iteration must be the same in each run.
+/// A hasher without a random seed: the order of iteration must be the same in each run.
 type BySequence<T> = HashMap<SequenceId, T, BuildHasherDefault<DefaultHasher>>;
 
-/// One engine. Times are on the clock of the run unless a comment says otherwise.
+/// Times are on the clock of the run unless a comment says otherwise.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) config: SimConfig,
@@ -98,26 +91,23 @@ pub(crate) struct Engine {
     clock: Clock,
     slower: f64,
     up: bool,
-    /// Whether the engine hangs; the clock stands still.
+    /// Whether the engine hangs; the clock then stands still.
     hung: bool,
     streams: BySequence<Arc<OutputCollector>>,
     next: SequenceId,
-    /// Time at which the server's next event is due.
     next_at: Option<Duration>,
     stats: EngineStats,
     /// Start and end of the last step, on the server's clock.
     last_step: Option<(Duration, Duration)>,
-    /// Whether a sequence waited for an adapter slot after the last step.
     was_deferring: bool,
     next_sample: Duration,
     fault: Option<PlantedFault>,
-    /// Sums for the metrics page, and the requests without a first token: their time and length.
+    /// Sums for the metrics page, and the times and lengths of requests without a first token.
     sums: PageFacts,
     waits: BySequence<(Duration, u32)>,
 }
 
-/// The server after its start. All adapters in its flags are loaded, even adapters that no request
-/// of the run names.
+/// All adapters in the flags are loaded, even ones that no request names.
 fn started(config: &SimConfig, adapters: &[String]) -> VirtualServer {
     let number = |(place, (name, _)): (usize, &(String, String))| {
         let known = adapters.iter().position(|known| known == name);
@@ -154,7 +144,6 @@ impl Engine {
         }
     }
 
-    /// Starts a stopped engine as a new one with these settings.
     pub(crate) fn start_as(&mut self, now: Duration, setup: &EngineSetup) {
         let seed = Rng::new(self.config.seed).next_u64();
         self.config = SimConfig { seed, ..setup.sim.clone() };
@@ -165,17 +154,15 @@ impl Engine {
         self.update_next();
     }
 
-    /// Whether the engine accepts connections.
     pub(crate) fn is_up(&self) -> bool {
         self.up
     }
 
-    /// Whether the engine hangs: it accepts requests and generates nothing.
+    /// A hung engine accepts requests and generates nothing.
     pub(crate) fn is_hung(&self) -> bool {
         self.hung
     }
 
-    /// Number of requests for which the engine generates tokens.
     pub(crate) fn streams(&self) -> usize {
         self.streams.len()
     }
@@ -185,12 +172,11 @@ impl Engine {
         self.stats.busy
     }
 
-    /// Time at which the next event is due.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         self.next_at
     }
 
-    /// The adapters as metrics show them, with their names; `None` without LoRA.
+    /// The adapters as metrics show them; `None` without LoRA.
     pub(crate) fn adapters(&self, name_of: impl Fn(u16) -> Option<String>) -> Option<EngineAdapters> {
         let (engine, flags) = (self.server.engine(), &self.config.engine);
         self.config.lora.then(|| EngineAdapters {
@@ -203,7 +189,6 @@ impl Engine {
         })
     }
 
-    /// The values that the engine's metrics page would show.
     pub(crate) fn sample(&self) -> EngineSample {
         let (engine, side) = (self.server.engine(), &self.stats.side);
         let adapters = self.config.lora.then(|| (u64::from(self.config.engine.max_loras), engine.adapters().len()));
@@ -218,7 +203,6 @@ impl Engine {
         }
     }
 
-    /// The values that findings take from the engine's metrics page.
     pub(crate) fn facts(&self) -> PageFacts {
         let (page, flags) = (self.sample(), &self.config.engine);
         let blocks = if flags.prefix_caching { flags.num_blocks } else { 0 };
@@ -271,7 +255,7 @@ impl Engine {
         id
     }
 
-    /// Aborts a sequence whose client disconnected. Does nothing if the sequence has already ended.
+    /// Aborts a sequence whose client disconnected, if it has not ended.
     pub(crate) fn abort(&mut self, id: SequenceId) {
         if self.streams.remove(&id).is_some() {
             self.waits.remove(&id);
@@ -326,8 +310,7 @@ impl Engine {
         self.update_next();
     }
 
-    /// The same clock, with `now` as the moment that both sides share. It stands still while the
-    /// engine hangs.
+    /// The clock from `now` on. It stands still while the engine hangs.
     fn clock_at(&self, now: Duration) -> Clock {
         let server = if self.hung { self.clock.server } else { self.clock.to_server(now) };
         Clock { run: now.max(self.clock.run), server, slower: self.slower }
@@ -411,7 +394,6 @@ impl Engine {
         }
     }
 
-    /// Adds the counters of the server's prefix cache.
     fn count_caches(&mut self) {
         let prefix = self.server.engine().prefix();
         self.stats.side.prefix_queries += prefix.queries as f64;

@@ -14,10 +14,10 @@ pub fn measures(expectations: &[Expectation]) -> Result<Vec<Measure>, LabError> 
     expectations.iter().map(|expected| Ok(expected.measure.parse()?)).collect()
 }
 
-/// Messages for the expectations that a study does not meet.
+/// Messages for unmet expectations.
 ///
 /// # Errors
-/// An expectation names a variant or a measure that the study does not have.
+/// An expectation names an unknown variant or measure.
 pub fn unmet(study: &Study, expectations: &[Expectation]) -> Result<Vec<String>, LabError> {
     let mut unmet = Vec::new();
     for expected in expectations {

@@ -1,8 +1,7 @@
-//! Findings in a run: the gateway looks for causes of slow requests on virtual time, as in `sluice
-//! serve`.
+//! Findings in a run: the gateway looks for causes of slow requests on virtual time.
 //!
-//! The engines' pages are read without a network. Findings are recorded when they appear, with
-//! seconds from the start; good traffic has none.
+//! Pages are read without a network. Findings are recorded when they appear, with seconds from the
+//! start; good traffic has none.
 
 use std::time::Duration;
 
@@ -15,7 +14,6 @@ use sluice_core::base::BackendId;
 use sluice_online::findings::facts::Facts;
 use sluice_online::findings::{Finding, Findings};
 
-/// The findings of a run.
 #[derive(Debug, Default)]
 pub(crate) struct LabFindings {
     findings: Findings,
@@ -23,7 +21,7 @@ pub(crate) struct LabFindings {
 }
 
 impl LabFindings {
-    /// One look. `backends`: the gateway's backends, each with the index of its engine.
+    /// One look. `backends`: the gateway's backends with the indices of their engines.
     pub(crate) fn look(
         &mut self,
         now: Duration,

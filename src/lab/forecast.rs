@@ -1,10 +1,10 @@
-//! Forecasts for the online tuner: simulates the requests of the last minutes through the gateway's
-//! request path, with the present settings and with each candidate.
+//! Forecasts for the online tuner: simulates the requests of the last minutes with the present
+//! settings and with each candidate.
 //!
 //! Not simulated: shared beginnings of prompts, because the gateway keeps no prompts; engines with
-//! other flags than in the configuration; requests in service when the simulation begins or when
-//! the forecast is requested. All runs have the same requests at the same times, so the error of a
-//! difference is computed from the differences of batches.
+//! other flags than in the configuration; requests in service at the start of the simulation or of
+//! the forecast. All runs have the same requests at the same times, so the error of a difference is
+//! computed from the differences of batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,15 +20,13 @@ use sluice_online::limits::{Limits, PoolLimits};
 use sluice_online::observe::recent::RecentRequest;
 use sluice_online::observe::window::{BATCH, Batch};
 
-/// Minimum number of requests for a forecast.
 const REQUESTS_MIN: usize = 100;
-/// Time after the last arrival at which requests that have not ended count as late.
+/// Requests that have not ended this long after the last arrival are late.
 const GIVE_UP: Duration = Duration::from_secs(60);
-/// The loss of a request that has not ended.
 const LOSS_UNFINISHED: f64 = 3.0;
 
-/// Answers `question` by simulation, with the configuration and the engines of `lab`. The answer is
-/// empty if that cannot be simulated.
+/// Answers `question` with the configuration and the engines of `lab`; empty if they cannot be
+/// simulated.
 pub fn forecast(lab: &Lab, question: &EngineQuestion, seed: u64) -> EngineAnswer {
     let lab = &question.limits.iter().fold(lab.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits)));
     let Some(base) = replay(lab, &question.requests) else { return EngineAnswer::default() };
@@ -65,7 +63,7 @@ pub fn forecast(lab: &Lab, question: &EngineQuestion, seed: u64) -> EngineAnswer
     };
     let each = question.candidates.iter().zip(&mut candidates);
     let known = each.filter_map(|(one, found)| Some((found.forecast?.loss, one, found)));
-    // Of equal candidates the last one, as the tuner chooses.
+    // Of equal candidates the last, as the tuner chooses.
     if let Some((_, best, found)) = known.max_by(|one, other| other.0.total_cmp(&one.0)) {
         let under = |limits| absence(&|lab| Some(with_limits(lab, &question.pool, Some(limits))));
         found.absence_with = absence(&|lab| with(best, lab));
@@ -76,14 +74,14 @@ pub fn forecast(lab: &Lab, question: &EngineQuestion, seed: u64) -> EngineAnswer
     EngineAnswer { now: Some(beside(&now, &now)), absence, candidates, span }
 }
 
-/// Answers a question about limits by simulation, with the configuration and the engines of `lab`.
-/// The answer is empty if that cannot be simulated.
+/// Answers `question` with the configuration and the engines of `lab`; empty if they cannot be
+/// simulated.
 pub fn forecast_limits(lab: &Lab, question: &LimitsQuestion, seed: u64) -> LimitsAnswer {
     let Some(base) = replay(lab, &question.requests) else { return LimitsAnswer::default() };
     let with = |limits: &Limits| {
         let pools = question.pools.iter().zip(&limits.0);
         let lab = pools.fold(base.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits)));
-        // All requests that already wait arrive in the first batch, which does not count.
+        // The waiting requests arrive in the first batch, which does not count.
         batches(&lab, seed).map(|found| found.into_iter().skip(usize::from(question.waiting > 0)).collect::<Vec<_>>())
     };
     let Some(now) = with(&question.now) else { return LimitsAnswer::default() };
@@ -91,7 +89,6 @@ pub fn forecast_limits(lab: &Lab, question: &LimitsQuestion, seed: u64) -> Limit
     LimitsAnswer { now: Some(beside(&now, &now)), candidates }
 }
 
-/// The same setup with other limits of a pool.
 fn with_limits(lab: &Lab, pool: &str, limits: Option<PoolLimits>) -> Lab {
     let Some(limits) = limits else { return lab.clone() };
     let mut config = Config::clone(&lab.config);
@@ -156,7 +153,7 @@ fn replay(lab: &Lab, requests: &[RecentRequest]) -> Option<Lab> {
     Some(Lab { give_up_after: GIVE_UP, launched: lab.launched, ..Lab::new(config, engines, traffic) })
 }
 
-/// The same setup without the last backend of a pool; `None` if the pool has only one.
+/// The setup without the last backend of a pool; `None` if it is the only one.
 fn one_less(lab: &Lab, pool: &str) -> Option<Lab> {
     let mut config = Config::clone(&lab.config);
     let gone =
@@ -168,7 +165,7 @@ fn one_less(lab: &Lab, pool: &str) -> Option<Lab> {
     Some(Lab { config: Arc::new(config), engines, ..lab.clone() })
 }
 
-/// The losses of all requests, in batches by time of arrival.
+/// Losses of all requests, in batches by time of arrival.
 fn batches(lab: &Lab, seed: u64) -> Option<Vec<Batch>> {
     let run = run(lab, seed).ok()?;
     let mut sums: Vec<Batch> = Vec::new();
@@ -195,8 +192,7 @@ fn batches(lab: &Lab, seed: u64) -> Option<Vec<Batch>> {
     Some(sums)
 }
 
-/// The means of `found`, with the standard error of the difference between the mean losses of
-/// `found` and `now`.
+/// The means of `found`, with the standard error of the difference to `now`.
 fn beside(now: &[Batch], found: &[Batch]) -> Forecast {
     let total = |batches: &[Batch], of: fn(&Batch) -> f64| batches.iter().map(of).sum::<f64>();
     let requests = total(found, |batch| batch.requests).max(1.0);

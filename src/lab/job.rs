@@ -1,6 +1,6 @@
 //! The task of one request: sends it through the gateway and records the result.
 //!
-//! A task does not know the event loop. It leaves an [`Ended`], from which the loop continues.
+//! A task does not know the event loop, which continues from the [`Ended`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,18 +22,15 @@ use sluice_core::openai::Route;
 use sluice_gateway::flow::{Flow, IncomingRequest};
 use sluice_gateway::origin::Origin;
 
-/// The gateway's request path in front of simulated engines.
 pub(crate) type LabFlow = Flow<LabUpstream, LastRecord>;
 
-/// The header that names the tenant of a request, for `queue.fair = { header = "x-tenant" }`.
+/// Names the tenant, for `queue.fair = { header = "x-tenant" }`.
 const TENANT: &str = "x-tenant";
 
-/// A request that has ended.
 pub(crate) struct Ended {
     pub(crate) traffic: usize,
     pub(crate) record: Record,
     pub(crate) conversation: Option<Box<Conversation>>,
-    /// `Retry-After` of the response.
     pub(crate) retry_after: Option<Duration>,
 }
 
@@ -57,22 +54,18 @@ pub(crate) fn parsed_request(
     ParsedRequest { request, model: model.as_str().into(), api: plan.workload.api }
 }
 
-/// The inputs of the task of one request.
 pub(crate) struct Job {
     pub(crate) flow: Arc<LabFlow>,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) ended: Arc<Mutex<Vec<Ended>>>,
     pub(crate) api: Api,
-    /// Value of the header [`TENANT`].
     pub(crate) tenant: Option<HeaderValue>,
     pub(crate) start: Instant,
     pub(crate) client_timeout: Option<Duration>,
-    /// Whether engines may also serve copies of requests.
     pub(crate) has_copies: bool,
 }
 
 impl Job {
-    /// Sends a request through the gateway and records its result.
     pub(crate) async fn serve(
         self,
         traffic: usize,
@@ -106,7 +99,7 @@ impl Job {
         });
         let mut client = LabClient::new(self.api, request.leave_after, self.client_timeout, request.output_tokens);
         self.flow.run(incoming, &mut client).await;
-        // `run` wrote the record just before it returned, and no other task has run since.
+        // `run` wrote the record just before it returned; no other task has run since.
         let gateway = self.flow.recorder().take();
         let retry_after = client.retry_after();
         client.complete(&mut record, gateway.as_deref(), request.output_tokens);

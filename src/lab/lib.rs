@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The gateway is not modelled: configuration, estimates, pools, retries and meters are the code of
-//! `sluice serve`. Requests and result files are byte for byte as in `sluice bench`. Engines are as
-//! in `sluice sim`.
+//! `sluice serve`. Requests and result files are byte for byte as in `sluice bench`, engines as in
+//! `sluice sim`.
 //!
 //! Not simulated: sockets, HTTP parsing, TLS, API keys, exact token counts, the gateway's CPU time,
 //! responses that are not streamed, and vLLM's limits on waiting requests and `priority` of a

@@ -15,10 +15,9 @@
 //! | `preemptions` | | sequences preempted for lack of KV blocks |
 //!
 //! CLASS is the name of a class of the traffic, otherwise of a class of the gateway. `all` means
-//! all requests, even if a class has that name, as the class of a trace does. Classes of the same
-//! name in several `[[traffic]]` are one class. STAT is `mean`, `max` or a percentile such as `p99`
-//! or
-//! `p99.9`. Formulas are as in `sluice bench`.
+//! all requests, even if a class has that name. Classes of the same name in several `[[traffic]]`
+//! are one class. STAT is `mean`, `max` or a percentile such as `p99` or `p99.9`. Formulas are as
+//! in `sluice bench`.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -37,10 +36,10 @@ const ALL: &str = "all";
 /// A measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measure {
-    /// Name of the class; `all` for all requests and for measures of engines.
+    /// The class; `all` for all requests and for measures of engines.
     class: String,
     kind: Kind,
-    /// Whether a percentile counts requests without a complete response as infinitely slow.
+    /// Whether requests without a complete response count as infinitely slow.
     counts_lost: bool,
 }
 
@@ -153,9 +152,8 @@ impl Measure {
         Self { class: class.to_owned(), kind, counts_lost: false }
     }
 
-    /// The measure for use as a goal: in a percentile and in `max`, requests without a complete
-    /// response are infinitely slow. Otherwise the setting that sheds most requests would seem
-    /// fastest.
+    /// The measure as a goal: in a percentile and in `max`, requests without a complete response
+    /// are infinitely slow. Otherwise the setting that sheds most requests would seem fastest.
     #[must_use]
     pub fn counting_lost(self) -> Self {
         Self { counts_lost: true, ..self }
@@ -209,7 +207,7 @@ pub struct Measured<'a> {
     servers: Vec<&'a ServerSide>,
     all: Metrics,
     classes: Vec<(String, Metrics)>,
-    /// By class of the gateway, computed for the first measure that needs it.
+    /// By class of the gateway, computed when first needed.
     of_gateway: OnceCell<Vec<(String, Metrics)>>,
 }
 
@@ -222,7 +220,7 @@ impl<'a> Measured<'a> {
         Self { busy, paid, servers, ..Self::of_real(&run.result) }
     }
 
-    /// The statistics of a run with real engines, whose busy and paid times are unknown.
+    /// The statistics of a run with real engines, without busy and paid times.
     pub fn of_real(result: &'a RunResult) -> Self {
         let (all, classes) = (Metrics::of(result), slices(result, SliceBy::Load));
         let servers = result.servers.iter().collect();
@@ -230,7 +228,7 @@ impl<'a> Measured<'a> {
         Self { result, busy: Vec::new(), paid: f64::NAN, servers, all, classes, of_gateway }
     }
 
-    /// The value of a measure, in the measure's unit; NaN if the run has no data for it.
+    /// The value of a measure in its unit; NaN without data.
     pub fn value(&self, measure: &Measure) -> f64 {
         let metrics = if measure.class == ALL { Some(&self.all) } else { self.of_class(&measure.class) };
         let Some(metrics) = metrics else { return f64::NAN };
@@ -249,8 +247,8 @@ impl<'a> Measured<'a> {
                 let lost = if metrics.completed == 0 { lost as f64 } else { lost as f64 * each };
                 statistic.of_all(distribution, lost) * 1e3
             }
-            // Unfinished requests count as missed, because a setting under which requests do not
-            // end within the run must not gain by it.
+            // Unfinished requests are missed: a setting under which requests do not end must not
+            // gain by it.
             Kind::Attainment => percent(metrics.good, metrics.judged() + metrics.unfinished),
             Kind::Failed => percent(metrics.failed + metrics.unfinished, metrics.sent),
             Kind::Rate => metrics.per_second(metrics.completed),
@@ -265,7 +263,7 @@ impl<'a> Measured<'a> {
         }
     }
 
-    /// The statistics of a class of the traffic, otherwise of the gateway.
+    /// A class of the traffic, otherwise of the gateway.
     fn of_class(&self, class: &str) -> Option<&Metrics> {
         let traffic = &self.result.config.classes;
         let classes = match traffic.iter().any(|own| own.name == class) {
@@ -287,14 +285,13 @@ impl<'a> Measured<'a> {
     }
 }
 
-/// A share of requests in per cent; NaN without requests.
+/// A share in per cent; NaN without requests.
 fn percent(count: u64, of: u64) -> f64 {
     100.0 * count as f64 / of as f64
 }
 
 impl Statistic {
-    /// The statistic of these values and of `lost` infinite ones. A mean ignores the infinite
-    /// values.
+    /// The statistic with `lost` infinite values, which a mean ignores.
     fn of_all(self, distribution: &Distribution, lost: f64) -> f64 {
         let share = match self {
             Self::Percentile(percentile) if lost > 0.0 => percentile / 100.0,
@@ -343,11 +340,10 @@ mod tests {
         let result = RunResult { requests: requests.collect(), ..RunResult::default() };
         let value = |result: &RunResult, name: &str| Measured::of_real(result).value(&name.parse().unwrap());
         assert_eq!(value(&result, "all.attainment"), 25.0);
-        // A measure without data is not 0.
         for name in ["all.attainment", "all.failed", "preemptions"] {
             assert!(value(&RunResult::default(), name).is_nan(), "{name}");
         }
-        // One response with uncounted tokens makes the token rate unknown.
+        // One response with uncounted tokens makes the rate unknown.
         let counted = |output_tokens| Record { outcome: Outcome::Completed, output_tokens, ..Record::default() };
         let tokens = |records: Vec<Record>| {
             value(&RunResult { requests: records, duration: 2.0, ..RunResult::default() }, "all.tokens")

@@ -1,13 +1,13 @@
 //! Spreads runs over threads.
 //!
-//! The results are in the order of the jobs and do not depend on the number of threads. Bounds: the
-//! requested number of threads, at least one and at most one for each job.
+//! Results are in the order of the jobs, whatever the number of threads. Bounds: the requested
+//! threads, at least one and at most one for each job.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// The results of `job` for 0 to `count` - 1. A panic of a job becomes a panic of the caller.
+/// Results of `job` for 0 to `count` - 1. A panic of a job becomes a panic of the caller.
 pub(crate) fn each<T: Send>(count: usize, threads: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());
@@ -29,7 +29,6 @@ pub(crate) fn each<T: Send>(count: usize, threads: usize, job: impl Fn(usize) ->
     done.into_inner().into_iter().flatten().collect()
 }
 
-/// Number of threads that this machine runs at once.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -1,15 +1,14 @@
 //! `sluice lab plan`: the number of GPUs of each kind that the traffic needs, and their cost.
 //!
-//! For each candidate and load factor, the number of engines is doubled until the objectives are
-//! met. Bisection then finds the smallest number that meets them, assuming that more engines are
-//! never worse.
+//! For each candidate and load factor, the engines are doubled until the objectives are met.
+//! Bisection then finds the smallest number, assuming that more engines are never worse.
 //!
 //! The objectives are met if, in every class with objectives, the share of requests that meet all
 //! of them reaches `plan.attainment`, both over the whole run and over the second half, which shows
-//! a queue that keeps growing. Headroom is the additional traffic that these engines would serve
-//! within the objectives, found by trials with up to twice the traffic ([`MORE`]). Shares are means
-//! over the seeds. A class without requests is an error. The cost covers only the GPUs, for the
-//! time during which requests arrive. Bounds: `plan.max_engines` engines.
+//! a queue that keeps growing. Headroom is the additional traffic within the objectives, found by
+//! trials with up to twice the traffic ([`MORE`]). Shares are means over the seeds. A class without
+//! requests is an error. The cost covers only the GPUs, while requests arrive. Bounds:
+//! `plan.max_engines` engines.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +23,7 @@ use crate::setup::Lab;
 use sluice_bench::result::metrics::Metrics;
 use sluice_bench::{Arrival, Extent, Outcome, Record, RunPlan, RunResult};
 
-/// Factors of the traffic with which the engines found are tried for their headroom.
+/// Factors of the traffic that are tried for headroom.
 pub const MORE: [f64; 4] = [1.1, 1.25, 1.5, 2.0];
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
@@ -39,7 +38,7 @@ pub struct PlanResult {
     pub needs: Result<Requirement, String>,
 }
 
-/// The fewest engines that meet the objectives, and the results with them.
+/// The fewest engines that meet the objectives, and their results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Requirement {
     /// Number of engines.
@@ -48,15 +47,14 @@ pub struct Requirement {
     pub gpus: u32,
     /// The lowest attainment of all classes, per cent, and the class.
     pub attainment: (f64, String),
-    /// The lowest attainment with one engine less, per cent, and the class; `None` if there is only
+    /// The lowest attainment with one engine less, per cent, and the class; `None`: there is only
     /// one engine.
     pub with_one_less: Option<(f64, String)>,
     /// Share by which the traffic may grow: 0.25 for the factor 1.25 of [`MORE`]; 0 if not even the
     /// first factor is met.
     pub headroom: f64,
-    /// Share of the time in which an engine had a batch, mean of all engines, per cent. An engine
-    /// with a single request has a batch too, so this is nearly always near 100 and does not show
-    /// headroom.
+    /// Mean share of the time in which an engine had a batch, per cent. A single request is a batch
+    /// too, so this is nearly always near 100 and does not show headroom.
     pub with_a_batch: f64,
     /// The cost, if the prices of all GPUs are known.
     pub cost: Option<Cost>,
@@ -77,18 +75,16 @@ pub struct Cost {
     pub per_million_output: f64,
 }
 
-/// The runs with one number of engines.
 struct Trial {
     attainment: (f64, String),
     runs: Vec<LabRun>,
-    /// Number of GPUs of each kind.
     gpus: BTreeMap<String, u32>,
     traffic: Vec<RunPlan>,
 }
 
 /// Finds the requirement of every candidate at every load factor of the file, in that order.
-/// `on_trial` is called after each trial with candidate, load factor, engines, and the lowest
-/// attainment of all classes in per cent.
+/// `on_trial` gets candidate, load factor, engines, and the lowest attainment of all classes in per
+/// cent, after each trial.
 pub fn plan(
     scenario: &Scenario,
     prices: &Prices,
@@ -120,8 +116,7 @@ pub fn plan(
                 },
             };
             let needs = match search.fewest() {
-                // If vLLM would not start this model on this GPU, that is a result and not an
-                // error.
+                // That vLLM would not start is a result, not an error.
                 Err(LabError::Engine { source, .. }) => Err(does_not_start(&source.to_string())),
                 Err(error @ LabError::Unjudged(_)) => Err(error.to_string()),
                 found => found?.map(|found| found.requirement(scenario, prices)),
@@ -132,13 +127,12 @@ pub fn plan(
     Ok(results)
 }
 
-/// The last line of the message with which vLLM would refuse to start.
+/// The last line of vLLM's message.
 fn does_not_start(text: &str) -> String {
     let line = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
     format!("does not start: {line}")
 }
 
-/// The search for the fewest engines of one candidate.
 struct Search<'a, F> {
     scenario: &'a Scenario,
     base: Variant,
@@ -186,7 +180,7 @@ impl<F: FnMut(f64, u32, f64)> Search<'_, F> {
         Ok(Ok(Found { engines: enough_at, enough, headroom, with_one_less: failed }))
     }
 
-    /// Share by which the traffic may grow with these engines, by bisection of [`MORE`].
+    /// Share by which the traffic may grow, by bisection of [`MORE`].
     fn headroom(&mut self, engines: u32) -> Result<f64, LabError> {
         let target = self.scenario.file.plan.attainment;
         let (mut met, mut at_most) = (0, MORE.len());
@@ -198,7 +192,6 @@ impl<F: FnMut(f64, u32, f64)> Search<'_, F> {
         Ok(met.checked_sub(1).map_or(0.0, |place| MORE[place] - 1.0))
     }
 
-    /// Runs this number of engines under a multiple of the traffic.
     fn trial(&mut self, engines: u32, factor: f64) -> Result<Trial, LabError> {
         let load = self.base.load.map(|load| load * factor);
         let lab = self.scenario.lab(&Variant { count: Some(engines), load, ..self.base.clone() })?;
@@ -218,8 +211,8 @@ fn run_all(lab: &Lab, seeds: &[u64]) -> Result<Vec<LabRun>, LabError> {
     parallel::each(seeds.len(), parallel::cores(), |at| run(lab, seeds[at])).into_iter().collect()
 }
 
-/// The lowest attainment of all classes, per cent, and the class. For each class the lower share of
-/// the whole run and the second half counts.
+/// The lowest attainment of all classes, per cent, and the class. The lower share of the whole run
+/// and the second half counts.
 fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
     let config = &runs[0].result.config;
     let with_objectives = (0..).zip(&config.classes).filter(|(index, _)| !config.slo_of(*index).is_empty());
@@ -239,8 +232,8 @@ fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
     worst.ok_or_else(|| LabError::Plan("a plan needs objectives; set ttft, tpot or e2el of a class".to_owned()))
 }
 
-/// The share of requests of a class that met their objectives, without requests whose client left
-/// on purpose; `None` without requests. `late`: in the second half only.
+/// Requests of a class that met their objectives, without clients that left on purpose; `None`
+/// without requests. `late`: in the second half only.
 fn share(result: &RunResult, class: u32, late: bool) -> Option<f64> {
     let middle = last_sent(result) / 2.0;
     let of_class =
@@ -262,7 +255,6 @@ fn arrival_seconds(traffic: &[RunPlan], result: &RunResult) -> f64 {
         (Extent::Requests(_), _) => 0.0,
     });
     let seconds = configured.fold(last_sent(result), f64::max);
-    // If all requests were sent at the start, the whole run counts.
     if seconds > 0.0 { seconds } else { result.duration }
 }
 

@@ -7,8 +7,8 @@
 //! "h100-80" = 2.50
 //! ```
 //!
-//! Prices differ by provider and month, so none are built in. GPUs have the same names as in the
-//! scenario: a preset, or a path relative to the folder of the scenario.
+//! Prices differ by provider and month, so none are built in. GPUs are named as in the scenario: a
+//! preset, or a path relative to the folder of the scenario.
 
 use std::collections::BTreeMap;
 use std::path::Path;

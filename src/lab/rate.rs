@@ -1,10 +1,9 @@
 //! `sluice lab rate`: the highest rate at which the objectives are met.
 //!
-//! The search and its trials are the same as in `sluice bench --find-rate`, so the results can be
-//! compared with measured ones. There must be exactly one `[[traffic]]`, with a rate, which the
-//! search replaces. The requests must be single and run to the end: a later turn of a conversation
-//! is sent when the client is ready, whatever the rate, and a request that leaves early meets no
-//! objective.
+//! Search and trials are as in `sluice bench --find-rate`, so results can be compared with measured
+//! ones. There must be exactly one `[[traffic]]`, with a rate, which the search replaces. The
+//! requests must be single and run to the end: a later turn of a conversation is sent when the
+//! client is ready, whatever the rate, and a request that leaves early meets no objective.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -27,7 +26,7 @@ pub struct Simulated {
     last: Option<LabRun>,
 }
 
-/// The goal of a search: this share of requests meets the objectives of the traffic's classes.
+/// The goal of a search: this share of requests meets the objectives of the classes.
 ///
 /// # Errors
 /// The share is not above 0 and below 1. There is not exactly one traffic, or it has no rate, no
@@ -66,7 +65,7 @@ pub fn highest_rate(
 ) -> Result<SearchResult, LabError> {
     let mut system = Simulated::new(lab, false);
     let search = pin!(find_rate(&mut system, goal, on_trial));
-    // The search never waits: a simulated trial ends within one call.
+    // A simulated trial ends within one call.
     match search.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
         Poll::Pending => Err(LabError::Plan("the search did not end".to_owned())),
@@ -83,8 +82,7 @@ impl SystemUnderTest for Simulated {
         let traffic = &mut lab.traffic[0];
         traffic.arrival = match trial.load {
             TrialLoad::Stream => Arrival::ClosedLoop { concurrency: 1 },
-            // More streams than slots would only wait, or be shed and count among the requests of
-            // the trial.
+            // More streams than slots would only wait, or be shed and count in the trial.
             TrialLoad::Saturated(streams) => {
                 Arrival::ClosedLoop { concurrency: slots.min(u32::try_from(streams).unwrap_or(u32::MAX)) }
             }
@@ -95,8 +93,8 @@ impl SystemUnderTest for Simulated {
         let is_open = matches!(trial.load, TrialLoad::Rate(_));
         let mut done = |progress: &Progress<'_>| {
             progress.ended.iter().for_each(|record| groups.record(judge, record));
-            // Requests are in the order of their due times. After the first that is not overdue by
-            // the shortest bound, no other can be overdue.
+            // Requests are in the order of due times: after the first that is not overdue by the
+            // shortest bound, none is overdue.
             let old = |request: &InFlight| progress.now - request.due > shortest;
             let overdue = |request: &InFlight| groups.is_overdue(request, progress.now, 0.0);
             for request in progress.in_flight.values().map(InFlight::from).take_while(old).filter(overdue) {
@@ -115,8 +113,8 @@ impl SystemUnderTest for Simulated {
 }
 
 impl Simulated {
-    /// The laboratory as a system. `by_group`: whether every class and adapter must meet the
-    /// objectives separately.
+    /// The laboratory as a system. `by_group`: every class and adapter must meet the objectives
+    /// separately.
     pub fn new(lab: &Lab, by_group: bool) -> Self {
         let classes: Vec<_> = lab.traffic.iter().flat_map(|traffic| traffic.workload.class_configs()).collect();
         let groups = match by_group {
@@ -129,7 +127,7 @@ impl Simulated {
         Self { lab: lab.clone(), groups, last: None }
     }
 
-    /// The name of a group of requests; empty if all requests are one group.
+    /// The name of a group; empty if all requests are one group.
     pub fn group(&self, group: usize) -> &str {
         self.groups.name(group)
     }

@@ -1,9 +1,9 @@
 //! The event loop of a simulation, and its result.
 //!
-//! Each iteration finds the time of the next event of the engines or of the event queue, but looks
-//! at most [`TIMER_STEP`] ahead. It processes the due events, sets tokio's clock to their time, and
-//! runs all tasks until each is blocked. Events that no client can see (the end of a step, a
-//! request that reaches an engine) wake no task and do not set the clock.
+//! Each iteration finds the time of the next event, at most [`TIMER_STEP`] ahead. It processes the
+//! due events, sets tokio's clock to their time, and runs all tasks until each is blocked. Events
+//! that no client can see (the end of a step, a request that reaches an engine) wake no task and do
+//! not set the clock.
 //!
 //! The gateway's own timers (timeouts of queues and streams) have tokio's resolution of 1 ms and
 //! fire up to [`TIMER_STEP`] late. All other times are exact.
@@ -43,13 +43,12 @@ use sluice_online::observe::window::Window;
 use sluice_online::tuner::report::TunerReport;
 use sluice_sim::engine::BLOCK_TOKENS;
 
-/// Maximum jump of the clock while requests are in flight: timers may fire in between.
+/// Largest jump of the clock with requests in flight: timers may fire in between.
 const TIMER_STEP: Duration = Duration::from_millis(10);
-/// tokio checks its timers after this many tasks: more than can be ready at once.
+/// tokio checks timers after this many tasks: more than can be ready at once.
 const EVENT_INTERVAL: u32 = 1 << 30;
-/// Time between two looks of the autoscaler.
 const SCALE_INTERVAL: Duration = Duration::from_secs(1);
-/// Pause of a client in a closed loop after a failure, unless `Retry-After` is longer.
+/// Of a client in a closed loop after a failure, unless `Retry-After` is longer.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Requests of traffic number k (from 0) are numbered from k times this.
 const INDEX_STRIDE: u64 = 1 << 40;
@@ -92,8 +91,8 @@ pub struct Progress<'a> {
     pub in_flight: &'a BTreeMap<u64, Record>,
 }
 
-/// Runs a simulation until `done` returns true; it is called whenever requests have ended.
-/// Requests in flight at the end are unfinished. Blocks the calling thread.
+/// Runs a simulation until `done` returns true, which is called whenever requests have ended.
+/// Requests in flight are then unfinished. Blocks the thread.
 pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
     let lab = checked(lab, seed)?;
     let simulate = || {
@@ -105,7 +104,6 @@ pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bo
     if tokio::runtime::Handle::try_current().is_ok() { tokio::task::block_in_place(simulate) } else { simulate() }
 }
 
-/// Checks the setup, and sets the seeds of the traffic.
 fn checked(lab: &Lab, seed: u64) -> Result<Lab, LabError> {
     let mut lab = lab.clone();
     if lab.traffic.is_empty() {
@@ -135,9 +133,9 @@ struct Simulation {
     start: Instant,
     /// tokio's clock, since the start.
     clock: Duration,
-    /// Time of the last request sent or queued; in a closed loop also of the last end of one.
+    /// Time of the last request sent or queued; in a closed loop also of the last end.
     last_request: Duration,
-    /// Number of arrivals of each traffic that were added to the event queue.
+    /// Arrivals of each traffic that are in the event queue.
     arrivals: Vec<u64>,
     records: Vec<Record>,
     in_flight: BTreeMap<u64, Record>,
@@ -178,7 +176,6 @@ impl Simulation {
         let recorder = LastRecord::new(start);
         let tuner = LabTuner::new(&lab, recorder.observer());
         if tuner.is_none() {
-            // The result includes the observer's window.
             recorder.observer().configure(&lab.config, Duration::ZERO);
         }
         let scaler = LabScaler::new(&lab, seed, &cluster, &admission, &backends);
@@ -205,7 +202,6 @@ impl Simulation {
         Ok(simulation)
     }
 
-    /// Adds all events that are known in advance.
     fn schedule(&mut self, seed: u64) -> Result<(), LabError> {
         self.events.add(Duration::ZERO, Event::Probe);
         self.events.add(LOOK, Event::Look);
@@ -237,7 +233,6 @@ impl Simulation {
         Ok(())
     }
 
-    /// Adds an event that sends a request.
     fn add_request(&mut self, at: Duration, event: Event) {
         self.last_request = self.last_request.max(at);
         self.events.add(at, event);
@@ -245,7 +240,6 @@ impl Simulation {
 
     async fn run(mut self, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
         if self.tuner.is_some() {
-            // A canary gets copies of requests.
             tokio::spawn(Arc::clone(&self.flow).serve_copies());
         }
         while self.events.has_requests() || !self.in_flight.is_empty() {
@@ -268,7 +262,7 @@ impl Simulation {
         Ok(self.result())
     }
 
-    /// Processes all events up to `now`. Returns whether one of them may have woken a task.
+    /// Returns whether an event may have woken a task.
     fn process_due(&mut self, now: Duration) -> bool {
         let mut woken = self.cluster.run_due(now);
         while let Some(event) = self.events.take(now) {
@@ -286,7 +280,6 @@ impl Simulation {
         woken
     }
 
-    /// Sets the clock to `now` and runs all tasks that are ready.
     async fn run_tasks(&mut self, now: Duration) {
         tokio::time::advance(now.saturating_sub(self.clock)).await;
         self.clock = now.max(self.clock);
@@ -294,8 +287,7 @@ impl Simulation {
         for Ended { traffic, record, conversation, retry_after } in ended {
             self.in_flight.remove(&record.index);
             let completed = record.is_completed();
-            // Without a pause, a request that is refused at once would be repeated at the same time
-            // for ever.
+            // Otherwise a request that is refused at once would be repeated for ever.
             let at_once = !record.is_failed() && record.ended > record.sent;
             let pause = if at_once { Duration::ZERO } else { retry_after.unwrap_or_default().max(RETRY_AFTER) };
             self.records.push(record);
@@ -309,7 +301,7 @@ impl Simulation {
         }
     }
 
-    /// In a closed loop, schedules the next request, `pause` after one has ended.
+    /// In a closed loop, schedules the next request after `pause`.
     fn repeat(&mut self, traffic: usize, pause: Duration) {
         let (plan, at) = (&self.lab.traffic[traffic], self.clock + pause);
         if !matches!(plan.arrival, Arrival::ClosedLoop { .. }) {
@@ -319,7 +311,6 @@ impl Simulation {
             Extent::Requests(count) => self.arrivals[traffic] < count,
             Extent::Lasting(length) => at < length,
         };
-        // A closed loop continues as long as requests end.
         self.last_request = self.last_request.max(self.clock);
         if more {
             let ordinal = self.arrivals[traffic];
@@ -328,8 +319,8 @@ impl Simulation {
         }
     }
 
-    /// Advances the ramps of experiments, and probes the engines as the gateway's prober does, but
-    /// without a network: a running engine answers, and a hung one shows no progress.
+    /// Advances the ramps of experiments, and probes the engines without a network: a running
+    /// engine answers, and a hung one shows no progress.
     fn probe(&mut self, now: Duration) {
         let (admission, at) = (self.flow.admission(), self.start + now);
         self.learned.experiments.advance(Timestamp::UNIX_EPOCH + now);
@@ -348,7 +339,6 @@ impl Simulation {
         }
     }
 
-    /// Lets the online tuner look at the pools, and applies the decisions.
     fn tune(&mut self, now: Duration) {
         let Some(tuner) = &mut self.tuner else { return };
         let mut deployment = LabDeployment {
@@ -367,7 +357,6 @@ impl Simulation {
         }
     }
 
-    /// Lets the autoscaler look at the pool.
     fn scale(&mut self, now: Duration) {
         let Some(scaler) = &mut self.scaler else { return };
         scaler.step(&Surroundings {

@@ -1,9 +1,8 @@
 //! Turns a scenario file and a variant into a [`Lab`]: configuration, engines, traffic.
 //!
-//! Flags of vLLM come from three places, of which a later one overrides an earlier one:
-//! `launch.args` or `control.args` of the backend in the gateway's configuration, `[[engine]]` of
-//! the file, the variant. A simulation does not use secrets: if the environment variable of a
-//! secret is not set, the secret gets a placeholder.
+//! Flags of vLLM come from three places, in order of precedence: the variant, `[[engine]]` of the
+//! file, and `launch.args` or `control.args` of the backend. A secret that is not in the
+//! environment gets a placeholder, because a simulation uses none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -19,12 +18,10 @@ use sluice_config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surrou
 use sluice_core::vllm::flags::table::setting;
 use sluice_core::vllm::flags::write;
 
-/// The default GPU and model.
 pub(crate) const GPU: &str = "h200";
 const MODEL: &str = "llama-3.1-8b";
-/// First port of the placeholder addresses of engines in a file without a configuration.
+/// Placeholder addresses of engines begin here in a file without a configuration.
 const FIRST_PORT: usize = 8000;
-/// Maximum number of engines of one file.
 const MAX_ENGINES: usize = 4096;
 
 /// A scenario file and the folder that contains it.
@@ -51,7 +48,7 @@ impl Scenario {
         let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(stand_in(name)));
         let mut config = self.config(variant, &secret, Machine::with_cores(1))?;
         self.check_tables(&config, self.configured(variant) != (&None, &None))?;
-        // A backend may also be one that another number of engines adds or removes.
+        // Another number of engines may add or remove a backend.
         let mut unknown: Vec<&String> = variant.engine.keys().filter(|name| !has_backend(&config, name)).collect();
         let copies = variant.count.map(|count| set_engines(&mut config, count as usize)).transpose()?;
         unknown.retain(|name| !has_backend(&config, name));
@@ -73,8 +70,7 @@ impl Scenario {
         Ok(Lab { tenants, client_timeout, launched, forecaster, autoscale, ..Lab::new(config, engines, traffic) })
     }
 
-    /// Configuration and traffic of one variant for real engines, with the secrets and the size of
-    /// this machine.
+    /// For real engines, with the secrets and the size of this machine.
     pub fn deployment(&self, variant: &Variant) -> Result<(Config, Vec<RunPlan>), LabError> {
         let secret = |name: &str| std::env::var(name).ok();
         let config = self.config(variant, &secret, Machine::of_process())?;
@@ -93,8 +89,7 @@ impl Scenario {
         self.file.engine.iter().find_map(|engine| engine.model.clone()).unwrap_or_else(|| MODEL.to_owned())
     }
 
-    /// The path and the text of the gateway's configuration: the variant's, or the file's if the
-    /// variant has none.
+    /// Path and text of the variant's configuration, or the file's if the variant has none.
     fn configured<'a>(&'a self, variant: &'a Variant) -> (&'a Option<PathBuf>, &'a Option<String>) {
         match (&variant.config, &variant.gateway) {
             (None, None) => (&self.file.config, &self.file.gateway),
@@ -127,7 +122,7 @@ impl Scenario {
         loaded.map(|loaded| loaded.config).map_err(|problems| LabError::Config(problems.to_string()))
     }
 
-    /// A configuration with one pool of all engines, and defaults for everything else.
+    /// A configuration with one pool of all engines.
     fn one_pool(&self) -> Result<String, LabError> {
         let mut text = format!("[[model]]\nname = \"{0}\"\n[[pool]]\nname = \"all\"\nmodels = [\"*\"]\n", self.model());
         let engines = self.unconfigured();
@@ -141,7 +136,7 @@ impl Scenario {
         Ok(text)
     }
 
-    /// The engines of a file without a configuration, named as in the file or gpu0, gpu1, ..
+    /// Named as in the file or gpu0, gpu1, ..
     fn unconfigured(&self) -> Vec<(String, Option<&EngineTable>)> {
         if self.file.engine.is_empty() {
             return vec![("gpu0".to_owned(), None)];
@@ -184,9 +179,8 @@ impl Scenario {
         backends.into_iter().map(setup).collect()
     }
 
-    /// Checks that every backend that the file names exists and has one `[[engine]]`. With a
-    /// configuration of the gateway, also that at most one table names no backend and none has a
-    /// count.
+    /// Every backend that the file names exists and has one `[[engine]]`. With a configuration of
+    /// the gateway, also at most one table names no backend and none has a count.
     fn check_tables(&self, config: &Config, is_configured: bool) -> Result<(), LabError> {
         let mut named = BTreeSet::new();
         for name in self.file.engine.iter().flat_map(|table| &table.backend) {
@@ -210,8 +204,8 @@ impl Scenario {
     }
 }
 
-/// Gives the only pool of a configuration `count` backends: the given ones, then copies of them in
-/// turn. Returns the original of each copy.
+/// Gives the only pool `count` backends: the given ones, then copies in turn. Returns the original
+/// of each copy.
 fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, String>, LabError> {
     let [pool] = &mut config.pools[..] else { return Err(LabError::PoolCount(config.pools.len())) };
     if count == 0 || count > MAX_ENGINES {
@@ -234,8 +228,7 @@ fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, Str
     Ok(copies)
 }
 
-/// The value of a secret that is not set: simulated engines and clients need none. It is also valid
-/// as the SHA-256 of a key.
+/// The value of a secret that is not set; also valid as the SHA-256 of a key.
 fn stand_in(name: &str) -> String {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
@@ -246,7 +239,7 @@ fn has_backend(config: &Config, name: &str) -> bool {
     config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name)
 }
 
-/// Gives each launched engine without a port a unique one, so that the address is unique.
+/// Each launched engine without a port gets a unique one.
 fn assign_ports(config: &mut Config) {
     let backends = config.pools.iter_mut().flat_map(|pool| &mut pool.backends);
     for (port, backend) in (1..=u16::MAX).zip(backends) {
@@ -258,7 +251,6 @@ fn assign_ports(config: &mut Config) {
     }
 }
 
-/// The same target at another address.
 fn moved(target: &Target, endpoint: Endpoint) -> Target {
     match target {
         Target::Url(_) => Target::Url(endpoint),
@@ -268,7 +260,7 @@ fn moved(target: &Target, endpoint: Endpoint) -> Target {
     }
 }
 
-/// The name of a preset, or a path with the scenario's folder in front.
+/// A preset, or a path with the scenario's folder in front.
 pub(crate) fn preset(name: &str, folder: &Path) -> String {
     let is_path = name.contains('/') || name.ends_with(".toml");
     if is_path { folder.join(name).display().to_string() } else { name.to_owned() }
@@ -309,7 +301,7 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
     Ok(setup)
 }
 
-/// The words after `vllm serve`, without secrets: no key is needed, because there is no server.
+/// The words after `vllm serve`, without secrets, which no server needs.
 pub fn argv(model: &str, flags: &BTreeMap<String, ArgValue>) -> Vec<String> {
     let plain = flags.iter().filter(|(_, value)| !matches!(value, ArgValue::Secret(_)));
     [vec![model.to_owned()], write::words(plain)].concat()

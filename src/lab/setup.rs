@@ -1,6 +1,6 @@
 //! The setup of a simulation: the gateway's configuration, an engine for each backend, traffic.
 //!
-//! This is plain data. One [`Lab`] can be run with many seeds, on several threads at once.
+//! Plain data: one [`Lab`] can be run with many seeds, on several threads at once.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,38 +19,35 @@ use sluice_online::engines::forecast::{EngineAnswer, EngineQuestion};
 use sluice_online::limits::forecast::{LimitsAnswer, LimitsQuestion};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
-/// Virtual time after the last request was sent at which a run ends, even if requests are
-/// unfinished.
+/// Virtual time after the last request at which a run ends, even with unfinished requests.
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(3600);
 
 /// The setup of a simulation.
 #[derive(Clone, Debug)]
 pub struct Lab {
-    /// The gateway's configuration. Addresses only identify engines: no connection is made.
+    /// The gateway's configuration. Addresses only identify engines.
     pub config: Arc<Config>,
     /// One engine for each backend of the configuration.
     pub engines: Vec<EngineSetup>,
-    /// Kinds of traffic, sent at the same time. Their seeds are derived from the seed of the run.
-    /// The first traffic uses that seed itself, so it sends the same requests as `sluice bench
-    /// --seed`.
+    /// Kinds of traffic, sent at the same time, with seeds derived from the seed of the run. The
+    /// first uses that seed itself, so it sends the same requests as `sluice bench --seed`.
     pub traffic: Vec<RunPlan>,
-    /// The tenant of each traffic. A traffic with `None`, or beyond the end of the list, names no
-    /// tenant.
+    /// The tenant of each traffic; `None`, or a missing entry, names none.
     pub tenants: Vec<Option<HeaderValue>>,
     /// Time after which a client that has no complete response leaves.
     pub client_timeout: Option<Duration>,
     /// Virtual time after the last request was sent (in a closed loop also: after the last one
-    /// ended) at which the run ends. Requests that still wait or run are unfinished.
+    /// ended) at which the run ends. Later requests are unfinished.
     pub give_up_after: Duration,
-    /// Whether the gateway runs the engines. If it does, it gives an engine no more sequences than
+    /// Whether the gateway runs the engines: it then gives an engine no more sequences than
     /// `max-num-seqs`.
     pub launched: bool,
-    /// Faults of engines with certain flags, which the online tuner does not know.
+    /// Faults of engines with certain flags, unknown to the tuner.
     pub plants: Vec<Plant>,
     /// Simulates for the online tuner; `None`: the tuner acts without forecasts.
     pub forecaster: Option<Forecaster>,
-    /// Starts and stops engines; `None`: all engines run from the start to the end. Only for one
-    /// pool.
+    /// Starts and stops engines of the only pool; `None`: all engines run from the start to the
+    /// end.
     pub autoscale: Option<Autoscale>,
 }
 
@@ -67,19 +64,17 @@ pub struct Forecaster {
 #[derive(Clone, Debug)]
 pub struct EngineSetup {
     /// Name of the backend in the configuration. Backends of that name in several pools share the
-    /// engine only if they have the same address.
+    /// engine only at the same address.
     pub backend: String,
     /// Settings of the engine. The seed in them is replaced.
     pub sim: SimConfig,
     /// Changes during the run, with their times from the start, in any order.
     pub changes: Vec<(Duration, EngineChange)>,
-    /// The inputs from which it was made, if the flags can be changed.
+    /// The inputs from which the engine was made, for changes of flags.
     recipe: Option<Recipe>,
-    /// The fault of this engine.
     pub(crate) fault: Option<PlantedFault>,
 }
 
-/// The inputs from which an engine is made.
 #[derive(Clone, Debug, PartialEq)]
 struct Recipe {
     gpu: String,
@@ -117,15 +112,14 @@ pub enum PlantedFault {
 /// A change of an engine during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EngineChange {
-    /// Every operation takes this many times as long from now on. Above 0; 1 restores the usual
-    /// speed.
+    /// Every operation takes this many times as long. Above 0; 1 restores the usual speed.
     Slower(f64),
     /// The engine stops at once: streams break, connections are refused and probes fail.
     Stop,
     /// The engine starts again, with empty caches.
     Start,
-    /// No step ends from now on. The API server still answers: it accepts requests, and the probe
-    /// of `/health` succeeds.
+    /// No step ends any more. The API server still accepts requests, and the probe of `/health`
+    /// succeeds.
     Hang,
     /// Steps continue after a hang.
     Resume,
@@ -136,7 +130,7 @@ pub enum EngineChange {
 impl Lab {
     /// A setup whose runs end [`GIVE_UP_AFTER`] after the last request was sent.
     pub fn new(mut config: Config, engines: Vec<EngineSetup>, traffic: Vec<RunPlan>) -> Self {
-        // The simulated engines know requests by their ids, and not the text so far.
+        // Simulated engines know requests by ids, not the text so far.
         config.retry.on_failure = Continue::Off;
         Self {
             config: Arc::new(config),
@@ -153,9 +147,8 @@ impl Lab {
     }
 }
 
-/// The references between the parts of a setup.
 impl Lab {
-    /// Checks that every backend has an engine and every engine a backend.
+    /// Every backend has an engine and every engine a backend.
     pub(crate) fn check_engines(&self) -> Result<(), LabError> {
         let names: Vec<&str> = self.engines.iter().map(|engine| engine.backend.as_str()).collect();
         let backends = || self.config.pools.iter().flat_map(|pool| &pool.backends);
@@ -177,7 +170,7 @@ impl Lab {
         self.addresses().map(drop)
     }
 
-    /// The address and the engine's index of each backend, pool by pool.
+    /// Address and engine's index of each backend, pool by pool.
     pub(crate) fn addresses(&self) -> Result<Vec<(Endpoint, usize)>, LabError> {
         let backends = self.config.pools.iter().flat_map(|pool| &pool.backends);
         let engine = |backend: &sluice_config::Backend| {
@@ -188,7 +181,6 @@ impl Lab {
         backends.map(engine).collect()
     }
 
-    /// The names that engines report as their models.
     pub(crate) fn model_names(&self) -> Vec<String> {
         let own = self.engines.iter().flat_map(|engine| engine.sim.names.iter().cloned());
         let mut names: Vec<String> = own.chain(self.adapters()).collect();
@@ -219,8 +211,8 @@ impl Lab {
         names
     }
 
-    /// The models that arms of experiments send, each with its number as an adapter; `None` if an
-    /// engine serves the model as its own.
+    /// Models that arms send, each with a number as an adapter; `None` if an engine serves the
+    /// model as its own.
     pub(crate) fn arm_models(&self) -> Vec<(Arc<str>, Option<u16>)> {
         let mut adapters = self.adapters();
         let mut models = Vec::new();
@@ -236,20 +228,19 @@ impl Lab {
         models
     }
 
-    /// The index in [`adapters`](Self::adapters) of adapter `adapter` of one kind of traffic.
+    /// The index of an adapter in [`adapters`](Self::adapters).
     pub(crate) fn adapter_id(&self, traffic: usize, adapter: u32) -> u32 {
         let name = self.traffic[traffic].workload.adapters.names.get(adapter as usize);
         let all = self.adapters();
         name.and_then(|name| all.iter().position(|known| known == name)).unwrap_or(0) as u32
     }
 
-    /// The index, among the classes of all traffic, of the first class of one kind of traffic.
+    /// The index, among the classes of all traffic, of the first class of one traffic.
     pub(crate) fn class_offset(&self, traffic: usize) -> u32 {
         let before = &self.traffic[..traffic];
         before.iter().map(|traffic| traffic.workload.class_configs().len() as u32).sum()
     }
 
-    /// The configuration that is saved with a result.
     pub(crate) fn run_config(&self) -> RunConfig {
         let urls = self.engines.iter().map(|engine| engine.backend.clone()).collect();
         let first = &self.traffic[0];
@@ -267,7 +258,7 @@ impl Lab {
 
 impl EngineSetup {
     /// vLLM with these flags (`MODEL --flag value ..`), serving `model` on `gpu` of a machine like
-    /// `host` (default: `busy`). GPU, host and model are names of presets or paths of files.
+    /// `host` (default: `busy`). GPU, host and model are presets or paths of files.
     pub fn vllm<S: AsRef<str>>(
         backend: &str,
         gpu: &str,
@@ -310,7 +301,7 @@ impl EngineSetup {
         Ok(Self { changes: self.changes.clone(), ..made })
     }
 
-    /// The values of the flags that the online tuner may change, including defaults.
+    /// Values of the flags that the tuner may change, with defaults.
     pub fn flags(&self) -> Flags {
         let (engine, sim) = (&self.sim.engine, &self.sim);
         Flags::from([
@@ -322,7 +313,6 @@ impl EngineSetup {
         ])
     }
 
-    /// The same engine, with the fault that `plants` have for these flags.
     pub(crate) fn planted(&self, plants: &[Plant]) -> Self {
         let flags = self.flags();
         let found = plants.iter().find(|plant| flags.get(&plant.flag) == Some(&plant.value));

@@ -1,9 +1,9 @@
 //! Runs the variants of a scenario with several seeds and compares them.
 //!
-//! Every variant is run with the same seeds, so it gets the same requests at the same times. This
-//! makes comparisons paired: the interval of a change is much narrower than the intervals of the
-//! two values. Intervals are Student's t over the seeds, 95 %, for the mean of the measure over all
-//! possible seeds. Runs are spread over threads without effect on the result.
+//! Every variant has the same seeds: the same requests at the same times. Comparisons are paired:
+//! the interval of a change is much narrower than the intervals of the two values. Intervals are
+//! Student's t over the seeds, 95 %, for the mean of the measure over all possible seeds. Runs are
+//! spread over threads without effect on the result.
 //!
 //! Bounds: at most [`MAX_RUNS`] runs. Only the measures of a run are kept and, if requested, the
 //! runs of the first seed.
@@ -23,7 +23,6 @@ use sluice_core::stats::{Change, Estimate, mean};
 
 /// Maximum number of runs of one study.
 pub const MAX_RUNS: usize = 100_000;
-/// Confidence of all intervals.
 const CONFIDENCE: f64 = 0.95;
 
 /// The options of a study.
@@ -65,16 +64,14 @@ pub struct Study {
     pub variants: Vec<VariantRuns>,
 }
 
-/// The data that are kept of a run.
 struct RunValues {
     values: Vec<f64>,
     run: Option<LabRun>,
-    /// Why the first request failed, if none completed.
     failure: Option<String>,
 }
 
 impl Study {
-    /// Runs `variants` of a scenario. An empty list of measures means the default ones.
+    /// An empty list of measures means the default ones.
     pub fn run(
         scenario: &Scenario,
         variants: &[Variant],
@@ -115,8 +112,8 @@ impl Study {
     }
 
     /// The relative change of a measure from variant `base` to `variant`: 0.1 is 10 % more. It is
-    /// the geometric mean of the ratios of pairs, so halving and doubling cancel. If a value is not
-    /// above 0, it is NaN with infinite bounds.
+    /// the geometric mean of the ratios of pairs, so halving and doubling cancel. A value that is
+    /// not above 0 makes it NaN with infinite bounds.
     pub fn change(&self, base: usize, variant: usize, measure: usize) -> Estimate {
         let (from, to) = (&self.variants[base].values[measure], &self.variants[variant].values[measure]);
         if from == to {
@@ -142,7 +139,6 @@ pub fn seeds(first: u64, each: u64, variants: usize) -> Result<Vec<u64>, LabErro
     Ok((0..each).map(|at| nth_seed(first, at)).collect())
 }
 
-/// The classes of all traffic, without repetition.
 fn classes(labs: &[Lab]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for config in labs.iter().flat_map(|lab| &lab.traffic).flat_map(|plan| plan.workload.class_configs()) {
@@ -164,7 +160,6 @@ fn why_none_completed(run: &LabRun) -> Option<String> {
     })
 }
 
-/// Runs every setup with every seed, and returns the results in that order.
 fn run_all(labs: &[Lab], seeds: &[u64], measures: &[Measure], options: Options) -> Result<Vec<RunValues>, LabError> {
     let job = |at: usize| {
         let (lab, seed) = (&labs[at / seeds.len()], at % seeds.len());

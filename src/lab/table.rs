@@ -1,8 +1,8 @@
 //! Prints a study as text and as JSON.
 //!
-//! The table has one line for each variant. It shows the mean of each measure over the seeds, the
-//! half-width of its 95 % interval, and the change from the first variant in per cent. `~` marks a
-//! change whose interval contains zero.
+//! One line for each variant has the mean of each measure over the seeds, the half-width of the 95
+//! % interval, and the change from the first variant in per cent. `~` marks a change whose interval
+//! contains zero.
 
 use serde_json::{Value, json};
 
@@ -44,7 +44,7 @@ pub fn text(study: &Study) -> String {
     text
 }
 
-/// The seeds of several runs: the first two and the last.
+/// The first two seeds and the last.
 fn seeds(seeds: &[u64]) -> String {
     let shown: Vec<String> = seeds.iter().map(u64::to_string).collect();
     match &shown[..] {
@@ -53,7 +53,7 @@ fn seeds(seeds: &[u64]) -> String {
     }
 }
 
-/// Aligns columns: the first to the left, the others to the right.
+/// The first column to the left, the others to the right.
 pub fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
@@ -93,7 +93,7 @@ pub fn json(study: &Study) -> Value {
     json!({ "title": study.title, "seeds": study.seeds, "variants": variants })
 }
 
-/// A half-width below this share of the value is noise of floating-point sums.
+/// A smaller relative half-width is noise of floating-point sums.
 const NOISE: f64 = 1e-9;
 
 fn shown(estimate: &Estimate) -> String {
@@ -150,7 +150,7 @@ mod tests {
         let text = text(&study);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), ["one", "200", "+-248", "0", "+-0"]);
-        // The values vary, but the ratios of pairs do not.
+        // The ratios of pairs do not vary.
         assert!(lines[3].contains("100 +-124  -50 %"), "{text}");
         assert_eq!(json(&study)["variants"][1]["measures"]["a.ttft.p99"]["change"], -0.5);
     }

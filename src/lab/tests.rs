@@ -28,7 +28,6 @@ use sluice_config::{Config, Machine, Surroundings};
 
 const MODEL: &str = "llama-3.1-8b";
 
-/// A configuration with one pool of this many backends.
 fn config(backends: usize, keys: &str) -> Config {
     let mut text = format!("[[model]]\nname = \"{MODEL}\"\n[[pool]]\nname = \"all\"\nmodels = [\"*\"]\n{keys}\n");
     for index in 0..backends {
@@ -38,7 +37,6 @@ fn config(backends: usize, keys: &str) -> Config {
     Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
 }
 
-/// H200s with these flags of vLLM.
 fn engines(count: usize, flags: &[&str]) -> Vec<EngineSetup> {
     let flags = [&[MODEL, "--max-num-seqs", "256"], flags].concat();
     (0..count).map(|index| EngineSetup::vllm(&format!("gpu{index}"), "h200", None, MODEL, &flags).unwrap()).collect()
@@ -165,8 +163,7 @@ fn conversations_find_their_earlier_turns_in_the_cache() {
     assert_eq!(turns(0).count(), turns(3).count(), "every conversation has all of its turns");
     assert!(turns(3).all(|record| record.prompt_tokens == 512 + 4 * 200 + 3 * 100));
     let side = &run.engines[0].side;
-    // With an unbounded cache, everything is found except the new messages of each turn and partial
-    // blocks.
+    // An unbounded cache misses only the new messages of each turn and partial blocks.
     let hits = side.prefix_hits / side.prefix_queries;
     assert!((0.70..0.85).contains(&hits), "{hits}");
 }

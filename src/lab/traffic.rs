@@ -1,7 +1,7 @@
 //! Turns a `[[traffic]]` table into a run plan of `sluice bench`.
 //!
-//! `sluice bench` runs such plans too, so the same requests can be sent to real engines. `load`
-//! multiplies rates and concurrency, not lengths.
+//! `sluice bench` runs such plans too, so real engines can get the same requests. `load` multiplies
+//! rates and concurrency, not lengths.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,16 +21,13 @@ use sluice_core::base::Period;
 /// Duration of traffic if neither the table nor the file gives one.
 const DURATION: Duration = Duration::from_secs(60);
 
-/// The requests of a table and, for a trace, the data recorded with them.
 struct Source {
     requests: RequestSource,
     /// Recorded arrival times, seconds.
     times: Option<Vec<f64>>,
-    /// Recorded names of adapters.
     adapters: Vec<String>,
 }
 
-/// Defaults for all `[[traffic]]` tables of a file.
 pub(crate) struct TrafficDefaults<'a> {
     /// The folder to which paths are relative.
     pub(crate) folder: &'a Path,
@@ -68,7 +65,6 @@ impl TrafficDefaults<'_> {
         Ok(RunPlan { sessions, ..RunPlan::new(workload, arrival, extent) })
     }
 
-    /// The requests of a table: from its classes, or from its trace.
     fn source(&self, table: &TrafficTable, model: &str) -> Result<Source, LabError> {
         let Some(trace) = &table.trace else {
             if table.class.is_empty() {
@@ -146,7 +142,6 @@ impl TrafficDefaults<'_> {
     }
 }
 
-/// The tenant of a traffic table, as a header value.
 pub(crate) fn tenant(table: &TrafficTable) -> Result<Option<HeaderValue>, LabError> {
     let name = table.tenant.as_deref();
     let value = name.map(|name| HeaderValue::try_from(name).map_err(|_| format!("a tenant of letters, not {name:?}")));

@@ -1,9 +1,9 @@
 //! A run as the deployment that the online tuner drives ([`drive`]); restarts take virtual time.
 //!
-//! A restart begins under the rule of `sluice serve` ([`Replacement`]). It is simplified to the
-//! effect on requests: the backend gets no new requests, requests in flight finish, the engine is
-//! gone for 60 s, and a new one with empty caches takes over. If vLLM refuses the new flags, the
-//! engine returns as it was. Forecasts are simulated at once, in separate runs.
+//! A restart begins under the rule of `sluice serve` ([`Replacement`]). The backend gets no new
+//! requests, requests in flight finish, the engine is gone for 60 s, and a new one with empty
+//! caches takes over. If vLLM refuses the new flags, the engine returns as it was. Forecasts are
+//! simulated at once, in separate runs.
 
 use std::cell::RefCell;
 use std::ops::DerefMut;
@@ -29,10 +29,9 @@ use sluice_online::observe::Observer;
 use sluice_online::tuner::Tuner;
 use sluice_online::tuner::report::TunerReport;
 
-/// Time of a restart from the last request to readiness, for an 8B model with a warm compile cache.
+/// Time from the last request to readiness, for an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);
 
-/// A restart in progress.
 #[derive(Debug)]
 struct Restart {
     /// `pool/backend`.
@@ -41,25 +40,23 @@ struct Restart {
     engine: usize,
     /// The new engine, or why vLLM refuses it.
     setup: Result<EngineSetup, String>,
-    /// Whether requests may wait for the engine, although no other backend serves the models.
+    /// Whether requests may wait for the engine, because no other backend serves the models.
     crowded: bool,
     step: Step,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Waits until all requests have ended, at most until this time.
+    /// Waits for the end of all requests, at most until this time.
     Drain(Duration),
-    /// Waits until this time.
     Start(Duration),
 }
 
-/// The tuner, and a restart in progress.
 #[derive(Debug)]
 pub(crate) struct LabTuner {
     tuner: RefCell<Tuner>,
     events: Vec<Event>,
-    /// The setups with which the engines were started last.
+    /// The setups of the last starts.
     setups: Vec<EngineSetup>,
     restart: Option<Restart>,
     simulations: u64,
@@ -77,7 +74,6 @@ impl LabTuner {
         acts.then_some(Self { tuner, events: Vec::new(), setups, restart: None, simulations: 0 })
     }
 
-    /// The tuner's actions and report.
     pub(crate) fn result(self) -> (Vec<Event>, TunerReport) {
         (self.events, self.tuner.into_inner().report())
     }
@@ -166,7 +162,6 @@ impl Deployment for LabDeployment<'_> {
 }
 
 impl LabDeployment<'_> {
-    /// One look.
     pub(crate) fn step(&mut self) {
         if self.now.as_secs().is_multiple_of(PAGES_INTERVAL.as_secs()) {
             for (pool, backend) in drive::pages(self) {
@@ -182,7 +177,6 @@ impl LabDeployment<'_> {
         drive::carry_out(self, orders);
     }
 
-    /// Simulates with the present engines.
     fn forecast<T: Default + Send>(&mut self, forecast: impl FnOnce(&Lab, Forecaster, u64) -> Option<T> + Send) -> T {
         let lab = Lab { engines: self.own.setups.clone(), ..self.lab.clone() };
         self.own.simulations += 1;
@@ -233,7 +227,7 @@ impl LabDeployment<'_> {
         Replacement { pool, backend, spill, headroom: config.fleet.headroom }.check(view, names)
     }
 
-    /// Advances a restart. Returns the outcome when it has ended.
+    /// Advances a restart. Returns its outcome at the end.
     fn advance(&mut self) -> Option<Restarted> {
         let mut restart = self.own.restart.take()?;
         let outcome = self.advance_step(&mut restart);

@@ -1,10 +1,10 @@
 //! Connects the gateway to the simulated engines: [`Upstream`] without sockets.
 //!
 //! A response has the same bytes as in `sluice sim`: one event for each token, or for
-//! `--stream-interval` tokens, then usage, then `[DONE]`. A request is looked up by id, and the
-//! body is not parsed again, with two exceptions: it is searched for `continuous_usage_stats`,
-//! which the gateway may have added, and, if there are experiments, for the model, which an arm may
-//! have changed. Dropping an exchange aborts the request, as closing the connection does.
+//! `--stream-interval` tokens, then usage, then `[DONE]`. A request is looked up by id. The body is
+//! only searched for `continuous_usage_stats`, which the gateway may have added, and, if there are
+//! experiments, for the model, which an arm may have changed. Dropping an exchange aborts the
+//! request, as closing the connection does.
 //!
 //! Not simulated: connections (each request has a new one, without delay), vLLM's own limits on
 //! waiting requests.
@@ -32,12 +32,11 @@ use sluice_sim::validate::RequestKind;
 const REQUEST_ID: &str = "x-request-id";
 /// The text of every token: a word and the space before it.
 pub(crate) const WORD: &str = " the";
-/// Bytes at the end of a piece of a body that are searched for `stream_options`.
+/// Bytes at the end of a piece that are searched for `stream_options`.
 const OPTIONS_WITHIN: usize = 512;
 
 static CONTINUOUS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"continuous_usage_stats\":true"));
 
-/// The simulated engines as an upstream.
 #[derive(Debug)]
 pub(crate) struct LabUpstream(pub(crate) Arc<Cluster>);
 
@@ -73,7 +72,7 @@ impl Upstream for LabUpstream {
     }
 }
 
-/// The checks that vLLM makes before it accepts a request. `Some`: status and body of the refusal.
+/// vLLM's checks before it accepts a request. `Some`: status and body of the refusal.
 trait Refuse {
     fn refuse(&self, parsed: &ParsedRequest) -> Option<(StatusCode, String)>;
 }
@@ -95,8 +94,8 @@ impl Refuse for sluice_sim::SimConfig {
 }
 
 fn wants_continuous(call: &UpstreamRequest) -> bool {
-    // The gateway inserts the options at the front of the body or into the client's options, which
-    // the load generator puts last.
+    // The gateway puts options at the front of the body or into the client's options, which the
+    // load generator puts last.
     call.body.pieces().iter().any(|piece| {
         let end = &piece[piece.len().saturating_sub(OPTIONS_WITHIN)..];
         CONTINUOUS.find(end).is_some()
@@ -114,8 +113,7 @@ struct TokenStream {
     prompt: u64,
     sent: u32,
     cached: u32,
-    /// The event of a single token that is not the last. All of these events are the same, so it is
-    /// written once.
+    /// The event of a token that is not the last: all are the same, so it is written once.
     event: Option<String>,
     ended: bool,
 }
@@ -148,7 +146,6 @@ impl TokenStream {
         UsageCounts { prompt: self.prompt, completion: u64::from(self.sent), cached }
     }
 
-    /// Appends the events for this progress.
     fn write(&mut self, Progress { tokens, finish, cached }: Progress, into: &mut BytesMut) {
         let mut out = String::new();
         if self.sent == 0 && self.kind == RequestKind::Chat {
@@ -183,13 +180,11 @@ impl TokenStream {
 
 #[derive(Debug)]
 enum Body {
-    /// A stream of the tokens of this sequence.
     Stream(Box<TokenStream>, SequenceId),
     /// A status and a body that is sent at once. `None`: the body has been read.
     Whole(StatusCode, Option<Bytes>),
 }
 
-/// One request on an engine.
 #[derive(Debug)]
 pub(crate) struct LabExchange {
     cluster: Arc<Cluster>,

@@ -1,7 +1,7 @@
 //! Engines that start and stop during a run.
 //!
-//! No request is lost by an engine that stops, the paid time is counted, and requests wait while
-//! there is no engine.
+//! Stopping engines lose no request, the paid time is counted, and requests wait while there is no
+//! engine.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{EngineSetup, Lab, LabRun, run};
 use sluice_bench::{Arrival, Class, Extent, Length, RunPlan, Workload};
 use sluice_core::base::Period;
 
-/// L4s. One of them serves about two of the requests below per second.
+/// One L4 serves about two of these requests per second.
 fn lab(engines: usize, steps: &[(f64, f64)], autoscale: Autoscale) -> Lab {
     let flags = [MODEL, "--max-num-seqs=32", "--max-model-len=8192"];
     let engine = |at| EngineSetup::vllm(&format!("gpu{at}"), "l4", None, MODEL, &flags).unwrap();
@@ -62,7 +62,7 @@ fn an_engine_that_goes_takes_no_request_with_it() {
         let (paid, all) = (paid(&run), run.result.duration);
         assert!((paid[0] - all).abs() < 2.0, "{policy:?}: the first one is always there: {paid:?} of {all}");
         if policy == Policy::Busy {
-            // An engine computes nearly all the time under any load, so this one seldom goes.
+            // An engine computes nearly all the time under any load.
             continue;
         }
         assert!(paid[1] > 100.0 && paid[1] < all - 100.0, "{policy:?}: the second one comes and goes: {paid:?}");
@@ -77,7 +77,7 @@ fn busy_has_a_share_as_its_target() {
     assert!(own.check(1, 4).is_ok() && rules(Policy::Busy, Some(1.0)).check(1, 4).is_ok());
     let error = rules(Policy::Busy, Some(8.0)).check(1, 4).unwrap_err().to_string();
     assert!(error.contains("with busy also target <= 1"), "{error}");
-    // Engines that compute most of the time are too few, so more are started.
+    // Too few engines compute most of the time, so more are started.
     let run = run(&lab(4, &[(5.0, 300.0)], own), 1).unwrap();
     assert!(paid(&run)[1] > 100.0, "{:?}", paid(&run));
 }

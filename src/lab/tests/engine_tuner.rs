@@ -1,7 +1,6 @@
 //! The slow layer of the online tuner on simulated engines.
 //!
-//! Restarts change flags that are wrong, a change that brings a fault is undone, and no request is
-//! lost.
+//! Restarts change wrong flags, a change that brings a fault is undone, and no request is lost.
 
 use crate::setup::{Forecaster, Plant, PlantedFault};
 use std::sync::Arc;
@@ -150,7 +149,7 @@ fn an_engine_restarts_only_in_the_windows_of_the_configuration() {
     }
 }
 
-/// This many chats, five per second.
+/// This many requests, five per second.
 fn requests(count: u64) -> impl Iterator<Item = RecentRequest> {
     let at = |number| Duration::from_millis(200 * number);
     let request = |at| RecentRequest { at, waited: Duration::ZERO, prompt: 500, output: 150, model: None };
@@ -243,7 +242,7 @@ fn limits_are_simulated_with_what_waited_then() {
     assert!(waited > 10, "{waited}");
 }
 
-/// The most requests in a question about flags that had not started when the question was asked.
+/// The most requests in a question about flags that had not started when it was asked.
 static WAITED_STILL: AtomicUsize = AtomicUsize::new(0);
 
 fn notes_what_waits_still(lab: &Lab, question: &EngineQuestion, seed: u64) -> EngineAnswer {

@@ -9,7 +9,7 @@ use sluice_config::{Config, Machine, Surroundings};
 use sluice_gateway::experiment::report::Range;
 use sluice_gateway::experiment::{Cause, Conclusion, Quantity};
 
-/// The base model on gpu0 against an adapter on gpu1, half of the requests each.
+/// The base model and an adapter get half of the requests each.
 const ADAPTER: &str = r#"
 [[model]]
 name = "llama-3.1-8b"
@@ -41,7 +41,7 @@ model = "sql"
 pool = "lora"
 "#;
 
-/// Two adapters on one engine, half of the requests each.
+/// Two adapters of one engine get half of the requests each.
 const TWO_ADAPTERS: &str = r#"
 [[model]]
 name = "llama-3.1-8b"
@@ -68,7 +68,7 @@ weight = 50
 model = "chat"
 "#;
 
-/// The requests of this many clients, each of which sends one request after the other.
+/// Clients that each send one request after the other.
 fn with_clients(concurrency: u32, requests: u64, flags: &[&str]) -> LabRun {
     let mut both = engines(2, &[]);
     both[1] = engines(2, flags).remove(1);
@@ -84,7 +84,6 @@ fn run_on(config: &str, engines: Vec<EngineSetup>, arrival: Arrival, requests: u
     run(&Lab::new(config, engines, vec![plan]), 1).unwrap()
 }
 
-/// The change of a quantity, and the conclusion.
 fn change(run: &LabRun, quantity: Quantity) -> (Range, Option<Conclusion>) {
     let comparison = &run.experiments[0].comparisons[0];
     let found = comparison.changes.iter().find(|change| change.quantity == quantity).unwrap();
@@ -93,8 +92,7 @@ fn change(run: &LabRun, quantity: Quantity) -> (Range, Option<Conclusion>) {
 
 #[test]
 fn an_adapter_is_found_to_be_slower_per_token_by_what_it_costs_on_an_h200() {
-    // Mostly one stream on each engine at a time. With many clients in a closed loop, the slower
-    // engine would get ever more requests.
+    // In a closed loop with many clients, the slower engine would get ever more requests.
     let requests = 600;
     let run = with_clients(2, requests, &["--enable-lora", "--max-lora-rank", "16"]);
     let (tpot, conclusion) = change(&run, Quantity::Tpot);
@@ -131,7 +129,7 @@ fn two_adapters_wait_for_one_slot_which_is_named_and_with_two_the_wait_is_gone()
 
 #[test]
 fn adapters_that_the_flags_name_are_loaded_when_the_engine_starts() {
-    // One request after the other. The first two name both adapters.
+    // The first two requests name both adapters.
     let first_tokens = |modules: &[&str]| {
         let flags = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"];
         let engines = engines(1, &[&flags, modules].concat());

@@ -1,8 +1,7 @@
 //! Engines that die, hang and stall at random times, and clients that give up.
 //!
 //! Every request ends, a completed response has every token, and soon after the last fault no
-//! request fails. Every run of every test checks that nothing is held at the end
-//! (`check_released`).
+//! request fails. Every run checks that nothing is held at the end (`check_released`).
 
 use std::time::Duration;
 
@@ -14,22 +13,19 @@ use sluice_core::base::Rng;
 
 /// Seconds during which requests arrive. Faults begin in the first third.
 const SECONDS: u64 = 36;
-/// Seconds after the last fault in which requests may fail: a round of probes and the first
-/// ejection.
+/// Seconds of failures after the last fault: a round of probes and the first ejection.
 const RECOVERY: f64 = 7.0;
 
-/// The sample configuration with a short and a long pool, whose long prompts may spill.
+/// The long prompts of the short and the long pool may spill.
 const TWO_POOLS: &str = include_str!("../../../config/short-long.toml");
 
-/// The configurations to try.
 fn configurations() -> [Config; 3] {
     let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
     let two = Config::parse(TWO_POOLS, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
     [config(2, "policy = \"round_robin\""), config(2, "long_prefix = { threshold = \"5k\", slots = 1 }"), two]
 }
 
-/// Two engines with two faults at random times, and the time at which the last fault has ended, in
-/// seconds.
+/// Two faults at random times, and the end of the last one in seconds.
 fn faulty(config: Config, seed: u64, client_timeout: Option<Duration>) -> (Lab, f64) {
     let mut rng = Rng::new(seed);
     let mut engines = engines(2, &[]);
@@ -106,7 +102,7 @@ fn clients_that_give_up_leave_nothing_behind() {
             let given_up = run.result.requests.iter().filter(|record| record.outcome == given_up);
             let mut after = given_up.map(|record| record.ended - record.sent).peekable();
             assert!(after.peek().is_some(), "seed {seed}: every request was served in time");
-            // The timer of a client has the resolution of the run.
+            // A client's timer has the resolution of the run.
             assert!(after.all(|after| (1.5..1.55).contains(&after)), "seed {seed}");
         }
     }

@@ -1,15 +1,15 @@
-//! Findings in simulated time: planted incidents are named within two minutes, and days of good
-//! traffic have none.
+//! Findings in simulated time: planted incidents are named within two minutes, days of good traffic
+//! have none.
 //!
-//! `SLUICE_LAB_DAYS=7` simulates a week instead of a day. The ignored test plays the days in
-//! `config/lab`, seven times in a row (minutes in a release build, gigabytes of memory).
+//! `SLUICE_LAB_DAYS=7` simulates a week. The ignored test plays the days in `config/lab`, seven
+//! times in a row (minutes in a release build, gigabytes of memory).
 
 use std::path::Path;
 
 use crate::{LabFile, LabRun, Scenario, run};
 use sluice_online::findings::Cause;
 
-/// Three engines behind one pool, in the recommended arrangement.
+/// Three engines in the recommended arrangement.
 const GATEWAY: &str = r#"
 [[model]]
 name = "llama-3.2-1b"
@@ -71,7 +71,7 @@ fn incidents_are_named_within_minutes_and_nothing_else() {
     assert_eq!(found, [(Cause::Burst, true)], "{burst:#?}");
 }
 
-/// Days whose rate follows the hours, with a peak at 15:00.
+/// The rate follows the hours, with a peak at 15:00.
 #[test]
 fn days_of_good_traffic_have_no_finding() {
     let days: usize = std::env::var("SLUICE_LAB_DAYS").map_or(1, |days| days.parse().unwrap());

@@ -1,7 +1,7 @@
 //! Closed loops and conversations end with all their requests, whatever the engines do.
 //!
-//! A client whose request was refused sends the next one later, as clients do. Otherwise virtual
-//! time would stand still.
+//! A client whose request was refused sends the next one later; otherwise virtual time would stand
+//! still.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn a_closed_loop_that_is_shed_tries_again_later_and_ends() {
         let run = run(&Lab::new(config(1, pool), engines(1, &[]), vec![plan]), 1).unwrap();
         assert!(!run.result.partial);
         let shed = run.result.requests.iter().filter(|record| record.is_failed());
-        // 48 clients are too many. Each of them tries every second, as `Retry-After` says.
+        // 48 clients are too many. Each tries every second, as `Retry-After` says.
         assert!((48..=200).contains(&shed.clone().count()), "{}", shed.count());
         assert!(run.result.requests.iter().all(|record| record.sent < 3.0));
     }
@@ -58,7 +58,6 @@ fn a_conversation_has_all_of_its_turns_however_long_its_user_thinks() {
     let all = run(&lab, 1).unwrap();
     assert_eq!((all.result.requests.len(), all.result.partial), (60, false));
     assert!(all.result.duration > 3_600.0, "{}", all.result.duration);
-    // The first turn has ended, and the second has not begun.
     let some = run_until(&lab, 1, &mut |_| true).unwrap();
     assert!(some.result.requests.len() < 60 && some.result.partial);
 }

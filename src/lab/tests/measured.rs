@@ -13,8 +13,7 @@ const BACKLOG: &str = include_str!("../../../tests/fixtures/h200/backlog.csv");
 const CELLS: [&str; 5] = ["short TTFT P99", "short E2EL P99", "short TPOT", "long TTFT P99", "long E2EL P99"];
 /// Machines with rows for asynchronous scheduling, vLLM's default.
 const ASYNCHRONOUS: [&str; 3] = ["b", "c", "d"];
-/// CPU time around a step, microseconds, on the machines with rows for synchronous scheduling,
-/// where all of it shows.
+/// CPU microseconds around a step on machines with synchronous scheduling, where all of it shows.
 const SYNCHRONOUS: [(&str, f64); 2] = [("a", 1250.0), ("d", 2700.0)];
 
 struct MeasuredRow {
@@ -51,7 +50,6 @@ fn rows(machine: &str) -> Vec<MeasuredRow> {
     lines.map(row).collect()
 }
 
-/// The rows of one machine with one kind of scheduling.
 fn scheduled(machine: &str, scheduling: &str) -> Vec<MeasuredRow> {
     rows(machine).into_iter().filter(|row| row.scheduling == scheduling).collect()
 }
@@ -65,7 +63,6 @@ fn host(constants: &[(&str, f64)]) -> Constants {
     Constants::parse("changed", &table.to_string()).unwrap()
 }
 
-/// Relative errors of the cells of a row.
 fn errors(row: &MeasuredRow, constants: &Constants) -> [f64; 5] {
     let scheduling = if row.scheduling == "sync" { "--no-async-scheduling" } else { "--async-scheduling" };
     let flags = ["--max-model-len", "32768", "--max-cudagraph-capture-size", &row.captured, scheduling];
@@ -108,8 +105,8 @@ fn spread(errors: impl IntoIterator<Item = f64>) -> (f64, f64) {
     (errors[errors.len() / 2], errors[errors.len() - 1])
 }
 
-/// fp8 weights: two constants of the GPU were fitted to these rows. The host was fitted to other
-/// machines; the bf16 row of this machine (one engine, one load) has errors as large.
+/// Two constants of the GPU were fitted to these rows, the host to other machines; the bf16 row of
+/// this machine (one engine, one load) has errors as large.
 #[test]
 fn weights_in_fp8_come_out_as_measured() {
     let pair = host(&[]);
@@ -141,8 +138,8 @@ fn synchronous_engines_come_out_once_the_cpu_time_of_a_step_is_known() {
     }
 }
 
-/// Two engines prefill 2.2 long prompts per second, and 2 arrive. So a few per cent of a prefill's
-/// time decide how long the queue becomes. The host was fitted to other machines.
+/// Two engines prefill 2.2 long prompts per second, and 2 arrive: a few per cent of a prefill's
+/// time decide the length of the queue. The host was fitted to other machines.
 #[test]
 fn a_backlog_of_minutes_comes_out_as_measured() {
     let flags = ["--max-model-len", "32768", "--long-prefill-token-threshold", "256"];
@@ -163,8 +160,8 @@ fn a_backlog_of_minutes_comes_out_as_measured() {
             })
             .collect();
         println!("seed {seed}: errors of short TTFT and E2EL, long TTFT and E2EL {errors:.3?}");
-        // The tail of the short requests' TTFT also contains pauses of a host that serves four
-        // engines, which are not modelled.
+        // The tail of the short requests also contains pauses of a host with four engines, which
+        // are not modelled.
         for (error, bound) in errors.iter().zip([0.3, 0.03, 0.13, 0.13]) {
             assert!(error.abs() <= bound, "seed {seed}: {errors:.3?}");
         }

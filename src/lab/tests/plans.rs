@@ -1,7 +1,6 @@
-//! Plans: the engines that the objectives need, their cost, and traffic for which neither can be
-//! determined.
+//! Plans: the engines that the objectives need, their cost, and traffic for which neither is known.
 //!
-//! Prices are made up. The number of engines is checked against the trials, not against a number.
+//! Prices are made up. The number of engines is checked against the trials.
 
 use super::{SMALL, scenario};
 use crate::plan::{MORE, plan};
@@ -20,8 +19,7 @@ fn a_plan_finds_the_fewest_engines_and_their_price() {
     assert!(fewest > 1 && needs[1].gpus == fewest, "{fewest}");
     let share = |engines| trials.iter().find(|(load, at, _)| *load == 3.0 && *at == engines).unwrap().2;
     assert!(share(fewest) >= 99.0 && share(fewest - 1) < 99.0, "{trials:?}");
-    // The largest factor with which these engines meet the objectives, and the next one, with which
-    // they do not.
+    // The largest factor with which these engines meet the objectives, and the next one.
     for (load, need) in [0.1, 3.0].into_iter().zip(&needs) {
         let met = |factor: f64| {
             let is_it =
@@ -100,7 +98,7 @@ fn engines_are_paid_for_the_time_that_is_configured() {
     let rate = paid("rate = 0.2\nduration = \"40s\"");
     let requests = 40.0 / rate.per_request;
     assert!((requests - requests.round()).abs() < 1e-9, "40 s are paid for: {requests} requests");
-    // All requests are sent at the very start, but engines still cost something.
+    // All requests are sent at once, but engines still cost something.
     let at_once = paid("concurrency = 4\nrequests = 4");
     assert!(at_once.per_request > 0.0);
 }

@@ -1,11 +1,11 @@
 //! Recorded requests as traffic.
 //!
-//! The records are in the gateway's format, with hashes of the beginnings of prompts.
+//! In the gateway's format, with hashes of the beginnings of prompts.
 
 use crate::{LabFile, Measure, Options, Scenario, Study, Variant};
 
-/// A study of 40 requests for `model` whose prompts begin with these hashes. It measures the hit
-/// rate and the share of failures, in percent.
+/// 40 requests for `model` whose prompts begin with these hashes, the hit rate and the share of
+/// failures, in percent.
 fn study(model: &str, hash: impl Fn(u32) -> String) -> Study {
     let folder = tempfile::tempdir().unwrap();
     let line = |number: u32| {

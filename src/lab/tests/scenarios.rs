@@ -1,13 +1,13 @@
 //! The simulation matches the scenario: paths, flags, backends, and keys that exclude each other.
 //!
-//! A key that has no effect is an error and never silently ignored.
+//! A key that has no effect is an error.
 
 use std::path::PathBuf;
 
 use super::SMALL;
 use crate::{Lab, LabError, LabFile, Scenario, Variant, run, sweep};
 
-/// The setup of the first variant, varied by sweeps of one value.
+/// The first variant, varied by sweeps of one value.
 fn lab(text: &str, sweeps: &[&str]) -> Result<Lab, LabError> {
     let scenario = Scenario { file: LabFile::parse(text, "lab.toml")?, folder: PathBuf::from("/of/the/file") };
     let sweeps: Vec<String> = sweeps.iter().map(|sweep| (*sweep).to_owned()).collect();
@@ -43,7 +43,6 @@ fn flags_of_an_engine_that_does_not_exist_are_an_error() {
     assert!(error(&variant, &[]).contains(says), "{}", error(&variant, &[]));
     let first = |sweeps: &[&str]| lab(SMALL, sweeps).unwrap().engines[0].sim.engine.max_num_seqs;
     assert_eq!(first(&["vllm@gpu0.max-num-seqs=1"]), 1);
-    // With another number of engines, a backend may be added or removed.
     let second = lab(SMALL, &["engines=2", "vllm@gpu0-2.max-num-seqs=3"]).unwrap();
     assert_eq!(second.engines[1].sim.engine.max_num_seqs, 3);
     let two = format!("{SMALL}[[engine]]\ncount = 2\n");
@@ -92,7 +91,6 @@ fn keys_of_traffic_that_exclude_each_other_are_an_error() {
         let error = error(&format!("[[traffic]]\n{class}\n{key}\n"), &[]);
         assert!(error.contains(says), "{error}");
     }
-    // The duration of the file applies to other traffic.
     assert!(lab(&format!("duration = \"9s\"\n[[traffic]]\n{class}\n"), &[]).is_ok());
 }
 

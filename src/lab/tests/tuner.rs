@@ -1,6 +1,5 @@
-//! The online tuner on simulated engines.
-//!
-//! Limits that are set wrongly are found and mended, and the problem of the engines is named.
+//! The online tuner on simulated engines: wrong limits are found and mended, and the problem of the
+//! engines is named.
 
 use crate::{LabFile, LabRun, Scenario, run};
 use sluice_online::event::{Event, EventKind};
@@ -42,7 +41,7 @@ fn with(sets: &[&str], args: &str, traffic: &str, duration: &str) -> LabRun {
 
 const PIECES: &str = "{ long-prefill-token-threshold = 256 }";
 
-/// The changes that the tuner made, without observations.
+/// The tuner's changes, without observations.
 fn changes(events: &[Event]) -> impl Iterator<Item = &Event> {
     events.iter().filter(|event| event.kind.is_change())
 }
@@ -75,7 +74,7 @@ fn good_limits_are_left_alone() {
 
 #[test]
 fn a_change_of_limits_while_requests_run_loses_none() {
-    // Starting from four slots, the limits change many times under a full queue.
+    // From four slots, the limits change many times under a full queue.
     let run = with(&["pool.all.slots=4", "pool.all.queue.timeout=\"10m\""], PIECES, SHORT_AND_LONG, "3m");
     assert!(run.tuning.iter().filter(|event| event.kind == EventKind::Tried).count() > 0);
     let lost = run.result.requests.iter().filter(|record| !record.is_completed()).count();
