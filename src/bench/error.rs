@@ -1,7 +1,6 @@
 //! Invalid settings of a load.
 //!
-//! They are found before the first request. A request that fails is not an error here: the record
-//! has the reason.
+//! They are found before the first request. The record has the reason of a failed request.
 
 /// An invalid setting.
 #[expect(missing_docs, reason = "the messages say it")]

@@ -1,8 +1,8 @@
 //! The load generator: sends requests on a schedule and measures the latencies that a client sees.
 //!
-//! It checks the gateway independently: it shares no code with the gateway's request path, parses
-//! responses itself, and fixes the due time of each request before the run. The result includes the
-//! load that was really delivered, and how late the load generator was.
+//! It shares no code with the gateway's request path, parses responses itself, and fixes the due
+//! time of each request before the run. The result includes the load that was really delivered, and
+//! how late the load generator was.
 //!
 //! | folder | content |
 //! |---|---|
@@ -14,9 +14,9 @@
 //! | `records` | reports on one day of the gateway's request records |
 //! | `search` | the highest rate at which the objectives hold |
 //!
-//! Definitions follow `vllm bench serve`, except that a response stream with an error in it, or one
-//! that is cut off, counts as a failure. All randomness follows from one seed: two runs of the same
-//! plan send the same bytes at the same due times. HTTP/2 is not supported.
+//! Definitions follow `vllm bench serve`, except that a response stream that has an error or is cut
+//! off counts as a failure. All randomness follows from one seed: two runs of the same plan send
+//! the same bytes at the same due times. HTTP/2 is not supported.
 
 pub mod error;
 mod seed;

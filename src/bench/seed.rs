@@ -10,9 +10,8 @@ const STRIDE: u64 = 16;
 
 /// The seed of run number `nth` (from 0) of several runs; `first` is the seed of run 0.
 ///
-/// Seeds are 16 apart because the purpose is added to the seed: with adjacent seeds, different
-/// purposes of two runs would get the same numbers, and the runs would not be independent, as
-/// intervals over runs assume.
+/// The purpose is added to the seed: with adjacent seeds, different purposes of two runs would get
+/// the same numbers, and the runs would not be independent, as intervals over runs assume.
 pub const fn nth_seed(first: u64, nth: u64) -> u64 {
     first.wrapping_add(nth.wrapping_mul(STRIDE))
 }

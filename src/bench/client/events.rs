@@ -1,5 +1,5 @@
-//! Parses a response stream into messages. It shares no code with the gateway's parser
-//! (`openai::sse`, `meter`), so that a mistake there shows in the results.
+//! Parses a response stream into messages, without code of the gateway's parser (`openai::sse`,
+//! `meter`), so that a mistake there shows in the results.
 //!
 //! Framing: lines end with LF or CRLF; a byte order mark may come first. A line `data: <JSON>` is
 //! one message, `data: [DONE]` the end. JSON in several data lines is joined, as SSE specifies.
@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 
 use crate::load::body::Api;
 
-/// The longest unfinished message, bytes: far longer than any event of a generation.
+/// The longest unfinished message in bytes, far longer than any event of a generation.
 pub const MAX_LINE: usize = 1 << 20;
 
 /// The text of a choice is kept up to about this many bytes: a million tokens.
@@ -37,7 +37,7 @@ pub struct Message {
     pub token: bool,
     /// Prompt and completion tokens so far.
     pub usage: Option<Usage>,
-    /// Whether there is usage and no choice: only `[DONE]` comes after this message.
+    /// Whether there is usage and no choice: only `[DONE]` follows.
     pub summary: bool,
     /// The error, if this is one.
     pub error: Option<StreamError>,
@@ -51,7 +51,7 @@ pub struct Message {
     pub finished: u64,
 }
 
-/// Token counts by the server. A count that is missing, `null` or not a number is `None`.
+/// Token counts by the server. A missing count, `null` or not a number, is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
@@ -82,7 +82,7 @@ impl Usage {
 /// An error object inside a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamError {
-    /// The error's `code`, if it is a number (vLLM puts the HTTP status there).
+    /// The error's `code`, if it is a number (vLLM: the HTTP status).
     pub code: Option<u16>,
 }
 
@@ -97,14 +97,13 @@ pub enum EventError {
     TooLong,
 }
 
-/// Splits a stream into messages, independently of read boundaries. A line is parsed without
-/// waiting for the blank line after it, because vLLM writes each message on one line.
+/// Splits a stream into messages, whatever the read boundaries. A line is parsed without waiting
+/// for the blank line after it, because vLLM writes each message on one line.
 #[derive(Debug)]
 pub struct EventReader {
     api: Api,
     unfinished: Vec<u8>,
     event: Event,
-    /// The text of each choice, if texts are kept.
     texts: Option<Vec<ChoiceText>>,
 }
 
@@ -122,7 +121,7 @@ struct Event {
 pub struct ChoiceText {
     /// The text, without reasoning and calls.
     pub text: String,
-    /// Reasoning, and the names and arguments of calls: tokens, too.
+    /// Reasoning, and the names and arguments of calls, which are tokens, too.
     pub other: String,
 }
 
@@ -170,8 +169,7 @@ impl EventReader {
         self.keep(piece)
     }
 
-    /// Reads the end of the stream. As in `vllm bench serve`, a last line without a line end
-    /// counts.
+    /// Reads the end of the stream. As in `vllm bench serve`, a last line without an end counts.
     pub fn finish(&mut self, each: impl FnMut(Message)) -> Result<(), EventError> {
         self.feed(b"\n\n", each)
     }
@@ -231,7 +229,7 @@ impl Event {
     }
 }
 
-/// The message of a JSON object; `None` if the value is not an object, or is incomplete.
+/// `None` if the value is not an object, or is incomplete.
 fn read_message(api: Api, value: &[u8], error: bool, texts: Option<&mut Vec<ChoiceText>>) -> Option<Message> {
     let chunk: Chunk<'_> = serde_json::from_slice(value).ok()?;
     let choices = chunk.choices.as_deref().unwrap_or_default();
@@ -260,7 +258,7 @@ fn read_message(api: Api, value: &[u8], error: bool, texts: Option<&mut Vec<Choi
     Some(message)
 }
 
-/// The `error` field. vLLM always sends an object, but any value other than `null` is a failure.
+/// vLLM always sends an object, but any value other than `null` is a failure.
 fn stream_error(raw: &RawValue) -> StreamError {
     #[derive(Deserialize)]
     struct Coded {
@@ -332,7 +330,7 @@ impl Choice<'_> {
         push(text, string(self.text));
         let Some(delta) = &self.delta else { return };
         push(text, string(delta.content));
-        // Servers that know both names send the same text under both.
+        // Some servers send the same text under both names.
         push(other, string(delta.reasoning).or_else(|| string(delta.reasoning_content)));
         let called = |raw: Option<&RawValue>| serde_json::from_str::<serde_json::Value>(raw?.get()).ok();
         let calls = called(delta.tool_calls).and_then(|calls| calls.as_array().cloned()).unwrap_or_default();

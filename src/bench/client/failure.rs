@@ -1,8 +1,7 @@
 //! Why a request failed.
 //!
 //! The text of a failure is a key in results and reports, so it is part of the format of result
-//! files. [`LoadClient`](super::load_client::LoadClient) keeps the server's error message
-//! separately.
+//! files. [`LoadClient`](super::load_client::LoadClient) keeps the server's error message.
 
 use std::fmt;
 

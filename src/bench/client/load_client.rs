@@ -1,13 +1,13 @@
 //! The client of the load generator: sends one request and returns the timing.
 //!
 //! TTFT counts from the caller's start (just before the request is sent, so connection set-up is
-//! included) to the first token event, ITL between token events, E2EL to the last token event.
-//! Failures have no timing. A client that leaves on purpose closes the connection, which is how
-//! vLLM notices it.
+//! included) to the first token event, ITL between token events, E2EL to the last one. Failures
+//! have no timing. A client that leaves on purpose closes the connection, which is how vLLM notices
+//! it.
 //!
-//! Several targets are used in turn. The gateway's routing headers are kept next to the timing. The
-//! client speaks HTTP/1.1 with keep-alive and sends a request once, except after a dead idle
-//! connection (`target`).
+//! Several targets are used in turn. The gateway's routing headers are kept. The client speaks
+//! HTTP/1.1 with keep-alive and sends a request once, except after a dead idle connection
+//! (`target`).
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -33,17 +33,14 @@ use crate::error::BenchError;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
 
-/// The longest error body that is read to reuse the connection, bytes.
+/// The longest error body that is read so that the connection can be reused, bytes.
 const MAX_REFUSAL: usize = 64 << 10;
-/// The longest error message that is kept, characters.
 const MAX_REASON: usize = 300;
-/// The most statuses with a kept message.
 const MAX_REASONS: usize = 16;
-/// How long a client that leaves before the first token waits.
+/// Wait of a client that leaves before the first token.
 const LEAVE_WAITING: Duration = Duration::from_millis(100);
 const OPENING: usize = 32;
-/// Time limit for opening connections ahead, so that the first ones do not become idle for too
-/// long.
+/// Time limit for opening connections ahead, so that the first ones do not idle for too long.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
 /// The most names (of pools, backends and arms) that records share.
 const MAX_NAMES: usize = 4_096;
@@ -82,7 +79,7 @@ impl LoadClient {
         Self::trusting(Trust::System, urls, api, limit)
     }
 
-    /// Like [`LoadClient::new`], with a choice of the trusted https servers.
+    /// Like [`LoadClient::new`], with a choice of trusted https servers.
     pub fn trusting(trust: Trust, urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
         let tls = TlsSettings::new(trust);
         if urls.is_empty() {
@@ -102,7 +99,7 @@ impl LoadClient {
         })
     }
 
-    /// A client of other servers, with the same API, headers and time limit.
+    /// A client of other servers, with the same settings.
     pub fn to(&self, urls: &[String]) -> Result<Self, BenchError> {
         Ok(Self::trusting(self.tls.trust, urls, self.api, self.limit)?.with_headers(self.headers.clone()))
     }
@@ -143,8 +140,8 @@ impl LoadClient {
         self.reasons.lock().clone()
     }
 
-    /// Opens `count` connections, spread over the servers, 32 at a time. Requests open the
-    /// connections that are not open within 2 s.
+    /// Opens `count` connections over the servers, 32 at a time, within 2 s. Requests open the
+    /// others.
     pub async fn open(&self, count: usize) {
         let opening = async {
             for begin in (0..count).step_by(OPENING) {
@@ -153,12 +150,11 @@ impl LoadClient {
                 futures_all(all).await;
             }
         };
-        // After a timeout, the open connections are kept.
         let _ = tokio::time::timeout(OPEN_LIMIT, opening).await;
     }
 
-    /// Sends GET `path` to each server in turn, each with the timeout `limit`. Returns status and
-    /// body; a body of more than `max` bytes is an error.
+    /// Sends GET `path` to each server in turn, with the timeout `limit`. Returns status and body;
+    /// a body of more than `max` bytes is an error.
     pub async fn get_each(&self, path: &str, max: usize, limit: Duration) -> Vec<Result<(u16, Bytes), RequestFailure>> {
         let mut responses = Vec::with_capacity(self.targets.len());
         for target in &self.targets {
@@ -280,7 +276,7 @@ fn span_of(timing: &str, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(millis / 1e3).ok()
 }
 
-/// Reads the body of an error response; `None` if it is too long or incomplete.
+/// `None` if the body is too long or incomplete.
 async fn drain(connection: &mut HttpConnection, mut body: Incoming) -> Option<Vec<u8>> {
     let mut read = Vec::new();
     while let Some(frame) = connection.drive(body.frame()).await {

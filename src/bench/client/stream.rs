@@ -3,11 +3,10 @@
 //! All events in one read from the network share the time of that read. A response is complete if
 //! the body ended properly, had a token event and no error, and marked the end: by `[DONE]`, by a
 //! finish reason for every choice, or by usage without choices. Everything else is a
-//! [`RequestFailure`] without a timing, because fast refusals would improve percentiles.
-//! (`vllm bench serve` needs no such mark.)
+//! [`RequestFailure`] without a timing, because fast refusals would improve percentiles. (`vllm
+//! bench serve` needs no such mark.)
 //!
-//! Chunks are never counted as tokens: a server may put several tokens into one. Bounds:
-//! [`MAX_EVENTS`] token events.
+//! Chunks never count as tokens: a chunk may hold several. Bounds: [`MAX_EVENTS`] token events.
 
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use crate::client::target::HttpConnection;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
 
-/// The most token events of one response. A stream with more counts as endless.
+/// A stream with more token events counts as endless.
 const MAX_EVENTS: usize = 1 << 20;
 
 /// Measurements of a completed response.
@@ -82,7 +81,7 @@ pub(super) async fn read_stream(
             return Err(RequestFailure::ClientLeft);
         }
     }
-    // If the last line is not a message, the stream was cut; `StreamState::finish` reports that.
+    // If the last line is not a message, `StreamState::finish` reports a cut stream.
     let _ = reader.finish(|message| state.record(message, last));
     if let Some(failure) = state.failure() {
         return Err(failure);
@@ -103,10 +102,9 @@ struct StreamState {
     cached_tokens: Option<u64>,
     error: Option<StreamError>,
     endless: bool,
-    /// `[DONE]`, or usage after the last choice.
     done: bool,
     aborted: bool,
-    /// One bit for each choice; `finished`: the choices with a finish reason.
+    /// One bit for each choice; `finished`: choices with a finish reason.
     choices: u64,
     finished: u64,
 }
@@ -156,8 +154,7 @@ impl StreamState {
         Ok(Timing {
             ttft: first.saturating_duration_since(start),
             e2el: last.saturating_duration_since(start),
-            // A response with token events has tokens. `vllm bench serve`, too, reads 0 as no
-            // count.
+            // `vllm bench serve`, too, reads 0 as no count.
             output_tokens: self.output_tokens.filter(|tokens| *tokens > 0),
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,

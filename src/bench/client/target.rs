@@ -1,14 +1,14 @@
-//! One server: its address and its idle connections.
+//! One server: the address and the idle connections.
 //!
 //! The most recently used idle connection is reused first. If it breaks before the first byte of a
 //! response, the request is sent again on a new connection, as HTTP clients do; the latency still
-//! counts from the first send. In no other case is a request sent twice.
+//! counts from the first send.
 //!
 //! The task that waits for a response also polls the connection ([`HttpConnection::drive`]). With a
-//! second task, writing a request and reading the clock would wait for the scheduler, which takes
-//! milliseconds with 500 streams on two cores.
+//! second task, writing a request and reading the clock would wait for the scheduler: milliseconds
+//! with 500 streams on two cores.
 //!
-//! Bounds: as many idle connections as were opened ahead or in use at once, whichever is more.
+//! Bounds: as many idle connections as were opened ahead or in use at once.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -34,10 +34,10 @@ use crate::client::failure::RequestFailure;
 use crate::client::tls::TlsSettings;
 use crate::error::BenchError;
 
-/// How long an idle connection is reused: less than the 5 s after which vLLM closes it.
+/// Longest reuse of an idle connection: vLLM closes it after 5 s.
 pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
-/// The I/O part of a connection, which must be polled.
+/// The I/O part, which must be polled.
 type HyperConnection = Connection<TokioIo<Either<TcpStream, Box<TlsStream<TcpStream>>>>, Full<Bytes>>;
 
 #[derive(Debug)]
@@ -60,8 +60,7 @@ impl HttpConnection {
         .await
     }
 
-    /// Polls the connection. Errors are ignored: the future that waits for the response returns
-    /// them.
+    /// The future that waits for the response returns errors.
     fn advance(&mut self, context: &mut Context<'_>) {
         if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
             self.connection = None;
@@ -83,14 +82,13 @@ impl HttpConnection {
 }
 
 pub(crate) struct Target {
-    /// Without a trailing slash.
     pub(crate) url: String,
     /// `host:port`, for connecting and for the `Host` header.
     authority: String,
     host: HeaderValue,
     /// `None` for an http address.
     tls: Option<(TlsConnector, ServerName<'static>)>,
-    /// The path prefix, without a trailing slash.
+    /// Without a trailing slash.
     base: String,
     idle: Mutex<Vec<Idle>>,
 }
@@ -127,15 +125,15 @@ impl Target {
     pub(crate) fn request(&self, method: Method, path: &str, headers: &HeaderMap, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
-        // Cannot fail: `new` has parsed the base as part of a URI, and `path` is a valid path.
+        // Cannot fail: `new` has parsed the base as part of a URI, and `path` is valid.
         *request.uri_mut() = format!("{}{path}", self.base).parse().unwrap_or_default();
         *request.headers_mut() = headers.clone();
         request.headers_mut().insert(HOST, self.host.clone());
         request
     }
 
-    /// Sends the request that `make` builds and waits for the response head. After reading the
-    /// body, the caller returns the connection with [`Target::put_back`].
+    /// Sends the request that `make` builds and waits for the response head. After the body, the
+    /// caller returns the connection with [`Target::put_back`].
     pub(crate) async fn send(
         &self,
         make: impl Fn() -> Request<Full<Bytes>>,
@@ -146,8 +144,7 @@ impl Target {
             }
             match connection.send(make()).await {
                 Ok(response) => return Ok((connection, response)),
-                // Broken before the first byte of a response: the only case in which a request is
-                // sent again.
+                // The only case in which a request is sent again.
                 Err(error) if error.is_canceled() || error.is_incomplete_message() || error.is_closed() => break,
                 Err(_) => return Err(RequestFailure::NoResponse),
             }
@@ -157,7 +154,7 @@ impl Target {
         Ok((connection, response))
     }
 
-    /// Sends GET `path`. Returns the status and the body; more than `max` bytes are an error.
+    /// Sends GET `path`. A body of more than `max` bytes is an error.
     pub(crate) async fn get(
         &self,
         path: &str,
@@ -183,7 +180,6 @@ impl Target {
         None
     }
 
-    /// Keeps a connection after the response was read completely.
     pub(crate) async fn put_back(&self, mut connection: HttpConnection) {
         if connection.ready().await && connection.connection.is_some() {
             self.idle.lock().push(Idle { connection, since: Instant::now() });
@@ -199,7 +195,7 @@ impl Target {
 
     async fn connect(&self) -> Result<HttpConnection, RequestFailure> {
         let socket = TcpStream::connect(&self.authority).await.map_err(|_| RequestFailure::Connect)?;
-        // Sends small requests without delay. Errors are ignored: requests are then only slower.
+        // Sends small requests without delay, or else they are only slower.
         let _ = socket.set_nodelay(true);
         let stream = match &self.tls {
             None => Either::Left(socket),

@@ -41,7 +41,7 @@ impl TlsSettings {
         Self { trust, config: Arc::default() }
     }
 
-    /// The connector for `host`, and the server's name in certificates.
+    /// Returns the connector, and the server's name in certificates.
     pub(crate) fn to(&self, host: &str) -> Result<(TlsConnector, ServerName<'static>), BenchError> {
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(bare).map_err(|_| BenchError::BadUrl(format!("https://{host}")))?;
@@ -75,7 +75,6 @@ fn config(trust: Trust) -> Result<ClientConfig, BenchError> {
     Ok(config)
 }
 
-/// Accepts every certificate.
 #[derive(Debug)]
 struct AcceptAll(Arc<CryptoProvider>);
 

@@ -17,8 +17,8 @@
 //!
 //! For a given number N of Poisson or gamma arrivals, all times are scaled so that the last is N/r,
 //! as in `vllm bench serve`; the process is then not exactly Poisson, since its count does not
-//! vary. Nothing else is scaled. Times are offsets from the start of the run. Bounds: at most
-//! [`MAX_REQUESTS`] requests and [`MAX_SECONDS`] seconds.
+//! vary. Times are offsets from the start of the run. Bounds: [`MAX_REQUESTS`] requests and
+//! [`MAX_SECONDS`] seconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -267,8 +267,8 @@ fn gamma(rng: &mut Rng, shape: f64) -> f64 {
     }
 }
 
-/// The next arrival after `now` if the rate changes in steps. `unit`: the expected arrivals until
-/// then, from a distribution with mean 1.
+/// The next arrival after `now`. `unit`: the expected arrivals until then, from a distribution with
+/// mean 1.
 fn next_in_steps(steps: &[(f64, f64)], mut now: f64, mut unit: f64) -> Option<f64> {
     let mut end = 0.0;
     for (rate, time) in steps {
@@ -312,9 +312,9 @@ mod tests {
     #[test]
     fn a_poisson_schedule_has_the_rate_and_the_variance_of_one() {
         let times = Arrival::Poisson { rate: 50.0 }.schedule(Extent::Lasting(MINUTE * 10), 3).unwrap();
-        // 30000 expected with a standard deviation of 173.
+        // 30000 expected, standard deviation 173.
         assert!((29_300..30_700).contains(&times.len()), "{} arrivals", times.len());
-        // Counts in one-second windows: variance equals the mean.
+        // Counts in one-second windows have a variance that equals the mean.
         let mut counts = vec![0.0; 600];
         for time in &times {
             counts[(time.as_secs() as usize).min(599)] += 1.0;
@@ -395,7 +395,6 @@ mod tests {
         let steps = Arrival::Steps { steps: vec![(100.0, 20.0), (10.0, 20.0), (200.0, 20.0)], burstiness: 1.0 };
         let times = steps.schedule(Extent::Lasting(MINUTE * 9), 2).unwrap();
         let within = |from: u64, to: u64| times.iter().filter(|time| (from..to).contains(&time.as_secs())).count();
-        // Within four standard deviations each.
         assert!((1_820..2_180).contains(&within(0, 20)), "{}", within(0, 20));
         assert!((143..257).contains(&within(20, 40)), "{}", within(20, 40));
         assert!((3_750..4_250).contains(&within(40, 60)), "{}", within(40, 60));
@@ -408,7 +407,7 @@ mod tests {
             let steps = Arrival::Steps { steps: vec![(50.0, 300.0), (200.0, 300.0)], burstiness };
             steps.schedule(Extent::Lasting(MINUTE * 10), 4).unwrap()
         };
-        // Squared coefficient of variation of the gaps of each step: the inverse of the shape.
+        // The squared coefficient of variation of the gaps is the inverse of the shape.
         for (burstiness, expected) in [(1.0, 1.0), (0.25, 4.0)] {
             let times: Vec<f64> = times(burstiness).iter().map(Duration::as_secs_f64).collect();
             for (from, to, rate) in [(0.0, 300.0, 50.0), (300.0, 600.0, 200.0)] {

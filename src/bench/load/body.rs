@@ -1,8 +1,8 @@
 //! The JSON bodies of requests: prompts as token ids or as text, and the other fields.
 //!
-//! Token ids give a prompt of an exact length without a tokenizer; exact text needs one (`text`).
-//! Tokens are drawn from random number generators: a shared prefix uses the same generator in every
-//! prompt, all other tokens are independent.
+//! Token ids give a prompt of an exact length without a tokenizer; exact text needs one (`text`). A
+//! shared prefix draws tokens from the same random number generator in every prompt; all other
+//! tokens are independent.
 //!
 //! Bodies are written without a JSON tree, because a prompt may have 100,000 ids. Bounds: prompts
 //! of [`MAX_TOKENS`](super::length::MAX_TOKENS).
@@ -62,30 +62,28 @@ impl PromptTokens {
 /// The fields that are the same in all bodies.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BodyFields {
-    /// `ignore_eos`: generate to the full length, even past an end-of-sequence token.
+    /// `ignore_eos`: generate past an end-of-sequence token.
     pub ignore_eos: bool,
-    /// Other fields, such as sampling parameters. They replace generated fields of the same name.
+    /// Other fields, such as sampling parameters, in place of generated ones of the same name.
     pub extra: Map<String, Value>,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) struct Names<'a> {
     pub(crate) model: &'a str,
-    /// The number in the field `user`.
     pub(crate) user: Option<u32>,
 }
 
 pub(crate) enum Prompt<'a> {
-    /// Tokens drawn from random number generators, part by part.
+    /// Drawn from random number generators, part by part.
     Parts(&'a mut [PromptPart]),
-    /// This text.
     Text(&'a str),
-    /// Role and text of each turn of a conversation; the last is the user's.
+    /// Role and text of each turn; the last is the user's.
     Turns(&'a [(&'static str, String)]),
 }
 
 impl BodyFields {
-    /// Checks that the extra fields do not replace fields that the measurement needs.
+    /// The extra fields may not replace fields that the measurement needs.
     pub fn check(&self) -> Result<(), BenchError> {
         match ["stream", "stream_options", "model", "prompt", "messages"]
             .into_iter()
@@ -164,7 +162,6 @@ fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
             body.push('[');
             let before = body.len();
             match range.len() {
-                // With one choice there is nothing to draw.
                 1 => {
                     let count = parts.iter().map(|part| part.count as usize).sum();
                     *body += &format!("{},", range.start).repeat(count);
@@ -173,7 +170,6 @@ fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
                     (0..part.count).for_each(|_| push_id(body, range.start as usize + part.rng.below(choices)));
                 }),
             }
-            // Removes the last comma.
             body.truncate(before.max(body.len().saturating_sub(1)));
             body.push(']');
         }
@@ -190,7 +186,7 @@ fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
     }
 }
 
-/// Writes an id and a comma. With `write!`, a simulation would spend half of the time on ids.
+/// With `write!`, a simulation would spend half of the time on ids.
 fn push_id(body: &mut String, mut id: usize) {
     let mut text = *b"....................,";
     let mut from = text.len() - 1;

@@ -2,8 +2,8 @@
 //!
 //! A turn includes the server's earlier responses, so the prefix cache is used as by real users.
 //! All turns have the same class and adapter. Prompts are text, because responses carry no token
-//! ids. If the class has a prefix of fixed length, conversations with that prefix begin with it as
-//! a system prompt. Bounds: at most [`MAX_TURNS`] turns.
+//! ids. Conversations begin with a class's prefix of fixed length as a system prompt. Bounds: at
+//! most [`MAX_TURNS`] turns.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::load::session::{MAX_TURNS, Sessions};
 use crate::load::workload::{LoadRequest, PrefixKind, RequestSource, Sender, Workload};
 use crate::seed::{Purpose, rng_for};
 
-/// Marks segment ids (see [`LoadRequest::shared`]) of messages; ids of prefixes lack this bit.
+/// Marks segment ids (see [`LoadRequest::shared`]) of messages, not prefixes.
 const MESSAGE: u64 = 1 << 63;
 
 /// One conversation so far.
@@ -23,7 +23,6 @@ pub struct Conversation {
     adapter: Option<u32>,
     turns: u32,
     begun: u32,
-    /// Role and text of each message.
     messages: Vec<(&'static str, String)>,
     tokens: u32,
     /// Segments of the messages, as in [`LoadRequest::shared`].
@@ -68,7 +67,7 @@ impl Conversation {
         self.session * u64::from(MAX_TURNS) + u64::from(self.begun.saturating_sub(1))
     }
 
-    /// Begins the next turn by adding a user's message. `None` after the last turn.
+    /// Begins the next turn with a user's message. `None` after the last turn.
     pub fn next_turn(&mut self, workload: &Workload, sessions: &Sessions) -> Option<LoadRequest> {
         if self.begun == self.turns {
             return None;
@@ -78,7 +77,6 @@ impl Conversation {
         let output = self.push_user(workload, sessions, turn);
         let prompt = Prompt::Turns(&self.messages);
         let lengths = (self.tokens, output);
-        // All turns have the same user.
         let sender = Sender { adapter: self.adapter, user: workload.user_of(self.session) };
         let request = workload.build_request(self.class, sender, self.ordinal(), lengths, prompt);
         let session = Some((self.session, turn));

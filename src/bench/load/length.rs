@@ -89,7 +89,7 @@ impl Length {
     }
 }
 
-/// A sample of the standard normal distribution (Box and Muller 1958).
+/// A standard normal sample (Box and Muller 1958).
 pub(crate) fn normal(rng: &mut Rng) -> f64 {
     let radius = (-2.0 * (1.0 - rng.unit()).ln()).sqrt();
     radius * (std::f64::consts::TAU * rng.unit()).cos()
@@ -168,7 +168,7 @@ mod tests {
         let mut draws: Vec<u32> =
             (0..20_000).map(|_| Length::LogNormal { median: 500.0, sigma: 0.8, max: 4_000 }.draw(&mut rng)).collect();
         draws.sort_unstable();
-        // The standard error of the median is 1.2533 * sigma / sqrt(n) of it: 0.7 %.
+        // The standard error is 1.2533 * sigma / sqrt(n) of the median: 0.7 %.
         assert!((485..515).contains(&draws[10_000]), "{}", draws[10_000]);
         // One standard deviation up is the 84.13th percentile.
         let upper = f64::from(draws[16_827]) / 500.0;

@@ -2,8 +2,7 @@
 //!
 //! `workload` draws the requests: classes, lengths (`length`), prompts and bodies (`text`, `body`),
 //! adapters, or the items of a `dataset`. `session` and `conversation` chain them into
-//! conversations. `arrival` decides the due times. All randomness follows from the seed of the run.
-//! The only I/O is reading dataset files.
+//! conversations. `arrival` decides the due times. Only reading dataset files is I/O.
 
 pub mod length;
 pub mod text;

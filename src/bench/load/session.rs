@@ -1,9 +1,9 @@
 //! Settings of conversations: the number of turns, their lengths, and the time between them.
 //!
-//! The time between turns is exponentially distributed. The first turn has the prompt length of the
-//! class; later turns may have another. Responses have the output length of the class.
+//! The time between turns is exponentially distributed. Later turns may have another prompt length
+//! than the class, but not another output length.
 //!
-//! Turn t of conversation s is request number s * [`MAX_TURNS`] + t. The user's message is a pure
+//! Turn t of conversation s is request number s * [`MAX_TURNS`] + t; its user's message is a pure
 //! function of the seed and that number. `conversation` builds the turns.
 
 use crate::error::BenchError;
@@ -43,7 +43,7 @@ impl Sessions {
 }
 
 impl Workload {
-    /// This workload with text prompts, which conversations need.
+    /// With text prompts, which conversations need.
     #[must_use]
     pub fn with_text_prompts(self) -> Self {
         match self.tokens {

@@ -1,14 +1,14 @@
 //! Generated text: a number of words, or, with the model's tokenizer, a number of tokens.
 //!
 //! Without a tokenizer, a common short word stands for a token: nearly exact for large English
-//! vocabularies, far off for small ones. With a tokenizer, text consists of words of the vocabulary
-//! that are one token each after a blank, so n words have n tokens. [`ExactText::new`] checks that
-//! on a sample. If it does not hold (the tokenizer joins words, or has no such words), each text is
-//! encoded and cut at the right number of tokens.
+//! vocabularies, far off for small ones. With a tokenizer, text consists of words that are one
+//! token each after a blank, so n words have n tokens. [`ExactText::new`] checks that on a sample.
+//! If it does not hold (the tokenizer joins words, or has no such words), each text is encoded and
+//! cut at the right number of tokens.
 //!
-//! Tokens that the server adds (special tokens, a chat template) are set by [`ExactText::adding`]
-//! and subtracted from each prompt. Random numbers come from the parts of a prompt, so a shared
-//! prefix is the same text in every prompt. Bounds: [`MAX_WORDS`] words.
+//! [`ExactText::adding`] sets the tokens that the server adds (special tokens, a chat template),
+//! which are subtracted from each prompt. Random numbers come from the parts of a prompt, so a
+//! shared prefix is the same text in every prompt. Bounds: [`MAX_WORDS`] words.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use tokenizers::Tokenizer;
 
 use sluice_core::base::Rng;
 
-/// The most different words in a text.
+/// Different words in a text.
 const MAX_WORDS: usize = 512;
-/// With fewer words of two letters or more, single letters are words, too.
+/// With fewer longer words, single letters are words, too.
 const FEW_WORDS: usize = 64;
 const REPEATED: usize = 8;
 const SAMPLE: u32 = 2_048;
@@ -26,14 +26,14 @@ const LONGEST: usize = 12;
 /// Cuts tried on each side of the estimated place.
 const NEAR: usize = 16;
 
-/// The first `count` tokens of a random number generator, as a part of a prompt.
+/// The first `count` tokens of a random number generator.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptPart {
     pub(crate) rng: Rng,
     pub(crate) count: u32,
 }
 
-/// Words that, after a blank, are one token for common English models.
+/// After a blank, one token for common English models.
 const WORDS: [&str; 32] = [
     "the", "time", "of", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
     "state", "family", "group", "country", "hand", "part", "place", "case", "week", "company", "system", "number",
@@ -97,7 +97,7 @@ impl ExactText {
         Self { vocabulary: Arc::new(list), added: 0 }
     }
 
-    /// The same for a server that adds `tokens` to each prompt.
+    /// For a server that adds `tokens` to each prompt.
     #[must_use]
     pub fn adding(&self, tokens: u32) -> Self {
         Self { vocabulary: Arc::clone(&self.vocabulary), added: tokens }
@@ -114,7 +114,7 @@ impl ExactText {
     }
 
     /// Writes a prompt that has the tokens of `parts` once the server has added tokens; at least
-    /// one word. The prompt needs no escaping.
+    /// one word, which needs no escaping.
     pub(crate) fn push_prompt(&self, text: &mut String, parts: &mut [PromptPart]) {
         let mut excess = self.added;
         let all: u32 = parts.iter().map(|part| part.count).sum();
@@ -157,13 +157,13 @@ impl WordList {
         self.tokenizer.encode_fast(text, false).map_or(0, |encoding| encoding.get_ids().len())
     }
 
-    /// `before` followed by words, cut at `wanted` tokens in all, or as near to that as possible.
+    /// `before` and words, cut at `wanted` tokens in all, or as near as possible.
     fn fit(&self, before: &str, rng: &mut Rng, wanted: usize) -> String {
         let mut text = before.to_owned();
         let mut words = wanted.max(1);
         loop {
             push_any(&mut text, &self.words, &mut [PromptPart { rng: rng.clone(), count: words as u32 }]);
-            // A word has at least one token, unless the tokenizer joins words.
+            // A word has a token, unless the tokenizer joins words.
             if self.count(&text) >= wanted || words > 8 * wanted {
                 break;
             }
@@ -176,8 +176,8 @@ impl WordList {
             let middle = low.midpoint(high);
             if self.count(&text[..middle]) < wanted { low = middle + 1 } else { high = middle }
         }
-        // A chat template may strip a blank at the end, so a letter replaces the blank if the
-        // tokens stay the same.
+        // A chat template may strip a blank at the end, so a letter replaces it if the tokens stay
+        // the same.
         let cuts = low.saturating_sub(NEAR).max(least)..=(low + NEAR).min(text.len());
         let ends = cuts.flat_map(|cut| ["", "s", "z"].map(|end| format!("{}{end}", &text[..cut])));
         let nearest = ends.filter(|text| !text.ends_with(' ')).min_by_key(|text| self.count(text).abs_diff(wanted));
@@ -185,8 +185,7 @@ impl WordList {
     }
 }
 
-/// Words of the vocabulary that are one token after a blank, with `letters` letters or more
-/// (exactly 1 for 1).
+/// One token after a blank, with `letters` letters or more (exactly 1 for 1).
 fn words(tokenizer: &Tokenizer, letters: usize) -> Vec<Box<str>> {
     let lengths = if letters == 1 { 1..=1 } else { letters..=LONGEST };
     let mut found: Vec<Box<str>> = Vec::new();

@@ -3,14 +3,14 @@
 //! A workload has *classes* ("short": 200 prompt tokens, 128 output tokens, weight 30) or *items*
 //! read from a file (`dataset`). With classes, each request draws a class by weight, then two
 //! lengths. Requests do not depend on when or in which order they are sent, so several
-//! configurations can be tested with exactly the same requests.
+//! configurations can be tested with the same requests.
 //!
 //! A shared prefix of kind `Extra` is added before a prompt of the class's length
-//! (`--random-prefix-len`). `Share` replaces the first part of that prompt: with `Share(0.6)`, the
-//! server should find 60 % of the prompt tokens in its prefix cache, except at the first use of a
-//! prefix. The cache holds blocks of [`BLOCK`] tokens, so a `Share` prefix is rounded to whole
-//! blocks, up or down at random; the mean stays exact. `run::scrape` measures the real hit rate.
-//! Bounds: at most [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
+//! (`--random-prefix-len`). `Share` replaces the first part: with `Share(0.6)`, the server should
+//! find 60 % of the prompt tokens in its prefix cache, except at the first use of a prefix. The
+//! cache holds blocks of [`BLOCK`] tokens, so a `Share` prefix is rounded to whole blocks, up or
+//! down at random; the mean stays exact. `run::scrape` measures the real hit rate. Bounds: at most
+//! [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -146,16 +146,15 @@ pub struct LoadRequest {
     pub leave_after: Option<u32>,
     /// Whether to keep the text of the response.
     pub keep_text: bool,
-    /// The shared beginning of the prompt, as segments: id and number of tokens. Prompts with the
-    /// same segments begin with the same tokens; the rest is unique.
+    /// The shared beginning of the prompt, as segments: id and number of tokens. Equal segments
+    /// have equal tokens; the rest is unique.
     pub shared: Vec<(u64, u32)>,
     /// The JSON body.
     pub body: Bytes,
 }
 
 impl Workload {
-    /// Completion requests of `classes` for `model`, with token ids as prompts and defaults for the
-    /// rest.
+    /// Completion requests of `classes` for `model`, with token ids as prompts and other defaults.
     pub fn of_classes(model: &str, classes: Vec<Class>, seed: u64) -> Self {
         Self {
             model: model.to_owned(),
@@ -229,8 +228,8 @@ impl Workload {
         }
     }
 
-    /// Request number `ordinal` in the class at index `class` instead of a drawn one (for warm-up).
-    /// Items keep their class.
+    /// Request number `ordinal` in the class at index `class` (for warm-up). Items keep their
+    /// class.
     ///
     /// # Panics
     /// Requests are generated and there is no such class.
@@ -364,8 +363,8 @@ impl Prefix {
     }
 }
 
-/// A prompt of `tokens` tokens that begins with `blocks`. Blocks with the same id have the same
-/// tokens; tokens after the last block are unique to the request.
+/// Blocks with the same id have the same tokens; tokens after the last block are unique to the
+/// request.
 fn block_parts(seed: u64, ordinal: u64, tokens: u32, blocks: &[u64], block: u32) -> Vec<PromptPart> {
     let mut parts = Vec::with_capacity(blocks.len() + 1);
     let mut left = tokens;

@@ -22,7 +22,6 @@ const UNUSUAL: f64 = 3.0;
 /// From this many unfinished earlier prompts on, these are the cause.
 const CROWD: usize = 3;
 
-/// TTFT and the parts, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Parts {
     pub(super) ttft: f64,
@@ -37,7 +36,7 @@ impl Parts {
         Some(Self { ttft, queue, engine, elsewhere: (ttft - queue - engine).max(0.0) })
     }
 
-    /// The mean parts of all streams and of the slowest hundredth, with the numbers of streams.
+    /// The mean parts of all streams and of the slowest hundredth, each with the number of streams.
     pub(super) fn means(entries: &[&Entry]) -> Option<[(usize, Self); 2]> {
         let mut all: Vec<Self> = entries.iter().filter_map(|entry| Self::of(entry)).collect();
         all.sort_by(|one, other| one.ttft.total_cmp(&other.ttft));
@@ -55,7 +54,6 @@ impl Parts {
         }
     }
 
-    /// The name and time of the largest part.
     fn largest(&self) -> (&'static str, f64) {
         let parts = [("queue", self.queue), ("engine", self.engine), ("elsewhere", self.elsewhere)];
         parts.into_iter().max_by(|one, other| one.1.total_cmp(&other.1)).unwrap_or(parts[0])
@@ -67,8 +65,7 @@ impl Parts {
     }
 }
 
-/// Shares in whole percent that add up to 100: rounded down, and the rest goes to the largest
-/// remainders.
+/// Shares in whole percent that add up to 100: rounded down, the rest to the largest remainders.
 fn whole_percents(parts: [f64; 3]) -> [u32; 3] {
     let sum = parts.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let exact = parts.map(|part| 100.0 * part / sum);
@@ -130,7 +127,7 @@ pub(super) fn failures(entries: &[Entry]) -> Section {
     Section { title: "What was shed or failed, and why".to_owned(), note, rows, ..Section::default() }
 }
 
-/// The slowest requests with their causes, the slowest first.
+/// The slowest requests with their causes.
 pub(super) fn slowest<'a>(entries: &'a [Entry], most: usize) -> Vec<(&'a Entry, String)> {
     let mut all: Vec<&'a Entry> = entries.iter().filter(|entry| entry.latency().is_some()).collect();
     let time = |entry: &Entry| entry.latency().unwrap_or(0.0);
@@ -140,8 +137,7 @@ pub(super) fn slowest<'a>(entries: &'a [Entry], most: usize) -> Vec<(&'a Entry, 
     all.into_iter().map(|entry| (entry, cause(entry, &usual, before(entry, entries)))).collect()
 }
 
-/// The number and tokens of the prompts that the engine of `entry` had received earlier and not
-/// finished.
+/// The number and tokens of earlier prompts that the engine of `entry` had not finished.
 fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
     let times = |entry: &Entry| {
         let (ttft, engine) = (entry.ttft?, entry.engine?);
@@ -152,8 +148,7 @@ fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
         other.backend == entry.backend
             && other.pool == entry.pool
             && times(other).is_some_and(|(began, first)| {
-                // Of requests sent in the same instant, the requests served sooner count as
-                // earlier.
+                // Of requests sent in the same instant, the one served sooner counts as earlier.
                 let sooner = began < sent || began == sent && times(entry).is_some_and(|(_, own)| first < own);
                 sooner && first > sent
             })
@@ -161,7 +156,7 @@ fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
     earlier.fold((0, 0), |(count, tokens), other| (count + 1, tokens + other.prompt))
 }
 
-/// The median time in the engine by range of lengths, milliseconds.
+/// Median times in the engine by range of lengths, milliseconds.
 fn usual(entries: &[Entry]) -> BTreeMap<&'static str, f64> {
     let lengths = group(entries, Entry::length);
     lengths.iter().filter_map(|(name, entries)| Some((*name, quantile(entries, 0.5, |entry| entry.engine)?))).collect()

@@ -10,7 +10,7 @@ use super::table::{Interval, count, e2el, head, latencies, met, percent, quantil
 use super::{Entry, Group, LENGTHS, causes, group};
 use crate::report::sections::{Dots, Section};
 
-/// The most classes in a plot; the largest are plotted.
+/// The number of classes in a plot, the largest ones.
 const PLOTTED: usize = 4;
 
 /// The sections of a report; `entries` are in the order of arrival.
@@ -105,7 +105,6 @@ fn by_time(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section 
         _ => (first.div_euclid(day) * day, 3_600.0, "hour since midnight of the first day, UTC".to_owned()),
     };
     let place = |number: i64| (number - origin) as f64 * interval.seconds / unit;
-    // With one class, the plots show lengths of prompts.
     let lengths = group(entries, |entry| entry.length().to_owned());
     let mut plotted: Vec<_> = if classes.len() > 1 { classes } else { &lengths }.iter().collect();
     plotted.sort_by_key(|(_, entries)| std::cmp::Reverse(entries.len()));

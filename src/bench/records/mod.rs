@@ -2,8 +2,8 @@
 //!
 //! Records are lines of `[records]` or of the access log. [`read`] turns each into an [`Entry`],
 //! [`day`] and [`causes`] make the sections of a page, [`worst`] finds the worst period,
-//! [`summary`] makes a few lines of text. Times are UTC, latencies milliseconds. Only streams have
-//! a TTFT. Bounds: [`ENTRIES_MAX`] records.
+//! [`summary`] is a few lines of text. Times are UTC, latencies milliseconds. Only streams have a
+//! TTFT. Bounds: [`ENTRIES_MAX`] records.
 
 pub mod read;
 mod table;
@@ -101,7 +101,6 @@ impl Entry {
     }
 }
 
-/// Ranges of prompt lengths: the most tokens, and the name.
 const LENGTHS: [(u64, &str); 5] =
     [(1_000, "up to 1k"), (4_000, "1k to 4k"), (16_000, "4k to 16k"), (64_000, "16k to 64k"), (u64::MAX, "over 64k")];
 

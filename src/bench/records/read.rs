@@ -2,8 +2,7 @@
 //!
 //! A line that is not a record is an error, because a report on half of a day would mislead. The
 //! exception is a last line without a line feed: it is being written, or a crash cut it off. Copies
-//! for shadow arms, which no client sent, and requests that generate no text are left out and
-//! counted.
+//! for shadow arms and requests that generate no text are left out and counted.
 //!
 //! Bounds: [`LINE_MAX`], [`ENTRIES_MAX`], [`NAMES_MAX`].
 
@@ -18,7 +17,7 @@ use super::{ENTRIES_MAX, Entry};
 use sluice_core::openai::Route;
 use sluice_core::openai::prefix::RECORD_VERSION;
 
-/// The longest line, bytes. The gateway's lines have at most 3,000 bytes.
+/// The longest line in bytes; the gateway's have at most 3,000.
 const LINE_MAX: u64 = 1 << 20;
 /// The most different names of pools, backends, models and reasons.
 const NAMES_MAX: usize = 100_000;
@@ -91,9 +90,7 @@ pub struct Day {
     pub entries: Vec<Entry>,
     /// Notes on lines left out, for the report.
     pub notes: Vec<String>,
-    /// Number of copies for shadow arms.
     copies: usize,
-    /// Number of requests that generate no text.
     other: usize,
     kind: Option<&'static str>,
     names: HashSet<Arc<str>>,
@@ -159,7 +156,7 @@ impl Day {
 
     fn entry(&mut self, line: &Line<'_>, at: f64, file: &Arc<str>, number: u32) -> Result<Entry, RecordsError> {
         let home = line.home.as_deref().or(line.pool.as_deref());
-        // Records of earlier versions have no class; there the class was the home pool.
+        // In records of earlier versions the class was the home pool.
         let class = line.class.as_deref().or(home).unwrap_or("(no class)");
         Ok(Entry {
             at,
@@ -184,7 +181,6 @@ impl Day {
         })
     }
 
-    /// A shared copy of `text`.
     fn name(&mut self, text: &str) -> Result<Arc<str>, RecordsError> {
         if let Some(name) = self.names.get(text) {
             return Ok(Arc::clone(name));
@@ -212,7 +208,7 @@ pub fn copy_between(text: impl BufRead, (from, to): (f64, f64), out: &mut impl W
     Ok(())
 }
 
-/// The arrival, seconds since 1970. A line has the time of the end.
+/// The arrival, seconds since 1970, from the end in the line.
 fn arrival(line: &Line<'_>) -> Result<f64, String> {
     let ended: jiff::Timestamp =
         line.time.parse().map_err(|_| format!("`time` '{}' is not a time (RFC 3339)", line.time))?;

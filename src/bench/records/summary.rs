@@ -8,12 +8,11 @@ use super::table::{Interval, clock, count, e2el, millis, ttft};
 use super::worst::Period;
 use super::{Entry, group};
 
-/// The most classes listed; the largest are listed.
+/// The number of classes listed, the largest ones.
 const CLASSES: usize = 8;
 const NAME: usize = 20;
 
-/// The text about records in the order of arrival, without notes on lines left out. Sentences are
-/// not wrapped.
+/// The text about records in the order of arrival. Sentences are not wrapped.
 pub fn text(entries: &[Entry], worst: &Period) -> String {
     let all: Vec<&Entry> = entries.iter().collect();
     let (first, last) = (entries.first().map_or(0.0, |entry| entry.at), entries.last().map_or(0.0, |entry| entry.at));

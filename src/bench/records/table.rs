@@ -1,12 +1,12 @@
 //! Cells and rows of the tables of a report: counts, percentiles, shares.
 //!
-//! Percentiles are of every value. TTFT and queue time are of all requests that have them, TPOT and
-//! E2EL of completed ones: a response that was cut off is short for the wrong reason.
+//! Percentiles are of every value: TTFT and queue time of all requests that have them, TPOT and
+//! E2EL of completed ones, because a response that was cut off is short for the wrong reason.
 
 use super::Entry;
 use sluice_core::stats::quantile::percentile;
 
-/// Approximate limit on rows of a table by time, for intervals shorter than an hour.
+/// Approximate limit on rows by time, for intervals shorter than an hour.
 const ROWS: f64 = 100.0;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,8 +16,8 @@ pub(super) struct Interval {
 }
 
 impl Interval {
-    /// The shortest interval that needs about [`ROWS`] rows or fewer, otherwise an hour. Records
-    /// must be in the order of arrival.
+    /// The shortest interval with about [`ROWS`] rows or fewer, otherwise an hour. Records must be
+    /// in the order of arrival.
     pub(super) fn of(entries: &[Entry]) -> Self {
         let span = entries.first().zip(entries.last()).map_or(0.0, |(first, last)| last.at - first.at);
         let hour = Self { seconds: 3_600.0, name: "hour" };
@@ -25,7 +25,6 @@ impl Interval {
         shorter.into_iter().find(|interval| span <= ROWS * interval.seconds).unwrap_or(hour)
     }
 
-    /// The number of the interval of an arrival, since 1970.
     pub(super) fn number(self, entry: &Entry) -> i64 {
         (entry.at / self.seconds).floor() as i64
     }
@@ -41,7 +40,6 @@ pub fn clock(at: f64) -> String {
     time.strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// A quantile of a measure, if any request has it.
 pub(super) fn quantile(entries: &[&Entry], q: f64, of: impl Fn(&Entry) -> Option<f64>) -> Option<f64> {
     let mut values: Vec<f64> = entries.iter().filter_map(|entry| of(entry)).collect();
     values.sort_by(f64::total_cmp);
@@ -64,7 +62,6 @@ fn tpot(entries: &[&Entry], q: f64) -> Option<f64> {
     quantile(entries, q, |entry| entry.tpot.filter(|_| entry.is_completed()))
 }
 
-/// Milliseconds as in a table; a dash for `None`.
 pub(super) fn millis(value: Option<f64>) -> String {
     match value {
         None => "-".to_owned(),
@@ -81,7 +78,6 @@ pub(super) fn percent(part: f64, whole: f64) -> String {
     if whole > 0.0 { format!("{:.0} %", 100.0 * part / whole) } else { "-".to_owned() }
 }
 
-/// The share of requests with objectives that met them all.
 pub(super) fn met(entries: &[&Entry]) -> String {
     let judged: Vec<bool> = entries.iter().filter_map(|entry| entry.met).collect();
     let good = judged.iter().filter(|met| **met).count();
@@ -94,12 +90,10 @@ pub(super) fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
 
 const LATENCIES: &str = "requests,shed,failed,TTFT P50,P90,P99,queue P99,TPOT P50,P99,E2EL P50,P90,P99,objectives met";
 
-/// The head of a table of latencies whose first columns are `first`.
 pub(super) fn head(first: &[&str]) -> Vec<String> {
     first.iter().copied().chain(LATENCIES.split(',')).map(str::to_owned).collect()
 }
 
-/// A row below [`head`].
 pub(super) fn latencies(first: &[&str], entries: &[&Entry]) -> Vec<String> {
     let mut cells: Vec<String> = first.iter().map(|name| (*name).to_owned()).collect();
     cells.extend(

@@ -109,7 +109,6 @@ fn years_between_two_records_cost_nothing() {
     assert_eq!(worst(&entries(&text)).map(|period| period.requests), Some(1));
 }
 
-/// 99 short waits, a long one, a request that was shed, and one with a slow engine.
 fn mixed() -> Vec<Entry> {
     let slow = good(102, 50)
         .replace("\"backend_ttft_ms\":10", "\"backend_ttft_ms\":700")
@@ -176,7 +175,6 @@ fn times_are_by_minute_or_by_hour_as_the_records_need() {
         let all = sections(&entries(&(good(0, 50) + &good(last, 50))));
         assert!(all.iter().any(|section| section.title == title), "{last}");
     }
-    // With one class, the plots show lengths of prompts.
     let long = good(70, 50).replace("\"prompt_tokens\":100", "\"prompt_tokens\":9000");
     let all = sections(&entries(&(good(0, 50) + &long)));
     let plots = &all.iter().find(|section| section.title == "By minute").unwrap().dots;

@@ -1,9 +1,8 @@
 //! The worst period of some records: the one on which to try other settings.
 //!
-//! It is the period with the most requests that failed or missed an objective; if there are none,
-//! the one with the longest P99 of TTFT (E2EL if not streamed). Periods are [`PERIOD`] long and
-//! begin half a period apart. Periods with fewer than 20 requests do not count, unless all are that
-//! small.
+//! It has the most requests that failed or missed an objective; without any, the longest P99 of
+//! TTFT (E2EL if not streamed). Periods are [`PERIOD`] long and begin half a period apart. Periods
+//! with fewer than 20 requests count only if all are that small.
 
 use super::Entry;
 use super::table::{count, quantile};

@@ -14,14 +14,10 @@ use crate::result::metrics::{Distribution, Metrics};
 use crate::result::record::{Outcome, RunResult, Slo};
 use crate::result::slices::{SliceBy, slices};
 
-/// The most points of a distribution.
 const MOST_POINTS: usize = 400;
-/// The most dots of a series in a plot over time.
 pub(super) const MOST_DOTS: usize = 1200;
-/// The most classes with separate colours in a plot.
 pub(super) const MOST_CLASSES: usize = 4;
 
-/// Key and name of each measure that has a distribution.
 pub(super) const MEASURES: [(&str, &str); 4] = [
     ("ttft", "Time to first token"),
     ("tpot", "Time per output token"),
@@ -29,7 +25,6 @@ pub(super) const MEASURES: [(&str, &str); 4] = [
     ("e2el", "End-to-end latency"),
 ];
 
-/// The factor from seconds to the unit, and the unit.
 fn unit(largest: f64) -> (f64, &'static str) {
     if largest < 10.0 { (1e3, "ms") } else { (1.0, "s") }
 }
@@ -49,7 +44,6 @@ pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
     plots.into_iter().filter(|plot| !plot.is_empty()).collect()
 }
 
-/// Label and value (seconds) of an objective.
 type Objective = (String, f64);
 
 /// The different objectives for a measure, of `class` or of all classes; at most [`MOST_CLASSES`].
@@ -64,7 +58,7 @@ pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>
     let mut found: Vec<(&str, Option<f64>)> = Vec::new();
     for run in runs {
         let config = &run.config;
-        // A single class of the load has all requests, so it is plotted by the gateway's classes.
+        // A single class of the load is plotted by the gateway's classes.
         let is_single = config.classes.len() == 1;
         if config.classes.is_empty() {
             found.push(("", of(&config.slo)));
@@ -87,12 +81,10 @@ pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>
     objectives
 }
 
-/// Lines at objectives, on an axis with `scale` units in a second.
 fn lines(objectives: &[Objective], scale: f64) -> impl Iterator<Item = Mark> {
     objectives.iter().map(move |(label, bound)| Mark { at: bound * scale, label: label.clone() })
 }
 
-/// The distributions of one measure in parts of a run, or in several runs.
 pub(super) fn distribution(parts: &[(String, Metrics)], measure: &str, title: &str, objectives: &[Objective]) -> Plot {
     let of = |metrics: &Metrics| metrics.measure(measure).cloned().unwrap_or_default();
     let all: Vec<(&String, Distribution)> = parts.iter().map(|(name, metrics)| (name, of(metrics))).collect();
@@ -130,7 +122,6 @@ pub(super) fn distribution(parts: &[(String, Metrics)], measure: &str, title: &s
     }
 }
 
-/// Percentage of values at or below each value.
 fn cumulative(sorted: &[f64], scale: f64) -> Vec<(f64, f64)> {
     let count = sorted.len();
     let step = count.div_ceil(MOST_POINTS).max(1);
@@ -182,7 +173,7 @@ pub(super) fn in_flight(run: &RunResult) -> Plot {
     }
 }
 
-/// Divides the points into at most `most` parts and keeps the highest of each.
+/// Divides the points into at most `most` parts, and keeps the highest of each.
 fn thinned(points: Vec<(f64, f64)>, most: usize) -> Vec<(f64, f64)> {
     if points.len() <= most {
         return points;
@@ -192,7 +183,6 @@ fn thinned(points: Vec<(f64, f64)>, most: usize) -> Vec<(f64, f64)> {
     points.chunks(part).filter_map(highest).collect()
 }
 
-/// TTFT of every request over the time of sending, and the failed requests.
 pub(super) fn ttft_course(run: &RunResult) -> Plot {
     let largest =
         run.requests.iter().filter(|record| record.is_completed()).map(|record| record.ttft).fold(0.0, f64::max);
@@ -230,8 +220,8 @@ pub(super) fn ttft_course(run: &RunResult) -> Plot {
     }
 }
 
-/// The names of the classes that have requests, as [`slices`] has them. So a class has the same
-/// colour in all plots of a run.
+/// Classes that have requests, in the order of [`slices`]: a class has the same colour in all plots
+/// of a run.
 fn class_names(run: &RunResult) -> Vec<&str> {
     let used: BTreeSet<usize> = run.requests.iter().map(|record| record.class as usize).collect();
     let of = |index: usize| run.config.classes.get(index).map(|class| class.name.as_str());
@@ -252,13 +242,11 @@ fn dots(run: &RunResult, name: &str, color: usize, scale: f64, of: impl Fn(usize
     Series { name: name.to_owned(), draw: Draw::Dots, color, points: thinned(points, MOST_DOTS) }
 }
 
-/// The setting varied by a sweep, and the value of each run.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sweep {
     /// `concurrency` or `rate`.
     pub(super) varied: &'static str,
     pub(super) label: &'static str,
-    /// Value and index of each run, ascending.
     pub(super) places: Vec<(f64, usize)>,
 }
 
@@ -283,7 +271,6 @@ impl Sweep {
         knee(&points).filter(|_| self.varied == "concurrency")
     }
 
-    /// Throughput, output tokens, TTFT and TPOT over the varied setting.
     pub(super) fn plots(&self, runs: &[RunResult], metrics: &[Metrics]) -> Vec<Plot> {
         let marks: Vec<Mark> =
             self.knee(metrics).map(|at| Mark { at, label: format!("knee at {at:.0}") }).into_iter().collect();
@@ -329,7 +316,7 @@ impl Sweep {
             let levels = lines(&objectives(&runs.iter().collect::<Vec<_>>(), measure, None), scale).collect();
             plots.push(Plot { levels, ..plot(over(title), Axis { log, from_zero: true, ..axis(label) }, series) });
         }
-        // Puts the most important plots, throughput and TTFT, side by side.
+        // The most important plots, throughput and TTFT, are side by side.
         plots.swap(1, 2);
         plots.into_iter().filter(|plot| !plot.is_empty()).collect()
     }

@@ -1,9 +1,9 @@
 //! A table of text that fits the terminal without breaking a cell.
 //!
 //! The first column names the row and is aligned to the left, the others to the right. If the table
-//! is wider than the terminal, the gaps between columns shrink. If that is not enough, it is
-//! divided into blocks of whole columns, one below the other, each with the names again. Without a
-//! width, it is one block. Widths are counted in characters.
+//! is wider than the terminal, the gaps shrink. If that is not enough, it is divided into blocks of
+//! whole columns, one below the other, each with the names. Without a width, it is one block.
+//! Widths are counted in characters.
 
 use std::fmt;
 
@@ -59,7 +59,6 @@ impl Columns {
         let wide = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column)).chain(self.header.get(column));
             let (left, right) = gap.padding();
-            // Includes the blank between two columns.
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0) + usize::from(left + right) + 1
         };
         let (mut blocks, mut block) = (Vec::new(), vec![0]);

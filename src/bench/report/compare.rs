@@ -28,13 +28,12 @@ use crate::result::slices::SliceBy;
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, proportion, quantile};
 
-/// Windows of a run for counting completed requests. The first and the last do not count for the
-/// interval.
+/// Windows for counting completed requests. The first and the last do not count for the interval.
 pub const WINDOWS: usize = 10;
-/// The number of effectively independent metrics. With it, two runs of the same configuration are
+/// Metrics that count as independent. With this number, two runs of the same configuration are
 /// called different in about 1 of 20 comparisons (a test checks that).
 pub const INDEPENDENT_METRICS: usize = 5;
-/// Approximate limit on gaps between tokens: of more, the gaps of every n-th request are used.
+/// Approximate limit on gaps between tokens: of more, every n-th request is used.
 const MOST_GAPS: usize = 1_000_000;
 
 /// Options of a comparison.
@@ -122,7 +121,7 @@ struct MetricSpec {
     estimate: Estimator,
 }
 
-/// Compares `b` with `a`. Each class with a completed request in both results is also compared.
+/// Compares `b` with `a`, and each class with a completed request in both.
 pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<Comparison, CompareError> {
     for (name, result) in [('A', a), ('B', b)] {
         if result.requests.is_empty() {
@@ -132,7 +131,7 @@ pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<
             return Err(CompareError::NothingCompleted(name));
         }
     }
-    // The names of different classes of the gateway do not mean the same requests.
+    // The names of different gateway classes do not mean the same requests.
     let by = if a.config.gateway_classes == b.config.gateway_classes { SliceBy::Class } else { SliceBy::Load };
     let classes = classes(a, b, by);
     let confidence = each_of(INDEPENDENT_METRICS * classes.len().max(1), options.confidence);
@@ -163,7 +162,7 @@ fn rows(
     pairs(a, b, class).into_iter().map(compared).collect()
 }
 
-/// Classes with a completed request in both results, if a result has requests of several classes.
+/// Classes with a completed request in both results, if a result has several classes.
 fn classes<'a>(a: &'a RunResult, b: &'a RunResult, by: SliceBy) -> Vec<&'a str> {
     let names = |run: &'a RunResult| by.names(run, Record::is_completed);
     let (mut own, other) = (names(a), names(b));
@@ -247,7 +246,6 @@ fn gaps(run: &RunResult) -> Vec<f64> {
     gaps.into_iter().map(|(_, gap)| gap).collect()
 }
 
-/// Completed and failed requests in the order of sending.
 fn in_order(run: &RunResult) -> Vec<&Record> {
     let judged = |record: &&Record| matches!(record.outcome, Outcome::Completed | Outcome::Failed(_));
     let mut requests: Vec<&Record> = run.requests.iter().filter(judged).collect();
@@ -263,13 +261,13 @@ fn failed(run: &RunResult, confidence: f64) -> Estimate {
 fn within_objectives(run: &RunResult, confidence: f64) -> Estimate {
     let requests = in_order(run);
     let hits: Vec<bool> = requests.iter().map(|record| record.meets(run.config.slo_of(record.class))).collect();
-    // A failure counts as slower than any completed request.
+    // A failure is slower than any completed request.
     let latencies: Vec<f64> =
         requests.iter().map(|record| if record.is_completed() { record.latency } else { f64::MAX }).collect();
     proportion::of_series_with(&hits, &latencies, confidence)
 }
 
-/// A percentile of values in order of time; whether the interval is approximate.
+/// A percentile of values in order of time, and whether the interval is approximate.
 fn latency(values: &[f64], q: f64, confidence: f64) -> (Estimate, bool) {
     let sure = quantile::of_series(values, q, confidence);
     if sure.is_bounded() {
@@ -293,9 +291,8 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
     }
     let value = windows.iter().sum::<f64>() / run.duration;
-    // In an open loop, arrivals are drawn by the load generator. Their randomness is not the
-    // server's, so it is subtracted: only the difference of completions and arrivals in a window
-    // counts.
+    // In an open loop, the load generator draws the arrivals. Their randomness is not the server's,
+    // so only the difference of completions and arrivals in a window counts.
     if run.config.request_rate.is_some() {
         let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;
         for record in &run.requests {
@@ -323,7 +320,6 @@ fn notes(a: &RunResult, b: &RunResult, differences: Vec<String>) -> Vec<String> 
     notes
 }
 
-/// A note that prefix caches may have helped a run.
 fn prefix_caches(a: &RunResult, b: &RunResult) -> Option<String> {
     let found = |run: &RunResult| {
         let cached: u64 = run.requests.iter().map(|record| record.cached_tokens).sum::<Option<u64>>()?;
@@ -345,7 +341,6 @@ fn prefix_caches(a: &RunResult, b: &RunResult) -> Option<String> {
 }
 
 impl Comparison {
-    /// Names of the rows with this verdict.
     fn with(&self, verdict: Verdict) -> Vec<&str> {
         self.rows.iter().filter(|row| row.verdict == verdict).map(|row| row.name.as_str()).collect()
     }

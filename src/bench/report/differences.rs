@@ -1,4 +1,4 @@
-//! The differences between two results apart from their measurements, as sentences.
+//! The differences between two results apart from their measurements.
 //!
 //! A comparison should show a change of the server; a change of the load makes it worthless. So
 //! differences of the load stand apart: arrivals; for each class the lengths, weight and shared
@@ -10,17 +10,14 @@
 use super::flags::flags;
 use crate::result::record::{ClassConfig, Record, RunConfig, RunResult, Slo};
 
-/// Relative difference of two mean prompt lengths beyond which the loads differ, unless by chance.
+/// Relative difference of mean prompt lengths beyond which loads differ, unless by chance.
 const MAX_LENGTH: f64 = 0.05;
 /// Standard errors by which two means may differ by chance.
 const CHANCE: f64 = 3.0;
 
-/// The differences between two results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
-    /// Differences of the requests or their arrivals.
     pub(super) load: Vec<String>,
-    /// Everything else.
     pub(super) other: Vec<String>,
 }
 
@@ -47,8 +44,7 @@ pub(super) fn differences(a: &RunResult, b: &RunResult) -> Differences {
     found
 }
 
-/// The prompt lengths of each class by the servers' count: configurations may not state all
-/// lengths.
+/// Prompt lengths by the servers' count: configurations may not state all lengths.
 fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
     let has_several = |run: &RunResult| run.config.classes.len() > 1;
     let mut names = vec![None];
@@ -61,7 +57,7 @@ fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
 /// The prompt lengths of one class, or of all requests.
 ///
 /// If an engine fails on long prompts, the mean over completed requests falls although the load is
-/// the same. So the lengths must also differ if failed requests count, with the requested length.
+/// the same. So the lengths must also differ with the requested lengths of failed requests.
 fn class_lengths(a: &RunResult, b: &RunResult, class: Option<&str>) -> Option<String> {
     let completed = |run: &RunResult| PromptLengths::of(run, class, Record::is_completed);
     let ended = |run: &RunResult| PromptLengths::of(run, class, |record| record.is_completed() || record.is_failed());
@@ -73,7 +69,6 @@ fn class_lengths(a: &RunResult, b: &RunResult, class: Option<&str>) -> Option<St
     })
 }
 
-/// The mean tokens of some prompts, and the standard error of the mean.
 struct PromptLengths {
     mean: f64,
     error: f64,
@@ -93,7 +88,6 @@ impl PromptLengths {
         (!tokens.is_empty()).then_some(Self { mean, error })
     }
 
-    /// Whether the means differ by more than [`MAX_LENGTH`], and not by chance.
     fn differs(&self, other: &Self) -> bool {
         let apart = (self.mean - other.mean).abs();
         let chance = CHANCE * self.error.hypot(other.error);
@@ -105,7 +99,7 @@ fn sentence(name: &str, was: &str, is: &str) -> String {
     format!("{name} was '{was}' in A and '{is}' in B")
 }
 
-/// For each setting: whether it is part of the load, name and value. An empty value is unknown.
+/// Whether it is part of the load, name and value. An empty value is unknown.
 fn settings(config: &RunConfig) -> [(bool, &'static str, String); 17] {
     let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
     let ramp = config.ramp.as_ref().map_or_else(
@@ -114,7 +108,7 @@ fn settings(config: &RunConfig) -> [(bool, &'static str, String); 17] {
     );
     // Files of other tools do not hold the seed.
     let seed = if config.version.is_empty() { String::new() } else { config.seed.to_string() };
-    // If all requests are due at once, their number is the length of the queue.
+    // The number of requests is then the length of the queue.
     let many = config.arrival == "at once";
     [
         (false, "model", config.model.clone()),
@@ -163,13 +157,11 @@ fn classes(a: &RunConfig, b: &RunConfig, found: &mut Differences) {
     }
 }
 
-/// The settings of a class, as in [`settings`].
 fn class_settings(config: &RunConfig, at: usize) -> [(bool, &'static str, String); 7] {
     let class: &ClassConfig = &config.classes[at];
     let total: f64 = config.classes.iter().map(|class| class.weight).sum();
-    // Weights 15 and 1 are the same mix as 30 and 2.
     let share = if total > 0.0 { format!("{:.2} %", 100.0 * class.weight / total) } else { String::new() };
-    // A class of an earlier version has no lengths; a shared prefix is then unknown.
+    // A class of an earlier version has no lengths.
     let prefix = match (class.prompt.is_empty(), class.prefix.is_empty()) {
         (true, _) => String::new(),
         (false, true) => "none".to_owned(),

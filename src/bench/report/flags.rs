@@ -1,4 +1,4 @@
-//! Compares the flags of two command lines, and finds the flags that changed the load.
+//! Compares the flags of two command lines, and finds flags that changed the load.
 //!
 //! A flag is covered if a field of the result states the value, or if the flag only chooses how
 //! results are shown and saved. Some other flags are known to leave the requests and their arrivals
@@ -12,8 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::result::record::RunConfig;
 
-/// Flags that fields of the result cover, that only choose the shown and saved output, or that
-/// repeat the arrivals.
+/// Flags that fields of the result cover, that only choose the output, or that repeat the arrivals.
 const COVERED: &str = "--append-result --backend --base-url --burstiness --by-class --class --csv --dataset-name --disable-tqdm --duration \
     --endpoint --goodput --html --json --label --lora-modules --max-concurrency --metadata \
     --metric-percentiles --metrics-url --model --no-self-timed --num-prompts --percentile-metrics \
@@ -27,7 +26,6 @@ const BESIDE_LOAD: &str = "--dry-run --header --host --insecure --num-warmups --
     --skip-tokenizer-init --sweep-max-concurrency --sweep-num-prompts-factor --sweep-request-rate \
     --tokenizer-mode --trust-remote-code";
 
-/// Flags of generated prompts, covered by the lengths and prefixes of classes.
 const GENERATED: &str = "--num-prefixes --output-len --prefix-hit-rate --prefix-repetition-num-prefixes \
     --prefix-repetition-output-len --prefix-repetition-prefix-len --prefix-repetition-suffix-len \
     --random-cache-hit-fraction --random-cache-ratio --random-input-len --random-output-len \
@@ -66,7 +64,6 @@ pub fn is_covered(name: &str) -> bool {
 }
 
 pub(super) struct FlagDifference {
-    /// Whether the flag changed the load.
     pub(super) is_load: bool,
     pub(super) name: String,
     /// The value in A, or a note that there is none.
@@ -75,8 +72,7 @@ pub(super) struct FlagDifference {
     pub(super) is: String,
 }
 
-/// The flags that differ and that no field of both results covers. None if a command line is
-/// missing.
+/// Flags that differ and that no field of both results covers. None if a command line is missing.
 pub(super) fn flags(a: &RunConfig, b: &RunConfig) -> Vec<FlagDifference> {
     if a.arguments.is_empty() || b.arguments.is_empty() {
         return Vec::new();
@@ -95,7 +91,6 @@ pub(super) fn flags(a: &RunConfig, b: &RunConfig) -> Vec<FlagDifference> {
         .collect()
 }
 
-/// Whether fields of these results state the flag's value, or it has no effect on them.
 fn has_field(name: &str, a: &RunConfig, b: &RunConfig) -> bool {
     let says_lengths =
         |config: &RunConfig| !config.classes.is_empty() && config.classes.iter().all(|class| !class.prompt.is_empty());
@@ -158,7 +153,6 @@ mod tests {
     use super::*;
     use crate::result::record::ClassConfig;
 
-    /// The flags that differ; flags of the load are marked.
     fn found(dataset: &str, a: &str, b: &str) -> Vec<String> {
         let class = |name: &str| ClassConfig {
             name: name.to_owned(),

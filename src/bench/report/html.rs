@@ -4,8 +4,8 @@
 //! common plots, a table, and a folded section for each run. Runs that differ in concurrency or
 //! rate are a sweep: plots of throughput and latency mark the knee. Warnings are at the top.
 //!
-//! Every plot is drawn for wide screens and for phones; the page shows the one that fits. Dark mode
-//! is supported. [`plots`] gives the same plots as SVG files. `charts` limits the dots in a plot.
+//! Every plot is drawn for wide screens and for phones; the page shows the one that fits. [`plots`]
+//! gives SVG files. `charts` limits the dots in a plot.
 
 use std::fmt::Write as _;
 
@@ -67,7 +67,7 @@ pub fn plots(runs: &[RunResult]) -> Vec<(String, String)> {
     };
     let mut files: Vec<(String, String)> = Vec::new();
     for plot in &plots {
-        // Names of classes may differ only in characters that are not in file names.
+        // Names of classes may differ only in characters that file names cannot have.
         let (plain, mut number) = (name(&plot.title), 1);
         let mut file = format!("{plain}.svg");
         while files.iter().any(|(other, _)| *other == file) {
@@ -163,7 +163,6 @@ pub(super) fn one(page: &mut Page, run: &RunResult, metrics: &Metrics) {
     }
 }
 
-/// The requests of each class, in words.
 fn meaning(run: &RunResult, by: SliceBy) -> String {
     let classes = &run.config.gateway_classes;
     match by {
@@ -245,7 +244,6 @@ fn part_row(metrics: &Metrics) -> Vec<String> {
     ]
 }
 
-/// A row for each name. `slo`: whether there are objectives.
 fn metrics_table<'a>(
     first: &str,
     slo: bool,

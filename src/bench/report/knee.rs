@@ -13,11 +13,10 @@
 
 /// Limit on the ratio of the second slope to the first.
 const FLAT: f64 = 0.25;
-/// Least ratio of the throughput at the knee to the highest throughput.
+/// Least share of the highest throughput at the knee.
 const HIGH: f64 = 0.85;
-/// The fewest points with a knee.
 const POINTS: usize = 5;
-/// Steps from the second point to the last but one, each tried as the knee.
+/// Positions between the second point and the last but one that are tried.
 const POSITIONS: usize = 400;
 
 /// The knee of points (concurrency, throughput) in order of concurrency; `None` if there is none.
@@ -99,7 +98,7 @@ mod tests {
     fn the_knee_of_two_lines_is_where_they_meet() {
         let points = SWEEP.map(|x| (x, x.min(50.0) * 3.0));
         assert!((knee(&points).unwrap() - 50.0).abs() < 1.0);
-        // A knee between two points, with some noise; then with few points.
+        // A knee between two points, with noise; then with few points.
         let points = SWEEP.map(|x| (x, x.min(46.0) * 3.0 * (1.0 + 0.02 * (x * 7.0).sin())));
         assert!((knee(&points).unwrap() - 46.0).abs() < 3.0);
         let coarse = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0].map(|x: f64| (x, x.min(50.0)));

@@ -1,8 +1,8 @@
 //! Several runs in one plot: their names, and their distributions of each measure.
 //!
 //! The runs need not be a sweep: often, two runs of one load are compared. Each has a unique name:
-//! label and varied setting; if needed, also the file name; and if needed, a number. Bounds: a plot
-//! shows at most [`MOST_RUNS`] runs, as many as there are separate colours.
+//! label and varied setting; if needed, the file name, and a number. Bounds: a plot shows at most
+//! [`MOST_RUNS`] runs, as many as there are separate colours.
 
 use std::path::Path;
 
@@ -13,7 +13,6 @@ use crate::result::metrics::Metrics;
 use crate::result::record::RunResult;
 use crate::result::slices::{SliceBy, slices};
 
-/// The most runs in one plot.
 pub(super) const MOST_RUNS: usize = MOST_CLASSES;
 
 /// The name of a run: the label, and the settings that a sweep may vary.
@@ -37,7 +36,6 @@ pub fn names(runs: &[RunResult]) -> Vec<String> {
     names
 }
 
-/// Appends to each name that occurs more than once.
 fn distinguish(names: &mut [String], appendix: impl Fn(usize) -> String) {
     let before = names.to_vec();
     for (index, name) in names.iter_mut().enumerate() {
@@ -47,8 +45,7 @@ fn distinguish(names: &mut [String], appendix: impl Fn(usize) -> String) {
     }
 }
 
-/// The distributions of all measures: for all requests, or for each class if the runs share
-/// several.
+/// For all requests, or for each class if the runs share several.
 pub(super) fn overlays(runs: &[RunResult], names: &[String], measures: &[(&str, &str)]) -> Vec<Plot> {
     let shown: Vec<&RunResult> = runs.iter().take(MOST_RUNS).collect();
     let parts: Vec<Vec<(String, Metrics)>> = shown.iter().map(|run| slices(run, SliceBy::plotted(run))).collect();

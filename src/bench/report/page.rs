@@ -1,8 +1,7 @@
 //! The HTML around numbers and plots: head, tiles, tables, folded sections.
 //!
 //! Cards are in one column on a phone, in two on a desktop. Text of a result is escaped here, so
-//! callers pass plain text. Wide tables scroll inside their card. Only the first few warnings are
-//! unfolded.
+//! callers pass plain text. Wide tables scroll inside their card.
 
 use std::fmt::Write as _;
 
@@ -32,7 +31,6 @@ footer{color:var(--soft);font-size:12px;padding-top:26px;padding-bottom:30px}\
 .tiles{grid-template-columns:1fr 1fr;gap:8px}.tile{padding:10px 12px}.tile b{font-size:20px}.card{padding:10px 8px 6px}\
 .scroll{padding:4px 12px 6px}.wide{display:none}.narrow{display:block}}";
 
-/// Warnings that are not folded.
 const WARNINGS: usize = 4;
 
 /// A number above a table, with name and note.
@@ -43,7 +41,6 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// A page of the load generator (`sluice bench`).
     pub(super) fn new(title: &str) -> Self {
         Self::of("sluice bench", title)
     }
@@ -59,7 +56,7 @@ impl Page {
         Self { out }
     }
 
-    /// Names and values of the configuration for the head of the page, without empty values.
+    /// Names and values of the configuration, without empty values.
     pub(super) fn facts(&mut self, facts: &[(&str, String)]) {
         self.out.push_str("<dl>");
         for (name, value) in facts.iter().filter(|(_, value)| !value.is_empty()) {
@@ -119,7 +116,6 @@ impl Page {
         self.out.push_str("</div>\n");
     }
 
-    /// The first row is the head.
     pub(super) fn table(&mut self, rows: &[Vec<String>]) {
         self.out.push_str("<div class=\"card scroll\"><table>\n");
         for (number, row) in rows.iter().enumerate() {

@@ -2,8 +2,8 @@
 //!
 //! No plotting library has dark mode through CSS variables and two widths with text of the same
 //! size. Every plot has a title, axes with units, and a legend for more than one series. Series
-//! also differ in dashes and marks, so they can be distinguished in grey. Values that are not
-//! finite are left out.
+//! also differ in dashes and marks, to be distinguished in grey. Values that are not finite are
+//! left out.
 
 use std::fmt::Write as _;
 
@@ -15,13 +15,11 @@ pub(super) use super::series::{Draw, Series, escape};
 pub(super) struct Axis {
     pub(super) label: String,
     pub(super) log: bool,
-    /// Whether the range begins at 0 (not on a logarithmic axis).
+    /// Whether the range begins at 0; not on a logarithmic axis.
     pub(super) from_zero: bool,
-    /// The end of the range, instead of the largest value.
     pub(super) until: Option<f64>,
 }
 
-/// A labelled line across the plot, at one value of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Mark {
     pub(super) at: f64,
@@ -38,19 +36,15 @@ pub(super) struct Plot {
     pub(super) levels: Vec<Mark>,
 }
 
-/// In pixels of the text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) width: f64,
     pub(super) height: f64,
 }
 
-/// For a column on a desktop.
 pub(super) const WIDE: Size = Size { width: 580.0, height: 330.0 };
-/// For a phone.
 pub(super) const NARROW: Size = Size { width: 340.0, height: 290.0 };
 
-/// The CSS variables of [`STYLE`].
 pub(super) const VARIABLES: &str = ":root{--ink:#17202a;--soft:#5b6875;--line:#dfe4e9;--card:#fff;--s0:#0b7f7f;--s1:#c2570c;\
 --s2:#6a4bc4;--s3:#4d6a8a;--s4:#c62828}\n@media (prefers-color-scheme:dark){:root{--ink:#e6ebef;--soft:#9aa8b5;--line:#2b363f;\
 --card:#161d23;--s0:#3dbdb7;--s1:#f0a05a;--s2:#ab97f5;--s3:#9db7d3;--s4:#f0716b}}\n";
@@ -66,21 +60,18 @@ const LEGEND_ROW: f64 = 18.0;
 const MARK_ROW: f64 = 15.0;
 /// Space between the axes and the outermost dots.
 const INSET: f64 = 5.0;
-/// The largest ratio of values on a logarithmic axis. Smaller values are at the beginning.
+/// The largest ratio on a logarithmic axis. Smaller values are at the beginning.
 const LOG_SPAN: f64 = 1e4;
 /// An axis is extended to a line that is at most this many times beyond the values.
 const LINE_REACH: f64 = 4.0;
-/// Approximate width of a character in the legend.
 const CHARACTER: f64 = 6.8;
 
-/// A series in the legend: row and horizontal position.
 struct LegendEntry {
     series: usize,
     row: usize,
     at: f64,
 }
 
-/// The area inside the axes, from [`LEFT`] on.
 #[derive(Clone, Copy)]
 struct Field {
     top: f64,
@@ -112,12 +103,10 @@ impl Plot {
         all.filter(|(x, y)| x.is_finite() && y.is_finite())
     }
 
-    /// An SVG element for use inside a page.
     pub(super) fn svg(&self, size: Size) -> String {
         self.draw(size, "")
     }
 
-    /// A complete SVG file.
     pub(super) fn file(&self, size: Size) -> String {
         self.draw(
             size,
@@ -139,7 +128,6 @@ impl Plot {
         let above = top;
         let top = top + MARK_ROW * self.marks.len() as f64;
         let (bottom, right) = (height - 44.0, width - RIGHT);
-        // Dots at the ends of the ranges do not touch the axes.
         let inset = if self.series.iter().any(|series| series.draw == Draw::Dots) { INSET } else { 0.0 };
         let x = self.scale(&self.x, 0, LEFT + inset, right - inset);
         let y = self.scale(&self.y, 1, bottom - inset, top + inset);
@@ -167,7 +155,6 @@ impl Plot {
         out
     }
 
-    /// The axis for coordinate 0 or 1 of the points.
     fn scale(&self, axis: &Axis, coordinate: usize, from: f64, to: f64) -> Scale {
         let values: Vec<f64> = self.points().map(|(x, y)| if coordinate == 0 { x } else { y }).collect();
         // A value of 0, such as the gap between two tokens of one event, is drawn at the beginning
@@ -191,7 +178,6 @@ impl Plot {
             low = low.min(0.0);
         }
         if coordinate == 1 {
-            // Keeps lines away from the frame.
             (low, high) = if log { (low / 1.12, high * 1.12) } else { (low, high + (high - low) * 0.06) };
         }
         Scale::new(low, axis.until.unwrap_or(high), log, from, to)
@@ -223,7 +209,6 @@ impl Plot {
         let _ = write!(out, "<line class=\"a\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\"/>");
     }
 
-    /// Draws horizontal lines with labels above their right ends.
     fn level(&self, out: &mut String, y: &Scale, right: f64) {
         for level in &self.levels {
             let at = y.at(level.at);
@@ -238,7 +223,7 @@ impl Plot {
         }
     }
 
-    /// Draws vertical lines from their labels downwards. A label is on the side with more space.
+    /// A label is on the side with more space.
     fn mark(&self, out: &mut String, x: &Scale, top: f64, bottom: f64, right: f64) {
         for (row, mark) in self.marks.iter().enumerate() {
             let at = x.at(mark.at);
@@ -352,7 +337,6 @@ mod tests {
         assert!(svg.contains(&format!("cx=\"{:.1}\" cy=\"{:.1}\"", LEFT + INSET, WIDE.height - 44.0 - INSET)), "{svg}");
     }
 
-    /// Horizontal positions of labels of the grid.
     fn places(svg: &str, labels: &[&str]) -> Vec<f64> {
         let place = |label: &&str| {
             let before = &svg

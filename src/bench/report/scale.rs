@@ -1,8 +1,8 @@
 //! Axes of a chart: they map values to positions and choose the values to label (ticks).
 //!
 //! Ticks of a linear axis are multiples of 1, 2 or 5 times a power of ten. Ticks of a logarithmic
-//! axis are at 1, 2 and 5 in each decade; if too many, at 1 and 3, or at powers of ten. All are
-//! inside the range; there are at least two, unless it is too narrow.
+//! axis are at 1, 2 and 5 in each decade; if too many, at 1 and 3, or at powers of ten. There are
+//! at least two, unless the range is too narrow.
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scale {
@@ -27,13 +27,11 @@ impl Scale {
         Self { low, high, log, from, to }
     }
 
-    /// Whether `value` is within the axis.
     pub(super) fn reaches(&self, value: f64) -> bool {
         let slack = 1e-9 * self.high.abs();
         (self.low - slack..=self.high + slack).contains(&value)
     }
 
-    /// Whether the axis is logarithmic; see [`Scale::new`].
     pub(super) fn is_log(&self) -> bool {
         self.log
     }

@@ -1,6 +1,6 @@
 //! A page of tables and plots that the caller fills, for results other than runs.
 //!
-//! It is self-contained, like the other pages. Plots without a finite point are left out.
+//! Plots without a finite point are left out.
 
 use super::page::Page;
 pub use super::page::Tile;
@@ -38,7 +38,6 @@ pub struct Dots {
     pub may_be_log: bool,
 }
 
-/// The factor of [`Dots::may_be_log`].
 const WIDE: f64 = 30.0;
 
 /// The HTML of sections, made by a command. `notes` come first.

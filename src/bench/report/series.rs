@@ -8,20 +8,17 @@ use std::fmt::Write as _;
 
 use super::scale::{Scale, short};
 
-/// The most invisible dots on a line.
 pub(super) const TARGETS_MAX: usize = 48;
 /// Dashes for each colour, to distinguish series in grey.
 pub(super) const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Draw {
-    /// Straight lines between the points.
     Line,
     /// Lines, and a mark at each point.
     Marked,
     /// Horizontal lines until the next point.
     Steps,
-    /// Dots alone.
     Dots,
 }
 
@@ -70,7 +67,6 @@ impl Series {
         }
     }
 
-    /// A visible mark, with a shape for each colour.
     fn mark(&self, out: &mut String, point: (f64, f64), (x, y): (f64, f64), labels: (&str, &str)) {
         let (color, title) = (self.color, self.title(point, Some(labels)));
         let (shape, end) = match color % 3 {
@@ -84,7 +80,7 @@ impl Series {
         let _ = write!(out, "{shape} stroke=\"var(--s{color})\">{title}{end}");
     }
 
-    /// The text for a point. Texts of dots have no labels of axes, because plots have many dots.
+    /// Texts of dots have no labels of axes, because plots have many dots.
     fn title(&self, (x, y): (f64, f64), labels: Option<(&str, &str)>) -> String {
         let (name, x, y) = (escape(&self.name), short(x), short(y));
         match labels {
@@ -94,7 +90,7 @@ impl Series {
     }
 }
 
-/// Escapes text for an element, or for an attribute in double quotes.
+/// For an element, or an attribute in double quotes.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -17,9 +17,9 @@ use crate::result::validity::Delivered;
 use sluice_core::stats::proportion;
 
 const WIDTH: usize = 50;
-/// Below this share of independent requests, the table explains a wide interval.
+/// Share of independent requests below which the table explains a wide interval.
 const FEWER: f64 = 0.8;
-/// Delays up to this are too small to show, seconds.
+/// Delays up to this are not shown, seconds.
 const NO_DELAY: f64 = 0.001;
 
 /// The whole text of a run, for a terminal with `width` columns.
@@ -200,7 +200,7 @@ fn two(value: f64) -> String {
     format!("{value:.2}")
 }
 
-/// Writes a line with a dash for an unknown value.
+/// Writes a line, with a dash for an unknown value.
 fn known(text: &mut String, label: &str, value: Option<String>) {
     let _ = writeln!(text, "{label:<40} {:<10}", value.as_deref().unwrap_or("-"));
 }
@@ -209,7 +209,7 @@ fn whole(text: &mut String, label: &str, value: u64) {
     let _ = writeln!(text, "{label:<40} {value:<10}");
 }
 
-/// The columns of [`parts_table`] and [`sweep_table`] after the name; times in milliseconds.
+/// The columns after the name; times in milliseconds.
 const OF_PARTS: &str =
     "sent,ok,failed,req/s,out tok/s,TTFT p50,TTFT p99,TPOT p50,TPOT p99,ITL p99,E2EL p50,E2EL p99,met %";
 const OF_RUNS: &str = "ok,failed,req/s,out tok/s,TTFT mean,TTFT p50,TTFT p99,TPOT mean,ITL p99,E2EL p99,met %";
@@ -240,7 +240,6 @@ fn cell(of: &Metrics, column: &str) -> String {
     }
 }
 
-/// One line for each slice. `judged`: whether there are objectives.
 fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Columns {
     let columns = || OF_PARTS.split(',').filter(|column| judged || *column != MET);
     let mut table = Columns::new(std::iter::once(name).chain(columns()));
@@ -351,7 +350,6 @@ mod tests {
     fn a_wide_interval_says_why() {
         let mut run = result();
         run.config.slo.ttft = Some(50.0);
-        // Bursts: each request is as slow as the neighbours.
         let slow = |i: u32| if (i / 20).is_multiple_of(2) { 0.01 } else { 0.02 };
         run.requests = (0..100)
             .map(|i| Record { ttft: slow(i), latency: slow(i), sent: f64::from(i), ..run.requests[0].clone() })

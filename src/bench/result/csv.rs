@@ -8,7 +8,6 @@ use std::io::{self, Write};
 use crate::result::record::{Outcome, Record, RunResult};
 use crate::result::slices::SliceBy;
 
-/// The names of the columns, in order.
 const COLUMNS: &str = "run,index,class,adapter,session,turn,due,queued,sent,ended,outcome,error,prompt_tokens,\
     cached_tokens,output_tokens,ttft,tpot,latency,max_itl,pool,backend,arm,queue_wait";
 
@@ -25,7 +24,7 @@ impl<W: Write> RequestCsv<W> {
         Ok(Self(writer))
     }
 
-    /// Writes the requests of a run. `name` is the name of the run in the file.
+    /// Writes the requests of a run, which the file calls `name`.
     pub fn write_run(&mut self, name: &str, result: &RunResult) -> io::Result<()> {
         for record in &result.requests {
             self.0.write_record(row(name, result, record))?;

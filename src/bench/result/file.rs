@@ -78,8 +78,7 @@ pub fn parse(text: &[u8], name: &str) -> Result<Vec<RunResult>, FileError> {
     if results.is_empty() { Err(FileError::Empty(name.to_owned())) } else { Ok(results) }
 }
 
-/// Writes `result` to `path`: replaces the file in one step, or appends to it. Creates missing
-/// folders.
+/// Replaces the file in one step, or appends to it. Creates missing folders.
 pub fn save(result: &RunResult, path: &Path, detailed: bool, append: bool) -> Result<(), FileError> {
     let io = |error| FileError::Io(path.display().to_string(), error);
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -163,7 +162,6 @@ pub fn summary(result: &RunResult) -> Value {
     Value::Object(map)
 }
 
-/// The steady window under the keys of `vllm-rs bench serve`.
 fn steady_json(steady: &Steady, config: &RunConfig) -> Value {
     let mut map = Map::new();
     let mut window = json!(steady.window);
@@ -202,7 +200,7 @@ pub fn brief_arrays(result: &RunResult) -> Map<String, Value> {
     .collect()
 }
 
-/// The arrays that `vllm bench serve` writes only with `--save-detailed`.
+/// Arrays that `vllm bench serve` writes only with `--save-detailed`.
 fn detailed_arrays(result: &RunResult) -> Map<String, Value> {
     let error = |record: &Record| match &record.outcome {
         Outcome::Completed => json!(""),
@@ -260,7 +258,6 @@ fn seconds(array: &Value) -> Vec<f64> {
     array.as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
 }
 
-/// A file of another tool with the same keys.
 fn foreign(top: &Map<String, Value>) -> RunResult {
     let number = |key: &str| top.get(key).and_then(Value::as_f64);
     let text = |key: &str| top.get(key).and_then(Value::as_str).map(str::to_owned);

@@ -12,7 +12,7 @@
 //! (p / 100), rounded as numpy rounds. Statistics of no values are 0.
 //!
 //! If a server sends no usage and no tokenizer counts the text, output tokens are unknown, and so
-//! are their sum, rates and TPOT. Chunks do not count as tokens: one may hold several.
+//! are their sum, rates and TPOT. Chunks do not count as tokens.
 //!
 //! Rates divide by the duration of the whole run, including ramp-up and drain (`steady` excludes
 //! both). Goodput counts completed requests that met all objectives. Peaks count completed requests
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn percentiles_mean_and_deviation_are_those_of_numpy() {
-        // numpy 2.4: percentile(x, p), mean(x), std(x). To the last bit.
+        // numpy 2.4: percentile(x, p), mean(x), std(x), to the last bit.
         let few = Distribution::of(vec![15.0, 20.0, 35.0, 40.0, 50.0]);
         let expected = [
             (0.0, 15.0),
@@ -293,7 +293,7 @@ mod tests {
             assert_eq!(few.percentile(p), value, "P{p}");
         }
         assert_eq!((few.mean(), few.std(), few.median()), (32.0, 12.884098726725126, 35.0));
-        // [i * i / 7 for i in range(1, 12)], in reverse; the order must not matter.
+        // [i * i / 7 for i in range(1, 12)], in reverse: the order must not matter.
         let squares = Distribution::of((1..12).rev().map(|i| f64::from(i * i) / 7.0).collect());
         let expected = [
             (12.3, 0.7357142857142859),
@@ -341,7 +341,6 @@ mod tests {
                 );
                 compared += 1;
             }
-            // 4 measures of 11 statistics, 8 counts and sums, 5 or more rates and peaks.
             assert!(compared >= 55, "{reference}: only {compared} numbers were compared");
         }
         assert_eq!((ours["completed"].as_u64(), ours["failed"].as_u64()), (Some(54), Some(26)));
@@ -382,7 +381,6 @@ mod tests {
         assert_eq!((metrics.left, metrics.unfinished, metrics.good), (1, 1, 1));
         assert_eq!((metrics.ttft.mean(), metrics.ttft.count()), (0.125, 2));
         assert_eq!((metrics.itl.mean(), metrics.itl.count()), (0.375, 2));
-        // One token has no time per token.
         assert_eq!((metrics.tpot.mean(), metrics.tpot.count()), (0.375, 1));
         assert_eq!((metrics.input_tokens, metrics.output_tokens), (10, 4));
         assert_eq!(metrics.per_second(metrics.completed), 1.0);

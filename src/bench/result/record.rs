@@ -2,15 +2,14 @@
 //! client.
 //!
 //! A result holds measurements only; `metrics` computes statistics, so new statistics can be
-//! computed from old files. Tables, files, reports and comparisons are made from it.
+//! computed from old files.
 //!
 //! Times are seconds as `f64`; points in time count from the start of the run. The clock of a
-//! request starts when it is sent, after any wait for `--max-concurrency`, as in
-//! `vllm bench serve`. Earlier times are separate fields (`due`, `queued`), so latencies from the
-//! due time can be computed: [`Record::delay`].
+//! request starts when it is sent, after any wait for `--max-concurrency`, as in `vllm bench
+//! serve`. Earlier times are separate fields (`due`, `queued`), so latencies from the due time can
+//! be computed: [`Record::delay`].
 //!
-//! Bounds: about 300 bytes a request, 8 for each gap between tokens, and the texts, if kept. On
-//! disk: `file`.
+//! Bounds: about 300 bytes a request, 8 for each gap between tokens, and the texts, if kept.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -87,7 +86,7 @@ pub struct RunConfig {
     /// Kinds of requests, the index of [`Record::class`].
     pub classes: Vec<ClassConfig>,
     /// The gateway's classes, by which the result is shown; the index of [`Record::gateway_class`].
-    /// Empty: the result is shown by the kinds of requests.
+    /// Empty: the kinds of requests are shown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gateway_classes: Vec<GatewayClass>,
     /// LoRA adapters in the mix, the index of [`Record::adapter`].

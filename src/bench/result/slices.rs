@@ -1,8 +1,7 @@
 //! Statistics of slices of a run: the requests of one class, adapter, pool, backend or arm.
 //!
-//! A class is a class of the gateway (`[[class]]`), so that it has the same name and requests here
-//! as in the gateway's metrics; [`divide`] sets it. A result without them is divided by the load's
-//! classes, the kinds of requests that were sent.
+//! A class is a class of the gateway (`[[class]]`), with the same name and requests as in the
+//! gateway's metrics; [`divide`] sets it. A result without them is divided by the load's classes.
 //!
 //! Rates of a slice divide by the duration of the whole run, so the rates of all slices add up to
 //! the rate of the run. A request without a response from a gateway belongs to no pool, backend or
@@ -36,7 +35,6 @@ pub enum SliceBy {
 }
 
 impl SliceBy {
-    /// All properties, in the order of reports.
     const ALL: [Self; 6] = [Self::Class, Self::Load, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
 
     /// The properties by which a report on `result` is divided. The load's classes are left out if
@@ -76,7 +74,6 @@ impl SliceBy {
         slices.into_iter().map(|(_, name)| name).collect()
     }
 
-    /// The sort key and name of a request's slice.
     fn of<'a>(self, record: &'a Record, result: &'a RunResult) -> Option<(usize, &'a str)> {
         let config = &result.config;
         match self {
@@ -105,7 +102,7 @@ impl SliceBy {
 /// Divides a result by the gateway's `classes`. `of`: the index of a request's class.
 ///
 /// Adds a warning for each class of the load that has the name of a class of the gateway and other
-/// requests, because then the name has two meanings.
+/// requests: the name then has two meanings.
 pub fn divide(result: &mut RunResult, classes: Vec<GatewayClass>, of: impl Fn(&Record) -> usize) {
     for record in &mut result.requests {
         record.gateway_class = u32::try_from(of(record)).ok();
@@ -236,8 +233,7 @@ mod tests {
         let mut run = run();
         run.config.classes[1].name = "short".into();
         let slices = slices(&run, SliceBy::Class);
-        // A TTFT of 250 ms is within the 300 ms of the first class, not within the 200 ms of the
-        // second.
+        // 250 ms is within the 300 ms of the first class, not within the 200 ms of the second.
         assert_eq!((slices.len(), slices[0].1.sent, slices[0].1.good), (1, 4, 2));
         assert_eq!(json(&run, SliceBy::Class)["short"]["sent"], 4);
     }

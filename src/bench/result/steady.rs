@@ -24,7 +24,7 @@ pub const THRESHOLD: f64 = 0.95;
 pub const SLOTS: usize = 100;
 /// A shorter window gets a note, seconds.
 pub const SHORT: f64 = 10.0;
-/// The fewest requests in which growth can be found.
+/// The fewest requests that can show growth.
 const TREND_REQUESTS: usize = 50;
 
 /// A steady window.
@@ -110,14 +110,13 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
         window,
         request_throughput: done as f64 / length,
         input_throughput: metrics.input_tokens as f64 / length,
-        // An empty sum is -0.
         output_throughput: tokens.map(|tokens| tokens.abs() / length),
         metrics,
     })
 }
 
-/// Whether a new request was sent whenever one had ended. A file of another tool does not say how
-/// requests arrived.
+/// A new request was sent whenever one had ended. A file of another tool does not say how requests
+/// arrived.
 fn is_closed(config: &RunConfig) -> bool {
     config.request_rate.is_none() && config.ramp.is_none() && matches!(&*config.arrival, "" | "closed loop" | "at once")
 }
@@ -251,7 +250,6 @@ mod tests {
         let steady = steady(&result).unwrap();
         assert_eq!((steady.window.start_s, steady.window.end_s), (1.0, 5.0));
         assert_eq!(steady.window.requests_started_in_window, 2);
-        // The second request ended with the window, not in it.
         assert_eq!(steady.window.requests_completed_in_window, 1);
         assert_eq!(steady.request_throughput, 0.25);
         assert_eq!(steady.input_throughput, 5.0);
@@ -279,7 +277,7 @@ mod tests {
 
     #[test]
     fn an_open_loop_is_steady_after_its_warm_up_until_the_last_request_was_sent() {
-        // Ten requests a second that take 20 s each: 200 in flight from second 20 on.
+        // 200 requests are in flight from second 20 on.
         let requests: Vec<Record> = (0..2_000).map(|i| record(i, i as f64 / 10.0, 20.0)).collect();
         let result = run(requests, RunConfig { request_rate: Some(10.0), ..RunConfig::default() });
         let steady = steady(&result).unwrap();
@@ -293,7 +291,6 @@ mod tests {
 
     #[test]
     fn a_growing_queue_is_detected() {
-        // Ten requests a second for a server that completes five.
         let requests: Vec<Record> = (0..600).map(|i| record(i, i as f64 / 10.0, 1.0 + i as f64 / 10.0)).collect();
         let result = run(requests, RunConfig { request_rate: Some(10.0), ..RunConfig::default() });
         let (first, last) = growth(&result).unwrap();
@@ -302,7 +299,6 @@ mod tests {
 
     #[test]
     fn levels_are_time_averages() {
-        // One request from 0 to 1 and one from 0.5 to 2.
         let changes = changes(&[record(0, 0.0, 1.0), record(1, 0.5, 1.5)]);
         let levels = levels(&changes, 0.0, 2.0);
         assert!((levels[0] - 1.0).abs() < 1e-9 && (levels[30] - 2.0).abs() < 1e-9 && (levels[90] - 1.0).abs() < 1e-9);
@@ -311,7 +307,7 @@ mod tests {
 
     /// A run of `vllm-rs bench serve` 0.33.0 with a concurrency of 8. That tool counts requests in
     /// flight during the run, not from records, so the ends of the window differ by microseconds;
-    /// the requests in it are the same. It counts chunks: 14 of them held two tokens.
+    /// the requests are the same. It counts chunks: 14 held two tokens.
     #[test]
     fn the_window_of_a_closed_loop_is_that_of_vllm_rs() {
         let text = include_bytes!("../../../tests/golden/bench_closed_loop.json");

@@ -1,11 +1,11 @@
 //! Warnings about the validity of a run: whether the load was delivered, and whether the client was
 //! the limit.
 //!
-//! A load generator that cannot keep up measures its own delays, not the server's. There is a
-//! warning if less than [`MIN_DELIVERED`] of the rate was sent, if requests were sent later than
-//! [`MAX_REQUEST_LAG`] (P99), if timers fired later than [`MAX_TIMER_LAG`] (P99), or if the client
-//! used more than [`MAX_CPU`] of the machine. If nothing completed, the server was the limit, so
-//! there is no warning about the client. Results are reported as measured, not corrected.
+//! A load generator that cannot keep up measures its own delays. There is a warning if less than
+//! [`MIN_DELIVERED`] of the rate was sent, if requests were sent later than [`MAX_REQUEST_LAG`]
+//! (P99), if timers fired later than [`MAX_TIMER_LAG`] (P99), or if the client used more than
+//! [`MAX_CPU`] of the machine. If nothing completed, the server was the limit, so there is no
+//! warning about the client. Results are not corrected.
 
 use crate::result::metrics::Distribution;
 use crate::result::record::{Outcome, Record, RunResult};
@@ -19,7 +19,7 @@ pub const MAX_REQUEST_LAG: f64 = 0.005;
 pub const MAX_TIMER_LAG: f64 = 0.005;
 /// Above this share of the machine's CPU time there is a warning.
 pub const MAX_CPU: f64 = 0.85;
-/// Below this number of completed requests there is a warning about P99.
+/// Completed requests below which there is a warning about P99.
 const MIN_FOR_P99: u64 = 100;
 
 /// Configured and delivered load of an open loop.
@@ -73,7 +73,6 @@ pub fn warnings(result: &RunResult) -> Vec<String> {
     warnings
 }
 
-/// Warnings about the load that this client delivered.
 fn delivery(result: &RunResult, warnings: &mut Vec<String>) {
     let queued = Distribution::of(result.requests.iter().map(|record| record.queued).collect());
     let limited = result.config.request_rate.is_some() && queued.percentile(99.0) > MAX_REQUEST_LAG;

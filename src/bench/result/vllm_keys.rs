@@ -1,8 +1,7 @@
 //! Statistics as JSON, under the keys of `vllm bench serve`.
 //!
-//! Keys and arithmetic are the same as there, so that the same scripts work. Latencies are in
-//! milliseconds. Values that depend on unknown output tokens are null. `file` has the arrays of
-//! single requests.
+//! Arithmetic is the same as there, so that the same scripts work. Latencies are in milliseconds.
+//! Values that depend on unknown output tokens are null. `file` has the arrays of single requests.
 
 use serde_json::{Map, Value, json};
 
@@ -73,7 +72,7 @@ pub fn metric_keys(metrics: &Metrics, config: &RunConfig) -> Map<String, Value> 
     map
 }
 
-/// The keys of [`statistics`] with null, for an unknown measure.
+/// For an unknown measure, the keys of [`statistics`] are null.
 fn unknown(map: &mut Map<String, Value>, name: &str, percentiles: &[f64]) {
     for statistic in ["mean", "median", "std"] {
         map.insert(format!("{statistic}_{name}_ms"), Value::Null);

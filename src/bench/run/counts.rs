@@ -3,13 +3,13 @@
 //!
 //! A server that counts the tokens of generated prompts differently gets another load. The limit is
 //! [`MAX_DIFFERENCE`] of the requested tokens, in any class. Output tokens come from the server's
-//! usage, without it from a tokenizer; otherwise they are unknown.
+//! usage, otherwise from a tokenizer, otherwise they are unknown.
 
 use crate::load::body::PromptTokens;
 use crate::result::record::{Record, RunResult};
 use crate::run::plan::RunPlan;
 
-/// The relative difference of requested and counted prompt tokens from which there is a warning.
+/// Relative difference of requested and counted prompt tokens from which there is a warning.
 const MAX_DIFFERENCE: f64 = 0.05;
 
 pub(super) fn warnings(result: &RunResult, plan: &RunPlan) -> Vec<String> {

@@ -21,7 +21,6 @@ pub const PERIOD: Duration = Duration::from_millis(10);
 /// The most ticks that are kept.
 pub const MAX_TICKS: usize = 1 << 20;
 
-/// Measures until [`LagMonitor::finish`].
 #[derive(Debug)]
 pub(crate) struct LagMonitor {
     task: JoinHandle<()>,
@@ -68,7 +67,7 @@ impl Drop for LagMonitor {
     }
 }
 
-/// CPU time of this process so far, user and system; 0 if unknown.
+/// CPU time of this process so far; 0 if unknown.
 fn cpu_seconds() -> f64 {
     use nix::sys::resource::{UsageWho, getrusage};
     let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return 0.0 };

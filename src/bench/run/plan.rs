@@ -1,9 +1,8 @@
 //! The plan of a run: the requests, their due times, and the limits on requests in flight.
 //!
-//! The schedule follows from the plan and the workload's seed. The plan also estimates how long
-//! preparations take, because connections are opened and prompts built before the clock starts.
-//! Labels, objectives of the run and percentiles are not part of it; the caller adds them to the
-//! result.
+//! The schedule follows from the plan and the workload's seed. Connections are opened and prompts
+//! built before the clock starts, so the plan estimates how long that takes. The caller adds
+//! labels, objectives of the run and percentiles to the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use crate::result::record::{Ramp, RunConfig};
 pub const LEAD: Duration = Duration::from_millis(20);
 /// Maximum time for building prompts and opening connections before a request is due.
 pub const MAX_LEAD: Duration = Duration::from_secs(5);
-/// Planned time for building a prompt, per token: several times the real time.
+/// Planned time for building a prompt, per token: several times the real one.
 const BUILD_TIME: Duration = Duration::from_nanos(100);
 const CONNECT_TIME: Duration = Duration::from_millis(1);
 /// Default bound on requests in flight. Each needs a file descriptor; the raised soft limit allows
@@ -107,7 +106,6 @@ impl RunPlan {
         }
     }
 
-    /// Number of requests that are sent at the very start.
     pub(super) fn initial_requests(&self) -> usize {
         let at_once = match (&self.arrival, self.extent) {
             (Arrival::ClosedLoop { concurrency }, _) => *concurrency as usize,
@@ -123,7 +121,6 @@ impl RunPlan {
         self.lead().as_secs_f64()
     }
 
-    /// Time before the start in which connections are opened and the first prompts built.
     pub(super) fn lead(&self) -> Duration {
         let at_once = u32::try_from(self.initial_requests()).unwrap_or(u32::MAX);
         let tokens = u64::from(self.workload.request(0).prompt_tokens) * u64::from(at_once.max(1));

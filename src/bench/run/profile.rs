@@ -1,7 +1,7 @@
 //! vLLM's profiler, which traces an engine between `/start_profile` and `/stop_profile`.
 //!
 //! vLLM has these routes only with `--profiler-config`, which also sets the place of the trace.
-//! `/stop_profile` responds when the trace is written, which takes seconds to minutes.
+//! `/stop_profile` responds when the trace is written, after seconds to minutes.
 
 use crate::client::failure::RequestFailure;
 use crate::client::load_client::LoadClient;

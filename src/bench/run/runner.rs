@@ -39,7 +39,7 @@ use crate::run::sender::{RequestSender, join};
 
 /// Runs `plan` against the servers of `client`.
 ///
-/// The future is boxed, so that the load generator is compiled with this crate and not with each
+/// The future is boxed, so that the load generator is compiled with this crate, not with each
 /// caller.
 ///
 /// # Errors
@@ -99,7 +99,6 @@ async fn open_loop(sender: &RequestSender, schedule: &[Duration]) -> Vec<Record>
             permit = begin => permit,
             () = sender.progress.stopped() => break,
         };
-        // The semaphore is never closed.
         let Ok(permit) = permit else { break };
         while let Some(ended) = tasks.try_join_next() {
             records.extend(join::<Vec<Record>>(ended));

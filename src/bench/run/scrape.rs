@@ -1,10 +1,9 @@
-//! Reads the `/metrics` of the servers before, during and after a run: soon after the start, later
-//! once a second.
+//! Reads the `/metrics` of the servers before, during and after a run.
 //!
 //! Differences of counters over the run give the hit rate of the prefix cache and the preemptions.
-//! Samples give the usage of the KV cache and the running and waiting requests; in a run that is
-//! too short for a sample, these are unknown. Peaks are lower bounds: values between samples are
-//! not known. A server whose first page cannot be read, or is not vLLM's, is not sampled.
+//! Samples give the usage of the KV cache and the running and waiting requests, unknown in a run
+//! that is too short. Peaks are lower bounds. A server whose first page cannot be read, or is not
+//! vLLM's, is not sampled.
 //!
 //! Bounds: [`MAX_SAMPLES`] samples of each server are kept; later ones count for the peaks only.
 
@@ -31,7 +30,6 @@ pub const LIMIT: Duration = Duration::from_secs(5);
 /// Samples kept for each server: one day.
 pub const MAX_SAMPLES: usize = 86_400;
 
-/// Samples servers until [`Scraper::finish`].
 #[derive(Debug, Default)]
 pub(crate) struct Scraper {
     tasks: JoinSet<()>,
@@ -53,7 +51,6 @@ struct ServerHistory {
 }
 
 impl Scraper {
-    /// Begins to sample. Times count from `start`.
     pub(crate) async fn start(urls: &[String], client: &LoadClient, start: Instant) -> Result<Self, BenchError> {
         let mut scraper = Self::default();
         let headers = client.headers();
@@ -77,7 +74,7 @@ impl Scraper {
             let last = scrape(&server.target, &server.headers).await;
             let mut history = server.history.lock();
             if let Some(last) = last {
-                // The requests are over: only the counters of this sample count.
+                // The requests are over: only the counters count.
                 history.last = last;
             }
             sides.push(history.side());
@@ -120,7 +117,7 @@ impl ServerHistory {
 
     fn side(&self) -> ServerSide {
         let (before, after) = (&self.before, &self.last);
-        // A counter that went down belongs to a restarted server and counts from the restart.
+        // A counter that went down belongs to a restarted server.
         let grown = |before: f64, after: f64| if after < before { after } else { after - before };
         ServerSide {
             prefix_queries: grown(before.prefix_queries, after.prefix_queries),
@@ -162,7 +159,6 @@ mod tests {
 
     #[tokio::test]
     async fn differences_and_peaks_over_the_run() {
-        // Pages before, during and after the run.
         let engine = MockEngine::start(|number| match number {
             0 => page(100, 40, 5),
             1 => page(200, 40, 3),

@@ -19,7 +19,6 @@ use crate::result::record::{Outcome, Record};
 use crate::run::plan::RunPlan;
 use crate::run::progress::{InFlight, Progress, RequestEvent};
 
-/// Resolution of the runtime's timers.
 pub(super) const TIMER_GRAIN: Duration = Duration::from_millis(1);
 
 /// The state shared by all tasks of a run. Cheap to clone.
@@ -40,11 +39,9 @@ struct Slot {
 enum Exchange {
     Completed(Timing),
     Failed(RequestFailure),
-    /// The run was stopped while the request was in flight.
     Abandoned,
 }
 
-/// A record, and the response's text if requested.
 pub(super) struct SentRequest {
     pub(super) record: Record,
     pub(super) text: Option<String>,
@@ -66,7 +63,6 @@ impl RequestSender {
         join(tokio::task::spawn_blocking(move || plan.workload.request(ordinal)).await)
     }
 
-    /// Like [`Self::build_request`], for a separate task.
     pub(super) async fn build_request_owned(self, ordinal: u64) -> LoadRequest {
         self.build_request(ordinal).await
     }
@@ -79,8 +75,7 @@ impl RequestSender {
         }
     }
 
-    /// Sends `request` when it is due and `max_concurrency` allows. `None` if the run is stopped
-    /// first.
+    /// `None` if the run is stopped before the request is due and `max_concurrency` allows it.
     pub(super) async fn send(
         &self,
         ordinal: u64,
@@ -89,8 +84,7 @@ impl RequestSender {
     ) -> Option<SentRequest> {
         request.keep_text |= self.plan.keep_texts || self.plan.counter.is_some();
         if let Some(due) = due {
-            // The timer may be late by [`TIMER_GRAIN`]. Not before the start, from which times
-            // count.
+            // The timer may be late by [`TIMER_GRAIN`]. Times count from the start.
             self.wait_until((due - TIMER_GRAIN).max(self.start)).await;
         }
         let slot = self.acquire_slot(due).await?;
@@ -115,7 +109,7 @@ impl RequestSender {
         self.progress.record_ended(ttft, failed);
         let mut record = self.new_record(ordinal, &request, due, sent);
         record.queued = slot.waited.as_secs_f64();
-        // Others may send while the tokens of this response are counted.
+        // Others may send while the tokens are counted.
         drop(slot);
         if let Exchange::Completed(timing) = &mut exchange {
             record.output_counted = self.count_output(timing).await;
@@ -127,7 +121,7 @@ impl RequestSender {
         Some(SentRequest { record, text })
     }
 
-    /// Counts the output tokens of a response without usage. Returns whether it did.
+    /// Returns whether it counted output tokens, for a response without usage.
     async fn count_output(&self, timing: &mut Timing) -> bool {
         let (None, Some(counter), Some(texts)) = (timing.output_tokens, &self.plan.counter, &mut timing.texts) else {
             return false;
@@ -142,7 +136,7 @@ impl RequestSender {
         true
     }
 
-    /// Waits until `max_concurrency` allows a request. `None` if the run is stopped first.
+    /// `None` if the run is stopped before `max_concurrency` allows a request.
     async fn acquire_slot(&self, due: Option<Instant>) -> Option<Slot> {
         let Some(limit) = &self.limit else { return Some(Slot { _permit: None, waited: Duration::ZERO }) };
         if let Ok(permit) = limit.clone().try_acquire_owned() {
@@ -200,8 +194,7 @@ fn fill_outcome(record: &mut Record, exchange: Exchange, generated: bool) -> Opt
     None
 }
 
-/// The value of an ended task. Joined tasks are never cancelled, so an error is a panic, which is
-/// resumed here.
+/// Joined tasks are never cancelled, so an error is a panic, which is resumed.
 pub(super) fn join<T>(ended: Result<T, JoinError>) -> T {
     match ended {
         Ok(value) => value,

@@ -7,39 +7,36 @@
 
 use super::trial::TrialVerdict;
 
-/// The ratio of the ends at which a bracket is narrow enough.
+/// Ratio of the ends of a bracket that is narrow enough.
 pub(super) const COARSE: f64 = 1.15;
-/// Without a failure so far, the rate grows by this factor.
+/// The rate grows by this factor until it fails.
 const UP: f64 = 1.4;
-/// Without a success so far, the rate shrinks at most by this factor.
+/// The rate shrinks at most by this factor until it holds.
 const DOWN: f64 = 4.0;
-/// The search gives up below this share of the rate of single requests.
 const GIVE_UP: f64 = 1.0 / 16.0;
 
-/// The highest rate that holds and the lowest that fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Bracket {
     low: Option<f64>,
     high: Option<f64>,
-    /// Requests per second if each is sent after the previous one.
+    /// Requests per second, each after the previous one.
     one_stream: f64,
     first: f64,
 }
 
 impl Bracket {
-    /// Starts at the rate `first`. `one_stream`: the rate of single requests, one after the other.
-    /// Both are above 0.
+    /// Starts at the rate `first`. `one_stream`: the rate of single requests. Both are above 0.
     pub(super) fn new(one_stream: f64, first: f64) -> Self {
         Self { low: None, high: None, one_stream, first }
     }
 
-    /// The next rate; `None` if the bracket is narrow enough or the search gives up.
+    /// `None` if the bracket is narrow enough or the search gives up.
     pub(super) fn next(&self) -> Option<f64> {
         match (self.low, self.high) {
             (None, None) => Some(self.first),
             (Some(low), None) => Some(low * UP),
             (None, Some(high)) => {
-                // Single requests meet the objectives, so their rate is the lower end.
+                // Single requests meet the objectives: their rate is the lower end.
                 let rate = (self.one_stream * high).sqrt().clamp(high / DOWN, high / 1.3);
                 (!self.is_hopeless()).then_some(rate)
             }
@@ -54,12 +51,10 @@ impl Bracket {
         }
     }
 
-    /// The geometric middle, once both ends are known.
     pub(super) fn middle(&self) -> Option<f64> {
         self.low.zip(self.high).map(|(low, high)| (low * high).sqrt())
     }
 
-    /// Whether a rate far below `one_stream` failed.
     pub(super) fn is_hopeless(&self) -> bool {
         self.low.is_none() && self.high.is_some_and(|high| high < self.one_stream * GIVE_UP)
     }

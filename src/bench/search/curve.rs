@@ -21,7 +21,7 @@ use sluice_core::stats::Dependence;
 
 /// Confidence of the intervals read from the curve.
 pub(super) const CONFIDENCE: f64 = 0.9;
-/// Number of exponents, from 4 by factors of 1.5 to 500.
+/// Exponents from 4 by factors of 1.5 to 500.
 const SLOPES: usize = 13;
 const GENTLEST: f64 = 4.0;
 const SLOPE_STEP: f64 = 1.5;
@@ -29,15 +29,14 @@ const SLOPE_STEP: f64 = 1.5;
 const STEP: f64 = 0.004;
 /// The grid extends this far beyond the lowest and highest rate, in ln r.
 const REACH: f64 = 0.12;
-/// Shares of misses are limited to this many times the allowed share: the model holds only near the
+/// Limit on shares of misses, as a multiple of the allowed share: the model holds only near the
 /// boundary.
 const LOCAL: f64 = 20.0;
-/// Misses that occur at any rate, as a share of the allowed misses.
+/// Misses at any rate, as a share of the allowed ones.
 const BACKGROUND: f64 = 0.05;
-/// Trials below this share of the highest rate are left out: they say little and make the grid
-/// longer.
+/// Trials below this share of the highest rate are left out: they say little and lengthen the grid.
 const NEAR: f64 = 0.5;
-/// From this many degrees of freedom on, Pearson's statistic is used alone.
+/// Degrees of freedom from which Pearson's statistic is used alone.
 const TRUSTED: f64 = 6.0;
 
 /// The counts of one trial.
@@ -58,13 +57,12 @@ struct Cell {
     /// ln r*.
     boundary: f64,
     slope: f64,
-    /// Log-likelihood while the grid is built, then the share of the total likelihood.
+    /// Log-likelihood while the grid is built, then the share of the likelihood.
     weight: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Curve {
-    /// Weights sum to 1.
     cells: Vec<Cell>,
     allowed: f64,
 }
@@ -118,7 +116,7 @@ impl Curve {
 impl RatePoint {
     fn share(&self, boundary: f64, slope: f64, allowed: f64) -> f64 {
         let odds = (logit(allowed) + slope * (self.rate.ln() - boundary)).clamp(-30.0, 30.0);
-        // Far outside the model, clamping keeps logarithms finite.
+        // Clamping keeps logarithms finite far outside the model.
         (1.0 / (1.0 + (-odds).exp())).clamp(BACKGROUND * allowed, 0.999)
     }
 

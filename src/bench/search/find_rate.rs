@@ -12,8 +12,8 @@
 //! proof        a trial with new requests at the safe rate; if it fails, again at a lower rate
 //! ```
 //!
-//! Accuracy with 100 seeds each: with three simulated engines, 92, 95 and 99 results were within
-//! 5 % of the true rate, and none had a long-run attainment more than 1 % below the target. With
+//! Accuracy with 100 seeds each: with three simulated engines, 92, 95 and 99 results were within 5
+//! % of the true rate, and none had a long-run attainment more than 1 % below the target. With
 //! M/M/1 queues and objectives of 10, 40 and 200 service times, 85, 90 and 91 were within 5 %, and
 //! 0, 9 and 0 too high. A search sends 60,000 to 150,000 requests; [`SearchGoal::requests`] and
 //! [`SearchGoal::tolerance`] trade accuracy for time.
@@ -35,7 +35,6 @@ use super::trial::{
 
 /// Counted requests of the trial with one stream.
 const STREAM_REQUESTS: usize = 30;
-/// Warm-up requests of that trial.
 const STREAM_WARMUP: usize = 2;
 /// The rate of the first look, as a share of the saturated throughput.
 const FIRST_SHARE: f64 = 0.8;
@@ -44,10 +43,9 @@ const SAMPLES: usize = 6;
 /// Accepted probability that the attainment at the reported rate is below the target by more than
 /// the slack.
 const SLACK_RISK: f64 = 0.01;
-/// Half of the smallest overload that a sample can detect: the sample's queue must grow past the
-/// longest bound.
+/// Half of the smallest overload that a sample detects: the queue must grow past the longest bound.
 const UNDETECTED_OVERLOAD: f64 = 0.5 / (3.0 * SearchGoal::SPANS);
-/// The reported rate is at most this share of the saturated throughput.
+/// Bound on the reported rate, as a share of the saturated throughput.
 const DRAIN_SHARE: f64 = 0.97;
 /// The lower end of the interval of the saturated throughput counts, but at least this share of the
 /// value: responses of equal length end in waves, which makes the interval too wide.
@@ -56,7 +54,7 @@ const DRAIN_LOW_LIMIT: f64 = 0.98;
 const PROOF_RESERVE: usize = 8;
 /// Rates of samples, as quantiles of the estimated boundary. The slope needs different rates.
 const SAMPLE_QUANTILES: [f64; 3] = [0.5, 0.2, 0.8];
-/// After a failed proof, the next rate is at most this share of the failed one.
+/// Bound on the next rate after a failed proof, as a share of it.
 const STEP_DOWN: f64 = 0.985;
 
 /// The highest rate at which `system` meets the objectives of `goal`. Calls `on_trial` after each
@@ -108,8 +106,7 @@ pub struct TrialRecord {
 }
 
 impl TrialRecord {
-    /// Whether the record is of such a trial. Rates that were written as text may differ in the
-    /// last bit.
+    /// Rates that were written as text may differ in the last bit.
     fn is_of(&self, load: TrialLoad, kind: TrialKind) -> bool {
         let same = match (self.report.load, load) {
             (TrialLoad::Rate(one), TrialLoad::Rate(other)) => (one / other - 1.0).abs() < 1e-9,
@@ -138,8 +135,7 @@ struct Search<'a, S, F> {
     points: Vec<Vec<RatePoint>>,
     /// Throughput with a backlog, requests per second.
     drain_rate: f64,
-    /// Whether the client could not deliver a rate that failed, so that the failure may be the
-    /// client's.
+    /// The client could not deliver a rate that failed.
     client_late: bool,
 }
 
@@ -158,9 +154,8 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok((best, ending))
     }
 
-    /// Ends the search if the highest rate is not above the floor of the goal.
+    /// Ends the search if the highest rate is not above the goal's floor.
     async fn pass_floor(&mut self) -> Result<(), Stop<S::Error>> {
-        // The floor is 0 if no rate of another system has held.
         let Some(floor) = self.goal.floor.filter(|floor| *floor > 0.0) else { return Ok(()) };
         if self.drain_rate * DRAIN_SHARE <= floor {
             return Err(Stop::End(SearchEnd::BelowFloor));
@@ -189,7 +184,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok(Capacity { one_stream, most })
     }
 
-    /// Takes looks until one rate holds and a slightly higher one fails. Returns the middle.
+    /// Takes looks until a rate holds and a slightly higher one fails. Returns the middle.
     async fn bracket_boundary(&mut self, capacity: &Capacity) -> Result<f64, Stop<S::Error>> {
         let first = capacity.most * FIRST_SHARE;
         let mut bracket = Bracket::new(capacity.one_stream, first);
@@ -204,8 +199,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok(bracket.middle().unwrap_or(first))
     }
 
-    /// Takes samples around `rate` until the boundary is known or the trials run out. Returns the
-    /// next rate.
+    /// Takes samples until the boundary is known or the trials run out. Returns the next rate.
     async fn sample_boundary(&mut self, mut rate: f64) -> Result<f64, Stop<S::Error>> {
         for (taken, quantile) in (1..).zip(SAMPLE_QUANTILES.into_iter().cycle()) {
             let report = self.trial(TrialLoad::Rate(rate), TrialKind::Sample).await?;
@@ -236,7 +230,6 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let TrialRecord { report, points } = match past {
             Some(past) => past,
             None => {
-                // The past trials belong to another search from here on.
                 self.past = Vec::new().into_iter();
                 let record = self.run_trial(load, kind).await?;
                 (self.on_trial)(&record).map_err(Stop::System)?;
@@ -251,7 +244,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
     }
 
     async fn run_trial(&mut self, load: TrialLoad, kind: TrialKind) -> Result<TrialRecord, Stop<S::Error>> {
-        // The first two trials measure throughput: a target of 0 never ends them.
+        // A target of 0 never ends the first two trials, which measure throughput.
         let endless = |warmup, length| TrialRule { kind, target: 0.0, warmup, length };
         let rule = match load {
             TrialLoad::Rate(rate) => self.goal.rule(rate, kind),
@@ -276,7 +269,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         };
         let points = match (load, kind) {
             (TrialLoad::Rate(requested), TrialKind::Sample | TrialKind::Proof) => {
-                // A group of an earlier trial may have no request in this one.
+                // A group of an earlier trial may have no request now.
                 (0..judge.groups().max(self.points.len())).map(|group| point(requested, group)).collect()
             }
             _ => Vec::new(),
@@ -305,7 +298,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         self.points.iter().filter_map(|points| Curve::fit(points, self.allowed_misses())).collect()
     }
 
-    /// A quantile of the estimated boundary, for the group with the lowest.
+    /// A quantile of the boundary, for the group with the lowest.
     fn boundary(&self, quantile: f64) -> Option<f64> {
         lowest(&self.curves(), self.allowed_misses(), quantile)
     }
@@ -325,7 +318,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let at = |curves: &[Curve], quantile| lowest(curves, self.allowed_misses(), quantile);
         let (low, value, high) = (at(&curves, 0.05)?, at(&curves, 0.5)?, at(&curves, 0.95)?);
         let count = self.points.iter().map(Vec::len).max().unwrap_or(0);
-        // From the end: groups that came late have points of the last trials only.
+        // Groups that came late have points of the last trials only.
         let without = |place: usize| {
             let rest = |points: &Vec<RatePoint>| {
                 let all = points.iter().rev().enumerate().filter(|(at, _)| *at != place);
@@ -344,7 +337,6 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
     /// The rate to report: the middle of the estimated boundary, lowered by three rules.
     ///
     /// - With 99 % probability, the attainment is at most [`SearchGoal::slack`] below the target.
-    ///   This matters if attainment falls steeply.
     /// - Half of the overload that a trial cannot detect is subtracted: at a rate that is too high
     ///   by a share e, the queue misses the longest bound only after 1/e times that bound.
     /// - The rate is at most 97 % of the saturated throughput. Above that, a long burst leaves a
@@ -364,7 +356,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
     }
 }
 
-/// The lowest quantile, over all curves, of the rate with the share `misses` of misses.
+/// Over all curves, the lowest quantile of the rate with the share `misses` of misses.
 fn lowest(curves: &[Curve], misses: f64, quantile: f64) -> Option<f64> {
     curves.iter().map(|curve| curve.rate(misses, quantile)).reduce(f64::min)
 }

@@ -3,7 +3,7 @@
 //!
 //! A trial must hold in each group, so that a small class or adapter is not sacrificed. Adapters
 //! with fewer than [`RARE`] of the requests form one group with the base model: judging each would
-//! take too many requests. Groups are numbered class by class, in a class from the base model on.
+//! take too many requests. Groups are numbered class by class, from the base model on.
 
 use super::judge::Judge;
 use crate::load::workload::Workload;
@@ -19,7 +19,6 @@ pub struct Groups {
     slos: Vec<Slo>,
     /// Names of the groups, class by class; empty: one group.
     names: Vec<String>,
-    /// The group of each adapter within a class.
     adapters: Vec<usize>,
 }
 

@@ -26,12 +26,11 @@ const EARLIEST: f64 = 0.5;
 const HOPELESS: f64 = 10.0;
 /// Both error probabilities of Wald's test.
 const LOOK_ERROR: f64 = 0.05;
-/// Limit on SLO ratios, so that one stuck request does not dominate a mean.
+/// So that one stuck request does not dominate a mean.
 const MAX_SLO_RATIO: f64 = 3.0;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct JudgedRequest {
-    /// Seconds from the start.
     due: f64,
     slo_ratio: f64,
     group: usize,
@@ -64,7 +63,7 @@ impl JudgedRequest {
 #[derive(Clone, Debug)]
 pub struct Judge {
     rule: TrialRule,
-    /// In the order due. The ratio of an unknown request is NaN.
+    /// Requests in the order due. The ratio of an unknown one is NaN.
     requests: Vec<JudgedRequest>,
     /// Number of requests before the first unknown one.
     known: usize,
@@ -94,7 +93,7 @@ impl Judge {
     }
 
     /// Records request `ordinal` (from 0, in the order due), due `due` seconds after the start:
-    /// with `slo_ratio`, or with infinity if the objectives cannot be met any more.
+    /// with `slo_ratio`, or with infinity once the objectives cannot be met.
     ///
     /// Only the first record of a request counts. Records after the verdict do not change it.
     pub fn record(&mut self, ordinal: usize, due: f64, slo_ratio: f64) {
@@ -141,8 +140,8 @@ impl Judge {
         self.known.saturating_sub(self.rule.warmup)
     }
 
-    /// Whether each counted request met its objectives, in the order due. Counted are the requests
-    /// before the first unknown one; if misses after it ended the trial, all known ones.
+    /// Whether each counted request met its objectives, in the order due: the requests before the
+    /// first unknown one, or all known ones if misses after it ended the trial.
     pub fn hits(&self) -> Vec<bool> {
         self.series().map(|request| request.is_hit()).collect()
     }
@@ -168,7 +167,6 @@ impl Judge {
         let of_group = |group: usize| {
             (group, proportion::of_series_with(&self.hits_of(group), &self.ratios_of(group), CONFIDENCE))
         };
-        // A group without requests has no attainment.
         let counted = (0..self.groups()).filter(|group| self.series().any(|request| request.group == *group));
         let worst = counted.map(of_group).min_by(|one, other| one.1.value.total_cmp(&other.1.value));
         worst.unwrap_or_else(|| (0, proportion::of_series(&[], CONFIDENCE)))
@@ -201,8 +199,8 @@ impl Judge {
         self.groups.iter().all(holds)
     }
 
-    /// Whether a group has more misses than the group's share of the full length allows. With
-    /// several groups, the share is estimated from the requests so far.
+    /// More misses than the group's share of the full length allows. With several groups, the share
+    /// is estimated from the requests so far.
     fn has_too_many_misses(&self) -> bool {
         let times = if self.rule.kind == TrialKind::Sample { HOPELESS } else { 1.0 };
         let allowed = (1.0 - self.rule.target) * self.rule.length as f64 * times;
@@ -258,9 +256,9 @@ impl Judge {
         };
     }
 
-    /// Whether SLO ratios grow: a line fitted to them ([`Trend`]) rises significantly, by over a
-    /// quarter of their mean. A queue that keeps growing has a long-run attainment of 0, whatever
-    /// the attainment so far.
+    /// A line fitted to SLO ratios ([`Trend`]) rises significantly, by over a quarter of their
+    /// mean. A queue that keeps growing has a long-run attainment of 0, whatever the attainment so
+    /// far.
     pub(super) fn is_growing(&self) -> bool {
         let bounded: Vec<f64> = self.series().map(|request| request.slo_ratio.min(MAX_SLO_RATIO)).collect();
         Trend::of_series(&bounded).is_some_and(|trend| trend.is_rising() && trend.rise > trend.mean / 4.0)
@@ -291,7 +289,6 @@ mod tests {
         assert_eq!(feed(LOOK, |_| 0.5), (Some(TrialVerdict::Holds), 510));
         // 10 misses in 1000 are allowed; the eleventh is at the 11th request that counts.
         assert_eq!(feed(LOOK, |_| f64::INFINITY), (Some(TrialVerdict::Fails), 21));
-        // 1 miss in 50: the 11th miss is at ordinal 10 + 500.
         assert_eq!(feed(LOOK, |n| if (n - n.min(10)) % 50 == 0 { 2.0 } else { 0.5 }), (Some(TrialVerdict::Fails), 511));
     }
 
@@ -330,11 +327,11 @@ mod tests {
     #[test]
     fn a_queue_that_grows_is_not_proven_whatever_its_attainment() {
         assert_eq!(feed(PROOF, |_| 0.5), (Some(TrialVerdict::Holds), 2010));
-        // After one length, all requests have met the objectives; after two, some have not.
+        // After two lengths, some have missed the objectives.
         let (verdict, taken) = feed(PROOF, |n| 0.2 + 0.7 * n as f64 / 2010.0);
         assert_eq!(verdict, Some(TrialVerdict::Fails));
         assert!(taken > 2010, "{taken}");
-        // Ratios that rise and level off come from a short warm-up, not from a growing queue.
+        // Ratios that rise and level off come from a short warm-up.
         assert_eq!(feed(PROOF, |n| 0.6 - 0.5 * f64::exp(-(n as f64) / 200.0)).0, Some(TrialVerdict::Holds));
     }
 

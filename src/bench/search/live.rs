@@ -24,7 +24,6 @@ use crate::run::plan::RunPlan;
 use crate::run::progress::{InFlight, Progress, RequestEvent};
 use crate::run::runner::run;
 
-/// Time between two checks for overdue requests.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// A request is a miss this many seconds after the bound; an earlier response gives the exact
 /// ratio.
@@ -108,8 +107,7 @@ struct TrialWatch {
     groups: Arc<Groups>,
     open: HashMap<u64, InFlight>,
     ended: Vec<f64>,
-    /// The start of the run or slightly later, derived from sent requests: none is sent before it
-    /// is due.
+    /// The start of the run or slightly later: no request is sent before it is due.
     start: Option<Instant>,
 }
 
@@ -127,9 +125,7 @@ impl TrialWatch {
             }
             RequestEvent::Ended(record) => {
                 self.open.remove(&record.index);
-                // Abandoned requests are not recorded.
                 if record.is_completed() || record.is_failed() {
-                    // Failures are not throughput.
                     self.ended.extend(record.is_completed().then_some(record.ended));
                     self.groups.record(&mut self.judge, record);
                 }
@@ -137,8 +133,7 @@ impl TrialWatch {
         }
     }
 
-    /// Records a miss for each request that is overdue at `now`. Returns whether there is a
-    /// verdict.
+    /// Records a miss for each overdue request. Returns whether there is a verdict.
     fn is_decided(&mut self, now: Instant) -> bool {
         if let Some(start) = self.start {
             self.fail_overdue(now.saturating_duration_since(start).as_secs_f64());

@@ -1,7 +1,6 @@
 //! The system that a search puts under load.
 //!
-//! It is real servers, or a simulated server on virtual time: the search uses no sockets and no
-//! clock. Trials run one after the other.
+//! It is real servers, or a simulated server on virtual time. Trials run one after the other.
 
 use super::judge::Judge;
 use super::trial::{Trial, TrialStats};
@@ -12,9 +11,9 @@ pub trait SystemUnderTest {
     type Error;
 
     /// Runs `trial` and records each request with `judge` by number in the order due: with the SLO
-    /// ratio when it has ended, or with infinity as soon as its objectives cannot be met any more.
-    /// Returns when all requests are recorded, or when the judge has a verdict; requests in flight
-    /// are then abandoned.
+    /// ratio when it has ended, or with infinity as soon as its objectives cannot be met. Returns
+    /// when all requests are recorded, or when the judge has a verdict; requests in flight are then
+    /// abandoned.
     ///
     /// # Errors
     /// The load could not be sent at all. A request that fails is recorded instead.

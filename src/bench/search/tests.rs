@@ -10,7 +10,6 @@ use std::task::{Context, Poll, Waker};
 use super::*;
 use sluice_core::base::Rng;
 
-/// Runs a future that is ready at once.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match std::pin::pin!(future).as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -22,11 +21,9 @@ fn at_once<T>(future: impl Future<Output = T>) -> T {
 struct Queue {
     bound: f64,
     seed: u64,
-    /// The highest rate of the client.
     fastest: f64,
     /// Above this rate, every request fails.
     breaks_at: f64,
-    /// Whether no request completes during a backlog.
     stalls: bool,
 }
 
@@ -176,7 +173,6 @@ fn a_search_that_was_ended_goes_on_from_its_records_to_the_same_result() {
         let (resumed, run) = search(records[..known].to_vec());
         assert_eq!((&resumed, run.len()), (&whole, records.len() - known), "after {known}");
     }
-    // Records of another search are not used from the first difference on.
     let mut other = records.clone();
     other[2].report.load = TrialLoad::Rate(0.123);
     let (resumed, run) = search(other);
@@ -186,7 +182,7 @@ fn a_search_that_was_ended_goes_on_from_its_records_to_the_same_result() {
 #[test]
 fn the_worst_group_decides() {
     let rule = TrialRule { kind: TrialKind::Look, target: 0.9, warmup: 0, length: 400 };
-    // One of twenty requests is in the second group, a third of which misses: 98 % of all hit.
+    // A third of the second group, which is a twentieth, misses: 98 % of all hit.
     let judged = |grouped: bool| {
         let mut judge = Judge::new(rule);
         for ordinal in 0..400 {

@@ -1,13 +1,12 @@
 //! The types of a search: the load of a trial, the rule for the verdict, and the search's result.
 //!
-//! A *trial* is one run of the load generator at one load. A search is a sequence of trials. The
-//! [`TrialKind`] decides how many requests a trial may take before the verdict. Bounds:
-//! [`SearchGoal::max_trials`].
+//! A *trial* is one run of the load generator at one load. The [`TrialKind`] decides how many
+//! requests it may take before the verdict. Bounds: [`SearchGoal::max_trials`].
 
 use serde::{Deserialize, Serialize};
 use sluice_core::stats::{Estimate, mean};
 
-/// The share of due requests that must be sent. Below it, the client is too slow for a verdict.
+/// Share of due requests below which the client is too slow for a verdict.
 pub const DELIVERED: f64 = 0.97;
 
 /// The goal of a search, and how thorough it is.
@@ -15,7 +14,7 @@ pub const DELIVERED: f64 = 0.97;
 pub struct SearchGoal {
     /// The share of requests that must meet their objectives, in (0, 1).
     pub attainment: f64,
-    /// The long-run attainment may be below the target by at most this much.
+    /// The long-run attainment may be below the target by this much.
     pub slack: f64,
     /// The longest bound of an objective, seconds. Trials last a multiple of it, so that queues can
     /// grow.
@@ -27,8 +26,8 @@ pub struct SearchGoal {
     /// The most trials.
     pub max_trials: usize,
     /// The search gives up after two or three trials if the highest rate, or
-    /// [`SearchResult::most`], is not above this. To compare systems: the highest rate of another
-    /// system, at most that system's `most`.
+    /// [`SearchResult::most`], is not above this: to compare systems, at most another system's
+    /// `most`.
     pub floor: Option<f64>,
     /// Whether to prove the rate in the end. Otherwise the search returns only the boundary.
     pub prove: bool,

@@ -14,11 +14,9 @@ use super::system::SystemUnderTest;
 use super::trial::{SearchGoal, Trial, TrialKind, TrialLoad, TrialRule, TrialVerdict};
 use crate::seed::nth_seed;
 
-/// The next rate as a share of the failed one.
 const STEP_DOWN: f64 = 0.985;
-/// The most rates tried.
 const MAX_STEPS: usize = 20;
-/// The most proofs at one rate, in multiples of the requested number.
+/// Most proofs at one rate, in multiples of the requested number.
 const MORE: usize = 4;
 const CONFIDENCE: f64 = 0.95;
 
@@ -50,7 +48,7 @@ pub async fn validate<S: SystemUnderTest>(
         let mut pooled = Pooled::default();
         let mut own = 0;
         while own < repeats.max(1) * MORE {
-            // A sample counts every miss; a proof would end when it alone has too many.
+            // A proof would end when it alone has too many misses.
             let rule = TrialRule { kind: TrialKind::Sample, ..goal.rule(rate, TrialKind::Proof) };
             let mut judge = Judge::new(rule);
             let seed = nth_seed(goal.seed, proofs as u64);

@@ -1,6 +1,5 @@
-//! Streams as real servers send them, and the messages that are read from them.
-//!
-//! One test splits a stream at random places.
+//! Streams as real servers send them, and the messages that are read from them, also from random
+//! pieces.
 
 use super::*;
 use proptest::prelude::*;

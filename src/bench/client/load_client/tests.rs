@@ -1,6 +1,4 @@
-//! Tests of the client against a scripted server.
-//!
-//! The server is `mock`, on a loopback port.
+//! Tests of the client against a scripted server (`mock`) on a loopback port.
 
 use super::*;
 use crate::testing::{MockEngine, MockResponse, completion_stream, request};
@@ -20,7 +18,7 @@ async fn a_stream_is_measured_event_by_event() {
     assert_eq!(timing.gaps.len(), 3);
     assert_eq!(timing.output_tokens, Some(4));
     assert_eq!(timing.prompt_tokens, Some(3));
-    // The mock waits before each piece; a loaded machine can only lengthen that.
+    // A loaded machine can only lengthen the wait before each piece.
     assert!(timing.ttft >= pause);
     assert!(timing.gaps.iter().all(|gap| *gap >= pause / 2), "{:?}", timing.gaps);
     assert_eq!(timing.e2el, timing.ttft + timing.gaps.iter().sum::<Duration>());
@@ -98,7 +96,7 @@ async fn errors_and_malformed_streams_have_their_own_reasons() {
 
 #[tokio::test]
 async fn a_refused_connection_is_a_failure_of_its_own() {
-    // Bound and dropped: the port is free and has no listener.
+    // The port is free and has no listener.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -154,7 +152,6 @@ async fn a_client_that_leaves_closes_its_connection_after_so_many_events() {
     assert_eq!(client.send(&leaving(3), Instant::now()).await, Err(RequestFailure::ClientLeft));
     client.send(&request(), Instant::now()).await.unwrap();
     assert_eq!(engine.connections(), 2, "a connection that was left is not used again");
-    // A client that waits for a first token that does not come.
     let slow = MockEngine::start(|_| MockResponse::stream(completion_stream(1), Duration::from_secs(600))).await;
     let client = LoadClient::new(&[slow.url()], Api::Completions, LIMIT).unwrap();
     assert_eq!(client.send(&leaving(0), Instant::now()).await, Err(RequestFailure::ClientLeft));

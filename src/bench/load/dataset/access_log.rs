@@ -1,11 +1,10 @@
 //! The gateway's access log as a workload, to replay recorded traffic.
 //!
-//! A line has the time at which a request ended, so the request arrived at `time - total_ms`.
-//! Prompt tokens are the engine's count, otherwise the gateway's estimate. Requests without a
-//! response (shed or failed) are replayed, too; their output length is the median of the known
-//! ones. Requests that generate no text are left out, and copies for shadow arms, because a replay
-//! makes new copies. Models other than the run's become adapters, since adapters are sent as
-//! `"model"`.
+//! A line has the time at which a request ended, so it arrived at `time - total_ms`. Prompt tokens
+//! are the engine's count, otherwise the gateway's estimate. Requests without a response (shed or
+//! failed) are replayed, too, with the median of the known output lengths. Requests that generate
+//! no text are left out, and copies for shadow arms, because a replay makes new copies. Models
+//! other than the run's become adapters, since adapters are sent as `"model"`.
 //!
 //! The log holds no prompts, so prompts of the recorded lengths are generated. The gateway's
 //! records ([records]) add hashes of the beginnings of prompts, so that requests share prefixes as
@@ -25,7 +24,6 @@ use sluice_core::openai::prefix::{RECORD_VERSION, STEP, ends};
 #[derive(Default)]
 struct Seen {
     outputs: Vec<u64>,
-    /// Indices of items without a known output length.
     waiting: Vec<usize>,
     /// Bytes and tokens of all prompts with hashes.
     hashed: (u64, u64),
@@ -64,8 +62,7 @@ pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> R
     Ok(items)
 }
 
-/// Drops a last line that was still being written, or cut off by a crash. Returns whether there was
-/// one.
+/// Drops a last line that was being written, or cut off by a crash. Returns whether there was one.
 fn whole_lines(text: &str) -> (&str, bool) {
     let begin = text.rfind('\n').map_or(0, |end| end + 1);
     let is_torn = begin > 0 && begin < text.len() && serde_json::from_str::<Value>(&text[begin..]).is_err();
@@ -92,12 +89,12 @@ fn arrival(entry: &Value, file: &str, line: usize) -> Result<f64, DatasetError> 
     Ok(time.as_microsecond() as f64 / 1e6 - total / 1e3)
 }
 
-/// Adds a request; returns `false` if the length is unknown.
+/// Adds a request; `false`: the length is unknown.
 fn add(items: &mut Items, seen: &mut Seen, entry: &Value, at: f64, options: &ReadOptions<'_>) -> bool {
     let count = |key: &str| entry.get(key).and_then(Value::as_u64).filter(|count| *count > 0);
     let Some(tokens) = count("prompt_tokens").or_else(|| count("estimate_tokens")) else { return false };
     let output = count("completion_tokens");
-    // Records of earlier versions have no class; there the class was the home pool.
+    // In records of earlier versions the class was the home pool.
     let class = ["class", "home", "pool"].into_iter().find_map(|key| entry.get(key)?.as_str());
     let class = items.class(class.unwrap_or("all"));
     let adapter = items.adapter(entry.get("model").and_then(Value::as_str), options.model);
@@ -116,8 +113,8 @@ fn add(items: &mut Items, seen: &mut Seen, entry: &Value, at: f64, options: &Rea
     true
 }
 
-/// Names of the blocks of [`STEP`] bytes at the beginning of a prompt, from hashes of beginnings.
-/// Two prompts share the blocks up to the end of their last common beginning.
+/// Names of the blocks of [`STEP`] bytes at the beginning of a prompt. Two prompts share the blocks
+/// up to the end of their last common beginning.
 fn blocks(hashes: &[Value]) -> Vec<u64> {
     let mut names = Vec::new();
     let hashes = hashes.iter().map_while(|hash| u64::from_str_radix(hash.as_str()?, 16).ok());

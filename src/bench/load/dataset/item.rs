@@ -1,7 +1,7 @@
 //! The requests of a dataset, independent of the file's format.
 //!
-//! An item has the text of a prompt, or only the length. A trace may name the blocks of prompts,
-//! which preserves shared prefixes. Bounds: [`MAX_ITEMS`] items.
+//! An item has the text of a prompt, or only the length. Blocks that a trace names preserve shared
+//! prefixes. Bounds: [`MAX_ITEMS`] items.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub enum ItemPrompt {
 }
 
 impl ItemPrompt {
-    /// Sets the length of a block, tokens. Blocks beyond the end of the prompt are dropped.
+    /// Blocks beyond the end of the prompt are dropped.
     pub(super) fn set_block(&mut self, length: u32) {
         if let Self::Made { tokens, blocks, block } = self {
             *block = length.max(1);
@@ -87,7 +87,6 @@ impl Items {
     }
 
     pub(super) fn begin_at_zero(&mut self) {
-        // If any time is missing, none can be used.
         if self.list.iter().any(|item| item.at.is_none()) {
             self.list.iter_mut().for_each(|item| item.at = None);
             return;
@@ -97,7 +96,6 @@ impl Items {
         self.list.iter_mut().for_each(|item| item.at = item.at.map(|at| at - first));
     }
 
-    /// The index of the class `name`, which is added if new.
     pub(super) fn class(&mut self, name: &str) -> u32 {
         let found = self.classes.iter().position(|class| class.name == name);
         let index = found.unwrap_or_else(|| {

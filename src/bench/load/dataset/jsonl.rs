@@ -1,6 +1,6 @@
 //! Lines of JSON with their numbers, for error messages.
 //!
-//! Blank lines are skipped. Every other line must hold a JSON object. Lines are read one at a time,
+//! Blank lines are skipped; every other line must hold a JSON object. Lines are read one at a time,
 //! because a value takes many times the memory of the line. Bounds: [`MAX_ITEMS`] objects; the
 //! caller limits the size of the file.
 
@@ -13,7 +13,6 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).map(|(number, line)| (number, line.trim())).filter(|(_, line)| !line.is_empty())
 }
 
-/// The objects with their lines.
 pub(super) fn objects(text: &str, file: &str) -> impl Iterator<Item = Result<(usize, Value), DatasetError>> {
     lines(text).take(MAX_ITEMS).map(move |(line, text)| {
         let value: Value =

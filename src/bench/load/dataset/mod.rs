@@ -11,10 +11,10 @@
 //! | `access_log` | the gateway's access log | lengths, times, adapters |
 //! | `access_log` | the gateway's records | the same, and shared prefixes |
 //!
-//! Traces hold lengths instead of text, so prompts are generated. Blocks of a trace with equal
-//! names get equal tokens: prefixes are shared as in the recorded traffic. Times are seconds from
-//! the first request. Bounds: [`MAX_FILE`] bytes, [`MAX_ITEMS`] requests. A row that cannot be read
-//! is an error with its line number.
+//! Traces hold lengths, so prompts are generated. Blocks with equal names get equal tokens:
+//! prefixes are shared as in the recorded traffic. Times are seconds from the first request.
+//! Bounds: [`MAX_FILE`] bytes, [`MAX_ITEMS`] requests. A row that cannot be read is an error with
+//! its line number.
 
 mod error;
 mod item;

@@ -16,7 +16,6 @@ use super::options::ReadOptions;
 
 /// Fewest tokens of a prompt or an output.
 const MIN_TOKENS: u32 = 4;
-/// Most tokens of a prompt.
 const MAX_PROMPT: u32 = 1024;
 /// Most tokens of prompt and output together.
 const MAX_BOTH: u32 = 2048;
@@ -75,8 +74,7 @@ pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Res
     Ok(items)
 }
 
-/// Reads JSON lines with `prompt` and `output_tokens`. An output length given for all requests
-/// replaces `output_tokens`.
+/// An output length given for all requests replaces `output_tokens`.
 pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
     let mut items = Items::default();
     items.class("all");

@@ -1,6 +1,6 @@
 //! Tests of reading datasets: the rows that are kept, and the errors.
 //!
-//! Most files are strings in the tests.
+//! Most files are strings here.
 
 use super::*;
 use sluice_core::openai::Route;
@@ -42,7 +42,6 @@ fn sharegpt_keeps_the_conversations_that_vllm_keeps() {
     assert_eq!(lengths(&items), [(4, 5), (1_024, 1_024)]);
     assert!(items.notes[0].contains("2 of 6 conversations"), "{:?}", items.notes);
     assert!(items.notes[1].contains("--tokenizer"));
-    // One JSON object per line, and a given output length.
     let options = ReadOptions { counter: &TokenCounter::Bytes, output: Some(2), limit: 1, shuffle: Some(1), model: "" };
     let items = parse(&conversations.join("\n"), "file", &DatasetFormat::ShareGpt, &options).unwrap();
     assert_eq!((items.list.len(), items.list[0].output), (1, 2));

@@ -25,7 +25,7 @@ struct CsvRow {
     line: usize,
 }
 
-/// Reads the header of `text`; [`Columns::rows`] reads the rows.
+/// Reads the header; [`Columns::rows`] reads the rows.
 fn open_csv<'a>(text: &'a str, file: &'a str) -> Result<(Columns<'a>, csv::Reader<&'a [u8]>), DatasetError> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_reader(text.as_bytes());
     let names = reader.headers().map_err(|error| bad_row(file, 1, format!("not CSV: {error}")))?.clone();
@@ -115,8 +115,8 @@ pub(super) fn azure(text: &str, file: &str) -> Result<Items, DatasetError> {
     Ok(items)
 }
 
-/// Seconds since 1970 of a time like `2023-11-16 18:15:46.6805900`. A time zone is ignored: it is
-/// the same in all rows, and only differences matter.
+/// Seconds since 1970 of a time like `2023-11-16 18:15:46.6805900`. A time zone is ignored: only
+/// differences matter.
 fn wall_clock(text: &str) -> Option<f64> {
     let (date, time) = text.split_once([' ', 'T'])?;
     let date: jiff::civil::Date = date.parse().ok()?;

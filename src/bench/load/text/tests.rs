@@ -1,6 +1,4 @@
 //! Text of an exact number of tokens, with different tokenizers.
-//!
-//! One tokenizer has tokens for whole words, the other has none.
 
 use super::*;
 
@@ -9,7 +7,7 @@ fn words() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_file(file).unwrap())
 }
 
-/// One token for each byte: no word is one token.
+/// A tokenizer in which no word is one token.
 fn bytes() -> Arc<Tokenizer> {
     let vocabulary: Vec<String> = ('a'..='z').map(String::from).chain(["\u{120}".to_owned()]).collect();
     let vocabulary: String = vocabulary.iter().enumerate().map(|(id, token)| format!("\"{token}\":{id},")).collect();

@@ -106,7 +106,7 @@ fn a_large_difference_is_found_in_few_requests_and_in_an_overloaded_run() {
         few.rows.iter().filter(|row| row.unit == Unit::Seconds).all(|row| row.verdict == Verdict::Worse),
         "{few:?}"
     );
-    // Overloaded from the start: every request waits longer than the previous one.
+    // Every request waits longer than the previous one.
     let mut growing = run(3, 800, 1.0);
     for record in &mut growing.requests {
         record.ttft += record.sent * 0.1;
@@ -179,7 +179,6 @@ fn class(name: &str) -> ClassConfig {
     ClassConfig { name: name.to_owned(), ..ClassConfig::default() }
 }
 
-/// A result with alternately short and long prompts of these lengths.
 fn mixed_lengths(seed: u64, short: u64, long: u64) -> RunResult {
     let mut run = run(seed, 2000, 1.0);
     run.config.classes = vec![class("short"), class("long")];
@@ -190,7 +189,6 @@ fn mixed_lengths(seed: u64, short: u64, long: u64) -> RunResult {
     run
 }
 
-/// One in `every` long prompts fails.
 fn with_failures(mut run: RunResult, every: usize) -> RunResult {
     for record in run.requests.iter_mut().filter(|record| record.class == 1).step_by(every) {
         record.outcome = Outcome::Failed("status 503".into());

@@ -44,7 +44,6 @@ async fn a_request_that_is_due_at_the_start_is_not_sent_before_it() {
     for _ in 0..40 {
         let (outcome, _) = run_against(&engine, &burst).await;
         for record in &outcome.requests {
-            // A response ends after the last token, so `sent` must not be clamped to 0.
             assert!(record.ended >= record.sent + record.latency, "{record:?}");
         }
     }
@@ -52,8 +51,7 @@ async fn a_request_that_is_due_at_the_start_is_not_sent_before_it() {
 
 #[tokio::test]
 async fn a_late_send_is_measured_and_its_lag_recorded() {
-    // Three requests are due at once and sent one at a time, 50 ms or more each: the last waits for
-    // two.
+    // Each takes 50 ms or more: the last of three waits for two.
     let pause = Duration::from_millis(25);
     let engine = MockEngine::start(move |_| MockResponse::stream(completion_stream(1), pause)).await;
     let burst = plan(Arrival::Burst { rate: 1_000.0, size: 3 }, Extent::Requests(3));
@@ -108,7 +106,6 @@ async fn failures_and_clients_that_leave_are_counted_beside_the_rest() {
 
 #[tokio::test]
 async fn a_run_that_is_stopped_keeps_what_it_has() {
-    // Even requests get a response, odd ones never do.
     let engine = MockEngine::start(|number| {
         MockResponse::stream(completion_stream(1), Duration::from_secs(if number % 2 == 0 { 0 } else { 600 }))
     })
