@@ -10,7 +10,6 @@ pub(crate) fn unix_time() -> u64 {
     unix_seconds() as u64
 }
 
-/// Seconds since 1970 with a fraction.
 pub(crate) fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -5,7 +5,7 @@
 //!                  ^------ search (moves constants) <-------- distance
 //! ```
 //!
-//! It is in this crate and not in the command line (`sluice sim fit` only reads files and prints),
+//! It is in this crate, not in the command line (`sluice sim fit` only reads files and prints),
 //! because it runs the engine on virtual time and its tests check the built-in constants. The
 //! measurements are in `tests/fixtures/h200`: cells of two machines with the host `quiet` (half of
 //! them within 4 and 2 %), recorded requests, single steps, and mixed traffic through the gateway

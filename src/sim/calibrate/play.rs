@@ -1,9 +1,9 @@
 //! Plays a row's load against a simulated server on virtual time and measures latencies as a
 //! client.
 //!
-//! The client is a program on the same host. It opens the streams one after the other, and each
-//! stream sends the next request after the last token of the one before. Deterministic: arrivals
-//! and step jitter come from seeds. [`rows`](super::rows) bounds the number of requests.
+//! The client is a program on the same host. It opens the streams one after the other; a stream
+//! sends the next request after the last token. Deterministic: arrivals and step jitter come from
+//! seeds. [`rows`](super::rows) bounds the requests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::virtual_server::{FrontEnd, VirtualServer};
 use crate::{CostModel, Profile};
 use sluice_core::base::Rng;
 
-/// Time between two streams that the client program starts or continues.
+/// Time between two streams that the client starts or continues.
 const CLIENT_GAP: Duration = Duration::from_micros(50);
 
 /// The times of one request as its client sees them, seconds of virtual time.
@@ -57,11 +57,9 @@ pub(super) fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
     }
 }
 
-/// A recorded request.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
-    /// Seconds from the start.
     pub(super) at: f64,
     pub(super) prompt: u32,
     pub(super) output: u32,
@@ -137,7 +135,7 @@ impl Player<'_> {
     fn send(&mut self, at: Duration, other: Option<(u32, u32)>) {
         let id = self.lives.len() as u64;
         let (prompt_tokens, output_tokens) = other.unwrap_or((self.row.prompt, self.row.output));
-        // If half of the requests use the base model, the even ones do.
+        // Of half of the requests, the even ones use the base model.
         let turn = if self.row.half_base { id / 2 } else { id };
         let named = self.row.adapters > 0 && !(self.row.half_base && id.is_multiple_of(2));
         let adapter = named.then(|| match self.row.load {
@@ -148,7 +146,6 @@ impl Player<'_> {
         self.lives.push(Life { sent: at.as_secs_f64(), counts: other.is_none(), ..Life::default() });
     }
 
-    /// Processes the event that is due at `now`; returns the number of requests that ended.
     fn advance(&mut self, now: Duration) -> u32 {
         let Some(end) = self.server.poll(now) else { return 0 };
         let mut finished = 0;

@@ -1,7 +1,7 @@
 //! A fit as a table: the measured and the simulated cells of each row, and a summary of the errors.
 //!
-//! Errors are simulated / measured - 1, in percent. A cell whose error is in brackets is not part
-//! of the summary.
+//! Errors are simulated / measured - 1, in percent. The summary leaves out cells with an error in
+//! brackets.
 
 use std::fmt::Write;
 

@@ -1,8 +1,8 @@
 //! Measured load tests as CSV: one line per run, with the load that was sent and the results.
 //!
-//! CSV with a header line; columns in any order; a line that begins with `#` is a comment. An empty
-//! field means the default of the column or, in a measured column, "not measured". Lengths are
-//! tokens, times milliseconds.
+//! Lines of CSV with columns in any order; a line that begins with `#` is a comment. An empty field
+//! means the default of the column or, in a measured column, "not measured". Lengths are tokens,
+//! times milliseconds.
 //!
 //! Columns: [`columns`].
 
@@ -62,7 +62,6 @@ fn column(header: &str) -> Option<&'static str> {
 
 /// Maximum rows of a file. Every trial of a fit plays all of them.
 pub const MAX_ROWS: usize = 1000;
-/// Maximum requests of a row.
 const MAX_REQUESTS: f64 = 100_000.0;
 
 /// Flags of the server that a row was measured on.
@@ -202,7 +201,6 @@ impl Line<'_> {
         Err(RowError::Field { line: self.number, column, problem: problem.into() })
     }
 
-    /// A number from `least` to `most`; `None` if the field is empty.
     fn number(&self, column: &'static str, least: f64, most: f64) -> Result<Option<f64>, RowError> {
         let Some(text) = self.fields.get(column) else { return Ok(None) };
         match text.parse::<f64>() {

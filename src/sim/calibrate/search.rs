@@ -2,13 +2,13 @@
 //!
 //! The distance is the mean over all measured cells of |log(simulated / measured)|. The part beyond
 //! [`TOLERATED`] is added again with the factor [`STRESS`], so that no row is sacrificed for the
-//! others. The median TTFT of a single stream is left out, because it depends on a few latencies
-//! and not on queueing.
+//! others. The median TTFT of a single stream is left out: it depends on a few latencies, not on
+//! queueing.
 //!
-//! The method is a deterministic pattern search without derivatives. It moves each constant up and
-//! down by a share and keeps improvements; when there are none, it reduces the share. Constants on
-//! which no row depends do not change. Bounds: a few shares, each with at most [`SWEEPS`] passes
-//! through the constants.
+//! A deterministic pattern search without derivatives moves each constant up and down by a share
+//! and keeps improvements; when there are none, it reduces the share. Constants on which no row
+//! depends do not change. Bounds: a few shares, each with at most [`SWEEPS`] passes through the
+//! constants.
 
 use super::play::play;
 use super::rows::{MEASURED, Row};
@@ -20,9 +20,9 @@ const TOLERATED: f64 = 0.12;
 const STRESS: f64 = 3.0;
 /// Shares by which a thorough search moves constants.
 const THOROUGH: &[f64] = &[0.25, 0.12, 0.06, 0.03];
-/// The most passes through all constants with one share.
+/// Most passes through all constants with one share.
 const SWEEPS: usize = 3;
-/// The smallest improvement that is accepted; less may be rounding.
+/// Smaller improvements may be rounding.
 const GAIN: f64 = 1e-5;
 /// Draws of arrivals and jitter; a cell is their median.
 const DRAWS: u64 = 3;
@@ -34,9 +34,7 @@ pub struct FittedConstant {
     pub table: &'static str,
     /// Key in that table.
     pub key: &'static str,
-    /// Lowest value.
     low: f64,
-    /// Highest value.
     high: f64,
 }
 
@@ -185,14 +183,12 @@ impl FitSettings {
     }
 }
 
-/// Checks that each measured cell of a row has a simulated value.
 fn is_simulated(row: &Row, cells: &[f64; 4]) -> Result<(), FitError> {
     let has_value = |cell: f64| cell.is_finite() && cell > 0.0;
     let missing = (0..cells.len()).find(|at| row.measured[*at].is_some() && !has_value(cells[*at]));
     missing.map_or(Ok(()), |at| Err(FitError::Row { row: row.name.clone(), column: MEASURED[at] }))
 }
 
-/// Splits the rows into every third one, beginning with row `third`, and the others.
 fn split(rows: &[Row], third: usize) -> (Vec<Row>, Vec<Row>) {
     let (left, kept): (Vec<_>, Vec<_>) = rows.iter().cloned().enumerate().partition(|(at, _)| at % 3 == third);
     let plain = |rows: Vec<(usize, Row)>| rows.into_iter().map(|(_, row)| row).collect();
@@ -218,8 +214,7 @@ fn moved(
     let Some(value) = table.get_mut(*part).and_then(|part| part.get_mut(*key)) else { return Ok(None) };
     let old = value.as_float().unwrap_or(*low);
     let new = (old * factor).clamp(*low, *high);
-    // Rounded to four digits, so that a file of constants contains exactly the values that were
-    // tried.
+    // Rounded to four digits: a file contains exactly the values that were tried.
     let digits = 10f64.powi(3 - new.abs().log10().floor() as i32);
     let new = (new * digits).round() / digits;
     if (new - old).abs() < 1e-12 {

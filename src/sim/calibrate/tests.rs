@@ -20,7 +20,6 @@ const STEPS: &str = include_str!("../../../tests/fixtures/h200/steps.csv");
 const TRAFFIC_STEPS: &str = include_str!("../../../tests/fixtures/h200/traffic_steps.csv");
 const REQUESTS: &str = include_str!("../../../tests/fixtures/h200/requests.csv");
 
-/// The constants of both machines' hosts.
 fn quiet_constants() -> Constants {
     Constants::on_host("quiet").unwrap()
 }
@@ -120,8 +119,6 @@ fn steps_in_mixed_traffic_take_as_long_as_they_took() {
     assert!(sizes.len() == 38 && mean.abs() <= 0.02 && median <= 0.08 && largest <= 0.14);
 }
 
-/// The recorded requests of one run: their arrivals and lengths, and the times that their clients
-/// saw.
 fn recorded(server: &str) -> (Vec<Arrival>, Vec<Life>) {
     let lines = REQUESTS.lines().filter_map(|line| line.strip_prefix(server)?.strip_prefix(','));
     lines

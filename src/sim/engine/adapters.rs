@@ -4,8 +4,8 @@
 //! default as many) are least-recently-used caches. A step that uses an adapter in neither cache
 //! reads it from disk while all sequences wait; an adapter in host memory is copied to a slot.
 //! Loads are counted here and priced by the cost model. Adapters loaded before the first step
-//! (`--lora-modules`) pass through both caches in order, so the last ones stay. Invariants: neither
-//! cache exceeds its capacity; the adapters of a step are on the GPU when it runs.
+//! (`--lora-modules`) pass through both caches in order, so the last ones stay. The adapters of a
+//! step are on the GPU when it runs.
 
 /// Adapters that a step had to load before it could start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,10 +16,9 @@ pub struct AdapterLoads {
     pub to_gpu: u32,
 }
 
-/// A least-recently-used set. It is small, so a linear search is enough.
+/// A least-recently-used set, small enough for a linear search.
 #[derive(Clone, Debug, Default)]
 struct Recent {
-    /// Least recently used first.
     entries: Vec<u16>,
     capacity: usize,
 }
@@ -29,8 +28,8 @@ impl Recent {
         Self { entries: Vec::new(), capacity }
     }
 
-    /// Marks an adapter as used and returns whether it was present. A new one replaces the least
-    /// recently used one if the set is full.
+    /// Marks an adapter as used. Returns whether it was present; otherwise it replaces the least
+    /// recently used one of a full set.
     fn touch(&mut self, adapter: u16) -> bool {
         let place = self.entries.iter().position(|entry| *entry == adapter);
         match place {
@@ -47,7 +46,6 @@ impl Recent {
     }
 }
 
-/// The adapter caches of one engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Adapters {
     gpu: Recent,

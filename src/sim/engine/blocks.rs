@@ -1,6 +1,6 @@
 //! The KV blocks of one engine: held, free, and findable by their content.
 //!
-//! A block holds [`BLOCK_TOKENS`] tokens. As in vLLM, one of `total` blocks is the null block. A
+//! A block holds [`BLOCK_TOKENS`] tokens; one of `total` blocks is the null block, as in vLLM. A
 //! full block may be *published* under the hash of all tokens up to its end; later requests with
 //! the same prefix share it. A published block without owners is free, but can be found until it is
 //! allocated again.
@@ -48,7 +48,6 @@ impl Hasher for AsIs {
 struct Block {
     /// The hash under which the block is published; 0 if it is not published.
     hash: u64,
-    /// Number of sequences that hold the block.
     owners: u32,
     /// Neighbours in the free list, if the block is free.
     next: BlockId,
@@ -63,7 +62,6 @@ struct Block {
 pub struct Blocks {
     blocks: Vec<Block>,
     free: u32,
-    /// First published block of each hash.
     published: HashMap<u64, BlockId, BuildHasherDefault<AsIs>>,
 }
 
@@ -96,7 +94,6 @@ impl Blocks {
         true
     }
 
-    /// Adds an owner to a published block.
     pub(super) fn share(&mut self, id: BlockId) {
         if self.is_free(id) {
             self.unlink(id);
@@ -106,8 +103,7 @@ impl Blocks {
 
     /// Releases all blocks of a sequence (listed from first to last) and empties the list.
     pub(super) fn release(&mut self, held: &mut Vec<BlockId>) {
-        // Blocks without a hash go to the front in reverse order: the last block of the sequence is
-        // reused first.
+        // Blocks without a hash go to the front in reverse order.
         let mut after = NULL;
         for id in held.drain(..).rev() {
             let block = &mut self.blocks[id as usize];
@@ -145,7 +141,6 @@ impl Blocks {
         self.blocks[first as usize].previous_twin = id;
     }
 
-    /// Removes a block's hash.
     fn forget(&mut self, id: BlockId) {
         let Block { hash, next_twin, previous_twin, .. } = self.blocks[id as usize];
         if hash == 0 {
@@ -176,7 +171,6 @@ impl Blocks {
         true
     }
 
-    /// Whether the block has no owner.
     pub(super) fn is_free(&self, id: BlockId) -> bool {
         self.blocks[id as usize].owners == 0
     }

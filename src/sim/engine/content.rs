@@ -2,9 +2,9 @@
 //!
 //! vLLM hashes the token ids of a block together with the hash of the previous block, so a hash
 //! identifies the whole prefix. Here the caller computes one 64-bit number per block (from token
-//! ids, from text, or from a rule), and these numbers are hashed in the same way. Salt and adapter
-//! are part of the first hash. Generated tokens have content too, because the next turn of a chat
-//! repeats them. Probability of a false hit: about n^2 / 2^65 for n distinct blocks.
+//! ids, from text, or from a rule), which is hashed in the same way. Salt and adapter are part of
+//! the first hash. Generated tokens have content too, because the next turn of a chat repeats them.
+//! Probability of a false hit: about n^2 / 2^65 for n distinct blocks.
 
 use std::sync::Arc;
 
@@ -62,12 +62,11 @@ impl Content {
     }
 }
 
-/// The hash of the last block of a sequence that was hashed, from which the next hash is computed.
+/// The hash of the last hashed block, from which the next one is computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Chain {
     /// Hash of the last block; before the first block, the hash of salt and adapter.
     hash: u64,
-    /// Blocks hashed so far.
     blocks: u32,
 }
 
@@ -78,7 +77,6 @@ impl Chain {
         Self { hash: hash_two(salt, adapter), blocks: 0 }
     }
 
-    /// Blocks hashed so far.
     pub(super) fn blocks(&self) -> u32 {
         self.blocks
     }

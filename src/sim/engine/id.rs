@@ -1,7 +1,6 @@
 //! Ids of sequences, and a fast hash for maps that are keyed by them.
 //!
-//! The caller chooses the ids. They are not under the control of clients, so the hash needs no
-//! protection against collisions.
+//! The caller chooses the ids, clients do not, so the hash needs no protection against collisions.
 
 use std::hash::Hasher;
 
@@ -9,7 +8,6 @@ use std::hash::Hasher;
 /// exists.
 pub type SequenceId = u64;
 
-/// Hashes an id by one multiplication.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct IdHasher(u64);
 

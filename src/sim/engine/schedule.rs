@@ -9,7 +9,7 @@
 //!    Admission stops at the first prompt for which too few blocks are free.
 //!
 //! A running long prompt takes the budget before later short ones. The gateway works against this
-//! head-of-line blocking, so the order must match vLLM's exactly.
+//! head-of-line blocking, so the order must match vLLM's.
 
 use super::blocks::{BLOCK_TOKENS, Blocks};
 use super::content::Chain;
@@ -19,20 +19,16 @@ use super::sequence::{Ending, Place, Rank, Slot};
 use super::step::Engine;
 use super::step_plan::StepPlan;
 
-/// Limits for the rest of the plan.
 struct Limits {
     budget: u32,
-    /// Maximum tokens for one request.
     cap: u32,
-    /// Whether prefills are skipped.
     decode_only: bool,
 }
 
-/// The cached prefix of a sequence.
 struct Found {
     blocks: Vec<u32>,
     chain: Chain,
-    /// Number of these blocks without an owner. Sharing them takes them from the free list.
+    /// Blocks without an owner: sharing takes them from the free list.
     ownerless: u32,
 }
 
@@ -127,7 +123,7 @@ impl Engine {
     }
 
     /// Preempts a sequence that was taken from the running list: releases its blocks and puts it at
-    /// the front of the queue, to be computed again. Removes it if it has ended.
+    /// the front of the queue, or removes it if it has ended.
     pub(super) fn requeue(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot as usize];
         self.blocks.release(&mut sequence.blocks);
@@ -166,8 +162,8 @@ impl Engine {
         }
     }
 
-    /// Schedules the first chunk of a waiting sequence. `None` if too few blocks are free for it
-    /// (plus, while something runs, the watermark), or the budget does not suffice.
+    /// Schedules the first chunk of a waiting sequence. `None` if too few blocks are free (plus,
+    /// while something runs, the watermark), or the budget does not suffice.
     fn admit(&mut self, slot: Slot, limits: &mut Limits) -> Option<Admitted> {
         let found = self.find_cached(slot);
         let hits = found.blocks.len() as u32;
@@ -205,7 +201,6 @@ impl Engine {
         Some(admitted)
     }
 
-    /// Blocks that admission keeps free while something runs.
     fn watermark_blocks(&self) -> u32 {
         if self.running.is_empty() { 0 } else { (self.config.watermark * f64::from(self.config.num_blocks)) as u32 }
     }
@@ -230,8 +225,8 @@ impl Engine {
     }
 
     /// Publishes the full blocks among the first `tokens` tokens of a sequence. Prompt blocks are
-    /// published when they are scheduled, so that a second prompt in the same step already shares
-    /// them; generated tokens once they are known, with asynchronous scheduling a step later.
+    /// published when they are scheduled, so that a second prompt in the same step shares them;
+    /// generated tokens once they are known, with asynchronous scheduling a step later.
     pub(super) fn publish(&mut self, slot: Slot, tokens: u32) {
         if !self.config.prefix_caching {
             return;

@@ -1,8 +1,8 @@
 //! A sequence inside the engine, and the queue in which it waits.
 //!
-//! Sequences are kept in reusable slots ([`Slot`]), so a step iterates over an array without
-//! lookups. The queue is one ordered map: under first come first served, ranks count up at the back
-//! and down at the front, where preempted sequences go. The caller bounds the number of sequences.
+//! Sequences are kept in reusable slots ([`Slot`]), so a step iterates over an array. The queue is
+//! one ordered map: under first come first served, ranks count up at the back and down at the
+//! front, where preempted sequences go. The caller bounds the sequences.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -13,7 +13,6 @@ use super::content::Chain;
 use super::id::SequenceId;
 use super::request::{Policy, Request};
 
-/// Index of a sequence in the engine.
 pub(super) type Slot = u32;
 
 /// Order in the queue; lower goes first.
@@ -26,21 +25,18 @@ pub(super) struct Rank {
     turn: i64,
 }
 
-/// Where a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// Arrived while the current step was under way.
     Arriving,
-    /// Arrived during the step before the current one: it is in the next plan.
+    /// Arrived during the step before: it is in the next plan.
     Staged,
-    /// In the queue.
     Waiting,
-    /// In the running list.
     Running,
 }
 
-/// How a running sequence has ended. The next step was planned before, so the sequence keeps its
-/// place and its blocks until that step has run.
+/// How a running sequence has ended. It keeps place and blocks until the next step, which was
+/// planned before, has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     /// It reached the token limit. The planner foresees that, so nothing more is computed.
@@ -59,21 +55,16 @@ pub(super) struct Sequence {
     pub(super) ending: Option<Ending>,
     /// Tokens whose keys and values are in the cache.
     pub(super) computed: u32,
-    /// Sampled tokens.
     pub(super) generated: u32,
-    /// Tokens scheduled in the current step.
     pub(super) chunk: u32,
     /// Whether it has sampled no token since it was admitted.
     pub(super) prefilling: bool,
-    /// Whether it sampled a token in the previous step, which asynchronous scheduling does not know
-    /// yet.
+    /// Whether it sampled a token in the previous step, unknown to asynchronous scheduling.
     pub(super) sampled: bool,
     /// Whether admission skipped it because of its adapter.
     pub(super) deferred: bool,
-    /// Whether it was preempted before.
     pub(super) preempted: bool,
     pub(super) blocks: Vec<BlockId>,
-    /// Hashes of the blocks published so far.
     pub(super) chain: Chain,
 }
 

@@ -1,7 +1,6 @@
 //! The step loop: takes arrivals, carries out a plan, prices it, and removes sequences that ended.
 //!
-//! This file holds the steps of [`Engine`]; [`schedule`](super::schedule) holds the plans. The
-//! header of the folder states the rules.
+//! [`schedule`](super::schedule) holds the plans. The header of the folder states the rules.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -25,18 +24,16 @@ pub struct Engine {
     pub(super) cost: CostModel,
     pub(super) rng: Rng,
     pub(super) blocks: Blocks,
-    /// By slot. A vacant slot has no place.
+    /// Sequences by slot. A vacant slot has no place.
     pub(super) sequences: Vec<Sequence>,
     pub(super) vacant: Vec<Slot>,
     pub(super) slots: HashMap<SequenceId, Slot, BuildHasherDefault<IdHasher>>,
     pub(super) running: Vec<Slot>,
     pub(super) waiting: Queue,
-    /// Requests that arrived during the current step, and requests that arrived during the step
-    /// before.
+    /// Requests that arrived during the current step, and during the step before.
     pub(super) fresh: Vec<Slot>,
     pub(super) staged: Vec<Slot>,
-    /// Number of sequences in the running list that have ended, and the aborted sequences that must
-    /// be removed.
+    /// Sequences in the running list that have ended, and aborted ones that must be removed.
     pub(super) ending: usize,
     pub(super) leaving: Vec<Slot>,
     pub(super) deferred: usize,
@@ -152,7 +149,7 @@ impl Engine {
         self.take_arrivals();
         let mut plan = self.plan();
         if plan.tokens == 0 {
-            // No step is under way, so the plan can take all endings and arrivals into account.
+            // The plan can take all endings and arrivals into account.
             self.remove_ended();
             self.steps = 0;
             self.stage_all();

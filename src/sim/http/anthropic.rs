@@ -14,7 +14,6 @@ use crate::validate::pydantic::{self, ValidationErrors};
 use crate::validate::{CalledTool, RequestBody};
 use crate::validate::{json as body_json, schema};
 
-/// Converts a body to a chat.
 pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<RequestBody, ErrorBody> {
     let fields = body_json::object(bytes)?;
     let mut problems = ValidationErrors::default();
@@ -86,7 +85,6 @@ pub(crate) fn error_body(error: &ErrorBody) -> String {
     format!("{{\"type\":\"error\",\"error\":{{\"type\":{kind},\"message\":{}}}}}", json!(error.message))
 }
 
-/// An error inside a stream.
 pub(crate) fn error_event(error: &ErrorBody) -> String {
     format!("event: error\ndata: {}\n\n", error_body(error))
 }
@@ -95,7 +93,6 @@ pub(crate) fn error_event(error: &ErrorBody) -> String {
 pub(crate) struct MessagesWriter {
     id: String,
     model: String,
-    /// The tool that a streamed response calls.
     call: Option<CalledTool>,
 }
 

@@ -1,7 +1,7 @@
 //! One choice of a response: the output that was sent, and the pieces to send next.
 //!
-//! A choice holds text only while a stop string may still begin in it, so a long response costs no
-//! memory. Streamed and complete responses have the same text.
+//! A choice holds text only while a stop string may begin in it. Streamed and complete responses
+//! have the same text.
 
 use std::sync::Arc;
 
@@ -41,10 +41,8 @@ pub(crate) struct Choice {
     prompt: Prompt,
     texts: Arc<TextModel>,
     wanted: OutputOptions,
-    /// Tokens sent so far.
     shown: u32,
-    /// Text so far and how many bytes of it were sent. Only used if a stop string may begin in the
-    /// text.
+    /// Text so far and bytes sent. Only used if a stop string may begin in the text.
     text: String,
     sent: usize,
     /// Offset in characters at which the text of the next token begins, for log probabilities.

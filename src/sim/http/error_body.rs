@@ -8,16 +8,11 @@ use serde_json::json;
 /// `kind` of an error of the web framework.
 const DETAIL: &str = "detail";
 
-/// An error object and its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ErrorBody {
-    /// HTTP status and `code`.
     pub(crate) status: u16,
-    /// `type`.
     pub(crate) kind: &'static str,
-    /// `param`.
     pub(crate) param: Option<String>,
-    /// `message`.
     pub(crate) message: String,
 }
 
@@ -42,18 +37,15 @@ impl ErrorBody {
         Self { status: 0, kind: "", param: None, message: String::new() }
     }
 
-    /// Whether the client disconnected.
     pub(crate) fn is_client_gone(&self) -> bool {
         self.status == 0
     }
 
-    /// The engine has died.
     pub(crate) fn dead() -> Self {
         let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.".to_owned();
         Self { status: 500, kind: "InternalServerError", param: None, message }
     }
 
-    /// The object as JSON.
     pub(crate) fn json(&self) -> String {
         if self.kind == DETAIL {
             return json!({"detail": self.message}).to_string();

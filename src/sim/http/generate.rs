@@ -1,8 +1,8 @@
 //! Starts a generating request: resolves the model, checks the admission limits, plans the output,
 //! and submits the sequences.
 //!
-//! Nothing is awaited: when [`start`] returns, the request is either refused or submitted. Dropping
-//! the response body aborts the sequences. Admission limits bound the sequences in flight.
+//! When [`start`] returns, the request is either refused or submitted. Dropping the response body
+//! aborts the sequences. Admission limits bound the sequences in flight.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -44,8 +44,7 @@ pub(crate) fn resolve_model(shared: &ServerState, name: Option<&str>) -> Result<
     let base = names.first().cloned().unwrap_or_default();
     let Some(name) = name else { return Ok(ResolvedModel { name: base, adapter: None }) };
     if names.iter().any(|known| known == name) {
-        // As in vLLM, the response shows the first served name, whichever served name the client
-        // sent.
+        // As in vLLM, the response shows the first served name.
         return Ok(ResolvedModel { name: base, adapter: None });
     }
     let adapters = shared.adapters.lock();
@@ -71,7 +70,7 @@ pub(crate) fn start(
         return Err(ErrorBody::dead());
     }
     if shared.draining.load(Ordering::Relaxed) {
-        // The message of vLLM, which has already stopped the thread pool that renders prompts.
+        // vLLM's message: the thread pool that renders prompts has stopped.
         let message = "cannot schedule new futures after shutdown".to_owned();
         return Err(ErrorBody { status: 500, kind: "InternalServerError", param: None, message });
     }
@@ -144,7 +143,7 @@ fn planned<'a>(
         _ => None,
     };
     let rest = found.and_then(|(base, begun, seed)| {
-        // The tokenizer makes a token of its own of a part of one.
+        // The tokenizer makes a token of a part of one.
         let known = begun.tokens + u32::from(begun.part > 0);
         let ids = (0..known).map(|position| texts.vocabulary.draw(seed, position));
         let ids: Arc<[u32]> = base.ids.iter().copied().chain(ids).collect();
@@ -187,7 +186,6 @@ fn admit(shared: &ServerState, request: &GenerateRequest, prompt_tokens: u64) ->
     Err(ErrorBody { status: 503, kind: "Service Unavailable", param: None, message })
 }
 
-/// 16 hex digits, different for each request of a process.
 pub(crate) fn fresh_id(shared: &ServerState) -> String {
     let count = shared.next_id.fetch_add(1, Ordering::Relaxed);
     format!("{:016x}", Rng::new(count ^ unix_time().rotate_left(32) ^ shared.config.seed).next_u64())

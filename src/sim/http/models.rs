@@ -1,10 +1,10 @@
 //! The models that a server serves: `/v1/models`, and LoRA adapters loaded at run time (needs
 //! `--enable-lora`).
 //!
-//! If the model is only a name, an adapter may have any path. If the model is a folder, the
-//! adapter's `adapter_config.json` is checked as in vLLM. The engine loads a new adapter at once,
-//! so the first request does not wait. Requests that use an adapter continue when it is unloaded.
-//! Ids are not reused: a process loads at most [`MAX_ADAPTERS`] adapters, including unloaded ones.
+//! If the model is only a name, an adapter may have any path. If it is a folder, the adapter's
+//! `adapter_config.json` is checked as in vLLM. The engine loads a new adapter at once, so the
+//! first request does not wait. Requests that use an adapter continue when it is unloaded. Ids are
+//! not reused: a process loads at most [`MAX_ADAPTERS`] adapters, including unloaded ones.
 
 use std::path::Path;
 
@@ -89,7 +89,7 @@ fn register(shared: &ServerState, bytes: &[u8]) -> Result<(u16, String), ErrorBo
                        enable LoRA.', please check the stack trace above for the root cause";
         return Err(engine_error(message.to_owned()));
     }
-    // If the model is only a name, an adapter may be only a name too; an adapter that exists must
+    // With a model that is only a name, an adapter may be only a name too; one that exists must
     // still be valid.
     if (shared.config.on_disk || Path::new(path).join(ADAPTER_CONFIG).exists())
         && let Err(message) = check_adapter(name, path, shared.config.max_lora_rank)
@@ -109,12 +109,10 @@ fn register(shared: &ServerState, bytes: &[u8]) -> Result<(u16, String), ErrorBo
     Ok((at as u16, name.to_owned()))
 }
 
-/// An error with which the engine answers.
 fn engine_error(message: String) -> ErrorBody {
     ErrorBody { status: 500, kind: "InternalServerError", param: None, message }
 }
 
-/// `/v1/unload_lora_adapter`
 pub(crate) fn unload(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBody> {
     let fields = checked(bytes, schema::UNLOAD_ADAPTER)?;
     let name = fields.text("lora_name").unwrap_or_default();
@@ -125,7 +123,6 @@ pub(crate) fn unload(shared: &ServerState, bytes: &[u8]) -> Result<String, Error
     Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 
-/// Removes an adapter.
 pub(crate) fn remove(shared: &ServerState, name: &str) -> Result<(), ErrorBody> {
     let mut adapters = shared.adapters.lock();
     let slot = adapters.iter_mut().find(|slot| slot.as_ref().is_some_and(|(known, _)| known == name));

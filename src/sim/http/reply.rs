@@ -31,7 +31,6 @@ pub(super) fn body(status: StatusCode, content_type: &'static str, text: String)
     reply
 }
 
-/// A JSON reply with status 200.
 pub(super) fn json_reply(value: &Value) -> Reply {
     body(StatusCode::OK, "application/json", value.to_string())
 }
@@ -41,7 +40,6 @@ pub(super) fn text_reply(text: String) -> Reply {
     body(StatusCode::OK, "", text)
 }
 
-/// Reads the whole body.
 pub(super) async fn read(request: Request<Incoming>) -> Result<Bytes, ErrorBody> {
     match Limited::new(request.into_body(), MAX_BODY).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
@@ -55,7 +53,6 @@ pub(super) async fn read(request: Request<Incoming>) -> Result<Bytes, ErrorBody>
     }
 }
 
-/// Refuses a content type other than JSON.
 pub(super) fn require_json(request: &Request<Incoming>) -> Result<(), ErrorBody> {
     let sent = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     if sent.is_some_and(|sent| sent.to_ascii_lowercase().starts_with("application/json")) {

@@ -1,9 +1,9 @@
 //! The body of a generating response: takes tokens from a collector and writes SSE events or one
 //! JSON body.
 //!
-//! Dropping the body early aborts the sequences in the engine. hyper drops it when the client
-//! closes the connection; HTTP/1.1 has no other signal. A stream without new tokens gets keep-alive
-//! comments if configured.
+//! Dropping the body early aborts the sequences. hyper drops it when the client closes the
+//! connection; HTTP/1.1 has no other signal. A stream without new tokens gets keep-alive comments
+//! if configured.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -115,7 +115,6 @@ impl ResponseBody {
         out
     }
 
-    /// Waits for the complete response.
     pub(crate) async fn complete(mut self) -> Result<String, Broken> {
         while !self.is_complete() {
             std::future::poll_fn(|cx| self.collector.poll_take(cx, &mut self.news)).await?;
@@ -140,7 +139,6 @@ impl ResponseBody {
     }
 }
 
-/// An injected fault that breaks off the connection.
 #[derive(Debug, thiserror::Error)]
 #[error("the simulated server breaks off this stream")]
 pub(crate) struct Disconnect;
@@ -187,7 +185,6 @@ impl Body for ResponseBody {
     }
 }
 
-/// The error object of a response that failed.
 pub(crate) fn broken_body(broken: &Broken) -> ErrorBody {
     match broken {
         Broken::EngineDead => ErrorBody::dead(),

@@ -2,7 +2,7 @@
 //! messages.
 //!
 //! Each format has five operations: start of a choice, tokens, end, complete body, error inside a
-//! stream. An enum and not a trait object, because every token passes through it.
+//! stream. An enum, because every token passes through it.
 
 use crate::http::anthropic;
 use crate::http::choice::Choice;
@@ -10,7 +10,6 @@ use crate::http::error_body::ErrorBody;
 use crate::http::responses;
 use crate::http::wire::{ChunkWriter, CompleteChoice, Finish, Piece, UsageCounts};
 
-/// The format of a response.
 #[derive(Debug)]
 pub(crate) enum ResponseWriter {
     /// `/v1/chat/completions` and `/v1/completions`
@@ -22,7 +21,6 @@ pub(crate) enum ResponseWriter {
 }
 
 impl ResponseWriter {
-    /// Writes the start of a choice.
     pub(crate) fn open(&mut self, out: &mut String, index: usize, choice: &Choice, usage: UsageCounts) {
         match self {
             Self::Chunks(envelope) => envelope.role(out, index, choice.prompt_ids().as_deref(), usage),
@@ -31,7 +29,6 @@ impl ResponseWriter {
         }
     }
 
-    /// Writes tokens of a choice.
     pub(crate) fn content(&mut self, out: &mut String, index: usize, piece: &Piece, usage: UsageCounts) {
         match self {
             Self::Chunks(envelope) => envelope.content(out, index, piece, usage),
@@ -40,7 +37,6 @@ impl ResponseWriter {
         }
     }
 
-    /// Writes the end of a stream.
     pub(crate) fn end(&mut self, out: &mut String, usage: UsageCounts, finish: Finish) {
         match self {
             Self::Chunks(envelope) => envelope.end(out, usage),

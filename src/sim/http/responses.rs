@@ -30,10 +30,9 @@ pub(crate) struct EchoedFields {
     frequency_penalty: String,
 }
 
-/// Converts a body to a chat.
 pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBody> {
     let mut fields = body_json::object(bytes)?;
-    // vLLM adds a field before it validates; the field counts in error messages.
+    // vLLM adds a field before it validates, which counts in error messages.
     fields.entry("request_id").or_insert_with(|| Value::from("resp"));
     let mut problems = ValidationErrors::default();
     pydantic::check(schema::RESPONSES, &fields, &mut problems);
@@ -158,7 +157,6 @@ pub(crate) struct ResponsesWriter {
     created: u64,
     model: String,
     echo: EchoedFields,
-    /// Number of events so far.
     number: u64,
     /// The text so far; the last events repeat it.
     text: String,

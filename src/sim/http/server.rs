@@ -23,9 +23,9 @@ use crate::process::fault::Fault;
 use crate::real_time::engine_loop::EngineLoop;
 use crate::real_time::state::ServerState;
 
-/// Time that a connection may take to end after the server was stopped.
+/// Time for a connection to end after the server was stopped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause after a failed accept (out of file descriptors), so that the loop does not spin.
+/// Pause after a failed accept (out of file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Totals and current state of a server.
@@ -168,7 +168,7 @@ async fn accept(listener: TcpListener, shared: Arc<ServerState>, tasks: TaskTrac
             tokio::select! {
                 biased;
                 () = shared.killed.cancelled() => return,
-                // The client or an injected fault breaks a connection; neither is an error here.
+                // A client or an injected fault may break a connection.
                 _ = connection.as_mut() => return,
                 () = shared.stop.cancelled() => {}
             }

@@ -1,8 +1,8 @@
 //! The server over real sockets on loopback, read as raw bytes.
 //!
-//! The tests check the framing; a client library would hide a missing last chunk or a second
-//! response. Each wait is for a condition and has a deadline. Lengths of time are asserted only
-//! where they are the contract, or as a lower bound.
+//! A client library would hide a missing last chunk or a second response. Each wait is for a
+//! condition and has a deadline. Lengths of time are asserted only where they are the contract, or
+//! as a lower bound.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,6 @@ use sluice_core::vllm::metrics;
 
 mod shapes;
 
-/// Maximum duration of every wait in these tests.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 async fn server(change: impl FnOnce(&mut SimConfig)) -> Handle {
@@ -64,7 +63,6 @@ async fn call(handle: &Handle, method: &str, path: &str, body: &str) -> (u16, St
     (status, body)
 }
 
-/// Waits until the server reaches a state.
 async fn until(handle: &Handle, reached: impl Fn(&Snapshot) -> bool) -> Snapshot {
     let started = Instant::now();
     loop {

@@ -48,7 +48,6 @@ pub struct ChunkWriter {
     fingerprint: Arc<str>,
     usage_chunk: bool,
     continuous: bool,
-    /// The role in a chat, JSON.
     role: String,
 }
 
@@ -104,7 +103,6 @@ impl Piece {
     }
 }
 
-/// The id of the tool call in choice number `choice` of a response.
 pub(crate) fn call_id(response: &str, choice: usize) -> String {
     format!("chatcmpl-tool-{:016x}", twox_hash::XxHash3_64::oneshot_with_seed(choice as u64, response.as_bytes()))
 }

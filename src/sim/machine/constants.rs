@@ -80,7 +80,6 @@ pub struct KernelConstants {
     pub fp8_idle_tokens: f64,
 }
 
-/// For files of constants that have none for fp8.
 fn fp8_linear() -> f64 {
     Constants::fitted().efficiency.fp8_linear
 }

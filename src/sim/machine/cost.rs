@@ -19,9 +19,8 @@
 //!               0 with a full graph)
 //! ```
 //!
-//! Units: seconds, bytes, FLOPs, tokens. The functions are pure; the engine, which owns the random
-//! generator, applies jitter. The constants are in `constants.toml` and `host/*.toml`, see
-//! [`Profile`].
+//! Units: seconds, bytes, FLOPs, tokens. The functions are pure; the engine applies jitter. The
+//! constants are in `constants.toml` and `host/*.toml`, see [`Profile`].
 //!
 //! Fitted to 37,000 steps that vLLM 0.22.1 timed on an H200 (`steps.csv`: median error of groups
 //! 1.3 %, nine of ten within 6 %) and to a grid of 13,700 single steps on another H200 (`grid/`: 4
@@ -77,7 +76,6 @@ impl StepLoad {
     }
 }
 
-/// Default rank of adapters.
 const RANK: f64 = 16.0;
 
 /// Turns a [`StepLoad`] into a duration.
@@ -86,7 +84,6 @@ pub struct CostModel {
     shape: Shape,
     rates: Rates,
     graphs: Graphs,
-    /// Bytes of one adapter.
     adapter_bytes: f64,
 }
 
@@ -226,8 +223,8 @@ impl CostModel {
         if load.prompts == 0 {
             return bytes / self.rates.kv_cache_per_s;
         }
-        // The tokens of all chunks, as tokens of the prompt with the longest context. Tiles of
-        // shorter prompts end earlier.
+        // All chunks as tokens of the prompt with the longest context. Tiles of shorter prompts end
+        // earlier.
         let chunks = load.attention_pairs / load.longest_context;
         let waves = chunks.max(1.0) * f64::from(self.shape.heads) / TILE / tiles_at_once;
         // The time of all tiles, in units of a full wave.

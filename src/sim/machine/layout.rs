@@ -1,6 +1,7 @@
-//! The layout of a model on GPUs: size of the group and number formats.
+//! The layout of a model on GPUs, for the memory arithmetic and the profile: size of the group and
+//! number formats.
 //!
-//! Both the memory arithmetic and the profile depend on it. A group has at least one GPU.
+//! A group has at least one GPU.
 
 /// The layout of a model on GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,6 @@ use super::graphs::{GraphMode, Graphs};
 use super::layout::Layout;
 use super::model::Model;
 
-/// Tokens of a block.
 const BLOCK: u32 = 16;
 /// Memory that vLLM reserves for the first (largest) graph of a model with [`GRAPH_LAYERS`] layers.
 /// vLLM captures the two largest sizes and counts every further graph like the second one.
@@ -184,7 +183,7 @@ fn activation_bytes(model: &Model, settings: &MemorySettings, group: f64) -> f64
     step.max(logits)
 }
 
-/// Bytes that vLLM reserves for graphs; twice as much with LoRA.
+/// Bytes reserved for graphs; twice as much with LoRA.
 fn graph_bytes(model: &Model, settings: &MemorySettings) -> f64 {
     let (piecewise, full) = settings.graphs.counts();
     if piecewise + full == 0 {

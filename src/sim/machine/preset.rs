@@ -20,7 +20,6 @@ pub enum ProfileError {
     Wrong { what: &'static str, name: String, error: String },
 }
 
-/// The text of a built-in preset, or of the file at this path.
 pub(super) fn find(what: &'static str, name: &str, built_in: &[(&str, &'static str)]) -> Result<String, ProfileError> {
     if let Some((_, text)) = built_in.iter().find(|(known, _)| *known == name) {
         return Ok((*text).to_owned());

@@ -1,7 +1,7 @@
 //! HTTP requests counted as `prometheus-fastapi-instrumentator` does, and metrics of the process.
 //!
-//! Handlers are the templates of known routes; all other paths count as `none`. So the number of
-//! label sets is bounded: methods and status classes are few.
+//! Handlers are the templates of known routes; other paths count as `none`, which bounds the label
+//! sets.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -113,7 +113,6 @@ impl Requests {
     }
 }
 
-/// Writes the metrics of this process under the names of Prometheus' Python client.
 pub(crate) fn process(out: &mut String, started: f64) {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

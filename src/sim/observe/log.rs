@@ -2,8 +2,7 @@
 //! [file.py:1] text`.
 //!
 //! A server inside a test writes nothing. The parent writes the lines of the engine's process,
-//! under the child's pid. Line numbers are from 0.32.0. Write errors, such as a closed pipe, are
-//! ignored.
+//! under the child's pid. Line numbers are from 0.32.0. Write errors are ignored.
 
 use std::io::Write;
 

@@ -22,29 +22,24 @@ use sluice_core::vllm::version::Version;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) version: Version,
-    /// The first served name of the base model.
     pub(crate) model: &'a str,
     /// Number of blocks, including the null block.
     pub(crate) blocks: u32,
     /// 0 if LoRA is off.
     pub(crate) max_loras: u32,
     pub(crate) max_model_len: u32,
-    /// Start of the server, Unix seconds.
     pub(crate) started: f64,
     pub(crate) prefix_caching: bool,
     pub(crate) utilisation: f64,
     pub(crate) cache_dtype: &'a str,
-    /// `--show-hidden-metrics-for-version`.
     pub(crate) show_hidden: bool,
 }
 
-/// Tokens of a block.
 const BLOCK: u64 = 16;
 
 struct Page<'a> {
     out: String,
     facts: Facts<'a>,
-    /// Labels of every sample of the engine.
     labels: String,
     version: Version,
 }

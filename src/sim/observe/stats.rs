@@ -24,7 +24,6 @@ const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const LENGTHS: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
 
-/// Maximum number of combinations of adapters.
 const MAX_ADAPTER_SETS: usize = 256;
 
 #[derive(Clone, Debug)]
@@ -69,38 +68,27 @@ impl Histogram {
 /// How a sequence ended: vLLM's `finished_reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// End of sequence.
     Stop = 0,
-    /// Limit reached.
     Length = 1,
-    /// The client left.
     Abort = 2,
-    /// The engine failed.
     Error = 3,
 }
 
-/// Values of `finished_reason`, in the order of [`Ended`].
 pub(crate) const REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
-/// A sequence that ended, for the histograms. Times are virtual; a time is `None` if the sequence
-/// did not get that far.
+/// A sequence that ended. Times are virtual; `None` if it did not get that far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
-    /// How the sequence ended.
     pub(crate) ended: Ended,
     pub(crate) prompt: u32,
     pub(crate) generated: u32,
-    /// Limit on generated tokens.
     pub(crate) max_tokens: u32,
-    /// Number of choices of the request.
     pub(crate) n: u32,
     /// Prompt tokens found in the prefix cache.
     pub(crate) cached: u32,
     pub(crate) preempted: u32,
     pub(crate) arrived: Duration,
-    /// Time at which the sequence was first in a step.
     pub(crate) scheduled: Option<Duration>,
-    /// Time of the first token.
     pub(crate) first: Option<Duration>,
     pub(crate) now: Duration,
 }
@@ -113,20 +101,17 @@ pub(crate) struct Gauges {
     pub(crate) waiting: usize,
     /// Waiting for an adapter slot.
     pub(crate) deferred: usize,
-    /// Share of KV blocks in use.
     pub(crate) kv_usage: f64,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Stats {
-    /// Gauges after the last step.
     pub(crate) gauges: Gauges,
     /// Combinations of adapters with requests (comma-separated names), with the Unix time at which
     /// each was last seen.
     pub(crate) adapters: BTreeMap<String, f64>,
     /// Tokens looked up in the prefix cache, and tokens found there.
     pub(crate) prefix: (u64, u64),
-    /// Sleep level, if the server sleeps.
     pub(crate) sleep: Option<u8>,
     /// Prompt tokens found in the prefix cache, of requests with a first token.
     pub(crate) cached_tokens: u64,
@@ -187,7 +172,6 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// Counts a step with this many tokens.
     pub(crate) fn step(&mut self, tokens: u32) {
         self.iteration.observe(f64::from(tokens));
     }
@@ -206,8 +190,8 @@ impl Stats {
         self.itl.observe(after.as_secs_f64());
     }
 
-    /// Records which adapters have requests. vLLM keeps all combinations; the simulator keeps the
-    /// latest [`MAX_ADAPTER_SETS`].
+    /// vLLM keeps all combinations of adapters; the simulator keeps the latest
+    /// [`MAX_ADAPTER_SETS`].
     pub(crate) fn record_adapters(&mut self, names: String, now: f64) {
         self.adapters.insert(names, now);
         while self.adapters.len() > MAX_ADAPTER_SETS {
@@ -216,7 +200,6 @@ impl Stats {
         }
     }
 
-    /// Counts a sequence that ended.
     pub(crate) fn finish(&mut self, sequence: &Finished) {
         self.ended[sequence.ended as usize] += 1;
         let since = |from: Duration| sequence.now.saturating_sub(from).as_secs_f64();
@@ -240,7 +223,6 @@ impl Stats {
         }
     }
 
-    /// Number of sequences that ended this way.
     pub(crate) fn ended(&self, how: Ended) -> u64 {
         self.ended[how as usize]
     }

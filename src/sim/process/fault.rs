@@ -19,7 +19,6 @@ const RESET_AFTER: u32 = 8;
 
 /// Sequences that fit the memory with `oom`.
 const RUNNING_AT_MOST: u32 = 32;
-/// Time that `slow-start` adds.
 const SLOW_START: Duration = Duration::from_secs(60);
 
 /// A fault; the header of the file describes the effects.

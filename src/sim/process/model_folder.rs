@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use crate::machine::Model;
 
-/// The file that marks the folder of an adapter.
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 /// Checks that the path leads to an adapter of at most this rank.

@@ -67,7 +67,6 @@ pub enum Refusal {
     Memory { text: String, stage: Stage },
 }
 
-/// vLLM's reference to advice on memory.
 const ADVICE: &str = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details.";
 
 impl Refusal {
@@ -153,7 +152,6 @@ impl Refusal {
         )
     }
 
-    /// The error for a whole number below its bound.
     pub(crate) fn below(class: &'static str, field: &'static str, least: i64, value: i64) -> Self {
         let bound = format!("greater than or equal to {least}");
         Self::Bound { class, field, bound, kind: "greater_than_equal", value: value.to_string(), value_type: "int" }

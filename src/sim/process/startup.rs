@@ -23,7 +23,6 @@ use crate::observe::log::{Level, LogSource};
 use crate::process::config::{Compilation, SimConfig};
 use crate::process::refusal::{Refusal, Stage};
 
-/// Rate at which weights are read.
 const READ_GIB_PER_S: f64 = 4.0;
 const PROFILING: f64 = 2.0;
 /// Layers of the model whose compilation was measured.
@@ -142,7 +141,6 @@ fn compiling(config: &SimConfig, around: &Surroundings<'_>, events: &mut Vec<Eve
     dynamo + graph
 }
 
-/// The events that report the size of the KV cache.
 fn sizing(config: &SimConfig) -> Vec<Event> {
     let tokens = u64::from(config.engine.num_blocks) * u64::from(crate::engine::BLOCK_TOKENS);
     let mut events = Vec::new();
@@ -199,7 +197,6 @@ fn capturing(config: &SimConfig, events: &mut Vec<Event>) -> f64 {
     took
 }
 
-/// The events up to the start of the engine's process.
 fn beginning(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let (version, model) = (config.version, &config.root);
     let length = config.max_model_len;
@@ -250,7 +247,6 @@ fn python(truth: bool) -> &'static str {
     if truth { "True" } else { "False" }
 }
 
-/// The events of loading the weights.
 fn loading(config: &SimConfig) -> Vec<Event> {
     let gib = config.weights_gib();
     let reading = gib / READ_GIB_PER_S;
@@ -266,7 +262,6 @@ fn loading(config: &SimConfig) -> Vec<Event> {
     ]
 }
 
-/// The events from the engine's readiness to the listening server.
 fn serving(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let mut events = vec![seconds(1.0), api("entry.py:136", "Supported tasks: ['generate']")];
     let warning = |source, text: &str| Event::Line(LogSource::ApiServer, Level::Warning, source, text.to_owned());

@@ -1,8 +1,8 @@
 //! Commands from the HTTP side to the engine loop.
 //!
-//! The loop takes them from the inbox between steps, in order of arrival. The inbox has no limit:
-//! the [concurrency limit](super::concurrency_limit) bounds submissions, and there is at most one
-//! abort per sequence.
+//! The loop takes them between steps, in order of arrival. The [concurrency
+//! limit](super::concurrency_limit) bounds submissions, and there is at most one abort per
+//! sequence.
 
 use std::sync::Arc;
 
@@ -22,7 +22,6 @@ pub(crate) struct Submission {
     pub(crate) n: u32,
 }
 
-/// A message from the HTTP side to the engine loop.
 #[derive(Debug)]
 pub(crate) enum Command {
     Submit(Vec<Submission>, Arc<OutputCollector>),
@@ -31,7 +30,6 @@ pub(crate) enum Command {
     Control(Control, Option<oneshot::Sender<bool>>),
 }
 
-/// An operation on a running engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
     /// Stop scheduling; with `abort`, end all sequences first.

@@ -21,7 +21,6 @@ pub(crate) enum LimitReached {
 /// The amounts that count against the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConcurrencyLimit {
-    /// Sequences that wait or run.
     pub(crate) in_flight: u64,
     /// Prompt tokens of sequences without a first token.
     pub(crate) prefill_tokens: u64,
@@ -50,7 +49,6 @@ impl ConcurrencyLimit {
         Ok(())
     }
 
-    /// Records that a sequence has its first token.
     pub(crate) fn prefilled(&mut self, prompt_tokens: u32) {
         self.prefill_tokens -= u64::from(prompt_tokens);
     }

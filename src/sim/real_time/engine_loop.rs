@@ -1,12 +1,11 @@
 //! The engine loop: runs the virtual server on the real clock, in one task that owns it.
 //!
-//! Virtual time = real time since the start x speed. Steps follow the schedule of virtual time and
-//! not the wake-ups of the timer, so lateness does not accumulate. Tokio's timer has a resolution
-//! of 1 ms and rounds up; a sleep shortened by [`EARLY`] ends up to half a millisecond early or
-//! late, so gaps between tokens are right on average. If the process was suspended for more than
-//! [`MAX_LAG`], the clock is set back; otherwise the missed steps would run in a burst. An inbox
-//! for requests, aborts and faults is emptied between steps. Tokens leave through the collector of
-//! each request.
+//! Virtual time = real time since the start x speed. Steps follow virtual time, not the wake-ups of
+//! the timer, so lateness does not accumulate. Tokio's timer has a resolution of 1 ms and rounds
+//! up; a sleep shortened by [`EARLY`] ends up to half a millisecond early or late, so gaps between
+//! tokens are right on average. If the process was suspended for more than [`MAX_LAG`], the clock
+//! is set back; otherwise the missed steps would run in a burst. An inbox for requests, aborts and
+//! faults is emptied between steps. Tokens leave through the collector of each request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,10 +27,10 @@ use crate::virtual_server::{StepEnd, VirtualServer};
 
 /// Half the resolution of tokio's timer.
 const EARLY: Duration = Duration::from_micros(500);
-/// Real time by which the loop may be late before the clock is set back.
+/// Longest delay of the loop before the clock is set back.
 const MAX_LAG: Duration = Duration::from_millis(250);
 
-/// A sequence in flight, with its data for the statistics.
+/// A sequence in flight, with data for the statistics.
 #[derive(Debug)]
 struct TrackedSequence {
     collector: Arc<OutputCollector>,
@@ -57,7 +56,7 @@ pub(crate) struct EngineLoop {
     /// Real time at virtual time zero.
     epoch: Instant,
     hung_since: Option<Instant>,
-    /// Number of running sequences above which the GPU runs out of memory.
+    /// Running sequences above which the GPU runs out of memory.
     out_of_memory_at: Option<u32>,
 }
 
@@ -332,8 +331,7 @@ impl EngineLoop {
         }
     }
 
-    /// Stops tracking a sequence: counts how it ended and reduces the load of the concurrency
-    /// limit.
+    /// Counts how a sequence ended and reduces the load of the concurrency limit.
     fn forget(&mut self, id: SequenceId, ended: Ended, broken: Option<Broken>) {
         let Some(tracked) = self.tracked.remove(&id) else { return };
         self.shared.concurrency.lock().leave(if tracked.first.is_none() { tracked.prompt } else { 0 });
@@ -359,7 +357,6 @@ impl EngineLoop {
         }
     }
 
-    /// Updates the gauges. If the engine hangs, they keep their last values.
     fn publish_gauges_unless_hung(&self) {
         if self.hung_since.is_none() {
             self.publish_gauges();
@@ -391,7 +388,6 @@ impl EngineLoop {
         }
     }
 
-    /// Ends the engine with CUDA's out-of-memory error.
     fn run_out_of_memory(&self) {
         let text = "EngineCore encountered a fatal error.\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate \
                     1.02 GiB. GPU 0 has a total capacity of which 0.31 GiB is free.";

@@ -1,9 +1,9 @@
 //! Passes tokens from an engine to one response, here and in `sluice lab`.
 //!
-//! There is one slot per choice and not a queue: tokens that the response has not taken yet are
-//! added up, as vLLM's collector does for a slow client. So memory is bounded, the engine never
-//! waits, and no token is lost. One reader (the response), one writer (the engine). With a stream
-//! interval of n, tokens are delivered n at a time; the first and the last are delivered at once.
+//! There is one slot per choice: tokens that the response has not taken yet are added up, as vLLM's
+//! collector does for a slow client. So memory is bounded, the engine never waits, and no token is
+//! lost. One reader (the response), one writer (the engine). With a stream interval of n, tokens
+//! are delivered n at a time; the first and the last at once.
 
 use std::task::{Context, Poll};
 
@@ -42,7 +42,6 @@ struct Pending {
 #[derive(Debug, Default)]
 struct State {
     choices: Vec<Pending>,
-    /// Number of tokens that are delivered together.
     interval: u32,
     ready: bool,
     broken: Option<Broken>,

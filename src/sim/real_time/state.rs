@@ -35,7 +35,6 @@ pub(crate) struct ServerState {
     /// New requests are refused, and the server waits for running ones.
     pub(crate) draining: AtomicBool,
     pub(crate) requests: Mutex<Requests>,
-    /// Start of the server, Unix seconds.
     pub(crate) started: f64,
     pub(crate) fingerprint: Arc<str>,
     /// Tokens after which a stream is broken off; 0 means never.
@@ -44,7 +43,6 @@ pub(crate) struct ServerState {
     pub(crate) stop: CancellationToken,
     /// Closes connections immediately, even in the middle of a response.
     pub(crate) killed: CancellationToken,
-    /// Commands that the engine loop has not taken yet.
     pub(super) inbox: Mutex<Vec<Command>>,
     /// Signalled when a command is added to the inbox.
     pub(super) arrived: Notify,

@@ -13,17 +13,12 @@ use serde_json::{Map, Value, json};
 use super::words;
 use sluice_core::base::Rng;
 
-/// Maximum depth of a value, levels.
 const MAX_DEPTH: u32 = 24;
 /// From this level on, optional values are left out.
 const SHALLOW: u32 = 3;
-/// Maximum number of values, including failed attempts.
 const MAX_NODES: u32 = 4_096;
-/// Maximum items of a list.
 const MAX_ITEMS: u64 = 256;
-/// Maximum characters of a string.
 const MAX_TEXT: u64 = 4_096;
-/// Number of words in a string without bounds.
 const WORDS: usize = 3;
 /// Width of the range from which a number without two bounds is drawn.
 const NUMBERS: f64 = 100.0;
@@ -33,7 +28,6 @@ pub(crate) fn of_schema(schema: &Value, seed: u64) -> Option<Value> {
     Maker { root: schema, rng: Rng::new(seed), nodes: 0 }.make(schema, 0)
 }
 
-/// A few words.
 pub(crate) fn sentence(rng: &mut Rng) -> String {
     let said: Vec<&str> = (0..WORDS).map(|_| words::word_of(rng.next_u64() as u32).trim()).collect();
     said.join(" ")
@@ -90,7 +84,6 @@ impl Maker<'_> {
         }
     }
 
-    /// A schema, or the schema to which it refers.
     fn resolved(&self, schema: &Value) -> Value {
         let target = schema.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'));
         target.and_then(|target| self.root.pointer(target)).unwrap_or(schema).clone()
@@ -314,7 +307,6 @@ impl Maker<'_> {
     }
 }
 
-/// `schema` without one key.
 fn without(schema: &Map<String, Value>, key: &str) -> Value {
     Value::Object(
         schema.iter().filter(|(name, _)| *name != key).map(|(name, value)| (name.clone(), value.clone())).collect(),

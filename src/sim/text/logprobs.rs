@@ -11,7 +11,6 @@ use twox_hash::XxHash3_64;
 use crate::text::planned_output::PlannedOutput;
 use crate::text::vocabulary::Vocabulary;
 
-/// A JSON string.
 pub(crate) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -64,7 +63,6 @@ pub(crate) fn chat(output: &PlannedOutput, positions: std::ops::Range<u32>, alte
     out + "]}"
 }
 
-/// One token in the log probabilities of a completion.
 struct Row {
     text: String,
     /// `None` for the first token of an echoed prompt.

@@ -30,10 +30,8 @@ const MEDIAN_TOKENS: f64 = 180.0;
 /// Standard deviation of the logarithm of drawn output lengths.
 const SHAPE: f64 = 0.8;
 
-/// The end of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
-    /// At the limit.
     Length,
     /// With an end-of-sequence token, which has no text.
     Eos,
@@ -51,7 +49,6 @@ struct Script {
     call: Option<CalledTool>,
 }
 
-/// The output of one choice, before it is generated.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedOutput {
     texts: Arc<TextModel>,
@@ -188,7 +185,6 @@ impl PlannedOutput {
         self.texts.vocabulary.piece(token)
     }
 
-    /// The tool that the output calls; the text is the arguments.
     pub(crate) fn call(&self) -> Option<&CalledTool> {
         self.script.as_ref()?.call.as_ref()
     }
@@ -214,7 +210,6 @@ impl PlannedOutput {
 /// The beginning of an output, as a prompt ends with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BegunOutput {
-    /// Whole tokens.
     pub(crate) tokens: u32,
     /// Bytes of the token behind them that the prompt has too.
     pub(crate) part: usize,

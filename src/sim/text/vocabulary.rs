@@ -11,7 +11,7 @@ use twox_hash::XxHash3_64;
 
 use super::words;
 
-/// Maximum number of tokens from which output is drawn: varied enough, and quick to set up.
+/// Tokens from which output is drawn: varied enough, and quick to set up.
 const DRAWN: u32 = 16_384;
 
 /// The vocabulary of one server.
@@ -26,7 +26,6 @@ pub struct Vocabulary {
 struct Real {
     tokenizer: Tokenizer,
     size: u32,
-    /// Ids from which output is drawn.
     drawn: Vec<u32>,
 }
 

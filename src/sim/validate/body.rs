@@ -1,9 +1,8 @@
 //! The body of a generating request, parsed once: the fields, and separately a prompt that is a
 //! list of token ids.
 //!
-//! Ids are parsed directly from the bytes, because prompts of a hundred thousand ids are common and
-//! slow as JSON values. All other fields become JSON values. The server limits the size of the
-//! body.
+//! Prompts of a hundred thousand ids are common and slow as JSON values, so ids are parsed from the
+//! bytes. The server limits the size of the body.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,18 +15,14 @@ use super::request_kind::RequestKind;
 use super::{json, messages, rules, schema};
 use crate::http::error_body::ErrorBody;
 
-/// A body whose fields are valid.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestBody {
-    /// The fields. `prompt` is an empty list if `ids` is set.
     pub(super) fields: Map<String, Value>,
     /// The prompt of a completion, if it is one list of token ids.
     pub(super) ids: Option<Vec<u32>>,
 }
 
 impl RequestBody {
-    /// Reads and checks a body.
-    ///
     /// # Errors
     /// The errors that vLLM finds before it looks for the model.
     pub(crate) fn read(kind: RequestKind, bytes: &[u8]) -> Result<Self, ErrorBody> {

@@ -15,17 +15,13 @@ use super::shape::Shape;
 use super::{rules, sampling};
 use crate::http::error_body::ErrorBody;
 
-/// Default of `max_tokens` for completions.
 const COMPLETION_TOKENS: i64 = 16;
 
 /// The settings of the server that limit requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerLimits<'a> {
-    /// `--max-model-len`, tokens.
     pub(crate) max_model_len: u32,
-    /// `--max-logprobs`.
     pub(crate) max_logprobs: i64,
-    /// `--enable-auto-tool-choice`.
     pub(crate) auto_tools: bool,
     /// Name of the model in error messages.
     pub(crate) name: &'a str,
@@ -168,7 +164,6 @@ fn check_route(kind: RequestKind, fields: &Map<String, Value>, auto_tools: bool)
     }
 }
 
-/// The requested limit on output tokens, if any.
 fn requested_tokens(kind: RequestKind, fields: &Map<String, Value>, length: u32) -> Result<Option<i64>, ErrorBody> {
     let (name, requested) = match (kind, fields.int("max_completion_tokens")) {
         (RequestKind::Chat, Some(tokens)) => ("max_completion_tokens", Some(tokens)),

@@ -1,7 +1,7 @@
 //! Parses a body as a JSON object; reports errors as CPython's `json` does.
 //!
-//! `serde_json` parses valid bodies. If it fails, a small scanner finds the reason and the position
-//! in characters that CPython reports, because vLLM includes both in its error.
+//! `serde_json` parses valid bodies. Otherwise a small scanner finds the reason and the position in
+//! characters that CPython reports, because vLLM's error includes both.
 
 use serde_json::{Map, Value};
 

@@ -91,7 +91,6 @@ fn check_content(branch: &str, value: &Value, at: &str, problems: &mut Validatio
     }
 }
 
-/// Checks a prompt: ids, lists of ids, a string, or strings.
 pub(super) fn check_prompt(prompt: Option<&Value>, problems: &mut ValidationErrors) {
     let at = "body.prompt";
     let items = match prompt {

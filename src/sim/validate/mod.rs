@@ -5,9 +5,9 @@
 //!       -> sampling -> GenerateRequest
 //! ```
 //!
-//! Each stage refuses with vLLM's status, type and message. The stages and their checks have vLLM's
-//! order, so that of two mistakes the same one is reported. The texts must stay word for word: the
-//! conformance test compares each of them with a real server.
+//! Each stage refuses with vLLM's status, type and message. Stages and checks have vLLM's order, so
+//! that of two mistakes the same one is reported. The texts must stay word for word: the
+//! conformance test compares them with a real server.
 
 mod body;
 mod generate_request;

@@ -103,7 +103,6 @@ impl TextModel {
         Ok(Prompt { ids: ids.into(), seed, text: None, tokenized: false, continued: None })
     }
 
-    /// The prompt of a conversation.
     pub(crate) fn of_chat(&self, fields: &Map<String, Value>, name: &str, length: u32) -> Result<Prompt, ErrorBody> {
         let messages = fields.get("messages").cloned().unwrap_or_default();
         let list = messages.as_array().map_or(&[][..], Vec::as_slice);
@@ -202,7 +201,6 @@ impl TextModel {
         Prompt { ids: ids.into(), seed, text: None, tokenized: true, continued: None }
     }
 
-    /// The prompts of a completion.
     pub(super) fn of_completion(
         &self,
         fields: &Map<String, Value>,

@@ -29,7 +29,6 @@ pub(crate) enum Type {
     Any,
 }
 
-/// A whole number without bounds.
 pub(crate) const INT: Type = Type::Int(i64::MIN, i64::MAX);
 
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +37,6 @@ pub(crate) struct Field {
     pub(crate) takes: Type,
     /// Whether `null` is accepted.
     pub(crate) nullable: bool,
-    /// Whether the field must be present.
     pub(crate) required: bool,
 }
 
@@ -90,7 +88,6 @@ impl ValidationErrors {
     }
 }
 
-/// Python's `repr` of a string.
 pub(crate) fn repr(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::with_capacity(text.len() + 2);
@@ -112,7 +109,6 @@ pub(crate) fn repr(text: &str) -> String {
     out
 }
 
-/// A value as error messages show it.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Null => "None".to_owned(),

@@ -12,7 +12,6 @@ use crate::http::error_body::ErrorBody;
 
 /// vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const MAX_PROMPTS: usize = 1024;
-/// Longest `cache_salt`, characters.
 const MAX_SALT: usize = 128;
 
 fn refuse(param: &str, text: &str) -> Result<(), ErrorBody> {

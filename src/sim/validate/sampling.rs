@@ -30,7 +30,6 @@ fn named(param: &str, value: impl std::fmt::Display, message: String) -> Result<
     Err(ErrorBody::bad_request(Some(param), format!("{message} (parameter={param}, value={value})")))
 }
 
-/// Refuses a value that breaks a rule.
 fn check_that(holds: bool, message: impl FnOnce() -> String) -> Result<(), ErrorBody> {
     if holds { Ok(()) } else { Err(ErrorBody::bad_request(None, message())) }
 }
@@ -83,7 +82,6 @@ pub(super) fn check(fields: &Map<String, Value>, limit: i64) -> Result<(), Error
     check_that(n == 1 || !is_greedy, || format!("n must be 1 when using greedy sampling, got {n}."))
 }
 
-/// A list of ids as Python prints it, if there are any.
 fn listed(ids: impl Iterator<Item = i64>) -> Option<String> {
     let ids: Vec<i64> = ids.collect();
     (!ids.is_empty()).then(|| format!("{ids:?}"))
@@ -131,7 +129,6 @@ pub(super) fn check_engine(
     Ok(())
 }
 
-/// Checks that the keys of `logit_bias` are ids.
 pub(super) fn check_bias(fields: &Map<String, Value>) -> Result<(), ErrorBody> {
     let keys = fields.get("logit_bias").and_then(Value::as_object);
     let wrong: Vec<String> = keys
@@ -159,7 +156,6 @@ pub(super) fn stops(fields: &Map<String, Value>) -> Vec<String> {
     }
 }
 
-/// The ids in a list field.
 pub(super) fn ids(fields: &Map<String, Value>, name: &str) -> Vec<u32> {
     let items = fields.get(name).and_then(Value::as_array);
     items.into_iter().flatten().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()).collect()

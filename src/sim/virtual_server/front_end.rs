@@ -9,10 +9,9 @@
 //! together, after n times the work of one. (Of 100 simultaneous requests to a real server, the
 //! first tenth reached the engine after 38 ms and the last after 52 ms.) Tokens have priority over
 //! requests, so requests are accepted slowly while many streams decode. The tokens of a step become
-//! visible together, when most of them are sent; real clients see them spread around that time. A
-//! first token costs more, in proportion to the prompt: 13 ms for 16,000 tokens, during which no
-//! other token is sent. Several API servers share requests and tokens. Time is a parameter; the
-//! caller bounds the requests.
+//! visible together, when most of them are sent. A first token costs more, in proportion to the
+//! prompt: 13 ms for 16,000 tokens, during which no other token is sent. Several API servers share
+//! requests and tokens. Time is a parameter; the caller bounds the requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,7 +20,6 @@ use crate::engine::{Request, SequenceId};
 use crate::machine::FrontEndRates;
 use sluice_core::base::Rng;
 
-/// Maximum number of API servers of one engine.
 const MAX_SERVERS: u32 = 64;
 /// The tokens of a step count as visible after this share of the work to send them: half (the
 /// median client), plus the time in which the engine passes them on (8 us each).
@@ -40,7 +38,6 @@ pub struct FrontEnd {
 /// enters at V leaves at V + S.
 #[derive(Clone, Debug, Default)]
 struct Thread {
-    /// The time until which the thread is busy sending tokens.
     busy_until: Duration,
     /// Work done per request until `at`, seconds.
     done: f64,

@@ -1,7 +1,7 @@
 //! A simulated server on virtual time: the API server and the engine.
 //!
-//! The engine loop of `sluice sim` runs it on the real clock. Tests, `sluice lab` and the
-//! calibration run it as fast as possible.
+//! `sluice sim` runs it on the real clock. Tests, `sluice lab` and the calibration run it as fast
+//! as possible.
 
 mod front_end;
 mod server;

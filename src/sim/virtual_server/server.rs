@@ -5,12 +5,12 @@
 //!           -> front end (tokens) -> emissions
 //! ```
 //!
-//! The next step starts when the last one ended, even if [`VirtualServer::poll`] is called later,
-//! so a late caller does not slow the engine down. The tokens of a step are reported when clients
-//! see them, while later steps already run. The engine processes results only after it has launched
-//! the next step. Without a graph the launch takes the CPU 10 to 30 ms, and sometimes as long as
-//! the step takes on the GPU ([`CostModel::stall_share`]). Time is a parameter: `sluice sim` passes
-//! the real clock, tests and simulations pass virtual time.
+//! The next step starts when the last one ended, even if [`VirtualServer::poll`] is called later.
+//! The tokens of a step are reported when clients see them, while later steps already run. The
+//! engine processes results only after it has launched the next step. Without a graph the launch
+//! takes the CPU 10 to 30 ms, and sometimes as long as the step takes on the GPU
+//! ([`CostModel::stall_share`]). Time is a parameter: `sluice sim` passes the real clock, tests and
+//! simulations pass virtual time.
 //!
 //! [`CostModel::stall_share`]: crate::machine::CostModel::stall_share
 
@@ -41,7 +41,6 @@ pub struct StepEnd {
     pub refused: Vec<(SequenceId, EngineError)>,
 }
 
-/// The step that the GPU is computing.
 #[derive(Debug)]
 struct RunningStep {
     started: Duration,
@@ -52,7 +51,6 @@ struct RunningStep {
     next_plan: Duration,
     /// Whether the launch blocks until the GPU has finished the step.
     stalled: bool,
-    /// Duration added by an injected fault.
     extra: Duration,
     outcome: StepOutcome,
 }
@@ -272,7 +270,6 @@ impl VirtualServer {
         self.under_way = Some(RunningStep { started: at, ended, planned, next_plan, stalled, extra, outcome });
     }
 
-    /// Adds the requests that reach the engine by `until`.
     fn add_ready(&mut self, until: Duration) {
         while let Some((ready, _)) = self.in_front_end.front()
             && *ready <= until

@@ -51,8 +51,8 @@ enum Routing {
     /// Short requests to the first server; at most this many long ones on the second, the others
     /// wait.
     LongInFlight(usize),
-    /// As `LongInFlight`, with permits for long requests on the second and on the first server. A
-    /// permit is returned at the first token.
+    /// As `LongInFlight`, with permits for long requests on the second and on the first server,
+    /// returned at the first token.
     Permits(usize, usize),
 }
 
@@ -152,7 +152,6 @@ fn open_loop(servers: &[Server], rates: (f64, f64), routing: Routing, draw: u64)
     lives.into_values().collect()
 }
 
-/// The measurement is one draw of the arrivals.
 const DRAWS: u64 = 15;
 
 /// Medians over the draws, in ms: TTFT p50 and p99 and E2EL p99 of short requests, then of long
@@ -180,7 +179,7 @@ fn tails(name: &str, servers: &[Server], rates: (f64, f64), routing: Routing, me
     println!("{name:<20} measured  {}", show(measured));
     println!("{:<20} simulated {}   (lowest  {})", "", show(at(0.5)), show(at(0.0)));
     println!("{:<20}           {:59}   (highest {})", "", "", show(at(1.0)));
-    // Only the median TTFTs are checked. The tails depend on 40 long requests and vary too much.
+    // The tails depend on 40 long requests and vary too much to be checked.
     for column in [0, 3].into_iter().filter(|column| measured[*column].is_finite()) {
         let (low, high) = (at(0.0)[column] * 0.9, at(1.0)[column] * 1.1);
         assert!((low..high).contains(&measured[column]), "{name}: {} is not in {low}..{high}", measured[column]);

@@ -4,7 +4,7 @@
 //! The measured engine was synchronous: CPU and GPU worked one after the other. The CPU time is
 //! modelled as 1.6 ms plus 1.64 times `schedule_ms` (fitted). A cell is the median of the steps
 //! with the same numbers. The speed of this CPU varied by a factor of two, so without graphs only
-//! steps of 1,024 tokens or more are compared, which do not wait for the CPU to launch kernels.
+//! steps of 1,024 tokens or more are compared, which do not wait for the CPU.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -20,8 +20,7 @@ const EAGER: &[u8] = include_bytes!("../../../../tests/fixtures/h200/grid/grid-e
 const WARM_UP: usize = 60;
 const HOST_MS: f64 = 1.6;
 const HOST_PER_SCHEDULE: f64 = 1.64;
-/// Without graphs, a step of at least this many tokens takes longer on the GPU than the CPU takes
-/// to launch it.
+/// Without graphs, a step of so many tokens takes longer on the GPU than its launch.
 const GPU_BOUND: u32 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,8 +70,8 @@ fn cells(gz: &[u8], graphs: Option<u32>) -> Vec<(Regime, f64, String)> {
             () => Regime::Full,
         };
         let waits_for_the_host = graphs.largest() < load.tokens && load.tokens < GPU_BOUND;
-        // One or two tokens are the rest of a prompt. There are few such steps of each kind, and
-        // the CPU also ends a request in them.
+        // One or two tokens are the rest of a prompt, in which the CPU also ends a request. There
+        // are few such steps of each kind.
         if waits_for_the_host || (1..64).contains(&chunk) {
             continue;
         }

@@ -1,12 +1,11 @@
 //! Compares mixed traffic through the gateway on two H200s with two simulated engines, with the
 //! same arrivals.
 //!
-//! [`Gateway`] is a simple model of the gateway that was measured: it chooses the backend with the
-//! least work by tokens and pace, gives permits for long prefills until the first token, and
-//! spills. (The laboratory places requests as the current gateway does, so it cannot reproduce
-//! these rows.) A request is placed when the whole body has arrived, which takes [`BODY`] for a
-//! long prompt. Arrivals and classes are those of `sluice bench` with the same seed; only the
-//! jitter and the delay of bodies differ between draws.
+//! [`Gateway`] is a simple model of the measured gateway: it chooses the backend with the least
+//! work by tokens and pace, gives permits for long prefills until the first token, and spills. (The
+//! laboratory places requests as the current gateway does.) A request is placed when the whole body
+//! has arrived, which takes [`BODY`] for a long prompt. Arrivals and classes are those of `sluice
+//! bench` with the same seed; only the jitter and the delay of bodies differ between draws.
 //!
 //! The constants of the host, but not of the GPU, were fitted to these rows;
 //! [`fit_without_each_row`] predicts each row from the others. `cargo test -p sluice-sim
@@ -25,7 +24,7 @@ const MEASURED: &str = include_str!("../../../../tests/fixtures/h200/mixed.csv")
 
 /// Prompt and output tokens of short and long requests.
 const LENGTHS: [(u32, u32); 2] = [(200, 128), (16_000, 64)];
-/// Range of the time to receive the body of a long request, seconds; spread evenly over the draws.
+/// Range of the time to receive a long body, seconds; spread evenly over the draws.
 const BODY: (f64, f64) = (1e-3, 3e-3);
 const REQUESTS: u64 = 1440;
 const RATE: f64 = 32.0;
@@ -38,8 +37,8 @@ const WIDE: [u32; 6] = [384, 512, 768, 896, 1024, 1280];
 /// TTFT P50 and P99, mean TPOT, ITL P99, E2EL P50 and P99, each for short and for long requests.
 const CELLS: [&str; 6] = ["TTFT50", "TTFT99", "TPOT", "ITL99", "E2EL50", "E2EL99"];
 type Cells = [[f64; 6]; 2];
-/// The cells that are compared: all but the ITL and the median TTFT. The median TTFT lies between
-/// requests that meet a long prefill and requests that do not.
+/// All cells but the ITL and the median TTFT, which lies between requests that meet a long prefill
+/// and requests that do not.
 const JUDGED: [usize; 4] = [1, 2, 4, 5];
 /// The cells of a fit. Without the ITL, a fit chooses a CPU whose times vary more than they did.
 const FITTED: [usize; 5] = [1, 2, 3, 4, 5];
@@ -51,7 +50,6 @@ enum Policy {
     Sides,
 }
 
-/// One arrangement of two engines, and the measured cells.
 #[derive(Clone, Debug)]
 struct Arrangement {
     name: String,
@@ -132,7 +130,6 @@ struct Gateway {
     backends: Vec<Backend>,
     lives: Vec<Life>,
     gaps: [Vec<f64>; 2],
-    /// Long requests that wait for a permit, in order of arrival.
     queue: Vec<u64>,
 }
 
@@ -202,7 +199,6 @@ impl Gateway {
         backend.server.submit(now, [Request { id, prompt_tokens, output_tokens, ..Request::default() }]);
     }
 
-    /// Records the tokens of a step.
     fn receive(&mut self, now: Duration, from: usize, end: StepEnd) {
         for token in end.emitted {
             let life = &mut self.lives[token.id as usize];
@@ -282,7 +278,7 @@ fn cell(draws: &[Cells], kind: usize, cell: usize) -> f64 {
     quantile(draws.iter().map(|draw| draw[kind][cell]).collect(), 0.5)
 }
 
-/// Relative errors of these cells, of short requests and then of long ones.
+/// Relative errors of these cells: short requests, then long ones.
 fn errors(arrangement: &Arrangement, draws: &[Cells], cells: &[usize]) -> Vec<f64> {
     let error = |kind: usize, at: usize| cell(draws, kind, at) / arrangement.measured[kind][at] - 1.0;
     (0..2).flat_map(|kind| cells.iter().map(move |at| error(kind, *at))).collect()
@@ -299,8 +295,7 @@ fn show(arrangement: &Arrangement, draws: &[Cells]) {
     }
 }
 
-/// Relative differences between the judged cells of single draws and their median. The draws have
-/// slightly different times.
+/// Relative differences between the judged cells of single draws and their median.
 fn scatter(draws: &[Cells]) -> Vec<f64> {
     let of = |kind: usize, at: usize| {
         let median = cell(draws, kind, at);
@@ -377,8 +372,8 @@ fn distances(values: [f64; 4], rows: &[Arrangement]) -> Vec<f64> {
     rows.iter().zip(&cells).map(|(row, cells)| errors(row, cells, &FITTED).into_iter().map(error).sum()).collect()
 }
 
-/// Random starting points; the fit continues from the best. From a single point it can end at up to
-/// twice the distance of other fits.
+/// Random starting points; the fit continues from the best. A single point can lead to twice the
+/// distance.
 const POINTS: usize = 200;
 /// The most passes over all constants with one size of move.
 const PASSES: usize = 6;

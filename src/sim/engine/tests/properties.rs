@@ -68,7 +68,6 @@ fn limits() -> impl Strategy<Value = EngineConfig> {
     })
 }
 
-/// An engine and the results that must still come out of it.
 struct Watched {
     engine: Engine,
     /// Tokens still to come, and the request.
@@ -161,7 +160,6 @@ impl Watched {
     }
 }
 
-/// Plays all acts, then steps until the engine is idle.
 fn play(limits: EngineConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
     let mut watched = Watched { engine: engine(|config| *config = limits), left: HashMap::new(), next: 0 };
     for act in acts {

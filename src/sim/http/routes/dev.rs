@@ -15,12 +15,10 @@ use crate::real_time::command::Control;
 use crate::real_time::state::ServerState;
 use crate::validate::pydantic::{ValidationErrors, repr};
 
-/// Sends a command to the engine and waits until it is carried out.
 async fn control(shared: &ServerState, control: Control) -> Result<bool, ErrorBody> {
     shared.control(control).await.ok_or_else(ErrorBody::dead)
 }
 
-/// A parameter of the query string.
 fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     query?.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
 }
@@ -62,7 +60,6 @@ fn empty() -> Reply {
     body(StatusCode::OK, "", String::new())
 }
 
-/// Handles one of these routes.
 pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,

@@ -24,7 +24,6 @@ use crate::unix_time::unix_time;
 use crate::validate::pydantic::ValidationErrors;
 use crate::validate::{GenerateRequest, RequestBody, RequestKind, ServerLimits, json as body_json};
 
-/// Handles a request for one of these routes.
 pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,

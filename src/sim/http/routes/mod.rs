@@ -242,7 +242,7 @@ fn metrics(shared: &ServerState) -> Reply {
     };
     let mut out = String::new();
     http_metrics::process(&mut out, shared.started);
-    // Rendered from a copy, because rendering takes longer than a step may wait for the lock.
+    // Rendering takes longer than a step may wait for the lock.
     let stats = shared.stats.lock().clone();
     if config.log_stats {
         out.push_str(&metrics_page::engine(&stats, facts));

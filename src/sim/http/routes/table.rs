@@ -8,7 +8,6 @@ use hyper::Method;
 
 use crate::process::config::SimConfig;
 
-/// The condition under which a route exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Condition {
     Always,
@@ -122,7 +121,6 @@ pub(super) enum Target<'a> {
     /// The path exists without the trailing slash: the template of the route, and the path to
     /// redirect to.
     Redirect(&'static str, &'a str),
-    /// No such path.
     Unknown,
 }
 

@@ -19,10 +19,8 @@ use crate::validate::pydantic::{self, FieldReader, ValidationErrors, shown};
 use crate::validate::{json as body_json, schema};
 use sluice_core::base::Rng;
 
-/// Dimensions of an embedding.
 const EMBEDDING: usize = 64;
 
-/// Handles one of these routes.
 pub(super) async fn handle(
     shared: &Arc<ServerState>,
     template: &str,

@@ -1,6 +1,6 @@
 //! Output of a shape that the request demands: tool calls and JSON.
 //!
-//! Every route that supports such output is tested, streamed and complete.
+//! Every route with such output is tested, streamed and complete.
 
 use serde_json::json;
 

@@ -19,7 +19,6 @@ use crate::process::refusal::{Refusal, Stage};
 use crate::validate::pydantic::{repr, shown};
 use sluice_core::vllm::args::ServeArgs;
 
-/// The keys that have an effect.
 const EFFECTIVE: [&str; 4] = ["mode", "cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"];
 /// The values of `mode`, by number; three of the numbers have a name below.
 const COMPILATION_MODES: [&str; 4] = ["NONE", "STOCK_TORCH_COMPILE", "DYNAMO_TRACE_ONCE", "VLLM_COMPILE"];
@@ -60,8 +59,6 @@ pub(super) struct CompilationConfig {
 }
 
 impl CompilationConfig {
-    /// Reads the config from the flags.
-    ///
     /// # Errors
     /// A value of the wrong type or out of range. For an unknown name of a graph mode, the
     /// exception that vLLM does not catch.
@@ -83,7 +80,6 @@ impl CompilationConfig {
         })
     }
 
-    /// The compiler of steps, and the kind of graphs.
     pub(super) fn resolve(&self, level: usize, gpu: &Gpu, pooling: bool) -> (Compilation, GraphMode) {
         let default = match level {
             0 => (NONE, GraphMode::None),
@@ -114,7 +110,6 @@ impl CompilationConfig {
     }
 }
 
-/// `--optimization-level`, 0 to 3.
 pub(super) fn optimization_level(args: &ServeArgs) -> Result<usize, Refusal> {
     let Some(text) = args.text("optimization-level") else { return Ok(2) };
     number(&Value::from(text)).filter(|level| *level <= 3).ok_or_else(|| Refusal::Bound {
@@ -171,7 +166,6 @@ fn graph_mode(value: &Value) -> Result<GraphMode, Refusal> {
     found.ok_or_else(|| invalid(Some("cudagraph_mode"), text, "enum", value))
 }
 
-/// A whole number of at least 0, in any form that pydantic accepts.
 fn number(value: &Value) -> Option<usize> {
     integer("", value).ok().and_then(|number| usize::try_from(number).ok())
 }

@@ -34,8 +34,7 @@ pub(super) fn allowed(name: &str) -> bool {
     std::env::var(name).is_ok_and(|value| ["1", "true"].contains(&value.trim().to_lowercase().as_str()))
 }
 
-/// The value of a flag that is a whole number with a lower bound. The flag has the name of the
-/// field, with dashes.
+/// The value of a whole number with a lower bound. The flag has the name of the field, with dashes.
 pub(super) fn at_least(
     args: &ServeArgs,
     class: &'static str,

@@ -32,8 +32,8 @@ impl SimConfig {
         let profile = laid_out(args, profile, model)?;
         let mut config = Self::new(name, profile);
         config.texts = Arc::new(texts);
-        // A model that is a folder is served exactly as by vLLM. Any other model has additional
-        // routes, for tests of gateways.
+        // A folder is served exactly as by vLLM. Other models have additional routes, for tests of
+        // gateways.
         config.on_disk = Path::new(name).is_dir();
         config.embeddings = pooling(args) || !config.on_disk;
         let lora_env = std::env::var_os("VLLM_ALLOW_RUNTIME_LORA_UPDATING").is_some();

@@ -1,7 +1,7 @@
 //! The size of the KV cache from flags, and start-up errors that name the sizes that would fit.
 //!
-//! The utilisation is checked first. Then [`kv_budget`] decides. Then the longest context must fit
-//! the blocks. If the weights do not fit, the simulator names settings with which they fit in fp8.
+//! The utilisation is checked first, then [`kv_budget`], then the longest context against the
+//! blocks. If the weights do not fit, the simulator names settings with which they fit in fp8.
 
 use super::SimConfig;
 use super::flags::at_least;

@@ -1,8 +1,8 @@
 //! The settings of a simulated server: flags of `vllm serve`, resolved against a GPU and a model.
 //!
 //! [`SimConfig::from_args`] refuses settings that vLLM refuses at start-up, with vLLM's messages
-//! ([`Refusal`]). Defaults are vLLM's for the GPU. All fields are public, so that a test or the
-//! demo can change a field of [`SimConfig::new`], which has the limits of the measured server.
+//! ([`Refusal`]). Defaults are vLLM's for the GPU. All fields are public: a test or the demo can
+//! change [`SimConfig::new`], which has the limits of the measured server.
 //!
 //! [`Refusal`]: crate::process::refusal::Refusal
 

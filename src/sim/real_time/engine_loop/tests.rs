@@ -1,6 +1,4 @@
-//! The engine loop on tokio's paused clock.
-//!
-//! The tests check faults, aborts and suspensions without real waiting.
+//! The engine loop on tokio's paused clock: faults, aborts and suspensions without real waiting.
 
 use super::*;
 use crate::SimConfig;
