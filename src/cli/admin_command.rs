@@ -19,7 +19,6 @@ pub(super) struct AdminPort {
     token: Option<String>,
 }
 
-/// Runs `command` with a client of the admin port.
 pub(super) fn with_client(port: &AdminPort, command: impl AsyncFnOnce(&AdminClient) -> ExitCode) -> ExitCode {
     let client = match AdminClient::new(&port.admin, port.token.as_deref()) {
         Ok(client) => client,

@@ -1,10 +1,9 @@
 //! `sluice backend list|drain|restart|logs|enable`: the backends of a running gateway, and its
 //! engines.
 //!
-//! A backend is named as in the configuration, `gpu0`, or `short/gpu0` if two pools have a backend
-//! of that name. With `--wait` a command shows progress on stderr and waits: `drain` until no
-//! request is in flight, `enable` until the backend is in rotation, `restart` until the change has
-//! an outcome.
+//! A backend is named as in the configuration, `gpu0`, or `short/gpu0` if two pools have that name.
+//! With `--wait` a command shows progress on stderr and waits: `drain` until no request is in
+//! flight, `enable` until the backend is in rotation, `restart` until the change has an outcome.
 //!
 //! Exit codes: 0 done; 1 refused, failed, or rolled back (the message says why, and the remedy); 2
 //! wrong usage.
@@ -23,9 +22,8 @@ use super::terminal::stdout_width;
 use sluice_admin::status::{BackendStatus, Status};
 use sluice_admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, RestartOptions, encode, flag};
 
-/// Time between two polls with `--wait`.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Failed polls after which `--wait` gives up; enough time (30 s) to restart a gateway.
+/// Failed polls after which `--wait` gives up: 30 s, in which a gateway can restart.
 const FAILED_POLLS_MAX: u32 = 150;
 
 /// Backends of a running gateway, and the engines it runs.
@@ -153,7 +151,6 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
         }
         Command::Restart { name, set, reset, hold, cut, wait } => {
             let path = path(&status, name)?;
-            // `run` has refused arguments that are no flags.
             let flags: Vec<_> = set.iter().filter_map(|set| flag(set).ok()).collect();
             let flags = RestartOptions::of_flags(flags.iter().map(|(name, value)| (name, value)));
             let options = RestartOptions { reset: *reset, hold: *hold, cut: *cut, ..flags };
@@ -185,7 +182,6 @@ fn is_last(status: &Status, path: &Path) -> bool {
     !others.into_iter().any(|backend| matches!(backend.state.as_str(), "ready" | "probation"))
 }
 
-/// The result of change `id`, if the change has ended.
 pub(in crate::cli) fn outcome(backend: &BackendStatus, id: u64) -> Option<Result<(), String>> {
     let Some(engine) = &backend.engine else { return Some(Err("the gateway no longer runs this engine".to_owned())) };
     let last = engine.last_change.as_ref().filter(|last| last.id >= id)?;
@@ -209,7 +205,6 @@ fn why(backend: &BackendStatus) -> String {
     backend.engine.as_ref().and_then(|engine| engine.why.clone()).unwrap_or_else(|| "the engine is on hold".to_owned())
 }
 
-/// The names of a backend, not encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cli) struct Path {
     pub(in crate::cli) pool: String,
@@ -243,7 +238,7 @@ pub(in crate::cli) async fn post(client: &AdminClient, path: &Path, action: &str
     client.post_within(&path, RESTART_TIMEOUT).await
 }
 
-/// Waits until the engine is not in a ramp, during which the gateway refuses a restart.
+/// The gateway refuses a restart during the ramp of an engine.
 async fn ramp_ends(client: &AdminClient, path: &Path) -> Result<(), Failed> {
     let is_over = |backend: &BackendStatus| {
         let in_ramp = backend.engine.as_ref().is_some_and(|engine| engine.step == "ramp");
@@ -319,7 +314,6 @@ impl ProgressLine {
     }
 }
 
-/// Prints to stdout. A reader that left early is no failure.
 fn print_line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

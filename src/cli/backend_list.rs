@@ -1,9 +1,9 @@
 //! `sluice backend list`: the backends of a running gateway as a table.
 //!
-//! On a terminal the table fits the terminal's width; if a column of addresses does not fit, each
-//! address stands below the backend's name. Without a terminal, lines have any width. Below the
-//! table is a line for each engine that does not serve, with the cause and the remedy. Past
-//! failures and their age appear only with `--wide`, in a table with every column.
+//! On a terminal the table fits the width; if a column of addresses does not fit, each address
+//! stands below the backend's name. Below the table is a line for each engine that does not serve,
+//! with the cause and the remedy. Past failures and their age appear only with `--wide`, in a table
+//! with every column.
 
 use comfy_table::presets::{NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};
@@ -14,7 +14,7 @@ use sluice_fleet::{EngineView, LastChange};
 
 /// Width of the blanks around a cell, in columns.
 const PADDING: usize = 2;
-/// Most columns of a name in the lines below the table, and of a name that is never broken.
+/// Most columns of a name below the table, and of a name that is never broken.
 const NAME_WIDTH: u16 = 40;
 
 pub(super) fn json(status: &Status) -> String {
@@ -79,7 +79,6 @@ fn name_column(status: &Status) -> u16 {
     needed.max().and_then(|needed| u16::try_from(needed).ok()).unwrap_or(NAME_WIDTH)
 }
 
-/// The lines below the table.
 fn notes(status: &Status, width: Option<usize>) -> Table {
     let mut notes = fitted(NOTHING, width);
     for (pool, backend) in all(status) {
@@ -144,7 +143,6 @@ fn in_flight(backend: &BackendStatus) -> String {
     }
 }
 
-/// The outcome of a change. The number is marked with #, so that it does not read as a count.
 fn outcome(change: &LastChange) -> String {
     format!("#{} {}", change.id, change.outcome.replace('_', " "))
 }
@@ -162,7 +160,6 @@ fn doing(engine: &EngineView) -> String {
     }
 }
 
-/// A line below the table, if the operator should know more.
 fn note(engine: &EngineView) -> Option<String> {
     match (engine.step.as_str(), engine.detail.as_str(), &engine.why, &engine.waits) {
         // The command is on a separate line, so that it can be copied.
@@ -201,7 +198,6 @@ fn why(engine: &EngineView) -> &str {
     engine.why.as_deref().unwrap_or("the engine does not run")
 }
 
-/// The command that ends a hold.
 fn enable(engine: &EngineView) -> String {
     format!("sluice backend enable {}", engine.backend)
 }

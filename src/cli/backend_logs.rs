@@ -11,9 +11,8 @@ use std::time::Duration;
 use sluice_admin::{AdminClient, AdminClientError, LOG_LINES_MAX, encode};
 use sluice_fleet::LogLines;
 
-/// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Failed polls after which `--follow` gives up; enough time (30 s) to restart a gateway.
+/// Failed polls after which `--follow` gives up: 30 s, in which a gateway can restart.
 const FAILED_POLLS_MAX: u32 = 60;
 
 /// The flags of `sluice backend logs`.

@@ -3,7 +3,7 @@
 //! A valid configuration is printed to stdout as TOML that can be used unchanged. A comment at each
 //! key names the origin: a line of the file, `--set`, or a default. Secrets are shown as references
 //! or masked. Warnings go to stderr. An invalid configuration prints all errors to stderr, nothing
-//! to stdout. The checks are the same as for a start and a reload ([`checks`]).
+//! to stdout. A start and a reload make the same checks ([`checks`]).
 //!
 //! No socket is bound and no engine started; a program of `launch` runs only with `--help=all`, and
 //! is named on stderr after 20 s without flags. Only `--probe` contacts backends
@@ -83,7 +83,6 @@ fn check(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     if args.probe { probe::run(&loaded.config, args.quiet, out, err) } else { 0 }
 }
 
-/// The checks that a start or a reload runs.
 fn checked(loaded: &Loaded) -> Result<Vec<String>, Problems> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime {

@@ -1,8 +1,7 @@
 //! The configuration file that a subcommand reads: `FILE`, `--config FILE`, or else
 //! `./sluice.toml`.
 //!
-//! `serve` and `check` read the same file for the same words, so that `check` checks the file that
-//! `serve` uses.
+//! `check` checks the file that `serve` uses with the same words.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +24,6 @@ pub(super) struct ConfigFile {
 #[derive(Debug, thiserror::Error)]
 #[error("there is no ./{DEFAULT_FILE}; name a configuration file{instead} (--help says more)")]
 pub(super) struct NoFile {
-    /// Another way to name engines, for the message.
     pub(super) instead: &'static str,
 }
 

@@ -26,7 +26,6 @@ use sluice_online::findings::{Finding, LastMinute};
 
 /// The most keys and engines that are shown.
 const ROWS: usize = 12;
-/// Columns of a line if stdout is no terminal.
 const WIDTH: usize = 100;
 
 /// Find out what is slow, for whom, and why
@@ -204,7 +203,6 @@ async fn explain(client: &AdminClient, id: &str) -> Result<String, AdminClientEr
     Ok(found.requests.iter().map(story).collect())
 }
 
-/// One request in sentences.
 fn story(request: &RequestView) -> String {
     let mut text = format!("Request {} ended at {}: {}", request.request_id, request.time, request.outcome);
     if !request.detail.is_empty() {

@@ -37,7 +37,6 @@ mod tests {
     use super::*;
     use crate::cli::command;
 
-    /// Every subcommand, by the words that name it.
     fn paths(command: &Command, path: &[String], all: &mut Vec<Vec<String>>) {
         for found in command.get_subcommands().filter(|found| found.get_name() != "help") {
             let path = [path, &[found.get_name().to_owned()]].concat();

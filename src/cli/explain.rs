@@ -1,8 +1,8 @@
 //! `sluice explain [CODE]...`: the meaning of an error and the remedy, without a network.
 //!
 //! The text is `.github/docs/errors.md`, which is compiled in: a heading `### code` begins a
-//! section, and the next heading ends it. Without a code, every code is listed with the first line
-//! of the section. `tests/docs` checks that exactly the codes that the program uses have a section.
+//! section. Without a code, every code is listed with the first line of the section. `tests/docs`
+//! checks that exactly the codes that the program uses have a section.
 //!
 //! Exit codes: 0 explained; 2 a code that does not exist.
 

@@ -1,8 +1,7 @@
 //! `sluice completions SHELL`, `sluice man DIR` and `sluice version`: output for packages.
 //!
-//! Completions and manual pages are made from the same definitions as `--help`, so they cannot be
-//! out of date. Hidden subcommands are left out. Exit codes: 0 written; 1 a page could not be
-//! written; 2 wrong usage.
+//! Completions and manual pages are made from the definitions of `--help`, without hidden
+//! subcommands. Exit codes: 0 written; 1 a page could not be written; 2 wrong usage.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -2,8 +2,7 @@
 //!
 //! Shows a bar; counts of sent, open and failed requests; and from the last ten seconds the
 //! completed requests per second and a histogram of TTFT. The lines are redrawn in place every
-//! [`REFRESH`] and cleared at the end, so that only the result stays on the screen. A screen of few
-//! rows has no histogram.
+//! [`REFRESH`] and cleared at the end. A screen of few rows has no histogram.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Stderr};
@@ -18,18 +17,14 @@ use tokio::time::Instant;
 use super::terminal::{LiveLines, size};
 use sluice_bench::{Distribution, Extent, Progress};
 
-/// Time between two drawings.
 const REFRESH: Duration = Duration::from_millis(200);
-/// Columns of the bar.
 const BAR: usize = 20;
-/// Rows of the histogram.
 const BINS: usize = 8;
 /// Least rows of a screen with a histogram.
 const ROWS_MIN: usize = 16;
 /// Columns of the histogram besides the bars: bounds and counts.
 const BESIDE_BARS: usize = 28;
 
-/// The lines on the terminal; `None` once they have ended.
 type Live = Arc<Mutex<Option<LiveLines<Stderr>>>>;
 
 /// The lines; cleared when ended or dropped.
@@ -67,7 +62,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        // Cleared here and not by the task, which might end only after the next text is printed.
+        // The task might clear the lines only after the next text is printed.
         drop(self.live.lock().take());
         if let Some(task) = self.task.take() {
             task.abort();
@@ -94,7 +89,6 @@ fn lines(
     lines
 }
 
-/// The share of the run that is done.
 fn done(extent: Extent, elapsed: Duration, progress: &Progress) -> f64 {
     let share = match extent {
         Extent::Lasting(length) => elapsed.as_secs_f64() / length.as_secs_f64().max(f64::MIN_POSITIVE),
@@ -132,8 +126,8 @@ fn ms(seconds: f64) -> String {
     if seconds < 10.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
 }
 
-/// A histogram of times in seconds, with bars of at most `width` columns; empty without times. Bins
-/// have equal ratios, so that a tail has separate rows.
+/// Times in seconds, with bars of at most `width` columns. Bins have equal ratios, so that a tail
+/// has separate rows.
 fn histogram(times: Vec<f64>, width: usize) -> Vec<String> {
     let times = Distribution::of(times);
     if times.count() == 0 || width == 0 {

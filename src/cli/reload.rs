@@ -1,7 +1,7 @@
 //! `sluice reload`: a running gateway reads the configuration file again.
 //!
-//! Prints the changes, one per line. A file that is refused changes nothing, and all problems are
-//! printed. Exit codes: 0 reloaded; 1 refused, or no gateway responds; 2 wrong usage.
+//! Prints the changes, one per line, or all problems of a file that is refused. Exit codes: 0
+//! reloaded; 1 refused, or no gateway responds; 2 wrong usage.
 
 use std::io::Write as _;
 use std::process::ExitCode;

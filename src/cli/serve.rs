@@ -158,8 +158,8 @@ fn load(args: &ServeArgs, file: Option<PathBuf>) -> Result<(Loaded, Source), Pro
 
 /// Checks the configuration, and serves with it until the gateway stops.
 async fn check_and_serve(loaded: Loaded, source: Source, upgrade: bool, program: Option<PathBuf>) -> ExitCode {
-    // This comes first, because a signal during the start must not kill the process. SIGHUP and
-    // similar signals are handled once the gateway runs.
+    // First, because a signal during the start must not kill the process. SIGHUP and similar
+    // signals are handled once the gateway runs.
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
@@ -235,11 +235,10 @@ async fn begin(
         true => take_over(&config, stopped).await?,
         false => (Sockets::activated(&config).into(), None),
     };
-    // The running gateway itself reports the process that it started to systemd.
+    // The running gateway reports the process that it started to systemd.
     let is_announced = opened.predecessor_pid().is_some_and(was_started_by);
     let running = sluice_serve::start_with(config, source, opened).await?;
-    // Opened before the gateway is reported as ready, because upgrades may be requested from then
-    // on.
+    // Upgrades may be requested once the gateway is reported as ready.
     let door = door.or_else(|| folder.and_then(|folder| open_door(&folder)));
     if !is_announced {
         systemd::notify("READY=1");
@@ -252,7 +251,6 @@ fn was_started_by(pid: u32) -> bool {
     std::env::var(STARTED_BY).is_ok_and(|by| by == pid.to_string())
 }
 
-/// Opens the socket on which a newer gateway finds this one.
 fn open_door(folder: &Path) -> Option<Door> {
     match Door::open(folder) {
         Ok(door) => Some(door),

@@ -25,7 +25,6 @@ use sluice_admin::status::{BackendStatus, ClusterStatus, PoolStatus, Status, Use
 use sluice_admin::{AdminClient, AdminClientError};
 use sluice_gateway::telemetry::Quantiles;
 
-/// Time between two polls with `--watch`.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Moves the cursor home and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
@@ -81,7 +80,6 @@ async fn fetch(client: &AdminClient, json: bool, style: Style) -> Result<String,
     Ok(render(&client.get("/admin/status").await?, style))
 }
 
-/// Abilities of the terminal.
 #[derive(Clone, Copy, Default)]
 struct Style {
     /// Whether states are coloured.
@@ -168,7 +166,6 @@ fn render(status: &Status, style: Style) -> String {
     text
 }
 
-/// One line about the ledger of several gateways.
 fn cluster_line(cluster: &ClusterStatus) -> String {
     let count = cluster.gateways.len();
     let why = cluster.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
@@ -182,7 +179,6 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
     )
 }
 
-/// One line about the leading gateway, if one is elected.
 fn leader_line(cluster: &ClusterStatus) -> String {
     let Some(leader) = &cluster.leader else { return String::new() };
     let others = if leader.only_it_serves { "stands by" } else { "serves, and changes no engines or experiments" };
@@ -228,7 +224,6 @@ pub(super) fn why(backend: &BackendStatus) -> Option<String> {
     }
 }
 
-/// One line about a pool: queue, rate, latencies, failures.
 fn headline(pool: &PoolStatus) -> String {
     let recent = &pool.last_5_minutes;
     let mut text =

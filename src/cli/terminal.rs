@@ -1,10 +1,10 @@
 //! The terminal: the width, and a few lines that are redrawn in place.
 //!
-//! Results on stdout are fitted to the terminal there. Without a terminal, text has any width, so
-//! that a line can be searched for; tables of measurements, which can be divided without loss, fit
-//! `COLUMNS`, or 80 columns. Progress is drawn on stderr: [`LiveLines`] moves the cursor up to the
-//! first line and clears from there, so nothing scrolls. Bounds: at most as many lines as the
-//! screen has, each cut at the screen's width.
+//! Results on stdout are fitted to the terminal. Without one, text has any width, so that a line
+//! can be searched for; tables of measurements, which can be divided without loss, fit `COLUMNS`,
+//! or 80 columns. Progress is drawn on stderr: [`LiveLines`] moves the cursor up to the first line
+//! and clears from there, so nothing scrolls. Bounds: at most as many lines as the screen has, each
+//! cut at the screen's width.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -53,13 +53,12 @@ pub(super) struct LiveLines<W: Write> {
 }
 
 impl<W: Write> LiveLines<W> {
-    /// Starts without lines.
     pub(super) fn on(out: W) -> Self {
         Self { out, drawn: 0 }
     }
 
     /// Draws these lines in place of the previous ones, on a screen of `columns` and `rows`. A
-    /// failed write is ignored, since only progress is lost.
+    /// failed write loses only progress.
     pub(super) fn draw(&mut self, lines: &[String], (columns, rows): (usize, usize)) {
         self.clear();
         // One row is left for the cursor, and one column, because some terminals begin a new row at
@@ -112,7 +111,6 @@ pub(super) fn wrapped(text: &str, width: usize) -> String {
     text.split('\n').map(wrap).collect::<Vec<_>>().join("\n")
 }
 
-/// The first `width` characters.
 pub(super) fn cut(text: &str, width: usize) -> &str {
     text.char_indices().nth(width).map_or(text, |(end, _)| &text[..end])
 }

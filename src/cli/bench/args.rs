@@ -2,8 +2,8 @@
 //!
 //! Intended differences: prompts for completions are token ids (exact lengths without a tokenizer),
 //! more measures and percentiles are shown, and several servers may be given. Flags about loading a
-//! tokenizer are accepted and ignored. `-h` shows the flags that most runs need, `--help` all.
-//! `plan` and `requests` check how flags fit together.
+//! tokenizer are accepted and ignored. `-h` shows the flags that most runs need. `plan` and
+//! `requests` check how flags fit together.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,6 @@ use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
 use sluice_bench::Length;
 
-/// Headings of `--help`, besides the headings of the groups of flags.
 const GENERATED: &str = "Generated prompts";
 const REPETITION: &str = "Generated prompts of prefix_repetition";
 const FILES: &str = "Data sets and traces";

@@ -8,11 +8,9 @@ use std::str::FromStr;
 use sluice_config::{Class, PromptRange};
 use sluice_core::base::Tokens;
 
-/// A value of `--by-class`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ByClass {
     Class(Class),
-    /// The path of a gateway's configuration.
     Config(PathBuf),
 }
 

@@ -1,9 +1,9 @@
 //! Measures how many tokens the server adds to a text, with two short requests before the run.
 //!
 //! The server's template lengthens a chat prompt, and special tokens lengthen a completion prompt.
-//! The `usage` of two requests of different lengths shows how many tokens are added, and whether
-//! the server counts as `--tokenizer` does. This also covers a gateway or a system prompt on the
-//! way. If the probe fails, a note says so and the run goes on.
+//! The `usage` of two requests of different lengths shows how many tokens are added, also by a
+//! gateway or a system prompt on the way, and whether the server counts as `--tokenizer` does. If
+//! the probe fails, a note says so and the run goes on.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use sluice_bench::{Class, Length, LoadClient, PromptTokens, RequestSource, Workl
 
 /// Tokens of the two texts. The second is long enough to reveal a tokenizer that differs a little.
 const TOKENS: [u32; 2] = [16, 144];
-/// Number of the request. No request of a run has it, so none finds this text in a prefix cache.
+/// No request of a run has this number, so no prefix cache has the text.
 const PROBE: u64 = u64::MAX;
 const LIMIT: Duration = Duration::from_secs(60);
 

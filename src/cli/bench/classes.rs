@@ -54,7 +54,6 @@ async fn of_gateway(url: &str) -> Vec<Class> {
     status.ok().and_then(Result::ok).unwrap_or_default().classes.iter().map(Class::from).collect()
 }
 
-/// Divides a result by `classes`, unless there are none.
 pub(super) fn divide(classes: &[Class], result: &mut RunResult) {
     if !classes.is_empty() {
         classes::divide(result, classes);

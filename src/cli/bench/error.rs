@@ -1,7 +1,7 @@
 //! Why a command of `sluice bench` ended without a result, and the exit code for it.
 //!
 //! Wrong flags and datasets exit with 2, failures of servers and of the system with 1. A complete
-//! result is not an error, even if the server did badly.
+//! result is no error, even if the server did badly.
 
 /// Why a command ended early.
 pub(super) enum CommandError {

@@ -1,12 +1,10 @@
 //! `sluice bench`: puts load on a server and reports the measurements of the clients.
 //!
 //! Flags, table labels and JSON keys are as in `vllm bench serve` where one exists. A sweep is
-//! several runs, one after the other. The result goes to stdout, the progress line and notes to
-//! stderr.
+//! several runs in turn. The result goes to stdout, the progress line and notes to stderr.
 //!
-//! Ctrl-C ends the run at once; the result so far is printed and saved, marked as partial. Complete
-//! runs of a sweep are already saved by then. Exit codes: 0 measured; 1 ended early, no server, or
-//! no request completed; 2 wrong usage.
+//! Ctrl-C ends the run at once; the result so far is printed and saved, marked as partial. Exit
+//! codes: 0 measured; 1 ended early, no server, or no request completed; 2 wrong usage.
 //!
 //! | file | content |
 //! |---|---|
@@ -48,9 +46,7 @@ use signals::StopSignals;
 use sluice_bench::run::profile;
 use sluice_bench::{LoadClient, Progress, RequestFailure, RunPlan, RunResult};
 
-/// Time between two readiness checks.
 const READY_EVERY: Duration = Duration::from_millis(500);
-/// Timeout of one readiness check.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a query for the server's version; a result can do without it.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
@@ -116,7 +112,6 @@ async fn measure_all(args: &BenchArgs) -> Result<ExitCode, CommandError> {
     outcome.map(|()| code)
 }
 
-/// Runs one plan after the other, until all are done, one fails or one is ended early.
 async fn measure_runs(
     args: &BenchArgs,
     setup: &Setup,
@@ -166,10 +161,8 @@ async fn prepare(args: &BenchArgs, client: &Arc<LoadClient>, plan: &RunPlan) -> 
     warm_up(args, client, plan).await
 }
 
-/// Everything before the first request.
 async fn set_up(args: &BenchArgs) -> Result<Setup, CommandError> {
     let client = plan::client(args).map_err(usage)?;
-    // A dry run needs no server.
     if args.output.dry_run {
         let recorded = || requests::recorded_model(args).unwrap_or_else(|| UNKNOWN_MODEL.to_owned());
         let model = args.server.model.clone().unwrap_or_else(recorded);

@@ -26,7 +26,6 @@ pub(super) struct Setup {
     pub(super) plan: RunPlan,
     pub(super) client: Arc<LoadClient>,
     pub(super) notes: Vec<String>,
-    /// The versions that the servers report.
     pub(super) server_versions: Vec<String>,
     /// The gateway's classes; none if the load's are shown.
     pub(super) classes: Vec<Class>,
@@ -70,7 +69,6 @@ fn headers(args: &BenchArgs) -> anyhow::Result<HeaderMap> {
 }
 
 impl Setup {
-    /// Builds the setup from the flags, for the model named `model`.
     pub(super) fn of(args: &BenchArgs, client: LoadClient, model: &str) -> anyhow::Result<Self> {
         let Built { workload, counter, notes } = workload(args, model)?;
         let (arrival, extent) = arrival(args, &workload)?;
@@ -99,8 +97,7 @@ impl Setup {
         })
     }
 
-    /// Name and plan of each run: one plan, or the plans of a sweep. The name is the value that
-    /// varies.
+    /// Name and plan of each run. The name is the value that a sweep varies.
     pub(super) fn runs(&self) -> Vec<(String, RunPlan)> {
         let load = &self.args.load;
         if !load.sweep_max_concurrency.is_empty() {
@@ -137,7 +134,6 @@ impl Setup {
         if self.args.load.sweep_request_rate.is_empty() { "concurrency" } else { "rate" }
     }
 
-    /// Adds labels, objectives and percentiles from the flags to a result.
     pub(super) fn annotate(&self, result: &mut RunResult) {
         let (args, config) = (&self.args, &mut result.config);
         config.label = args.output.label.clone();
@@ -191,8 +187,8 @@ fn without_password(text: &str) -> String {
     }
 }
 
-/// The tokenizer that counts lengths, named as by `vllm bench serve`: `--tokenizer`, otherwise the
-/// model, since the server uses the model's tokenizer. `None` with `--skip-tokenizer-init`.
+/// `--tokenizer`, otherwise the model, since the server uses the model's tokenizer, as `vllm bench
+/// serve` names it. `None` with `--skip-tokenizer-init`.
 fn tokenizer(args: &BenchArgs, model: &str) -> Option<String> {
     let named = args.dataset.tokenizer.as_ref().map_or_else(|| model.to_owned(), |path| path.display().to_string());
     (!args.ignored.skip_tokenizer_init).then_some(named)

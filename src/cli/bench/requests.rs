@@ -1,7 +1,7 @@
 //! Turns flags into a workload: the requests to send.
 //!
 //! Prompts are generated, for one or several classes, or come from a file; adapters, conversations
-//! and fields of the body are added. Errors name the flag that fixes them. No request is sent here.
+//! and fields of the body are added. Errors name the flag that fixes them.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
@@ -19,7 +19,6 @@ use sluice_bench::{
 
 pub(super) struct Built {
     pub(super) workload: Workload,
-    /// Counts tokens according to the flags.
     pub(super) counter: TokenCounter,
     pub(super) notes: Vec<String>,
 }
@@ -42,7 +41,6 @@ pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<Built> {
     Ok(Built { workload, counter, notes })
 }
 
-/// The model of the first record that names a model.
 pub(super) fn recorded_model(args: &BenchArgs) -> Option<String> {
     let path = args.dataset.dataset_path.as_ref().filter(|_| args.dataset.dataset_name == DatasetName::AccessLog)?;
     let lines = BufReader::new(File::open(path).ok()?).lines().map_while(Result::ok);

@@ -20,7 +20,6 @@ use sluice_bench::result::csv::RequestCsv;
 use sluice_bench::result::file;
 use sluice_bench::{Extent, Metrics, RunPlan, RunResult};
 
-/// The places to which results are printed and saved.
 pub(super) struct Output<'a> {
     args: &'a OutputArgs,
     varied: Option<&'static str>,
@@ -30,7 +29,6 @@ pub(super) struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// Creates files and folders for one run, or for a sweep.
     pub(super) fn new(args: &'a BenchArgs, setup: &Setup, sweep: bool) -> anyhow::Result<Self> {
         let output = &args.output;
         let wanted =
@@ -51,8 +49,6 @@ impl<'a> Output<'a> {
         Ok(Self { args: output, varied: sweep.then(|| setup.varied()), path, results: Vec::new(), csv })
     }
 
-    /// Prints and saves a complete run.
-    ///
     /// # Errors
     /// If it cannot be saved; it is printed and kept nevertheless.
     pub(super) fn add_run(&mut self, name: &str, result: RunResult) -> anyhow::Result<()> {
@@ -110,7 +106,6 @@ impl<'a> Output<'a> {
     }
 }
 
-/// The JSON of a result without single requests.
 fn brief(result: &RunResult, detailed: bool) -> Value {
     let mut json = file::to_json(result, detailed);
     if let Some(top) = json.as_object_mut().filter(|_| !detailed) {
@@ -148,7 +143,6 @@ fn file_name(args: &BenchArgs, plan: &RunPlan, time: &str) -> String {
     format!("{label}-{load}{concurrency}-{model}-{time}.json")
 }
 
-/// Prints the requests that a run would send.
 pub(super) fn dry_run(setup: &Setup, runs: &[(String, RunPlan)]) -> anyhow::Result<()> {
     for (name, plan) in runs {
         let schedule = plan.arrival.schedule(plan.extent, plan.workload.seed)?;

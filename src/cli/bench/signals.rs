@@ -1,7 +1,6 @@
 //! The signals that end a run early: Ctrl-C and SIGTERM.
 //!
-//! A run that receives one prints and saves the result so far. A second signal during that is
-//! ignored.
+//! The run then prints and saves the result so far; a second signal is ignored meanwhile.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

@@ -49,7 +49,6 @@ async fn engine() -> MockEngine {
     MockEngine::start(|_| MockResponse::stream(completion_stream(3), Duration::from_millis(1))).await
 }
 
-/// Exit code and error message.
 async fn code(flags: &[&str]) -> (u8, String) {
     match measure_all(&parsed(flags)).await {
         Ok(code) => (u8::from(format!("{code:?}") != format!("{:?}", ExitCode::SUCCESS)), String::new()),
@@ -223,7 +222,6 @@ async fn a_profiler_that_does_not_stop_is_a_warning_and_the_result_is_kept() {
 
 #[tokio::test]
 async fn a_result_has_the_version_that_the_server_reports() {
-    // The list of models, then /version.
     let engine = MockEngine::start(|number| match number {
         1 => MockResponse::stream(vec!["{\"version\":\"0.32.0\"}".to_owned()], Duration::ZERO),
         _ => MockResponse::stream(completion_stream(3), Duration::ZERO),

@@ -1,8 +1,8 @@
 //! `sluice bench report` and `sluice bench compare`: commands for saved results.
 //!
-//! They read files of `--save-result` (and of `vllm bench serve`, if these hold single requests)
-//! and contact no server. A file may hold several results, a sweep. Exit codes: 0 done, with any
-//! verdict; 1 a file cannot be read or written; 2 wrong usage. All results are held in memory.
+//! They read files of `--save-result` (and of `vllm bench serve`, if these hold single requests),
+//! which may hold a sweep, and contact no server. Exit codes: 0 done, with any verdict; 1 a file
+//! cannot be read or written; 2 wrong usage.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -85,7 +85,6 @@ fn draw(args: &ReportArgs) -> anyhow::Result<()> {
     args.svg.as_deref().map_or(Ok(()), |folder| plots(&runs, folder))
 }
 
-/// Writes the page of `runs`; `-` is stdout.
 pub(super) fn page(runs: &[RunResult], path: &Path) -> anyhow::Result<()> {
     let html = report::html(runs);
     if path == Path::new("-") {
@@ -172,7 +171,6 @@ fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<ResultPair>> {
     Ok(pairs)
 }
 
-/// The table, the verdict and the notes.
 fn comparison_text(comparison: &Comparison) -> String {
     let mut table = Columns::new(["", "A", "B", "change", "interval", "verdict"]);
     for row in &comparison.rows {
@@ -189,7 +187,7 @@ fn comparison_text(comparison: &Comparison) -> String {
         ]);
     }
     let table = table.text(Some(table_width()));
-    // A difference in load makes the numbers worthless, so the verdict comes first.
+    // A difference in load makes the numbers worthless.
     let mut text = match comparison.loads.is_empty() {
         true => format!("{table}\n{}\n", comparison.verdict()),
         false => format!("{}\n\n{table}\n", comparison.verdict()),

@@ -1,7 +1,7 @@
 //! Parsers for the values of flags that are more than a number.
 //!
 //! Every error quotes the value and shows a correct one; clap puts the flag's name before it and
-//! exits with 2. Each value is checked alone; `plan` and `requests` check how flags fit together.
+//! exits with 2. `plan` and `requests` check how flags fit together.
 
 use std::str::FromStr;
 
@@ -100,7 +100,6 @@ impl Goodput {
     }
 }
 
-/// Sets the bound that `key` names.
 fn bound(slo: &mut Slo, key: &str, millis: &str) -> Result<(), String> {
     let bound = match key {
         "ttft" => &mut slo.ttft,
@@ -112,7 +111,6 @@ fn bound(slo: &mut Slo, key: &str, millis: &str) -> Result<(), String> {
     bound.map(drop).ok_or_else(|| format!("'{millis}' is not a number of milliseconds; write ttft:300"))
 }
 
-/// The value of `--class`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ClassSpec(pub(super) Class);
 
@@ -153,13 +151,11 @@ impl FromStr for ClassSpec {
     }
 }
 
-/// `KEY=VALUE`.
 pub(super) fn pair(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or_else(|| format!("'{text}' is not KEY=VALUE"))?;
     Ok((key.trim().to_owned(), value.trim().to_owned()))
 }
 
-/// A number from 0 to 1.
 pub(super) fn share(text: &str) -> Result<f64, String> {
     let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
     share.ok_or_else(|| format!("'{text}' is not a number from 0 to 1"))

@@ -2,9 +2,9 @@
 //!
 //! `/health` must respond with 200, `/v1/models` must list the models of the pool, and `/version`,
 //! if it exists, must not be older than the gateway supports. Engines that the gateway runs are not
-//! asked, since they need not run yet. An alias counts as the aliased model. Backends of one pool
-//! that list different models or context limits are named below the table; this is no failure,
-//! because the gateway sends each backend only requests that it serves.
+//! asked: they need not run yet. An alias counts as the aliased model. Backends of one pool that
+//! list different models or context limits are named below the table, without a failure: the
+//! gateway sends each backend only requests that it serves.
 //!
 //! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each of the three requests,
 //! [`BYTES`] of each response, and the bounds of [`sluice_fleet::read_models`].
@@ -22,32 +22,27 @@ use sluice_core::vllm::version::Version;
 use sluice_fleet::{ModelCard, Unreadable, fetch};
 use sluice_gateway::pool::RefusedGateway;
 
-/// Backends that are asked at once.
 const AT_ONCE: usize = 32;
 /// Largest response of `/health` and `/version` that is read, bytes.
 const BYTES: usize = 1 << 20;
-/// Most names of models in a line.
 const NAMES_SHOWN: usize = 8;
 
 /// One backend, and the expectations of it.
 struct Question {
-    /// Index of the pool.
     pool: usize,
-    /// Name in the pool.
     backend: String,
-    /// Name as `pool/backend`.
     name: String,
     url: String,
     address: Arc<Address>,
     models: Vec<String>,
 }
 
-/// A backend's answer: text, or an error that says where it differs from the configuration; and the
-/// models that it lists.
+/// A text, or an error that says where the backend differs from the configuration; and the listed
+/// models.
 type Answer = (Result<String, String>, Vec<ModelCard>);
 
-/// Asks all backends. Prints a line for each, and notes; with `quiet` only lines of failed
-/// backends. Returns the exit code.
+/// Prints a line for each backend, and notes; with `quiet` only lines of failed backends. Returns
+/// the exit code.
 pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let (questions, own) = questions(config);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -169,7 +164,6 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
     }
 }
 
-/// The reason for a response that is no success.
 fn refusal(path: &str, status: u16, has_key: bool) -> String {
     match status {
         401 | 403 => format!("{path}: {}", RefusedGateway { status, by_probe: true }.text(has_key)),

@@ -15,18 +15,15 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-/// The model's name, in requests and in the configuration.
 pub(super) const MODEL: &str = "llama-3.1-8b";
-/// The profile that the engines simulate.
 pub(super) const PROFILE: &str = "h200-llama-8b";
 
-/// One way to put the gateway in front of two engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrangement {
     /// One pool, requests in turn.
     RoundRobin,
-    /// Short prompts to one engine, long prompts to the other, with permits for long prefills and
-    /// spill to the short side.
+    /// One engine for short and one for long prompts, with permits for long prefills and spill to
+    /// the short side.
     Split,
     /// One pool, with one permit for a long prefill on each engine.
     Permits,
@@ -40,7 +37,6 @@ pub(super) const ALL: [Arrangement; 3] = [Arrangement::RoundRobin, Arrangement::
 const WIDE: &str = "slots = 1024\ntokens = \"900k\"\nqueue = { length = 4096, timeout = \"2m\", order = \"fifo\" }\n";
 
 impl Arrangement {
-    /// The name in tables.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::RoundRobin => "round robin",

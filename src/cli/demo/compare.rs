@@ -3,8 +3,8 @@
 //!
 //! Four numbers decide: P99 of TTFT and of E2EL, for short and for long requests, in milliseconds.
 //! The verdict gives the ratio first/last arrangement for each, and says "better in all four" only
-//! if that is true. Percentiles come from completed requests only, so if requests failed, the
-//! verdict says so instead of ratios.
+//! if that is true. Percentiles are of completed requests, so if requests failed, the verdict says
+//! so instead of ratios.
 //!
 //! One run of 20 s has about 40 long requests: their P99 is nearly the slowest of them. The table
 //! demonstrates a pattern; it is not a measurement of a machine.
@@ -24,13 +24,11 @@ use sluice_bench::{Distribution, Metrics, RunResult};
 const NAME: usize = 21;
 const COLUMN: usize = 10;
 const FAILED: usize = 7;
-/// Columns of the text below the table.
 pub(super) const TEXT: usize = 79;
 /// A run whose requests were sent later than this (P99, ms) was measured on a machine that was too
 /// busy.
 pub(super) const LATE_MS: f64 = 20.0;
 
-/// The result of one arrangement.
 pub(super) struct Row {
     pub(super) arrangement: Arrangement,
     /// All requests, with latencies from the time when each was due.
@@ -43,12 +41,10 @@ pub(super) struct Row {
 /// The results of all arrangements under the same load.
 pub(super) struct Comparison {
     pub(super) rows: Vec<Row>,
-    /// Seconds of load for each row.
     pub(super) seconds: f64,
     pub(super) seed: u64,
 }
 
-/// A number that the verdict compares.
 struct Decider {
     name: &'static str,
     key: &'static str,
@@ -65,7 +61,7 @@ const DECIDERS: [Decider; 4] = [
 
 impl Row {
     pub(super) fn of(arrangement: Arrangement, result: &RunResult) -> Self {
-        // Latency counts from the time when a request was due, since the user waits from then on.
+        // The user waits from the time when a request was due.
         let seen = result.from_due();
         let lag = Metrics::of(result).lag;
         let failures = slices::failures(result).into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect();
@@ -80,7 +76,6 @@ impl Row {
         }
     }
 
-    /// How late requests were sent, P99, in ms.
     pub(super) fn late_ms(&self) -> f64 {
         self.all.lag.percentile(99.0) * 1e3
     }
@@ -100,8 +95,7 @@ impl Comparison {
         self.rows.iter().map(|row| row.all.failed).sum()
     }
 
-    /// For each decider, the ratio of the first arrangement to the last; `None` if the two cannot
-    /// be compared.
+    /// The first arrangement over the last, for each decider; `None` if they cannot be compared.
     fn ratios(&self) -> Option<[f64; 4]> {
         let (first, last) = (self.rows.first()?, self.rows.last()?);
         let mut ratios = [0.0; 4];
@@ -140,8 +134,7 @@ impl Comparison {
         format!("{last} against {first}: {}: {sum}.", parts.join(", "))
     }
 
-    /// The text after the table: a warning if requests were sent late, which makes every number
-    /// pessimistic, and the verdict.
+    /// A warning if requests were sent late, which makes every number pessimistic, and the verdict.
     pub(super) fn ending(&self) -> String {
         let late = self.rows.iter().map(Row::late_ms).fold(0.0, f64::max);
         let lateness = format!(

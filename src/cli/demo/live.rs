@@ -2,8 +2,8 @@
 //!
 //! A round puts every arrangement in force, sends it the same requests, and ends with the
 //! comparison. Rounds repeat until the user stops the demo; `--once` runs one. If the machine was
-//! too busy, an arrangement is measured again with new engines; the send times alone decide this,
-//! never the result. Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
+//! too busy, an arrangement is measured again with new engines: the send times alone decide this.
+//! Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,15 +22,13 @@ use sluice_bench::{LoadClient, RunPlan, RunResult};
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 /// Warm-up requests of each class, enough to use every engine and connection.
 const WARM_UP: u64 = 4;
-/// Measurements of an arrangement while the machine is too busy, at most. The last one counts.
+/// Measurements of an arrangement on a busy machine. The last one counts.
 const ATTEMPTS: u32 = 2;
 /// First number of the warm-up requests, far from the numbers of counted requests.
 const WARM_UP_FROM: u64 = 1 << 40;
 
 pub(super) struct Out<'a> {
-    /// Takes each final row, and whether it is the first of a round.
     pub(super) row: &'a dyn Fn(&Row, bool) -> anyhow::Result<()>,
-    /// Takes a whole round.
     pub(super) end: &'a dyn Fn(&Comparison) -> anyhow::Result<()>,
 }
 
@@ -151,7 +149,6 @@ mod tests {
         let code = show(&args(true), &engine.url(), putting, &out, std::future::pending()).await.unwrap();
         assert!(is(code, ExitCode::SUCCESS));
         assert_eq!(*shown.borrow(), [(ALL[0], true), (ALL[1], false), (ALL[2], false)]);
-        // An arrangement is put again if the machine that runs this test was busy.
         let mut order = put.into_inner();
         order.dedup();
         assert_eq!(order, ALL);
@@ -178,7 +175,6 @@ mod tests {
 
     #[tokio::test]
     async fn failed_requests_make_the_demo_fail() {
-        // The warm-up requests of each arrangement succeed, all other requests fail.
         let since = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&since);
         let engine = MockEngine::start(move |_| MockResponse {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::arrangement::MODEL;
 use sluice_bench::{Arrival, Class, Extent, Length, Prefix, PromptTokens, RunPlan, Slo, Workload};
 
-/// Short and long requests per second.
 pub(super) const RATES: [f64; 2] = [30.0, 2.0];
 /// Longest load for each arrangement, seconds.
 const MAX_SECONDS: f64 = 600.0;
@@ -17,8 +16,7 @@ const SECONDS_ONCE: f64 = 20.0;
 /// charts show five minutes.
 const SECONDS: f64 = 30.0;
 /// A seed whose load is nearly the nominal one: in 20 s 580 short requests (600 are expected) and
-/// 39 long ones (40). Results differ between seeds, most on the long side: some seeds have 30 long
-/// requests, some 50.
+/// 39 long ones (40). Some seeds have 30 long requests, some 50.
 pub(super) const TYPICAL_SEED: u64 = 11;
 
 /// Compare three ways of routing on simulated engines.
@@ -59,7 +57,6 @@ impl DemoArgs {
     }
 }
 
-/// The load of one arrangement.
 pub(super) fn plan(seed: u64, seconds: f64) -> RunPlan {
     let class = |name: &str, prompt, output, weight| Class {
         name: name.to_owned(),

@@ -4,13 +4,11 @@
 //! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, get the
 //! same mixed load in each arrangement; only the configuration differs. The load was measured on
 //! two real H200 GPUs: short requests of 200 prompt and 128 output tokens at 30 per second, long
-//! ones of 16,000 and 64 at 2 per second, both Poisson. Prompts are token ids, so lengths are
-//! exact.
+//! ones of 16,000 and 64 at 2 per second, both Poisson.
 //!
 //! Live engines run in real time, so latencies include the gateway's. One gateway runs all the
-//! time; each arrangement is a new configuration with new engines, after a few warm-up requests
-//! that are not counted. The last arrangement is followed by the first, or with `--once` by the
-//! end.
+//! time; each arrangement is a new configuration with new engines, after a few warm-up requests.
+//! The last arrangement is followed by the first, or with `--once` by the end.
 //!
 //! | file | content |
 //! |---|---|
@@ -83,7 +81,7 @@ fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     code
 }
 
-/// Describes the traffic and the question. On stderr, since it is not a result.
+/// Goes to stderr, since it is no result.
 fn print_opening() {
     let text = format!(
         "Two simulated H200s with an 8B model get, per second, {} short requests (200 tokens in, 128 out) and {} long ones \
@@ -116,7 +114,7 @@ fn print_simulated(args: &DemoArgs, comparison: &Comparison, took: Duration) -> 
     Ok(out.flush()?)
 }
 
-/// Names the live page. On stderr, since it is not a result.
+/// Goes to stderr, since it is no result.
 fn print_invitation(args: &DemoArgs, stage: &Stage) {
     let (url, admin, seconds) = (stage.url(), stage.admin(), args.seconds());
     let until = if args.once { "once each" } else { "in turn until Ctrl-C" };
@@ -130,7 +128,6 @@ fn print_invitation(args: &DemoArgs, stage: &Stage) {
     );
 }
 
-/// Prints a row of the table as soon as it is measured.
 fn print_row(args: &DemoArgs, row: &Row, first: bool) -> anyhow::Result<()> {
     if args.json {
         return Ok(());
@@ -143,7 +140,6 @@ fn print_row(args: &DemoArgs, row: &Row, first: bool) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Prints the end of a live comparison.
 fn print_result(args: &DemoArgs, comparison: &Comparison, simulated: &Comparison) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.json {

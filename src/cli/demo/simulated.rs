@@ -1,9 +1,9 @@
 //! The comparison in virtual time: the gateway's request path between simulated clients and
 //! engines.
 //!
-//! A second of traffic takes about two thousandths of a second of work in a release build. Each of
-//! the three arrangements runs on a thread and gets the same requests, so the same seed gives the
-//! same table on every machine.
+//! A second of traffic takes about two thousandths of a second of work in a release build. The
+//! arrangements run on three threads and get the same requests: the same seed gives the same table
+//! on every machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -17,8 +17,7 @@ use sluice_bench::RunPlan;
 use sluice_config::{Config, Surroundings};
 use sluice_lab::{EngineSetup, Lab};
 
-/// Traffic for each arrangement, seconds of simulated time: about 1,800 short and 120 long
-/// requests.
+/// Simulated seconds of each arrangement: about 1,800 short and 120 long requests.
 pub(super) const SECONDS: f64 = 60.0;
 
 /// Simulates all arrangements under the load of `plan`.

@@ -19,9 +19,7 @@ use sluice_core::vllm::args::ServeArgs;
 use sluice_serve::{Running, Source};
 use sluice_sim::{Handle, Profile, SimConfig};
 
-/// Default client port.
 const USUAL_LISTEN: u16 = 8080;
-/// Default admin port.
 const USUAL_ADMIN: u16 = 8081;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,7 +38,6 @@ impl Addresses {
     }
 }
 
-/// The gateway, and the two engines of the current arrangement.
 pub(super) struct Stage {
     gateway: Running,
     engines: Mutex<Vec<Handle>>,
@@ -80,7 +77,6 @@ impl Stage {
         format!("http://{}", self.gateway.client_address())
     }
 
-    /// The address of the live page and the metrics.
     pub(super) fn admin(&self) -> String {
         format!("http://{}", self.gateway.admin_address())
     }
@@ -112,14 +108,12 @@ async fn start_engines(arrangement: Arrangement) -> anyhow::Result<(Vec<Handle>,
     Ok((engines.into(), urls))
 }
 
-/// Starts a simulated engine on a free port, with flags of `vllm serve`.
 async fn start_engine(args: &[String], seed: u64) -> anyhow::Result<Handle> {
     let config = engine_config(args, seed)?;
     let listener = sluice_gateway::proxy::listen((Ipv4Addr::LOCALHOST, 0).into())?;
     Ok(sluice_sim::spawn(config, listener)?)
 }
 
-/// The simulator's configuration for these flags of `vllm serve`.
 pub(super) fn engine_config(args: &[String], seed: u64) -> anyhow::Result<SimConfig> {
     let profile = Profile::named(PROFILE).with_context(|| format!("there is no profile '{PROFILE}'"))?;
     let config = SimConfig::from_args(&ServeArgs::parse(args)?, profile)?;
@@ -135,8 +129,8 @@ fn address(given: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> 
     at(usual).or_else(|_| at(0)).context("no free port on 127.0.0.1")
 }
 
-/// The address, with a port of the system's choice for port 0. The port is bound and released: if
-/// another process takes it in between, the gateway's bind fails with an error.
+/// Port 0 becomes a port of the system's choice. It is bound and released: if another process takes
+/// it in between, the gateway's bind fails with an error.
 fn free(address: SocketAddr) -> std::io::Result<SocketAddr> {
     TcpListener::bind(address)?.local_addr()
 }

@@ -3,7 +3,7 @@
 //!
 //! Prompts, answers and secrets are in no response of the admin port. Names of keys, ids of
 //! requests, addresses and paths of files are replaced by numbered words, the same word for the
-//! same name, wherever they occur.
+//! same name.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 
 use sluice_admin::{AdminClient, AdminClientError};
 
-/// The responses that are read.
 const PATHS: [&str; 4] = ["/admin/status", "/admin/findings", "/admin/history", "/admin/requests"];
 /// Fields whose texts are replaced, with the word.
 const HIDDEN: [(&str, &str); 8] = [
@@ -56,7 +55,7 @@ fn words_of(error: AdminClientError) -> String {
 fn redact(value: &mut Value) {
     let mut words: BTreeMap<String, String> = BTreeMap::new();
     collect(value, "", &mut words);
-    // Longer texts first, because one may be a part of another.
+    // A text may be a part of a longer one.
     let mut words: Vec<(String, String)> = words.into_iter().collect();
     words.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
     replace(value, &words);

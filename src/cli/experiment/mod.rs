@@ -1,7 +1,7 @@
 //! `sluice experiment list|show|create|remove|start|stop|promote|report`: experiments of a running
 //! gateway.
 //!
-//! Each subcommand is one call of the admin API; `text` and `page` show the report that it returns.
+//! Each subcommand is one call of the admin API; `text` and `page` show the report.
 //!
 //! Exit codes: 0 done; 1 refused or failed (the message says why, and the remedy); 2 wrong usage.
 

@@ -11,7 +11,6 @@ use sluice_gateway::experiment::report::{ArmReport, ChangeReport, ComparisonRepo
 use sluice_gateway::experiment::verdict::QUALITY;
 use sluice_gateway::experiment::{ExperimentReport, Quantity};
 
-/// All experiments, one row each.
 pub(super) fn list(all: &[ExperimentReport]) -> String {
     if all.is_empty() {
         return "there are no experiments; declare them in [[experiment]] of the configuration".to_owned();
@@ -30,7 +29,6 @@ pub(super) fn list(all: &[ExperimentReport]) -> String {
     table.to_string()
 }
 
-/// The phase of an experiment in one line.
 pub(super) fn phase(report: &ExperimentReport) -> String {
     let why = report.why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
     format!("{} is {}{why}", report.name, phase_of(report))
@@ -89,7 +87,6 @@ fn copies(arm: &ArmReport) -> Option<String> {
     Some(format!("copies for {}: in flight {}, {}", arm.name, copies.in_flight, ended.collect::<Vec<_>>().join(", ")))
 }
 
-/// The arms, after a head.
 pub(super) fn arm_rows(report: &ExperimentReport) -> Vec<Vec<String>> {
     let head = ["arm", "share", "model", "requests", "failed", "missed", "fell back"];
     let row = |arm: &ArmReport| {

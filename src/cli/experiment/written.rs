@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 /// The table of the configuration that holds experiments.
 const LIST: &str = "experiment";
 
-/// The keys of the experiment.
 pub(super) fn experiment(text: &str) -> Result<Map<String, Value>, String> {
     if text.trim_start().starts_with('{') {
         return serde_json::from_str(text).map_err(|error| format!("it is not a JSON object: {error}"));

@@ -124,7 +124,6 @@ fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
     Ok((study, unmet))
 }
 
-/// A message about this many expectations that are not checked.
 fn not_checked(count: usize) -> Option<String> {
     let s = if count == 1 { "" } else { "s" };
     let why = "expectations hold for the file without --set, --sweep, --variant and --duration";

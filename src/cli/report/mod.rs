@@ -25,7 +25,6 @@ use sluice_bench::records::{self, Day, summary, worst};
 use sluice_bench::report::sections;
 use what_if::Answer;
 
-/// Columns of the summary.
 const COLUMNS: usize = 80;
 
 /// Make an HTML page of a day of requests from the gateway's records.
@@ -41,7 +40,6 @@ pub struct ReportArgs {
     lab: what_if::WhatIfArgs,
 }
 
-/// The results from the records.
 struct Made {
     page: String,
     summary: String,

@@ -87,7 +87,6 @@ fn the_configuration_says_which_engines_are_simulated() {
     assert!(error.contains("cannot be simulated") && error.contains("ulr"), "{error}");
 }
 
-/// Ninety requests within a minute, which waited for one of three slots.
 #[test]
 fn slots_that_hold_requests_back_are_raised_before_engines_are_added() {
     let folder = tempfile::tempdir().unwrap();

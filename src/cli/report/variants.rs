@@ -11,18 +11,16 @@ use sluice_lab::{Scenario, Variant};
 
 /// Most settings that are tried.
 const VARIANTS: usize = 12;
-/// Most pools whose limits and permits are tried.
 const POOLS: usize = 16;
 
-/// Slots that vLLM uses by default (`max-num-seqs`). A pool with fewer slots holds back requests
-/// that an engine could run.
+/// vLLM's default of `max-num-seqs`. A pool with fewer slots holds back requests that an engine
+/// could run.
 const ENGINE_SLOTS: u32 = 256;
 /// Factors by which the limits of the pools are raised.
 const FACTORS: [u32; 2] = [2, 8];
-/// The most slots of a pool.
 const SLOTS_MAX: u32 = 65_536;
 
-/// Settings that raise the limits of a pool by a factor, if limits could hold requests back.
+/// If limits could hold requests back.
 fn raised(pool: &Pool, factor: u32) -> Vec<String> {
     let set = |key: &str, value: u64| format!("pool.{}.{key}={value}", pool.name);
     let mut sets = Vec::new();
@@ -35,14 +33,13 @@ fn raised(pool: &Pool, factor: u32) -> Vec<String> {
     sets
 }
 
-/// The variants of the file, or else the recorded settings and others. The first variant is the
-/// recorded settings.
+/// The variants of the file, or the recorded settings and others. The recorded settings are the
+/// first.
 pub(super) fn variants(scenario: &Scenario) -> Vec<Variant> {
     if !scenario.file.variant.is_empty() {
         return scenario.file.variant.iter().take(VARIANTS).cloned().collect();
     }
     let as_it_was = Variant { name: "as it was, simulated".to_owned(), ..Variant::default() };
-    // The simulation reports the error.
     let Ok(lab) = scenario.lab(&as_it_was) else { return vec![as_it_was] };
     let engines: usize = lab.config.pools.iter().map(|pool| pool.backends.len()).sum();
     let fits = |variant: &Variant| scenario.lab(variant).is_ok();

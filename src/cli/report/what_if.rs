@@ -1,9 +1,8 @@
 //! What would have helped: the worst period of the records, replayed on simulated engines.
 //!
-//! The requests are the recorded ones: times, lengths and, from `[records]`, shared prefixes. The
-//! first row simulates the settings as they were; how close it is to the measurement shows how far
-//! to trust the simulation. Without a configuration there is one model, so adapters are not
-//! simulated.
+//! Times, lengths and, from `[records]`, shared prefixes are the recorded ones. The first row
+//! simulates the settings as they were; how close it is to the measurement shows how far to trust
+//! the simulation. Without a configuration there is one model, so adapters are not simulated.
 //!
 //! Bounds: one period of [`worst::PERIOD`] seconds, [`SEEDS`] runs of each setting.
 
@@ -21,16 +20,13 @@ use sluice_bench::report::sections::Section;
 use sluice_lab::file::TrafficTable;
 use sluice_lab::{LabFile, Measure, Options, Scenario, Study, Variant, table};
 
-/// Runs of each setting.
 const SEEDS: u64 = 3;
 /// A simulation whose P99 differs from the records by this factor or more says little.
 const FAR: f64 = 2.0;
-/// Percentage of failed requests above which a simulation says little either.
+/// Percentage of failed requests above which a simulation says little.
 const FAILED_MAX: f64 = 10.0;
-/// A setting without more engines that brings this share of the best gain is preferred, because it
-/// costs nothing.
+/// A setting with this share of the best gain is preferred if it needs no more engines.
 const NEARLY: f64 = 0.8;
-/// The measures to compare; the first decides.
 const MEASURES: [&str; 4] = ["all.ttft.p99", "all.ttft.p50", "all.e2el.p99", "all.failed"];
 const TTFT_P99: usize = 0;
 const FAILED: usize = 3;
@@ -86,7 +82,7 @@ pub(super) fn answer(
     let is_configured = args.config.is_some() || args.lab.is_some();
     let trace = trace(files, period, is_configured)?;
     scenario.file.traffic = vec![traffic(&trace)?];
-    // The duration belonged to the traffic that is replaced; the whole five minutes are simulated.
+    // The duration was of the replaced traffic.
     scenario.file.duration = None;
     let variants = variants(&scenario);
     let [settings, requests] = [("setting", variants.len()), ("request", period.requests)].map(counted);
@@ -168,7 +164,7 @@ fn traffic(trace: &NamedTempFile) -> anyhow::Result<TrafficTable> {
     toml::Value::Table(table).try_into().context("the recorded traffic")
 }
 
-/// A sentence about the distance between the first row and the measurement.
+/// The distance between the first row and the measurement.
 fn fidelity(study: &Study, entries: &[Entry], period: &worst::Period) -> String {
     let simulated = study.estimate(0, TTFT_P99).value;
     let inside = entries.iter().filter(|entry| entry.at >= period.from && entry.at < period.to);
@@ -189,8 +185,7 @@ fn fidelity(study: &Study, entries: &[Entry], period: &worst::Period) -> String 
     )
 }
 
-/// A sentence about the best other setting by P99 of TTFT; prefers one without more engines if it
-/// brings nearly as much.
+/// The best other setting by P99 of TTFT; one without more engines if it brings nearly as much.
 fn found(study: &Study, variants: &[Variant]) -> String {
     let failed = |place: usize| study.estimate(place, FAILED).value;
     let better = |place: &usize| study.change(0, *place, TTFT_P99).high < 0.0 && failed(*place) <= failed(0);

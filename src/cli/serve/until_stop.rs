@@ -1,7 +1,6 @@
 //! Serves until a signal, or until a newer gateway has taken over; then ends in order.
 //!
-//! A stop signal also ends a handover that has begun. Other signals during a handover are handled
-//! after it.
+//! A stop signal also ends a handover that has begun; other signals are handled after it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,7 +28,6 @@ pub(super) struct Signals {
     upgrade: Signal,
 }
 
-/// SIGTERM and SIGINT.
 struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
@@ -68,7 +66,6 @@ impl Signals {
         })
     }
 
-    /// Returns at SIGTERM or SIGINT.
     pub(super) async fn stop(&mut self) {
         self.stops.next().await;
     }
@@ -114,8 +111,7 @@ async fn wait(
         tokio::select! {
             () = signals.stops.next() => return None,
             _ = signals.reload.recv() => {
-                // The reload logs the result. It may block, because it may run an engine's program
-                // to list the flags.
+                // It may block, because it may run an engine's program to list the flags.
                 let reloader = Arc::clone(&running.app().reloader);
                 drop(tokio::task::spawn_blocking(move || reloader.run()));
             }
@@ -181,7 +177,6 @@ async fn drain(running: Running, signals: &mut Signals) -> ExitCode {
     ended(cut)
 }
 
-/// Finishes running requests and stops.
 async fn stop(running: Running, signals: &mut Signals) -> ExitCode {
     let lame_duck = running.leave();
     if !lame_duck.is_zero() {

@@ -1,9 +1,9 @@
 //! The compile cache: records on disk which graphs earlier starts compiled.
 //!
 //! One folder per key under `$VLLM_CACHE_ROOT/torch_compile_cache` (without that variable under
-//! `~/.cache/sluice/sim`), with a name that a real vLLM does not use. The key has the same settings
-//! as vLLM's: version, model, length, number formats, group, adapters, token budget and sequences.
-//! It lacks utilisation, prefix caching, policy and queue limits, so changing these costs no
+//! `~/.cache/sluice/sim`), with a name that a real vLLM does not use. The key has the settings of
+//! vLLM's: version, model, length, number formats, group, adapters, token budget and sequences. It
+//! lacks utilisation, prefix caching, policy and queue limits, so changing these costs no
 //! compilation.
 
 use std::path::PathBuf;

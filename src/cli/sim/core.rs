@@ -23,8 +23,8 @@ use tokio::process::{Child, Command};
 
 /// Environment variable with the role of a child.
 const ROLE: &str = "SLUICE_SIM_PROCESS";
-/// The process that started the child. The child cannot ask the system for its parent, because the
-/// parent may be killed before the child runs.
+/// The child cannot ask the system for its parent, because the parent may be killed before the
+/// child runs.
 const PARENT: &str = "SLUICE_SIM_PARENT";
 const DEVICE: &str = "SLUICE_SIM_DEVICE";
 const BYTES: &str = "SLUICE_SIM_BYTES";
@@ -42,7 +42,7 @@ pub(super) struct EngineCoreOptions {
     pub(super) device: Option<PathBuf>,
     /// Bytes of GPU memory that the engine uses.
     pub(super) bytes: f64,
-    /// Number of worker processes; 0 for one GPU.
+    /// 0 for one GPU.
     pub(super) workers: u32,
     pub(super) orphan: Duration,
 }

@@ -23,9 +23,7 @@ use sluice_bench::{Api, Arrival, Class, Extent, Length, LoadClient, Metrics, Pro
 use sluice_sim::calibrate::Row;
 use sluice_sim::calibrate::rows::{Load, Server};
 
-/// Longest wait for a response.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Runs of each load.
 const REPEATS: u64 = 3;
 
 /// One load: name, prompt and output tokens, streams, requests.
@@ -63,7 +61,7 @@ pub(super) async fn measure(url: &str, model: Option<&str>, server: Server) -> a
         None => served(&client).await.with_context(|| format!("{url} names no model; give --served-model-name"))?,
     };
     let mut rows = rows(server);
-    // Warm-up: the first requests to a new server take longer.
+    // The first requests to a new server take longer.
     for row in &rows {
         run(&client, &model, row, REPEATS).await?;
     }
@@ -81,7 +79,6 @@ pub(super) async fn measure(url: &str, model: Option<&str>, server: Server) -> a
     Ok(rows)
 }
 
-/// The first model of `/v1/models`.
 async fn served(client: &LoadClient) -> Option<String> {
     let (_, body) = client.get_each("/v1/models", 1 << 20, LIMIT).await.pop()?.ok()?;
     let list: serde_json::Value = serde_json::from_slice(&body).ok()?;

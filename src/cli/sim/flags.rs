@@ -11,14 +11,12 @@ use anyhow::anyhow;
 use sluice_core::vllm::version::Version;
 use sluice_sim::{Constants, Fault, Gpu, Layout, Model, Profile};
 
-/// The GPU without `--sim-gpu`.
 const GPU: &str = "h200";
 /// The model for names that match no built-in one.
 const MODEL: &str = "llama-3.1-8b";
 /// Real time of a cold start without `--sim-startup`, seconds.
 const STARTUP: f64 = 1.0;
 
-/// The duration of a start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Startup {
     /// A cold start takes this long in real time; a warm start takes proportionally less.
@@ -60,8 +58,8 @@ impl Default for SimFlags {
 }
 
 impl SimFlags {
-    /// GPU and model. The model is the one in `--sim-model`, else the one that the served name
-    /// refers to, else an 8B.
+    /// The model is the one in `--sim-model`, else the one that the served name refers to, else an
+    /// 8B.
     pub(super) fn profile(&self, served: &str) -> anyhow::Result<Profile> {
         let gpu = Gpu::load(&self.gpu).map_err(|error| anyhow!("argument --sim-gpu: {error}"))?;
         let model = match &self.model {

@@ -28,7 +28,6 @@ use sluice_sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
 
 /// Interval at which vLLM's watchdog checks the engine; it ends the server when the engine is dead.
 const WATCHDOG: Duration = Duration::from_secs(5);
-/// Default of `VLLM_LOG_STATS_INTERVAL`.
 const STATS_EVERY: Duration = Duration::from_secs(10);
 /// Clients that may wait to be accepted, as in uvicorn.
 const BACKLOG: u32 = 2048;
@@ -76,7 +75,6 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
     })
 }
 
-/// The signals that end a server.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -185,7 +183,6 @@ impl SimProcess {
         Ok(())
     }
 
-    /// Serves until a signal comes or the engine dies.
     async fn serve(&mut self, handle: Handle, args: &ServeArgs, mut signals: Signals) -> anyhow::Result<()> {
         let log = self.config.log;
         let report = stats(&handle, args, self.config.speed, log);
@@ -268,7 +265,6 @@ impl SimProcess {
 
     async fn end_child(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // The child may have ended already.
             let _ = child.kill().await;
         }
     }

@@ -1,18 +1,17 @@
 //! Lines of `sluice status` about API keys that have used at least a tenth of a token limit.
 //!
-//! Other keys have no line: an operator looks for keys that are near a limit.
+//! Other keys have no line: an operator looks for keys near a limit.
 
 use sluice_admin::status::{KeyStatus, Status, Used};
 
 /// Most keys with a line; `--json` has more keys.
 const KEYS_SHOWN: usize = 20;
 
-/// The lines, in the order of the gateway: keys nearest to a limit first.
+/// In the order of the gateway: keys nearest to a limit first.
 pub(super) fn lines(status: &Status) -> impl Iterator<Item = String> {
     status.keys.iter().filter_map(line).take(KEYS_SHOWN)
 }
 
-/// The line about a key, if it has used a tenth of a limit or more.
 fn line(key: &KeyStatus) -> Option<String> {
     let limits = [(key.minute, "tokens per minute"), (key.day, "tokens per day")];
     let near = limits.into_iter().filter_map(|(used, words)| {

@@ -10,7 +10,6 @@ use sluice_gateway::telemetry::families;
 /// Most buckets; the largest family has 30 and the unbounded one.
 const BUCKETS_MAX: usize = 64;
 
-/// The name and the metric family of each measure.
 pub(super) const MEASURES: [(&str, &str); 4] = [
     ("TTFT", families::TIME_TO_FIRST_TOKEN.name),
     ("ITL", families::INTER_TOKEN_LATENCY.name),
@@ -25,7 +24,6 @@ struct Bucket {
     at_or_below: f64,
 }
 
-/// The buckets in ascending order; the last one is unbounded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Histogram {
     buckets: Vec<Bucket>,
@@ -47,7 +45,6 @@ impl Histogram {
         Self { buckets }
     }
 
-    /// The number of values.
     pub(super) fn count(&self) -> f64 {
         self.buckets.last().map_or(0.0, |last| last.at_or_below)
     }

@@ -2,8 +2,8 @@
 //!
 //! Reads `/admin/status`, `/metrics`, `/admin/history` and `/admin/requests` of the admin port once
 //! a second. While the gateway does not respond, the view says so and retries. `--once` prints one
-//! frame to stdout and ends, for scripts. The terminal is restored at the end, after Ctrl-C or a
-//! signal, and if the program panics.
+//! frame to stdout, for scripts. The terminal is restored at the end, after Ctrl-C or a signal, and
+//! if the program panics.
 //!
 //! Exit codes: 0 ended by the operator, or the frame is printed; 1 no valid response with `--once`,
 //! or the terminal failed; 2 wrong usage. Bounds: one request at a time, [`KEYS_MAX`] waiting keys.
@@ -39,11 +39,9 @@ use super::terminal::{print_to_stdout, stdout_width};
 use sluice_admin::{AdminClient, AdminClientError, Status};
 use state::{Order, Sample, State};
 
-/// Time between two queries of the gateway.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which the thread that reads keys checks whether the view has ended.
 const KEY_INTERVAL: Duration = Duration::from_millis(100);
-/// Most keys that wait to be handled.
 const KEYS_MAX: usize = 32;
 /// Columns of a frame that is printed without a terminal.
 const COLUMNS: usize = 80;
@@ -167,7 +165,6 @@ fn order(key: KeyEvent) -> Option<Wanted> {
     })
 }
 
-/// An intention of the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Quit,

@@ -16,10 +16,8 @@ use sluice_gateway::telemetry::RequestView;
 
 /// Most columns of a request id; the gateway's ids have 36.
 const ID_COLUMNS: usize = 64;
-/// Most columns of the name of a backend or key.
 const NAME_COLUMNS: usize = 24;
 
-/// Name, width and text of a column.
 struct Column {
     name: &'static str,
     width: usize,

@@ -1,6 +1,6 @@
 //! The state of the view: the last samples of the gateway, and the operator's choices.
 //!
-//! Pure: samples and keys come in, the view reads. Bound: [`SAMPLES_MAX`] samples, so the histogram
+//! Samples and keys come in, the view reads; pure. Bound: [`SAMPLES_MAX`] samples, so the histogram
 //! covers the last ten seconds. Of samples before the latest, only the histograms are kept.
 
 use std::collections::VecDeque;
@@ -49,27 +49,20 @@ pub(super) fn prompt(row: &HistoryRow) -> f64 {
     row.prompt_tokens as f64 / row.completed.max(1) as f64
 }
 
-/// An action that a key requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Selects the backend above.
     Up,
-    /// Selects the backend below.
     Down,
-    /// Selects the measure before.
     Left,
-    /// Selects the next measure.
     Right,
     /// Shows the slowest requests in place of the histogram, or back.
     Slowest,
-    /// Stops or goes on.
     Pause,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub(super) status: Option<Status>,
-    /// See [`Sample`].
     pub(super) classes: Vec<HistoryRow>,
     /// See [`Sample`]; `None` before the first sample.
     pub(super) requests: Option<Result<RequestLists, String>>,
@@ -83,7 +76,6 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Takes a sample, unless paused.
     pub(super) fn add(&mut self, sample: Sample) {
         self.failure = None;
         if self.paused {
@@ -99,11 +91,10 @@ impl State {
         self.selected = self.selected.min(self.backends().count().saturating_sub(1));
     }
 
-    /// Notes that the gateway could not be read.
     pub(super) fn fail(&mut self, why: String) {
         let attempts = self.failure.as_ref().map_or(0, |(_, attempts)| *attempts);
         self.failure = Some((why, attempts + 1));
-        // A gap must not look like a few seconds.
+        // After a gap, the histogram would cover more than the shown seconds.
         self.histograms.clear();
     }
 

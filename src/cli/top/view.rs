@@ -21,9 +21,7 @@ use sluice_gateway::telemetry::Quantiles;
 
 /// Most pools with a row; the number of pools is shown.
 const POOLS_MAX: usize = 6;
-/// Most classes with a row.
 const CLASSES_MAX: usize = 8;
-/// Most rows of findings.
 pub(super) const FINDING_ROWS_MAX: usize = 4;
 /// Rows of the histogram: title, bars, labels.
 const HISTOGRAM_ROWS: u16 = 8;
@@ -33,8 +31,7 @@ const REST_ROWS: u16 = 12;
 const BACKEND_ROWS: u16 = 5;
 /// Rows of a usual screen. On a higher screen the histogram grows, at most to twice the rows.
 const USUAL_ROWS: u16 = 24;
-/// Columns for the names of pools and backends on a wide screen, so that the numbers stay next to
-/// them.
+/// On a wide screen, the numbers stay next to the names of pools and backends.
 const NAME_COLUMNS: usize = 40;
 /// Columns of a bar and the gap after it.
 const BAR_COLUMNS: u16 = 7;
@@ -84,7 +81,6 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     }
 }
 
-/// Draws the keys in the last row.
 pub(super) fn draw_keys(frame: &mut Frame<'_>) {
     let area = frame.area();
     let last = Rect { y: area.bottom().saturating_sub(1), height: area.height.min(1), ..area };

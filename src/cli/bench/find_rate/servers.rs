@@ -11,11 +11,8 @@ use crate::cli::line::Line;
 use sluice_bench::search::{Groups, Judge, LiveTrial, SystemUnderTest, Trial, TrialStats};
 use sluice_bench::{BenchError, RunPlan, Slo};
 
-/// Why a search cannot continue.
 pub(super) enum SearchError {
-    /// An invalid plan.
     Bench(BenchError),
-    /// A stop signal arrived.
     Interrupted,
 }
 
@@ -30,7 +27,6 @@ pub(super) struct Servers<'a> {
 
 impl<'a> Servers<'a> {
     pub(super) fn new(args: &'a BenchArgs, setup: &'a Setup, objectives: Vec<Slo>, stop: &'a mut StopSignals) -> Self {
-        // Each trial replaces the rate.
         let arrival = paced(1.0, args.load.burstiness.0, args.load.burst_size);
         let plan = RunPlan { arrival, scrape: Vec::new(), ..setup.plan.clone() };
         Self { args, setup, plan, groups: Arc::new(Groups::one(objectives)), stop, runs: 0 }

@@ -24,7 +24,7 @@ struct Scenario {
     max_num_seqs: u32,
     prompt: (u32, u32),
     output: (u32, u32),
-    /// Number of requests of the second length among ten.
+    /// Requests of the second length among ten.
     long_of_ten: usize,
     /// Bounds on TTFT and E2EL, seconds.
     ttft: f64,
@@ -34,7 +34,7 @@ struct Scenario {
     about: f64,
 }
 
-/// Requests of a long run, enough for an attainment that is exact to about 0.1 %.
+/// Requests of a long run, enough to know the attainment to about 0.1 %.
 const LONG: usize = 240_000;
 
 /// TTFT alone: attainment falls slowly with the rate.
@@ -59,7 +59,6 @@ const CLIFF: Scenario = Scenario {
     e2el: 2.0,
     about: 86.06,
 };
-/// Long prompts among short ones.
 const MIXED: Scenario = Scenario {
     name: "mixed",
     max_num_seqs: 64,
@@ -79,7 +78,7 @@ struct Simulated {
 impl Simulated {
     fn virtual_server(&self, seed: u64) -> VirtualServer {
         let profile = Profile::named("h200-llama-8b").unwrap();
-        // No two prompts share a prefix, and the cache would take most of the simulation's time.
+        // No two prompts share a prefix, and the cache would take most of the time.
         let max_num_seqs = self.scenario.max_num_seqs;
         let config = EngineConfig { max_num_seqs, seed, prefix_caching: false, ..EngineConfig::default() };
         let cost = CostModel::new(&profile, config.max_num_seqs, config.max_num_batched_tokens);
@@ -102,8 +101,7 @@ impl SystemUnderTest for Simulated {
     async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, Infallible> {
         let seed = Rng::new((self.seed << 32) ^ trial.seed).next_u64();
         let (mut rng, mut server) = (Rng::new(seed), self.virtual_server(seed));
-        // Due time and TTFT of each request, by number: a hash table would double the time of these
-        // tests.
+        // By number, because a hash table would double the time of these tests.
         let mut requests: Vec<(f64, f64)> = Vec::new();
         let (mut in_flight, mut now, mut due) = (0, 0.0, 0.0);
         let mut ends = Vec::new();
@@ -147,7 +145,6 @@ impl SystemUnderTest for Simulated {
     }
 }
 
-/// Runs a future that is ready at once.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match std::pin::pin!(future).as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -161,7 +158,7 @@ fn search(scenario: Scenario, seed: u64) -> SearchResult {
     at_once(find_rate(&mut system, &SearchGoal::new(bounds.fold(0.0, f64::max)), |_| ())).unwrap()
 }
 
-/// The long-run attainment of a scenario by rate. Each rate is run once.
+/// The long-run attainment by rate. Each rate is run once.
 struct LongRuns {
     scenario: Scenario,
     /// Rate and attainment.
@@ -179,8 +176,8 @@ impl LongRuns {
         self.measured.push((rate, hits as f64 / LONG as f64));
     }
 
-    /// The rate with the attainment `share`, to 1 %. Measured rather than written down, so that the
-    /// tests stay valid when the cost model of the engine changes.
+    /// The rate with the attainment `share`, to 1 %, measured so that the tests stay valid when the
+    /// cost model changes.
     fn rate(&mut self, share: f64) -> f64 {
         loop {
             let holding = self.measured.iter().filter(|(_, attainment)| *attainment >= share).map(|(rate, _)| *rate);

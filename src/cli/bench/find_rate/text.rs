@@ -1,8 +1,7 @@
 //! The output of a search: a line for each trial as it ends, and the result as text or JSON.
 //!
 //! Lines go to stderr, the result to stdout. Rates are in requests per second with four significant
-//! digits, shares in percent; intervals state their confidence. If no rate is found, the text gives
-//! advice.
+//! digits, shares in percent. If no rate is found, the text gives advice.
 
 use std::io::Write as _;
 
@@ -16,7 +15,6 @@ use sluice_core::stats::Estimate;
 
 pub(in crate::cli) const HEADER: &str = "run                        requests  within objectives     took  finding";
 
-/// A load in words.
 pub(super) fn load(load: &TrialLoad) -> String {
     match load {
         TrialLoad::Stream => "one stream".to_owned(),
@@ -25,7 +23,6 @@ pub(super) fn load(load: &TrialLoad) -> String {
     }
 }
 
-/// Four significant digits.
 fn digits(value: f64) -> String {
     let places = (3.0 - value.abs().max(1e-9).log10().floor()).clamp(0.0, 9.0) as usize;
     format!("{value:.places$}")
@@ -40,7 +37,6 @@ fn kind(report: &TrialReport) -> &'static str {
     }
 }
 
-/// The line of one trial.
 pub(in crate::cli) fn report(report: &TrialReport) -> String {
     let verdict = match (report.load, report.verdict) {
         (TrialLoad::Rate(_), TrialVerdict::Holds) => "holds".to_owned(),
@@ -114,7 +110,6 @@ fn as_text(found: &SearchResult, goal: &SearchGoal, halted: bool) -> String {
     text + why + "\n"
 }
 
-/// The end of a search as a word in JSON.
 pub(in crate::cli) fn ending(end: SearchEnd) -> &'static str {
     match end {
         SearchEnd::Found => "found",
