@@ -41,8 +41,8 @@ struct Question {
 /// models.
 type Answer = (Result<String, String>, Vec<ModelCard>);
 
-/// Prints a line for each backend, and notes; with `quiet` only lines of failed backends. Returns
-/// the exit code.
+/// Asks all backends. Prints a line for each, and notes; with `quiet` only lines of failed
+/// backends. Returns the exit code.
 pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let (questions, own) = questions(config);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

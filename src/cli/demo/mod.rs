@@ -81,7 +81,7 @@ fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     code
 }
 
-/// Goes to stderr, since it is no result.
+/// Prints the opening to stderr, since it is no result.
 fn print_opening() {
     let text = format!(
         "Two simulated H200s with an 8B model get, per second, {} short requests (200 tokens in, 128 out) and {} long ones \
@@ -114,7 +114,7 @@ fn print_simulated(args: &DemoArgs, comparison: &Comparison, took: Duration) -> 
     Ok(out.flush()?)
 }
 
-/// Goes to stderr, since it is no result.
+/// Prints the invitation to stderr, since it is no result.
 fn print_invitation(args: &DemoArgs, stage: &Stage) {
     let (url, admin, seconds) = (stage.url(), stage.admin(), args.seconds());
     let until = if args.once { "once each" } else { "in turn until Ctrl-C" };

@@ -42,7 +42,7 @@ pub(super) struct EngineCoreOptions {
     pub(super) device: Option<PathBuf>,
     /// Bytes of GPU memory that the engine uses.
     pub(super) bytes: f64,
-    /// 0 for one GPU.
+    /// Number of worker processes; 0 for one GPU.
     pub(super) workers: u32,
     pub(super) orphan: Duration,
 }

@@ -190,8 +190,8 @@ impl Stats {
         self.itl.observe(after.as_secs_f64());
     }
 
-    /// vLLM keeps all combinations of adapters; the simulator keeps the latest
-    /// [`MAX_ADAPTER_SETS`].
+    /// Records which adapters have requests. vLLM keeps all combinations; the simulator keeps the
+    /// latest [`MAX_ADAPTER_SETS`].
     pub(crate) fn record_adapters(&mut self, names: String, now: f64) {
         self.adapters.insert(names, now);
         while self.adapters.len() > MAX_ADAPTER_SETS {
