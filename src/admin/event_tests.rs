@@ -66,7 +66,6 @@ fn request(served: &Served) -> String {
     format!("GET /admin/events HTTP/1.1\r\nHost: {}\r\n\r\n", served.address)
 }
 
-/// Status of the response to a request for events.
 async fn status(served: &Served, headers: &str) -> u16 {
     let mut socket = TcpStream::connect(&served.address).await.unwrap();
     let text = request(served).replace("\r\n\r\n", &format!("\r\n{headers}\r\n"));

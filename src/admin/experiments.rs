@@ -112,7 +112,6 @@ pub enum ExperimentError {
 }
 
 impl ExperimentError {
-    /// The status and code of the response.
     pub(super) fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::Unknown { .. } | Self::UnknownArm { .. } => (StatusCode::NOT_FOUND, "no_such_experiment"),
@@ -126,7 +125,6 @@ impl ExperimentError {
         }
     }
 
-    /// One line for each problem.
     pub(super) fn problems(&self) -> &[String] {
         if let Self::Invalid { problems } = self { problems } else { &[] }
     }

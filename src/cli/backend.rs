@@ -217,7 +217,6 @@ impl std::fmt::Display for Path {
     }
 }
 
-/// Finds a backend by `backend` or `pool/backend`.
 pub(in crate::cli) fn path(status: &Status, name: &str) -> Result<Path, Failed> {
     let all = status.pools.iter().flat_map(|pool| {
         let backends = pool.backends.iter().filter(|backend| backend.state != "removed");

@@ -39,7 +39,6 @@ pub(crate) struct EventQueue {
     order: BinaryHeap<Reverse<(Duration, usize)>>,
     /// Events in the order in which they were added; `None` once taken.
     events: Vec<Option<Event>>,
-    /// Number of events that send a request.
     requests: usize,
 }
 

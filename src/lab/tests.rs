@@ -198,7 +198,6 @@ fn the_speed() {
     }
 }
 
-/// Every file in `tests/scenarios` is valid and meets its expectations.
 #[test]
 fn scenarios_meet_their_expectations() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

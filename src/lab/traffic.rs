@@ -29,9 +29,7 @@ struct Source {
 }
 
 pub(crate) struct TrafficDefaults<'a> {
-    /// The folder to which paths are relative.
     pub(crate) folder: &'a Path,
-    /// The model of a table that names none.
     pub(crate) model: String,
     /// The duration of a table that has none.
     pub(crate) duration: Option<Duration>,

@@ -41,7 +41,6 @@ impl<T> Proposals<T> {
         Event { at: now.as_secs_f64(), kind: EventKind::Proposed, key, values, why }
     }
 
-    /// Approves a proposal, if it is the present one.
     pub(crate) fn approve(&mut self, id: u64) -> bool {
         let known = self.0.as_mut().filter(|proposed| proposed.proposal.id == id);
         known.map(|proposed| proposed.is_approved = true).is_some()
@@ -72,7 +71,6 @@ pub(crate) struct Closings<K, W> {
     lasts: (Duration, Duration),
 }
 
-/// A change that is closed, or was.
 #[derive(Debug)]
 pub(crate) struct Closing<K, W> {
     pub(crate) key: K,

@@ -58,7 +58,6 @@ impl FindingsService {
         }
     }
 
-    /// Reads the pages of the backends from position `turn` on.
     async fn read_pages(&self, turn: usize) {
         let limit = self.core.config.load().health.probe_timeout;
         let view = self.core.admission.view();

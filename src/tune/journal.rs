@@ -143,7 +143,6 @@ fn read(text: &str, header: &Header) -> Result<(Vec<Trial>, Vec<LoadLine>), Stri
 }
 
 impl Header {
-    /// The first difference from the wanted header.
     fn differs(&self, wanted: &Self) -> Option<String> {
         if self.form != wanted.form {
             Some(format!("its format has version {} and not {}", self.form, wanted.form))

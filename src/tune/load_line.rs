@@ -21,7 +21,6 @@ pub(crate) struct Load {
 }
 
 impl LoadLine {
-    /// The beginning of each such line.
     pub(crate) const BEGINS: &'static str = "{\"load\":";
 
     pub(crate) fn new(of: Value, record: &TrialRecord) -> Self {

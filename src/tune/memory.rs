@@ -20,7 +20,6 @@ const HUNGRY: [&str; 5] = [
     "vllm.max-lora-rank",
     "vllm.max-cudagraph-capture-size",
 ];
-/// The most shares.
 const MOST: usize = 100;
 
 /// Shares up to `held` survived, shares from `failed` on did not.

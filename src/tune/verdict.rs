@@ -37,7 +37,6 @@ const RACE_TRIALS: usize = 30;
 const PREDICT_TRIALS: usize = 12;
 /// Tolerance of a confirmation's rate search (90 %).
 const FINE: f64 = 0.025;
-/// The most trials of the confirmation.
 const CONFIRM_TRIALS: usize = 60;
 /// Distance of the seeds of proofs from the seeds of the confirmation's search.
 const PROOF_SEEDS: u64 = 1 << 20;

@@ -127,7 +127,6 @@ pub(super) fn failures(entries: &[Entry]) -> Section {
     Section { title: "What was shed or failed, and why".to_owned(), note, rows, ..Section::default() }
 }
 
-/// The slowest requests with their causes.
 pub(super) fn slowest<'a>(entries: &'a [Entry], most: usize) -> Vec<(&'a Entry, String)> {
     let mut all: Vec<&'a Entry> = entries.iter().filter(|entry| entry.latency().is_some()).collect();
     let time = |entry: &Entry| entry.latency().unwrap_or(0.0);

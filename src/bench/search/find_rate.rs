@@ -50,7 +50,6 @@ const DRAIN_SHARE: f64 = 0.97;
 /// The lower end of the interval of the saturated throughput counts, but at least this share of the
 /// value: responses of equal length end in waves, which makes the interval too wide.
 const DRAIN_LOW_LIMIT: f64 = 0.98;
-/// Trials reserved for proofs.
 const PROOF_RESERVE: usize = 8;
 /// Rates of samples, as quantiles of the estimated boundary. The slope needs different rates.
 const SAMPLE_QUANTILES: [f64; 3] = [0.5, 0.2, 0.8];
@@ -298,7 +297,6 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         self.points.iter().filter_map(|points| Curve::fit(points, self.allowed_misses())).collect()
     }
 
-    /// A quantile of the boundary, for the group with the lowest.
     fn boundary(&self, quantile: f64) -> Option<f64> {
         lowest(&self.curves(), self.allowed_misses(), quantile)
     }

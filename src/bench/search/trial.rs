@@ -57,7 +57,6 @@ impl SearchGoal {
         }
     }
 
-    /// The rule for a trial at `rate`.
     pub(super) fn rule(&self, rate: f64, kind: TrialKind) -> TrialRule {
         let requests_in = |spans: f64| (spans * self.longest_bound * rate).ceil().max(0.0) as usize;
         let times = if kind == TrialKind::Look { 1 } else { 3 };

@@ -54,7 +54,6 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_VERSION: usize = 4 << 10;
 /// The name in the body that a dry run shows, if neither a flag nor a record names a model.
 const UNKNOWN_MODEL: &str = "MODEL";
-/// The longest list of models, bytes.
 const MAX_MODEL_LIST: usize = 4 << 20;
 
 /// Runs the command.

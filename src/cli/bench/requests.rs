@@ -23,7 +23,6 @@ pub(super) struct Built {
     pub(super) notes: Vec<String>,
 }
 
-/// Builds the workload of the flags, for the model named `model`.
 pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<Built> {
     let counter = args.dataset.tokenizer.as_deref().map_or(Ok(TokenCounter::Bytes), TokenCounter::exact)?;
     let LoadedSource { source, notes, adapters: found } = load_source(args, &counter, model)?;

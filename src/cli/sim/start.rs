@@ -86,7 +86,6 @@ impl Signals {
         Ok(Self { terminate, interrupt })
     }
 
-    /// The number of the next signal.
     async fn next(&mut self) -> i32 {
         tokio::select! {
             _ = self.terminate.recv() => SignalKind::terminate().as_raw_value(),

@@ -110,7 +110,6 @@ impl State {
         }
     }
 
-    /// All backends, with their pools.
     pub(super) fn backends(&self) -> impl Iterator<Item = (&PoolStatus, &BackendStatus)> {
         let pools = self.status.iter().flat_map(|status| &status.pools);
         pools.flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)))

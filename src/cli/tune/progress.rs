@@ -39,7 +39,6 @@ impl Shown {
         Self { budget: plan.budget, real, most, replayed, count: 0, engine_seconds: 0.0, began: Instant::now() }
     }
 
-    /// Shows an event.
     pub(super) fn show(&mut self, progress: &Progress<'_>) {
         match progress {
             Progress::Begins(setting, _) if self.real && self.count >= self.replayed => {

@@ -23,7 +23,6 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 /// Time between two checks of the backends.
 const READY_POLL: Duration = Duration::from_millis(20);
 
-/// Why a tuning ended without a report.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     /// The tuning cannot begin or go on.
@@ -32,7 +31,6 @@ pub(super) enum Ended {
     /// The operating system refuses a resource.
     #[error("{0}")]
     System(#[from] std::io::Error),
-    /// Ctrl-C or SIGTERM.
     #[error(
         "interrupted; the engines are as they were before, and what was tried is in the journal: continue with --resume"
     )]

@@ -26,7 +26,6 @@ const GUARD_ERRORS: f64 = 0.01;
 const COPIES_LOAD: f64 = 2.0;
 /// The pool's limits are the real bound.
 const COPIES_IN_FLIGHT: u32 = 1_024;
-/// The most copies begun in a second.
 const COPIES_PER_SECOND: f64 = 10_000.0;
 
 /// The stage of a change.

@@ -60,7 +60,6 @@ impl Sample {
     }
 }
 
-/// Forecasts of one change.
 #[derive(Clone, Debug, Default)]
 struct Forecasts {
     gains: Sample,

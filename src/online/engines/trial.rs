@@ -21,7 +21,6 @@ pub(super) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Durati
 const COPIES_SERVED: u64 = 30;
 /// Served copies that suffice after this time. Costs are computed with [`COPIES`].
 pub(super) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
-/// Failed copies that end the change.
 const COPIES_FAILED: u64 = 3;
 /// Silence after which a canary may hang.
 const SILENT: Duration = Duration::from_secs(15);

@@ -31,7 +31,6 @@ const SILENT_S: (f64, f64) = (10.0, 40.0);
 const WAY: (f64, f64) = (0.03, 0.4);
 /// First tokens of a minute that this comparison needs.
 const WAY_MIN: f64 = 20.0;
-/// Preemptions of an engine in a minute.
 const PREEMPTIONS_MIN: f64 = 5.0;
 /// An engine fails if so many requests of a minute, and this share of them, fail there in so many
 /// looks: a restart fails requests once.

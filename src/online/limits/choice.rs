@@ -235,7 +235,6 @@ mod tests {
         (controller, knobs)
     }
 
-    /// An answer: the loss `now` in force, and a loss for each knob.
     fn answer(now: f64, knobs: &[Knob], loss: impl Fn(Knob) -> f64) -> LimitsAnswer {
         let of = |loss: f64| Forecast { loss, error: 0.01, attainment: 1.0 - loss };
         let candidates = knobs.iter().map(|knob| Some(of(loss(*knob)))).collect();

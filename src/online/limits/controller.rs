@@ -78,7 +78,6 @@ pub(crate) fn least_gain(loss: f64) -> f64 {
 pub(super) enum ClosedBy {
     /// A change was tried and did not help.
     Failure,
-    /// The opposite change helped.
     OppositeHelped,
     /// A simulation promises no gain.
     Simulation,

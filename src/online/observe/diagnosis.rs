@@ -20,7 +20,6 @@ use serde::{Deserialize, Serialize};
 use super::engines::EngineFacts;
 use sluice_core::vllm::metrics::SCHEDULER;
 
-/// Samples of an engine that a diagnosis needs.
 const SAMPLES: usize = 6;
 /// An observation is frequent from this share of the samples on.
 pub(crate) const OFTEN: f64 = 0.3;

@@ -9,7 +9,6 @@ use super::{Look, Scaler, ScalerRules, Tally};
 use sluice_core::base::Rng;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Work of a request.
 const WORK: f64 = 2_000.0;
 /// Requests per second of one engine.
 const RATE: f64 = 2.0;
@@ -56,7 +55,6 @@ impl Pool {
         }
     }
 
-    /// Runs for this many seconds.
     fn run(&mut self, seconds: u64, rate: impl Fn(Duration) -> f64) {
         for _ in 0..seconds {
             self.now += SECOND;

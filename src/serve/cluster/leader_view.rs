@@ -20,7 +20,6 @@ struct Shown {
     holder: Option<String>,
     since: Instant,
     changes: u64,
-    /// The last leader seen was this gateway.
     led_last: bool,
     resigned: bool,
     trouble: Option<String>,

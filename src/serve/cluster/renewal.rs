@@ -120,7 +120,6 @@ pub(super) struct Renewal<S> {
     pub(super) state: State,
 }
 
-/// State from one renewal to the next.
 #[derive(Default)]
 pub(super) struct State {
     read: Option<Instant>,

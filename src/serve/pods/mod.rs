@@ -23,7 +23,6 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    /// Puts the pods into a configuration.
     pub(crate) fn put(&self, config: &mut Config) {
         for (name, why) in config.put_pods(&self.found.lock()) {
             tracing::warn!("the pod {name} is not used: {why}");

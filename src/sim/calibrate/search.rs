@@ -18,7 +18,6 @@ use crate::machine::{Constants, Gpu, Layout, Model, Profile, ProfileError};
 const TOLERATED: f64 = 0.12;
 /// Factor for the part of an error beyond [`TOLERATED`].
 const STRESS: f64 = 3.0;
-/// Shares by which a thorough search moves constants.
 const THOROUGH: &[f64] = &[0.25, 0.12, 0.06, 0.03];
 /// Most passes through all constants with one share.
 const SWEEPS: usize = 3;

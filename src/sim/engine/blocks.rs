@@ -121,7 +121,6 @@ impl Blocks {
         }
     }
 
-    /// The block published under `hash`.
     pub(super) fn find(&self, hash: u64) -> Option<BlockId> {
         self.published.get(&hash).copied()
     }

@@ -69,7 +69,6 @@ fn tools(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
     chat.insert("tool_choice".into(), choice);
 }
 
-/// A string, or the texts of blocks, joined.
 fn joined(content: &Value) -> Option<String> {
     match content {
         Value::String(text) => Some(text.clone()),

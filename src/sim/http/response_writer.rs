@@ -14,9 +14,7 @@ use crate::http::wire::{ChunkWriter, CompleteChoice, Finish, Piece, UsageCounts}
 pub(crate) enum ResponseWriter {
     /// `/v1/chat/completions` and `/v1/completions`
     Chunks(ChunkWriter),
-    /// `/v1/messages`
     Messages(anthropic::MessagesWriter),
-    /// `/v1/responses`
     Responses(Box<responses::ResponsesWriter>),
 }
 
@@ -45,7 +43,6 @@ impl ResponseWriter {
         }
     }
 
-    /// The complete body of a response that is not streamed.
     pub(crate) fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
         match self {
             Self::Chunks(envelope) => envelope.body(choices, usage),

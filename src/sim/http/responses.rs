@@ -252,7 +252,6 @@ impl ResponsesWriter {
         self.item.replace("msg_", "fc_")
     }
 
-    /// The item of a call, with the arguments so far.
     fn call_item(&self, call: &CalledTool, arguments: &str, status: &str) -> String {
         format!(
             "{{\"arguments\":{},\"call_id\":\"{}\",\"name\":{},\"type\":\"function_call\",\"id\":\"{}\",\"async\":null,\

@@ -91,7 +91,6 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// The constants that this GPU overrides.
     pub(super) fn overrides(&self) -> [(&'static str, &toml::Table); 5] {
         let Self { efficiency, kernel, step, host, front_end, .. } = self;
         [("efficiency", efficiency), ("kernel", kernel), ("step", step), ("host", host), ("front_end", front_end)]

@@ -21,7 +21,6 @@
 
 use std::sync::Arc;
 
-/// The largest size that is captured by default.
 const DEFAULT_LARGEST: u32 = 512;
 /// Distance between sizes above 256.
 const STRIDE: u32 = 16;

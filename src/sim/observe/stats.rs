@@ -97,7 +97,6 @@ pub(crate) struct Finished {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gauges {
     pub(crate) running: usize,
-    /// Waiting for capacity.
     pub(crate) waiting: usize,
     /// Waiting for an adapter slot.
     pub(crate) deferred: usize,

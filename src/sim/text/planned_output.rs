@@ -123,7 +123,6 @@ impl PlannedOutput {
         Some(output)
     }
 
-    /// Ends the output at the first stop string or stop token.
     fn end_at_stop(&mut self, request: &GenerateRequest) {
         let mut text = String::new();
         for position in 0..self.tokens {
@@ -213,7 +212,6 @@ pub(crate) struct BegunOutput {
     pub(crate) tokens: u32,
     /// Bytes of the token behind them that the prompt has too.
     pub(crate) part: usize,
-    /// Bytes of all together.
     bytes: usize,
 }
 

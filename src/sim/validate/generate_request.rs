@@ -17,7 +17,6 @@ use crate::http::error_body::ErrorBody;
 
 const COMPLETION_TOKENS: i64 = 16;
 
-/// The settings of the server that limit requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerLimits<'a> {
     pub(crate) max_model_len: u32,
@@ -83,8 +82,6 @@ pub struct GenerateRequest {
 }
 
 impl GenerateRequest {
-    /// Builds the request from a valid body.
-    ///
     /// # Errors
     /// The errors that vLLM finds after it found the model: template, context overflow, sampling
     /// parameters (400).

@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 use super::pydantic::{ValidationErrors, repr, shown};
 use crate::http::error_body::ErrorBody;
 
-/// Parses a body as an object.
 pub(crate) fn object(bytes: &[u8]) -> Result<Map<String, Value>, ErrorBody> {
     let text = std::str::from_utf8(bytes).map_err(|_| ErrorBody::detail(400, "There was an error parsing the body"))?;
     let mut problems = ValidationErrors::default();

@@ -21,7 +21,6 @@ pub(crate) enum Type {
     Dict,
     /// An object whose values are numbers.
     Weights,
-    /// One of these strings.
     Literal(&'static [&'static str]),
     /// A string, or a list of at most four strings.
     Stop,
@@ -72,7 +71,6 @@ impl ValidationErrors {
         self.lines.is_empty()
     }
 
-    /// The error response that lists the errors.
     pub(crate) fn refusal(self) -> ErrorBody {
         let count = self.lines.len();
         let plural = if count == 1 { "" } else { "s" };

@@ -13,7 +13,6 @@ use crate::http::error_body::ErrorBody;
 const MAX_CHOICES: i64 = 16_384;
 /// Temperatures below this mean greedy search.
 const GREEDY: f64 = 1e-5;
-/// A bias of at least this forces the token.
 const FORCING_BIAS: f64 = 50.0;
 
 /// A float as Python prints it.

@@ -108,7 +108,6 @@ pub(super) const COMPLETION: &[Field] = sampling![
     not_null("add_special_tokens", Type::Bool),
 ];
 
-/// `/v1/responses`
 pub(crate) const RESPONSES: &[Field] = &[
     nullable("background", Type::Bool),
     required("input", Type::Any),
@@ -142,7 +141,6 @@ pub(crate) const RESPONSES: &[Field] = &[
     not_null("ignore_eos", Type::Bool),
 ];
 
-/// `/v1/messages`
 pub(crate) const MESSAGES: &[Field] = &[
     required("model", Type::Text),
     required("messages", Type::Any),
@@ -157,16 +155,12 @@ pub(crate) const MESSAGES: &[Field] = &[
     nullable("cache_salt", Type::Text),
 ];
 
-/// `/v1/messages/count_tokens`
 pub(crate) const COUNT_TOKENS: &[Field] =
     &[required("model", Type::Text), required("messages", Type::Any), nullable("system", Type::Any)];
 
-/// `/detokenize`
 pub(crate) const DETOKENIZE: &[Field] = &[nullable("model", Type::Text), required("tokens", Type::Ints(0))];
 
-/// `/v1/load_lora_adapter`
 pub(crate) const LOAD_ADAPTER: &[Field] =
     &[required("lora_name", Type::Text), required("lora_path", Type::Text), not_null("load_inplace", Type::Bool)];
 
-/// `/v1/unload_lora_adapter`
 pub(crate) const UNLOAD_ADAPTER: &[Field] = &[required("lora_name", Type::Text), nullable("lora_int_id", INT)];

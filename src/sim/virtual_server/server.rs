@@ -253,7 +253,6 @@ impl VirtualServer {
         self.leaving.push_back(StepEnd { started, ended: seen, emitted, admitted, preempted, load, refused });
     }
 
-    /// Starts a step at `at`, which was planned at `planned`.
     fn start(&mut self, at: Duration, planned: Duration) {
         self.drain_front_end(at);
         self.add_ready(planned);

@@ -10,7 +10,6 @@ use sluice_core::stats::{Change, Sense, Verdict};
 use sluice_lab::Measure;
 use sluice_lab::table::number;
 
-/// Confidence of changes.
 const CONFIDENCE: f64 = 0.95;
 
 /// The sentences, one a line.

@@ -7,7 +7,6 @@
 //!
 //! Cost: n^3 for each of some hundred likelihoods; meant for up to a few hundred values.
 
-/// Candidate lengths.
 const LENGTHS: [f64; 5] = [0.15, 0.35, 0.8, 2.0, 6.0];
 /// Candidate standard deviations of the noise, relative to the deviation of the values.
 const NOISES: [f64; 4] = [0.02, 0.06, 0.18, 0.5];

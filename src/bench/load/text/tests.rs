@@ -7,7 +7,6 @@ fn words() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_file(file).unwrap())
 }
 
-/// A tokenizer in which no word is one token.
 fn bytes() -> Arc<Tokenizer> {
     let vocabulary: Vec<String> = ('a'..='z').map(String::from).chain(["\u{120}".to_owned()]).collect();
     let vocabulary: String = vocabulary.iter().enumerate().map(|(id, token)| format!("\"{token}\":{id},")).collect();

@@ -235,7 +235,6 @@ impl Deployment {
         }
     }
 
-    /// Runs until a simulation is ordered.
     pub(super) fn run_until_asked(&mut self) {
         while self.answer_due.is_none() {
             assert!(self.now < 7_200 * SECOND, "nothing is asked: {}", self.belief());

@@ -219,7 +219,6 @@ fn another_load_may_need_what_did_not_help_before() {
     assert_eq!(closed_for_long(&plant), 0, "{:?}", plant.controller.blocked());
 }
 
-/// A change without effect is kept less often than undone.
 #[test]
 fn most_changes_without_effect_are_undone() {
     let (mut tried, mut kept) = (0, 0);

@@ -219,7 +219,6 @@ impl Recorder for Recording {
     }
 }
 
-/// Only requests of the pool that changes count as the cost of a change.
 #[test]
 fn requests_and_misses_of_other_pools_are_not_counted() {
     let second = TEXT[TEXT.find("[[model]]").unwrap()..]

@@ -69,7 +69,6 @@ name = "c"
 url = "http://127.0.0.1:9003"
 "#;
 
-/// A tuner that has kept other slots for the first pool.
 fn with_kept_slots(config: &Config, observer: &Observer, slots: u32) -> Tuner {
     let mut tuner = Tuner::new(config, observer, Duration::ZERO);
     let mut limits = Limits::of(config);

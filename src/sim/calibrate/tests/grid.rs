@@ -31,7 +31,6 @@ enum Regime {
     Piecewise,
     /// More tokens than the largest graph.
     Launched,
-    /// `--enforce-eager`.
     Eager,
 }
 

@@ -15,7 +15,6 @@ enum Condition {
     Lora,
     /// `VLLM_SERVER_DEV_MODE`
     Dev,
-    /// `--profiler-config`
     Profiler,
     /// Always; not in vLLM.
     Sim,

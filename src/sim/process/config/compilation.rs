@@ -47,12 +47,10 @@ pub enum Compilation {
     Vllm,
 }
 
-/// The keys of `--compilation-config` that have an effect.
 #[derive(Debug, Default)]
 pub(super) struct CompilationConfig {
     mode: Option<usize>,
     graph_mode: Option<GraphMode>,
-    /// `cudagraph_capture_sizes`
     pub(super) sizes: Option<Vec<i64>>,
     /// `max_cudagraph_capture_size`
     pub(super) largest: Option<i64>,
