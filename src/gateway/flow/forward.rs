@@ -16,6 +16,7 @@
 
 mod address;
 mod copy;
+mod count_prompt;
 mod deaths;
 mod fall_back;
 mod go_on;
@@ -46,7 +47,7 @@ use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, Upstream
 use super::refused_here::Refused;
 use super::respond;
 use super::router::Router;
-use super::suspects::{BodyHash, Suspects};
+use super::suspects::{BodyHash, Suspects, TurnOf};
 use crate::experiment::Assigned;
 use crate::pool::{Admission, BackendFault, Lease, Need};
 use crate::shares::Shares;
@@ -87,10 +88,17 @@ pub(super) struct Attempts<'a, U> {
     /// The answer that another engine is to continue, and the seam for the next attempt.
     unfinished: Option<Box<Unfinished>>,
     seam: Option<Box<Seam>>,
-    /// The body that began the answer, and the capacity that the request needed then.
-    first: Option<(EditedBody, Need)>,
+    first: Option<First>,
     /// The lease of the engine to which the stream moves.
     next: Option<Lease>,
+}
+
+/// The request that began an answer, kept for the requests that continue it.
+struct First {
+    body: EditedBody,
+    need: Need,
+    /// Tokens of the prompt, if an engine has counted them since.
+    prompt: Option<u64>,
 }
 
 impl<'a, U: Upstream> Attempts<'a, U> {
@@ -138,7 +146,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
         self.check_body(record)?;
-        if self.wait_for_turn(down, record).await == Err(ClientGone) {
+        if self.wait_for_turn(TurnOf::Whole, down, record).await == Err(ClientGone) {
             return Ok(());
         }
         let mut lease = match self.lease(down, record).await {
@@ -192,7 +200,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             if self.is_suspended() || (is_over && !self.fall_back(record)) {
                 return Box::pin(self.give_up(*failed, released, down, record)).await;
             }
-            if self.wait_for_turn(down, record).await == Err(ClientGone) {
+            if self.wait_for_turn(TurnOf::Whole, down, record).await == Err(ClientGone) {
                 return Ok(());
             }
             lease = match self.lease(down, record).await {

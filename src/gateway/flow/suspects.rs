@@ -9,6 +9,10 @@
 //! there is no other. So a bystander is refused only after two deaths. A connection that breaks
 //! alone, while more than [`FEW`] other requests go on, is no death.
 //!
+//! An engine seldom dies of a stream that it had decoded for a while, and a client waits in the
+//! middle of it. So continued streams have turns of their own: one at first, and one more at a time
+//! for each that got a token, until an engine dies again.
+//!
 //! Bodies are recognised by a keyed hash of the length and of at most [`SAMPLES`] + 2 parts of
 //! [`PART`] bytes. Bounds: [`SUSPECTS_MAX`] bodies, [`TRIALS_MAX`] suspects on engines, [`BREAKS`]
 //! breaks.
@@ -67,10 +71,26 @@ pub(super) struct Suspects {
 struct State {
     bodies: HashMap<BodyHash, Suspect>,
     trials: Vec<OnTrial>,
-    /// The trial that has the turn, and when the turn ends.
-    turn: Option<(u64, Instant)>,
+    turns: Vec<Turn>,
+    /// Continued streams that got a token since the last death.
+    survivors: usize,
     serial: u64,
     breaks: Vec<(BackendId, Instant)>,
+}
+
+/// A trial that has its turn, and when the turn ends.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    serial: u64,
+    of: TurnOf,
+    until: Instant,
+}
+
+/// A suspect whose engine died before the first token, or one whose stream is continued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TurnOf {
+    Whole,
+    Continued,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -190,6 +210,7 @@ impl Suspects {
         now: Instant,
     ) -> Fate {
         let mut state = self.state.lock();
+        state.survivors = 0;
         if trial.is_some() {
             state.judge(backend, now);
         }
@@ -250,27 +271,35 @@ impl State {
         }
     }
 
+    /// Gives the turn to a trial. An error is the time at which the next turn may be free.
+    fn take_turn(&mut self, serial: u64, of: TurnOf, now: Instant) -> Result<(), Instant> {
+        self.turns.retain(|turn| turn.until > now && turn.serial != serial);
+        let most = if of == TurnOf::Continued { 1 + self.survivors } else { 1 };
+        let others = self.turns.iter().filter(|turn| turn.of == of).map(|turn| turn.until);
+        match others.clone().min() {
+            Some(until) if others.count() >= most => Err(until),
+            _ => {
+                self.turns.push(Turn { serial, of, until: now + TURN });
+                Ok(())
+            }
+        }
+    }
+
     fn trial_mut(&mut self, serial: u64) -> Option<&mut OnTrial> {
         self.trials.iter_mut().find(|trial| trial.serial == serial)
     }
 }
 
 impl SuspectTurn {
-    /// Waits until no other suspect has the turn, and takes it.
-    pub(super) async fn turn(&self) {
+    /// Waits until it is this suspect's turn, and takes it.
+    pub(super) async fn turn(&self, of: TurnOf) {
         let wait_max = Instant::now() + WAIT_MAX;
         loop {
             let freed = self.suspects.freed.notified();
             let now = Instant::now();
-            let until = {
-                let mut state = self.suspects.state.lock();
-                match state.turn {
-                    Some((serial, until)) if until > now && serial != self.serial => until,
-                    _ => {
-                        state.turn = Some((self.serial, now + TURN));
-                        return;
-                    }
-                }
+            let until = match self.suspects.state.lock().take_turn(self.serial, of, now) {
+                Ok(()) => return,
+                Err(until) => until,
             };
             if now >= wait_max {
                 return;
@@ -285,10 +314,8 @@ impl SuspectTurn {
     /// Notes that the request is delivered to this backend now. The turn begins.
     pub(super) fn delivered(&self, backend: BackendId, now: Instant) {
         let mut state = self.suspects.state.lock();
-        if let Some((serial, until)) = &mut state.turn
-            && *serial == self.serial
-        {
-            *until = now + TURN;
+        if let Some(turn) = state.turns.iter_mut().find(|turn| turn.serial == self.serial) {
+            turn.until = now + TURN;
         }
         if let Some(trial) = state.trial_mut(self.serial) {
             (trial.backend, trial.survived) = (Some(backend), false);
@@ -301,6 +328,8 @@ impl SuspectTurn {
         if let Some(trial) = state.trial_mut(self.serial) {
             trial.survived = true;
         }
+        let is_continued = |turn: &Turn| turn.serial == self.serial && turn.of == TurnOf::Continued;
+        state.survivors += usize::from(state.turns.iter().any(is_continued));
         self.end_turn(&mut state);
     }
 
@@ -314,9 +343,10 @@ impl SuspectTurn {
     }
 
     fn end_turn(&self, state: &mut State) {
-        if state.turn.is_some_and(|(serial, _)| serial == self.serial) {
-            state.turn = None;
-            self.suspects.freed.notify_one();
+        let before = state.turns.len();
+        state.turns.retain(|turn| turn.serial != self.serial);
+        if state.turns.len() < before {
+            self.suspects.freed.notify_waiters();
         }
     }
 }

@@ -27,7 +27,7 @@ pub(in crate::flow) struct Seam {
     /// Tokens of the text that the request had, and how many of the prompt's tokens these are.
     spent: u64,
     in_prompt: u64,
-    /// Prompt tokens of the request as the client sent it, if the first engine has reported them.
+    /// Prompt tokens of the request as the client sent it, if an engine has counted them.
     prompt: Option<u64>,
     has_token: bool,
 }
@@ -66,6 +66,15 @@ impl Seam {
         let Answer { blanks, tokens, has_part, .. } = answer;
         let in_prompt = tokens + u64::from(has_part);
         Self { identity, sse: SseScanner::new(), expected: blanks, spent: tokens, in_prompt, prompt, has_token: false }
+    }
+
+    pub(in crate::flow) fn prompt(&self) -> Option<u64> {
+        self.prompt
+    }
+
+    /// Sets the prompt tokens of the request as the client sent it.
+    pub(in crate::flow) fn set_prompt(&mut self, tokens: u64) {
+        self.prompt = Some(tokens);
     }
 
     /// Whether the engine has generated a token.

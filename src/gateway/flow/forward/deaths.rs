@@ -15,6 +15,7 @@ use crate::flow::attempt::AttemptResult;
 use crate::flow::exchange::{ClientGone, Downstream, Upstream};
 use crate::flow::record::{Outcome, RecordGuard, Recorder, UpstreamFault};
 use crate::flow::respond;
+use crate::flow::suspects::TurnOf;
 use crate::pool::Lease;
 use sluice_core::openai::Refusal;
 
@@ -36,13 +37,14 @@ impl<U: Upstream> Attempts<'_, U> {
     /// Waits for the turn of a suspect; other requests do not wait.
     pub(super) async fn wait_for_turn<D: Downstream, R: Recorder>(
         &self,
+        of: TurnOf,
         down: &mut D,
         record: &RecordGuard<'_, R>,
     ) -> Result<(), ClientGone> {
         let Some(trial) = &record.trial else { return Ok(()) };
         tokio::select! {
             biased;
-            () = trial.turn() => Ok(()),
+            () = trial.turn(of) => Ok(()),
             () = down.gone() => Err(ClientGone),
             // The wait for a lease that follows then ends at once.
             () = self.backends.abort.cancelled() => Ok(()),

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{Attempts, note_lease, response_context};
+use super::{Attempts, First, note_lease, response_context};
 use crate::flow::admit::AdmitError;
 use crate::flow::attempt::FailedAttempt;
 use crate::flow::classify::Placement;
@@ -24,6 +24,7 @@ use crate::flow::continuation::{self, Answer, Ended, Identity, Next, Seam};
 use crate::flow::exchange::{ClientGone, Downstream, Upstream, UpstreamRequest};
 use crate::flow::pump::{Pump, Unfinished};
 use crate::flow::record::{Outcome, RecordGuard, Recorder, Stage};
+use crate::flow::suspects::TurnOf;
 use crate::pool::{AdmissionRequest, Lease, Need};
 use sluice_core::meter::StreamMeter;
 use sluice_core::openai::{EditedBody, NotContinued};
@@ -60,6 +61,7 @@ impl<U: Upstream> Attempts<'_, U> {
             note_lease(&mut next, record);
             record.retried(failed.reason, place);
             record.continued += 1;
+            self.count_prompt(&next).await;
             return Some(next);
         }
         let rest = self.unfinished.take();
@@ -77,7 +79,7 @@ impl<U: Upstream> Attempts<'_, U> {
         };
         self.prepared.placed.request.avoid.push(lease.backend());
         lease.release_failed();
-        let next = match self.wait_for_turn(down, record).await {
+        let next = match self.wait_for_turn(TurnOf::Continued, down, record).await {
             Ok(()) => self.lease_as_placed(down, record).await,
             Err(ClientGone) => Err(AdmitError::ClientGone),
         };
@@ -86,6 +88,7 @@ impl<U: Upstream> Attempts<'_, U> {
                 record.retried(failed.reason, place);
                 record.continued += 1;
                 record.prefilled_again += prefilled;
+                self.count_prompt(&next).await;
                 Some(next)
             }
             Err(AdmitError::ClientGone) => {
@@ -152,11 +155,11 @@ impl<U: Upstream> Attempts<'_, U> {
             return Err(error(NotContinued::Suspect));
         }
         let answer = Answer::of(kept, meter.text_tokens(), route).map_err(error)?;
-        let prompt = meter.prompt_tokens();
-        let (first, need) =
-            self.first.get_or_insert_with(|| (self.request.body.clone(), self.prepared.placed.request.need));
-        let (first, need) = (first.to_bytes(), *need);
-        let body = match continuation::next(route, &first, &answer).map_err(error)? {
+        let (sent, need) = (&self.request.body, self.prepared.placed.request.need);
+        let first = self.first.get_or_insert_with(|| First { body: sent.clone(), need, prompt: None });
+        let prompt = meter.prompt_tokens().or(first.prompt);
+        let need = first.need;
+        let body = match continuation::next(route, &first.body.to_bytes(), &answer).map_err(error)? {
             Next::Send(body) => body,
             Next::AtLimit => return Err(self.complete(true, usage(), &identity)),
         };

@@ -22,7 +22,7 @@ async fn the_body_that_was_there_at_two_deaths_is_refused_and_a_bystander_of_eac
         assert_eq!(suspects.died(body, None, backend(0), now), Fate::Suspect);
     }
     let trial = suspects.check(poison, now).unwrap().expect("a suspect");
-    trial.turn().await;
+    trial.turn(TurnOf::Whole).await;
     trial.delivered(backend(1), now);
     assert_eq!(suspects.died(two, None, backend(1), now), Fate::Suspect, "first death");
     assert_eq!(suspects.died(poison, Some(&trial), backend(1), now), Fate::Refused);
@@ -30,7 +30,7 @@ async fn the_body_that_was_there_at_two_deaths_is_refused_and_a_bystander_of_eac
     drop(trial);
     for body in [one, two] {
         let trial = suspects.check(body, now).unwrap().expect("a suspect");
-        trial.turn().await;
+        trial.turn(TurnOf::Whole).await;
         trial.delivered(backend(2), now);
         trial.acquitted();
         drop(trial);
@@ -69,28 +69,58 @@ async fn suspects_have_turns_one_after_another_and_no_wait_is_longer_than_its_bo
     let suspects = Arc::new(Suspects::default());
     let begun = Instant::now();
     let trials: Vec<SuspectTurn> = (0..20u8).map(|number| suspects.trial(suspects.hash(&[number]))).collect();
-    trials[0].turn().await;
+    trials[0].turn(TurnOf::Whole).await;
     trials[0].survived();
-    trials[1].turn().await;
+    trials[1].turn(TurnOf::Whole).await;
     assert_eq!(begun.elapsed(), Duration::ZERO, "the first token of one lets in the next");
     for trial in &trials[2..] {
-        trial.turn().await;
+        trial.turn(TurnOf::Whole).await;
     }
     let longest = begun.elapsed();
     assert_eq!(longest, TURN * 18, "each has its turn");
     let late = suspects.trial(suspects.hash(b"late"));
     let hold = async {
         for trial in &trials {
-            trial.turn().await;
+            trial.turn(TurnOf::Whole).await;
         }
     };
     let waited = async {
         let begun = Instant::now();
-        late.turn().await;
+        late.turn(TurnOf::Whole).await;
         begun.elapsed()
     };
     let (waited, ()) = tokio::join!(waited, hold);
     assert!(waited <= WAIT_MAX, "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn continued_streams_have_more_turns_with_each_that_gets_a_token_until_an_engine_dies() {
+    let suspects = Arc::new(Suspects::default());
+    let now = Instant::now();
+    let trials: Vec<SuspectTurn> = (0..40u8).map(|number| suspects.trial(suspects.hash(&[number]))).collect();
+    let whole = suspects.trial(suspects.hash(b"whole"));
+    // In each round all that have a turn get a token: 1, 2, 4 ... at once.
+    let (mut next, mut rounds) = (0, Vec::new());
+    while next < trials.len() {
+        let mut round = Vec::new();
+        while next < trials.len() {
+            let took = suspects.state.lock().take_turn(trials[next].serial, TurnOf::Continued, now);
+            if took.is_err() {
+                break;
+            }
+            round.push(next);
+            next += 1;
+        }
+        whole.turn(TurnOf::Whole).await;
+        round.iter().for_each(|at| trials[*at].survived());
+        rounds.push(round.len());
+    }
+    assert_eq!(rounds, [1, 2, 4, 8, 16, 9]);
+    assert_eq!(now.elapsed(), Duration::ZERO, "no line waits for the other");
+    suspects.died(suspects.hash(b"other"), None, backend(0), now);
+    let mut state = suspects.state.lock();
+    assert_eq!(state.take_turn(trials[0].serial, TurnOf::Continued, now), Ok(()));
+    assert_eq!(state.take_turn(trials[1].serial, TurnOf::Continued, now), Err(now + TURN));
 }
 
 async fn is_death(suspects: &Suspects, backend: BackendId, others: u32) -> bool {

@@ -111,6 +111,29 @@ async fn usage_that_the_client_requested_is_that_of_the_whole() {
     assert!(text(&client).contains(&format!("\"usage\":{}", usage_text(&usage))), "{}", text(&client));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_next_engine_counts_the_prompt_whose_usage_the_client_requested() {
+    let usage = |options: &str| format!(r#"{{"model":"m","stream":true,"messages":[],{options}}}"#).leak();
+    let counted = r#"{"count":8,"max_model_len":99,"tokens":[1,2,3,4,5,6,7,8],"token_strs":null}"#;
+    let wanted = r#""stream_options":{"include_usage":true}"#;
+    for (request, answer, calls, prompt) in [
+        (usage(wanted), Script::Json(200, counted), 3, 8),
+        (usage(wanted), Script::Json(404, r#"{"error":{}}"#), 3, 9),
+        (usage(wanted), Script::NeverAnswers, 3, 9),
+        (usage(&format!(r#"{wanted},"reasoning_effort":"low""#)), completing(2, &[" c", " d"], 11), 2, 9),
+        (usage(r#""user":"u""#), completing(2, &[" c", " d"], 11), 2, 9),
+    ] {
+        let test = TestFlow::new(vec![dying(1, &["a", " b"])], vec![answer, completing(2, &[" c", " d"], 11)]);
+        let (client, record) = test.request(request).await;
+        assert_eq!(test.asked().len(), calls, "{request}");
+        if calls == 3 {
+            assert_eq!(body(&test, 1), body(&test, 0), "as the client sent it");
+        }
+        assert_eq!(record.stats.unwrap().usage.prompt, Some(prompt), "{request}");
+        assert_eq!(text(&client).contains(&format!("\"prompt_tokens\":{prompt},")), request.contains("include"));
+    }
+}
+
 fn usage_text(usage: &Value) -> String {
     format!(
         "{{\"prompt_tokens\":{},\"total_tokens\":{},\"completion_tokens\":{}}}",
