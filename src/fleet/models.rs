@@ -39,6 +39,8 @@ pub struct ModelCard {
     pub id: String,
     /// Whether it is a LoRA adapter of another model.
     pub is_adapter: bool,
+    /// The folder or name that it was loaded from.
+    pub root: Option<String>,
     /// The card's context limit, tokens.
     pub max_model_len: Option<u64>,
     /// The whole card as JSON.
@@ -92,6 +94,11 @@ impl ModelList {
         self.cards.iter().map(|card| &*card.id)
     }
 
+    /// The names whose cards have a root, with it.
+    pub fn roots(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.cards.iter().filter_map(|card| Some((&*card.id, card.root.as_deref()?)))
+    }
+
     /// The highest context limit of a card.
     pub fn max_model_len(&self) -> Option<u64> {
         self.cards.iter().filter_map(|card| card.max_model_len).max()
@@ -107,12 +114,13 @@ impl ModelList {
             id: String,
             max_model_len: Option<u64>,
             parent: Option<String>,
+            root: Option<String>,
         }
         let list: List = serde_json::from_slice(body)?;
         let is_cut = list.data.len() > CARDS_MAX;
         let card = |json: Box<RawValue>| {
-            let Fields { id, max_model_len, parent } = serde_json::from_str(json.get()).ok()?;
-            Some(ModelCard { id, is_adapter: parent.is_some(), max_model_len, json })
+            let Fields { id, max_model_len, parent, root } = serde_json::from_str(json.get()).ok()?;
+            Some(ModelCard { id, is_adapter: parent.is_some(), root, max_model_len, json })
         };
         let cards: Vec<_> = list.data.into_iter().take(CARDS_MAX).filter_map(card).collect();
         if cards.is_empty() { Err(Unreadable::Empty) } else { Ok(Self { cards, is_cut }) }

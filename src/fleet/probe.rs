@@ -284,6 +284,9 @@ impl Prober {
         list: Result<ModelList, Unreadable>,
         begun: Instant,
     ) -> bool {
+        if let Ok(list) = &list {
+            self.admission.set_roots(id, list.roots());
+        }
         let reading = self.reported.read(id, list);
         match reading.readable {
             Some(Err(why)) => {

@@ -4,6 +4,8 @@
 //! `served.rs` has the facts and `serving.rs` the effect on requests. A reading counts from the
 //! moment when it began, so later refusals still count. Bound: [`REFUSALS_MAX`] refusals.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -26,6 +28,8 @@ pub(super) struct KnownEngine {
     pub(super) by_priority: bool,
     /// The routes among the facts, and until when they count.
     routes: KnownRoutes,
+    /// The listed names with their roots: the folder or name that each was loaded from. Sorted.
+    roots: Arc<[(ModelKey, ModelKey)]>,
     /// The latest refusals that were news.
     refusals: SmallVec<[(Lack, Instant); 2]>,
 }
@@ -42,6 +46,17 @@ impl KnownEngine {
     pub(super) fn replaced(&mut self) {
         self.facts.max_model_len = None;
         self.facts_due = true;
+        self.roots = Arc::default();
+    }
+
+    pub(super) fn set_roots(&mut self, roots: Arc<[(ModelKey, ModelKey)]>) {
+        self.roots = roots;
+    }
+
+    /// The root of a listed name, if the engine has reported it.
+    pub(super) fn root(&self, name: ModelKey) -> Option<ModelKey> {
+        let at = self.roots.binary_search_by_key(&name, |(name, _)| *name).ok()?;
+        Some(self.roots[at].1)
     }
 
     /// The engine has started again.

@@ -17,7 +17,7 @@ use super::grant::WaitResult;
 use super::lease::Lease;
 use super::queue::WaiterId;
 use super::request::AdmissionRequest;
-use super::served::{Facts, Lack, RouteSet, Served, Wants};
+use super::served::{Facts, Lack, ModelKey, RouteSet, Served, Wants};
 use super::service::Cordon;
 use super::state::{AdmissionState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
@@ -47,6 +47,26 @@ impl Admission {
             found.engine.read_routes(routes, begun);
             state.facts_changed(backend, &before, None, wakers);
         });
+    }
+
+    /// Takes over where the listed models of an engine were loaded from: pairs of name and root.
+    pub fn set_roots<'a>(&self, backend: BackendId, roots: impl IntoIterator<Item = (&'a str, &'a str)>) {
+        let keys = roots.into_iter().map(|(name, root)| (ModelKey::of(name), ModelKey::of(root)));
+        let mut keys: Vec<_> = keys.collect();
+        keys.sort_unstable();
+        self.shared.change(backend, |found| found.engine.set_roots(keys.into()));
+    }
+
+    /// The backends of the same pool whose engine has loaded this name from another root than the
+    /// engine of `backend`: they serve another model, or another revision.
+    pub fn of_another_root(&self, backend: BackendId, name: ModelKey) -> SmallVec<[BackendId; 2]> {
+        let state = self.shared.lock();
+        let root = |id: BackendId| state.backend(id).and_then(|found| found.engine.root(name));
+        let (Some(pool), Some(first)) = (state.backend(backend).map(|found| found.pool), root(backend)) else {
+            return SmallVec::new();
+        };
+        let differs = |id: &BackendId| root(*id).is_some_and(|root| root != first);
+        state.members(pool).iter().copied().filter(differs).collect()
     }
 
     /// Sets how many LoRA adapters one step of an engine may use (`--max-loras`).

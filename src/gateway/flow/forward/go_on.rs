@@ -4,8 +4,8 @@
 //! A stream that moves has the next lease before it loses the first one, and is not charged twice.
 //! After a failure the first lease is returned as failed, and the next one is acquired as for any
 //! attempt, in the order of arrival and within all limits. Only engines of the same pool may
-//! continue: the backends of a pool answer the same requests, engines of another pool may have
-//! another revision. A client that leaves meanwhile leaves the queue.
+//! continue that have loaded the model from the same place: others may have another revision. A
+//! client that leaves meanwhile leaves the queue.
 //!
 //! Bounds: [`CONTINUATIONS_MAX`] continuations of a request; none of a body that was on two engines
 //! when they died (`deaths.rs`); tokens per minute by `continuation/limits.rs`.
@@ -186,9 +186,19 @@ impl<U: Upstream> Attempts<'_, U> {
         need.prompt_tokens
     }
 
-    /// Restricts the request to the pool of the engine that began the answer.
+    /// Restricts the request to the pool of the engine that began the answer, and to engines that
+    /// have loaded the model from the same place.
     fn stay_in_pool(&mut self, lease: &Lease) {
         let placed = &mut self.prepared.placed;
+        if let Some(model) = placed.request.asks.model {
+            let others = self.backends.admission.of_another_root(lease.backend(), model);
+            let avoid = &mut placed.request.avoid;
+            others.into_iter().for_each(|id| {
+                if !avoid.contains(&id) {
+                    avoid.push(id)
+                }
+            });
+        }
         placed.request.spill = SmallVec::new();
         let home = placed.table.pools.iter().position(|pool| pool.id == lease.pool());
         if let Some(home) = home.filter(|_| placed.request.home != lease.pool()) {

@@ -112,6 +112,23 @@ async fn usage_that_the_client_requested_is_that_of_the_whole() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_engine_that_has_loaded_the_model_from_another_place_does_not_continue_it() {
+    for (roots, adapters, continues) in
+        [(["org/m", "org/m"], ["/a", "/b"], true), (["org/m", "org/m-2"], ["/a", "/a"], false)]
+    {
+        let test = TestFlow::new(vec![dying(1, &["a"])], vec![completing(2, &[" b"], 9)]);
+        for (engine, id) in test.flow.routing_table().pools[0].backends.iter().enumerate() {
+            let cards = [("m", roots[engine]), ("adapter", adapters[engine])];
+            test.flow.admission().set_roots(*id, cards);
+        }
+        let (client, record) = test.request(STREAM).await;
+        assert_eq!(record.continued, u32::from(continues));
+        assert_eq!(record.not_continued, (!continues).then_some(NotContinued::NoEngine));
+        assert_eq!(text(&client).contains("error"), !continues, "{}", text(&client));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_next_engine_counts_the_prompt_whose_usage_the_client_requested() {
     let usage = |options: &str| format!(r#"{{"model":"m","stream":true,"messages":[],{options}}}"#).leak();
     let counted = r#"{"count":8,"max_model_len":99,"tokens":[1,2,3,4,5,6,7,8],"token_strs":null}"#;
