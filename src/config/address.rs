@@ -10,6 +10,7 @@ use super::backend::Backend;
 use super::secret::Secret;
 use super::value::Endpoint;
 use crate::tls::ClientTls;
+use sluice_core::engines::EngineKind;
 
 /// The address of a backend, in the form that the path of a request needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,17 +25,20 @@ pub struct Address {
     pub tls: Option<ClientTls>,
     /// Sent to the engine as a bearer token, instead of the client's.
     pub api_key: Option<Secret>,
+    /// The kind of engine that listens there.
+    pub engine: EngineKind,
 }
 
 impl Address {
-    /// The address of the engine at `endpoint`.
+    /// The address of the vLLM server at `endpoint`.
     pub fn new(endpoint: Endpoint, tls: Option<ClientTls>, api_key: Option<Secret>) -> Self {
         let (authority, ip) = (endpoint.authority().into(), endpoint.host.parse().ok());
-        Self { endpoint, authority, ip, tls, api_key }
+        Self { endpoint, authority, ip, tls, api_key, engine: EngineKind::Vllm }
     }
 
     /// The address of a configured backend and the means of connecting to it.
     pub fn of(backend: &Backend) -> Self {
-        Self::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone())
+        let address = Self::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone());
+        Self { engine: backend.engine, ..address }
     }
 }

@@ -19,6 +19,7 @@ use super::setting::{FreeValue, Setting, Shown, list, quote};
 use super::table::table;
 use super::value::{Endpoint, check_name};
 use crate::tls::ClientTls;
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flags::value::FlagValue;
 use sluice_core::vllm::secrets::{is_secret_flag, is_secret_key};
 
@@ -106,6 +107,8 @@ pub struct Backend {
     pub connection: Option<ClientTls>,
     /// Whether the backend gets no new requests, because the pod is being deleted or is not ready.
     pub cordoned: bool,
+    /// The kind of engine, which the pool names.
+    pub engine: EngineKind,
 }
 
 /// The address of a backend, and who runs the engine.
@@ -230,11 +233,12 @@ impl Setting for Backend {
             (None, Some(control), url) => Target::Control(url, control),
             (None, None, url) => Target::Url(url),
         };
-        Some(Self { name, target, weight, api_key, tls, connection: None, cordoned: false })
+        let engine = EngineKind::default();
+        Some(Self { name, target, weight, api_key, tls, connection: None, cordoned: false, engine })
     }
 
     fn show(&self, names: &Names) -> Shown {
-        let Self { name, target, weight, api_key, tls, connection: _, cordoned: _ } = self.clone();
+        let Self { name, target, weight, api_key, tls, connection: _, cordoned: _, engine: _ } = self.clone();
         let identity = format!("{name} {}", target.endpoint());
         let (url, launch, control) = match target {
             Target::Url(url) | Target::Pod(url, _) => (Some(url), None, None),

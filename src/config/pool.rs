@@ -23,10 +23,11 @@ use super::pods::Pods;
 use super::problem::{Situation, Suggestion};
 use super::report::{Names, Place, Report};
 use super::server::Slo;
-use super::setting::{Setting, Shown, elements, list, quote};
+use super::setting::{Scalar, Setting, Shown, elements, list, quote};
 use super::table::table;
 use super::value::{check_name, words};
 use sluice_core::base::{PoolId, Tokens};
+use sluice_core::engines::EngineKind;
 
 table! {
     /// Backends that may answer the same requests.
@@ -51,8 +52,12 @@ table! {
         /// nginx's least_conn), two_choices (the backend with fewer in flight of two random ones;
         /// nginx's random two least_conn), round_robin. All respect `weight`.
         pub policy: Policy = default("least_work");
+        /// Kind of engine of all backends: its health page, metrics, routes and limits. "openai" is
+        /// any other server with the API of OpenAI, such as trtllm-serve.
+        pub engine: EngineKind = default("vllm");
         /// Limit of sequences in flight per backend. A request takes its prompts or inputs times n,
         /// and gets 400 if that is more than the limit. Lower it when the engine's own queue grows.
+        /// Engines that report fewer slots (llama.cpp, SGLang) get no more than they report.
         pub slots: u32 = default("256").within("1", "65536");
         /// Limit of outstanding prompt and output tokens per backend, such as the size of the
         /// engine's KV cache. A request that alone demands more (prompt and min_tokens) gets 400.
@@ -224,6 +229,23 @@ words! {
         Continuous = "continuous",
         /// Nothing is injected; tokens are counted by events.
         Off = "off",
+    }
+}
+
+impl Scalar for EngineKind {
+    const WORDS: &'static [&'static str] = &EngineKind::LABELS;
+
+    fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
+        let found = String::parse(written, report)?;
+        let kind = Self::ALL.into_iter().find(|kind| kind.label() == found);
+        kind.ok_or_else(|| {
+            let suggestion = Suggestion::for_name(&found, Self::LABELS);
+            Situation::UnknownChoice { found, suggestion }
+        })
+    }
+
+    fn text(&self, _: &Names) -> String {
+        self.label().to_owned()
     }
 }
 

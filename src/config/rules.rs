@@ -29,7 +29,8 @@ use super::value::Endpoint;
 use sluice_core::base::{ModelId, Period};
 
 /// Applies every rule. Sets values that depend on several keys: the objectives that pools inherit
-/// from `slo`, the TLS settings of backends, and the default of `server.max_body_memory`.
+/// from `slo`, the kinds of engines and their slots, the TLS settings of backends, and the default
+/// of `server.max_body_memory`.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     let Config {
         server, health, fleet, models, auth, pools, slo, classes, access_log, records, tracing, cluster, ..
@@ -69,6 +70,10 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         if pool.queue.fair == Some(Fair::Key) && auth.keys.is_empty() && report.is_sound("auth.keys") {
             report.add_at(&format!("{path}.queue.fair"), Situation::FairWithoutKeys);
         }
+        if !report.is_written(&format!("{path}.slots")) {
+            pool.slots = pool.engine.rules().slots;
+        }
+        pool.backends.iter_mut().for_each(|backend| backend.engine = pool.engine);
         inherit_objectives(&mut pool.slo, slo, &path, report);
         connect_with_tls(pool, &path, report);
     }

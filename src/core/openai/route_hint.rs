@@ -25,6 +25,8 @@ pub enum RouteHint {
     Near(&'static str),
     /// A path of the admin port.
     AdminPort,
+    /// The engines of the model, of this kind, lack the path.
+    Engine(&'static str),
 }
 
 impl RouteHint {
@@ -51,6 +53,7 @@ impl fmt::Display for RouteHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Near(path) => write!(f, "did you mean {path}?"),
+            Self::Engine(kind) => write!(f, "the model runs on {kind}, which does not serve it"),
             Self::AdminPort => f.write_str("metrics, dashboard and admin API are on the admin port (server.admin)"),
         }
     }

@@ -28,7 +28,9 @@ use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEsti
 use crate::pool::{Admission, AdmissionRequest, Asks, ModelKey, Need};
 use sluice_config::UsageInjection;
 use sluice_config::limits::MAX_TOKENS;
-use sluice_core::openai::{EditedBody, Edits, NotContinued, PromptPrefix, Refusal, RequestView, multipart, request};
+use sluice_core::openai::{
+    EditedBody, Edits, NotContinued, PromptPrefix, Refusal, RequestView, RouteHint, multipart, request,
+};
 
 #[derive(Debug)]
 pub(super) struct PreparedRequest {
@@ -75,8 +77,10 @@ pub(super) async fn prepare<R: Recorder>(
     // The engine puts the whole stored conversation into the prompt.
     let estimate = estimate.behind(continued.as_ref().map_or(0, |owner| owner.tokens));
     record.estimate = Some(estimate);
-    let placement = place(table, model.route, estimate.tokens, continued.as_ref())
+    let mut placement = place(table, model.route, estimate.tokens, continued.as_ref())
         .ok_or_else(|| unknown_model(table, key, name))?;
+    classify::keep_serving(table, &mut placement, incoming.route)
+        .map_err(|engine| Refusal::UnknownRoute { hint: Some(RouteHint::Engine(engine.label())) })?;
     let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
     let need =
         need(model.route, &view, (prompt.client, estimate), sequences(&view), limits.into_iter().flatten().min());
@@ -127,7 +131,7 @@ pub(super) async fn prepare<R: Recorder>(
         arm,
         injected,
         include_usage: view.include_usage,
-        continuation: continuation::check(incoming, &view),
+        continuation: continuation::check(incoming, &view, home.engine),
         feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),
     })
 }

@@ -22,6 +22,7 @@ use crate::experiment::{ExperimentSet, Experiments};
 use crate::pool::{Admission, BackendLimits, LongPrefix, ModelKey, PoolLayout};
 use sluice_config::{Config, Fair, PromptRange, Timeouts, UsageInjection, limits};
 use sluice_core::base::{BackendId, ModelId, PoolId};
+use sluice_core::engines::EngineKind;
 use sluice_core::meter::slo::Objectives;
 
 /// The label of models that are neither declared nor reported.
@@ -68,6 +69,8 @@ pub struct PoolRoute {
     pub objectives: Box<[Objectives]>,
     /// The owners that take turns in the pool's queue.
     pub fair: Fair,
+    /// The kind of the pool's engines.
+    pub engine: EngineKind,
 }
 
 /// One model.
@@ -277,6 +280,7 @@ impl PoolRoute {
             usage: pool.usage,
             objectives: Classes::objectives(config, pool),
             fair: pool.queue.fair.clone().unwrap_or(usual),
+            engine: pool.engine,
         }
     }
 }
