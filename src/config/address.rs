@@ -3,6 +3,7 @@
 //! The authority and the IP address are computed once, when a configuration is read, so that a
 //! request neither formats nor parses them. The endpoint is part of a backend's identity.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -27,18 +28,28 @@ pub struct Address {
     pub api_key: Option<Secret>,
     /// The kind of engine that listens there.
     pub engine: EngineKind,
+    /// The port of the engine's metrics page, if it is not that of the endpoint.
+    pub metrics_port: Option<u16>,
 }
 
 impl Address {
     /// The address of the vLLM server at `endpoint`.
     pub fn new(endpoint: Endpoint, tls: Option<ClientTls>, api_key: Option<Secret>) -> Self {
         let (authority, ip) = (endpoint.authority().into(), endpoint.host.parse().ok());
-        Self { endpoint, authority, ip, tls, api_key, engine: EngineKind::Vllm }
+        Self { endpoint, authority, ip, tls, api_key, engine: EngineKind::Vllm, metrics_port: None }
     }
 
     /// The address of a configured backend and the means of connecting to it.
     pub fn of(backend: &Backend) -> Self {
         let address = Self::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone());
-        Self { engine: backend.engine, ..address }
+        Self { engine: backend.engine, metrics_port: backend.metrics_port, ..address }
+    }
+
+    /// The address of the metrics page, on a separate port or the same; `None`: there is no page.
+    pub fn of_metrics(&self) -> Option<Cow<'_, Self>> {
+        let port = self.metrics_port.or(self.engine.rules().metrics.as_ref()?.port);
+        let Some(port) = port.filter(|port| *port != self.endpoint.port) else { return Some(Cow::Borrowed(self)) };
+        let endpoint = Endpoint { port, prefix: String::new(), ..self.endpoint.clone() };
+        Some(Cow::Owned(Self { engine: self.engine, ..Self::new(endpoint, self.tls.clone(), self.api_key.clone()) }))
     }
 }

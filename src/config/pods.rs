@@ -70,6 +70,16 @@ impl Pods {
             ),
         };
         let (name, weight, api_key) = (pod.name.clone(), self.weight, self.api_key.clone());
-        Backend { name, target, weight, api_key, tls: None, connection: None, cordoned: pod.cordoned, engine }
+        Backend {
+            name,
+            target,
+            weight,
+            api_key,
+            tls: None,
+            connection: None,
+            cordoned: pod.cordoned,
+            engine,
+            metrics_port: None,
+        }
     }
 }

@@ -21,7 +21,11 @@
 //! blocks. An engine without counters (`--disable-log-stats`) never counts as hung; the time limits
 //! of requests still apply.
 //!
-//! `core/engines` has the pages of each kind of engine. Bounds: [`SLOTS_BYTES`], [`METRICS_BYTES`]; one probe per backend at a time.
+//! In a pool with a `deadline`, a backend with requests that sent no byte for this time is hung
+//! without a look at counters.
+//!
+//! `core/engines` has the pages of each kind of engine. Bounds: [`SLOTS_BYTES`], [`METRICS_BYTES`];
+//! one probe per backend at a time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,7 +41,7 @@ use sluice_config::{Address, Health};
 use sluice_core::base::BackendId;
 use sluice_core::engines::{EngineKind, SlotsPage};
 use sluice_core::vllm::metrics;
-use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, RefusedGateway, RouteSet};
+use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, PoolView, RefusedGateway, RouteSet, Served};
 
 /// Time between readings of the models of a backend that is up; minimum time between readings of
 /// the routes.
@@ -133,6 +137,8 @@ pub struct Prober {
     /// Whether clients send keys for the engines: then a backend without an `api_key` that refuses
     /// a probe may still serve clients.
     pub forwards_keys: bool,
+    /// The longest silence of a backend with requests, of pools that have one.
+    pub deadlines: HashMap<Arc<str>, Duration>,
     /// The set of model names has changed since the last completed round; kept when a round is
     /// cancelled.
     changed: bool,
@@ -149,6 +155,7 @@ impl Prober {
             states: HashMap::new(),
             await_models: false,
             forwards_keys: false,
+            deadlines: HashMap::new(),
             changed: false,
             differences: HashMap::new(),
         }
@@ -167,6 +174,7 @@ impl Prober {
         let mut probes = JoinSet::new();
         let mut known = Vec::new();
         let pools = self.admission.view();
+        self.end_overdue(&pools, now);
         for backend in pools.iter().flat_map(|pool| &pool.backends) {
             known.push(backend.id);
             let state = self.states.entry(backend.id).or_default();
@@ -194,6 +202,17 @@ impl Prober {
         }
         self.log_differences();
         std::mem::take(&mut self.changed)
+    }
+
+    /// Ejects the backends that were silent for the deadline of their pool.
+    fn end_overdue(&self, pools: &[PoolView], now: Instant) {
+        for (pool, deadline) in pools.iter().filter_map(|pool| Some((pool, self.deadlines.get(&pool.name)?))) {
+            let silent = self.admission.silent_backends(*deadline, now);
+            for backend in pool.backends.iter().filter(|backend| silent.contains(&backend.id)) {
+                tracing::warn!(backend = %backend.name, ?deadline, "ejected: it has requests and sent no byte within the deadline of the pool");
+                self.admission.mark_hung(backend.id, now);
+            }
+        }
     }
 
     fn log_differences(&mut self) {
@@ -255,6 +274,10 @@ impl Prober {
             }
         } else {
             state.failed = false;
+        }
+        if !engine.rules().lists_models && result.up.is_ok() && state.models_at.is_none() {
+            state.models_at = Some(now);
+            self.admission.set_served(result.id, Served::unreadable(), None, result.begun);
         }
         // Routes count after health, because a recovery clears the known routes.
         if let Some(routes) = result.routes {
@@ -393,7 +416,8 @@ pub async fn scrape(address: &Address, limit: Duration) -> Option<metrics::Metri
 /// `None`: the page shows no metrics; an error: no response.
 async fn read_metrics(address: &Address, limit: Duration) -> Result<Option<metrics::MetricsSnapshot>, ()> {
     let Some(rules) = &address.engine.rules().metrics else { return Ok(None) };
-    let (status, body) = fetch(address, "/metrics", limit, METRICS_BYTES).await.map_err(drop)?;
+    let Some(address) = address.of_metrics() else { return Ok(None) };
+    let (status, body) = fetch(&address, "/metrics", limit, METRICS_BYTES).await.map_err(drop)?;
     let page = (rules.read)(std::str::from_utf8(&body).unwrap_or_default());
     Ok(Some(page).filter(|page| status.is_success() && page.samples > 0))
 }

@@ -1,8 +1,9 @@
 //! Waits until a started engine is ready, with any driver.
 //!
-//! Ready means: the engine is healthy by the rule of its kind, `/v1/models` lists every expected model and
-//! adapter, and the server is the one that was started. vLLM binds its port with SO_REUSEPORT, so
-//! an older server on the same port may respond instead, even with the right models.
+//! Ready means: the engine is healthy by the rule of its kind, `/v1/models` lists every expected
+//! model and adapter (if engines of the kind list models), and the server is the one that was
+//! started. vLLM binds its port with SO_REUSEPORT, so an older server on the same port may respond
+//! instead, even with the right models.
 //!
 //! Each phase of the start that the log shows may make no progress for [`StartPhase::stall_limit`].
 //! Without a log, [`ReadyRules::blind`] limits the start; [`ReadyRules::total`] always does. The
@@ -78,7 +79,7 @@ pub async fn wait_until_ready(
     rules: ReadyRules,
 ) -> Result<Ready, EngineFailure> {
     let started = Instant::now();
-    let mut heard = started;
+    let mut said = started;
     let mut serving_since: Option<Instant> = None;
     let mut exit_watch = ExitWatch::default();
     loop {
@@ -100,7 +101,7 @@ pub async fn wait_until_ready(
         };
         // A server that says so makes progress, even without a log.
         if matches!(served, Readiness::Loading) {
-            heard = Instant::now();
+            said = Instant::now();
         }
         if let Readiness::Unauthorized(status) = served {
             let cause = format!(
@@ -129,7 +130,7 @@ pub async fn wait_until_ready(
             ));
         }
         if missing.is_none()
-            && let Some(why) = overdue(driver, (started, heard), rules)
+            && let Some(why) = overdue(driver, (started, said), rules)
         {
             return Err(at_phase(driver, FailureClass::Timeout, why));
         }
@@ -166,19 +167,19 @@ impl ExitWatch {
     }
 }
 
-/// Why the start takes too long, if it does. `heard`: when the server last said that it loads.
-fn overdue(driver: &dyn Driver, (started, heard): (Instant, Instant), rules: ReadyRules) -> Option<String> {
+/// Why the start takes too long, if it does. `said`: when the server last said that it loads.
+fn overdue(driver: &dyn Driver, (started, said): (Instant, Instant), rules: ReadyRules) -> Option<String> {
     let all = started.elapsed();
     if all > rules.total {
         return Some(format!("not ready after {} s", all.as_secs()));
     }
     let Some(progress) = driver.progress() else {
-        return (heard.elapsed() > rules.blind.mul_f64(rules.start_timeout_scale))
+        return (said.elapsed() > rules.blind.mul_f64(rules.start_timeout_scale))
             .then(|| format!("not ready after {} s, and there is no log to follow", all.as_secs()));
     };
     let progress = progress.borrow();
     // In an adopted engine's log the last progress may be older than this wait.
-    let stalled = progress.moved.max(heard).elapsed();
+    let stalled = progress.moved.max(said).elapsed();
     if stalled <= progress.phase.stall_limit().mul_f64(rules.start_timeout_scale) {
         return None;
     }

@@ -43,6 +43,7 @@ pub(super) const RULES: EngineRules = EngineRules {
                 | Route::Transcriptions
         )
     },
+    does_jobs: false,
     continues: false,
 };
 

@@ -6,7 +6,9 @@
 //! | `vllm` | `vllm.rs` | vLLM |
 //! | `sglang` | `sglang.rs` | SGLang |
 //! | `llama.cpp` | `llama_cpp.rs` | llama-server |
+//! | `triton` | `triton.rs` | Triton, by the protocol of KServe |
 //! | `openai` | `openai.rs` | any other server with the API of OpenAI |
+//! | `serial` | `serial.rs` | a process that does one job at a time |
 //!
 //! A new kind is a file with a constant, and a line in each of the two lists below.
 
@@ -14,7 +16,9 @@ mod rules;
 mod vllm;
 mod sglang;
 mod llama_cpp;
+mod triton;
 mod openai;
+mod serial;
 
 pub use rules::{EngineRules, Health, MetricsPage, SlotsPage};
 
@@ -51,8 +55,12 @@ kinds! {
     Sglang = "sglang" in sglang,
     /// llama.cpp's server.
     LlamaCpp = "llama.cpp" in llama_cpp,
+    /// Triton.
+    Triton = "triton" in triton,
     /// A server with the API of OpenAI.
     OpenAi = "openai" in openai,
+    /// One job at a time.
+    Serial = "serial" in serial,
 }
 
 impl EngineKind {

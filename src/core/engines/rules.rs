@@ -20,17 +20,19 @@ pub struct EngineRules {
     pub owner: Option<&'static str>,
     /// Whether `/openapi.json` describes the routes.
     pub describes_routes: bool,
-    /// The page on which the engine tells its version, if the gateway checks the version.
+    /// The page with the engine's version, if the gateway checks the version.
     pub version: Option<&'static str>,
     /// How the metrics page is read; `None`: there is none.
     pub metrics: Option<MetricsPage>,
-    /// How the number of sequences that the engine runs at once is read; `None`: it is not told.
+    /// How the number of sequences that the engine runs at once is read; `None`: it does not say.
     pub slots_page: Option<SlotsPage>,
     /// The default of a pool's `slots`.
     pub slots: u32,
-    /// Whether the engine has a route. A route that an engine of the kind may lack counts as present:
-    /// the engine's answer decides.
+    /// Whether the engine has a route. A route that some engines of the kind lack counts as
+    /// present: the engine's answer decides.
     pub serves: fn(Route) -> bool,
+    /// Whether every request is a job: work that is not counted in tokens.
+    pub does_jobs: bool,
     /// Whether the engine can continue an answer that another engine began.
     pub continues: bool,
 }
@@ -60,7 +62,8 @@ pub struct MetricsPage {
     pub port: Option<u16>,
     /// Reads the page. The names of the values are those of vLLM.
     pub read: fn(&str) -> MetricsSnapshot,
-    /// Whether the counters move with every step, so that an engine whose counters stand still hangs.
+    /// Whether the counters move with every step, so that an engine whose counters stand still is
+    /// hung.
     pub shows_steps: bool,
     /// Whether generated tokens are counted while a response runs, and not at the end.
     pub counts_tokens: bool,

@@ -3,8 +3,8 @@
 //! `/health_generate` generates a token, or waits for one of a running request, at most 20 s; it
 //! responds with 503 while the engine starts or stops, or hangs. Metrics exist with
 //! `--enable-metrics`. Their token counts move at the end of a request, except
-//! `realtime_tokens_total`, which moves every 40 steps: enough to see that the engine works, and not
-//! enough to compare with the tokens that streams received. `/v1/loads` has one entry per
+//! `realtime_tokens_total`, which moves every 40 steps: enough to see that the engine works, and
+//! not enough to compare with the tokens that streams received. `/v1/loads` has one entry per
 //! data-parallel rank; the ranks together run the sum.
 //!
 //! A full queue (`--max-queued-requests`) is a 503 with the text "The request queue is full.", so
@@ -31,7 +31,8 @@ pub(super) const RULES: EngineRules = EngineRules {
     }),
     slots_page: Some(SlotsPage { path: "/v1/loads?include=core", read: max_running }),
     slots: BATCH_SLOTS,
-    serves: |route| !matches!(route, Route::CohereChat | Route::CohereEmbed),
+    serves: |route| !route.is_job() && !matches!(route, Route::CohereChat | Route::CohereEmbed),
+    does_jobs: false,
     continues: false,
 };
 

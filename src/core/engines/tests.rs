@@ -15,6 +15,9 @@ const SGLANG: &str = "# TYPE sglang:num_running_reqs gauge\n\
     sglang:gen_throughput{model_name=\"m\"} 812.5\n";
 const LLAMA: &str = "# HELP llamacpp:n_decode_total Total number of llama_decode() calls\n\
     llamacpp:n_decode_total 41\nllamacpp:requests_processing 2\nllamacpp:requests_deferred 5\n";
+const TRITON: &str = "# TYPE nv_inference_exec_count counter\n\
+    nv_inference_exec_count{model=\"a\",version=\"1\"} 7\nnv_inference_exec_count{model=\"b\",version=\"1\"} 2\n\
+    nv_inference_pending_request_count{model=\"a\",version=\"1\"} 4\nnv_gpu_utilization{gpu_uuid=\"G\"} 0.5\n";
 
 #[test]
 fn load_and_progress_are_read_by_the_names_of_the_kind() {
@@ -26,7 +29,9 @@ fn load_and_progress_are_read_by_the_names_of_the_kind() {
     assert_eq!((llama.running, llama.waiting, llama.progress()), (2.0, 5.0, 41.0));
     assert_eq!(read(EngineKind::Vllm, SGLANG).samples, 0);
     assert_eq!(read(EngineKind::Sglang, LLAMA).samples, 0);
-    assert!(EngineKind::OpenAi.rules().metrics.is_none());
+    let triton = read(EngineKind::Triton, TRITON);
+    assert_eq!((triton.waiting, triton.progress(), triton.running), (4.0, 9.0, 0.0));
+    assert!(EngineKind::OpenAi.rules().metrics.is_none() && EngineKind::Serial.rules().metrics.is_none());
 }
 
 #[test]
@@ -40,6 +45,7 @@ fn a_server_that_loads_is_not_down() {
         assert_eq!((judge(kind, 200, ""), judge(kind, 500, "")), (Health::Up, Health::Down), "{kind:?}");
     }
     assert_eq!(judge(EngineKind::Vllm, 503, loading), Health::Down);
+    assert_eq!(judge(EngineKind::Serial, 404, ""), Health::Up, "it has no health page, and answers");
 }
 
 #[test]
@@ -66,6 +72,12 @@ fn a_server_that_names_another_kind_is_recognised() {
 #[test]
 fn each_kind_serves_completions_and_the_routes_that_it_has() {
     let serves = |kind: EngineKind, route| (kind.rules().serves)(route);
-    assert!(EngineKind::ALL.into_iter().all(|kind| serves(kind, Route::Completions)));
+    for kind in EngineKind::ALL {
+        let is_other = matches!(kind, EngineKind::Triton | EngineKind::Serial);
+        assert_eq!(serves(kind, Route::Completions), !is_other, "{kind:?}");
+        assert_eq!(serves(kind, Route::Infer), kind == EngineKind::Triton);
+        assert_eq!(serves(kind, Route::Custom), kind == EngineKind::Serial);
+        assert_eq!(serves(kind, Route::Speech), matches!(kind, EngineKind::OpenAi | EngineKind::Serial));
+    }
     assert!(!serves(EngineKind::LlamaCpp, Route::Score) && serves(EngineKind::Sglang, Route::Score));
 }

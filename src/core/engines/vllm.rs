@@ -1,8 +1,9 @@
 //! vLLM, the kind of engine for which the gateway was made.
 //!
 //! The facts of flags, logs and metrics are in [`vllm`](crate::vllm); this file has the part that
-//! other kinds have, too. vLLM's API server answers `/health` without asking the engine core, so the
-//! counters show whether the engine works.
+//! other kinds have, too. vLLM's API server answers `/health` without asking the engine core, so
+//! the counters show whether the engine works. Routes for speech, images and videos are those of
+//! vLLM-Omni, which `openai` serves.
 
 use super::rules::{BATCH_SLOTS, EngineRules, Health, MetricsPage};
 use crate::vllm::metrics::MetricsSnapshot;
@@ -17,6 +18,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     metrics: Some(MetricsPage { port: None, read: MetricsSnapshot::parse, shows_steps: true, counts_tokens: true }),
     slots_page: None,
     slots: BATCH_SLOTS,
-    serves: |_| true,
+    serves: |route| !route.is_job(),
+    does_jobs: false,
     continues: true,
 };

@@ -29,8 +29,8 @@ pub const SCHEDULER: [&str; 5] = [
     "num_preemptions_total",
 ];
 
-/// The name to which the size of the KV cache in tokens is translated, for engines that report it as
-/// a number.
+/// The name to which the size of the KV cache in tokens is translated, for engines that report it
+/// as a number.
 pub const KV_TOKENS: &str = "kv_cache_tokens";
 
 /// Bounds of buckets of `iteration_tokens_total`, tokens.
