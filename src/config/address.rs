@@ -3,6 +3,7 @@
 //! The authority and the IP address are computed once, when a configuration is read, so that a
 //! request neither formats nor parses them. The endpoint is part of a backend's identity.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use super::backend::Backend;
 use super::secret::Secret;
 use super::value::Endpoint;
 use crate::tls::ClientTls;
+use sluice_core::engines::EngineKind;
 
 /// The address of a backend, in the form that the path of a request needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,17 +26,30 @@ pub struct Address {
     pub tls: Option<ClientTls>,
     /// Sent to the engine as a bearer token, instead of the client's.
     pub api_key: Option<Secret>,
+    /// The kind of engine that listens there.
+    pub engine: EngineKind,
+    /// The port of the engine's metrics page, if it is not that of the endpoint.
+    pub metrics_port: Option<u16>,
 }
 
 impl Address {
-    /// The address of the engine at `endpoint`.
+    /// The address of the vLLM server at `endpoint`.
     pub fn new(endpoint: Endpoint, tls: Option<ClientTls>, api_key: Option<Secret>) -> Self {
         let (authority, ip) = (endpoint.authority().into(), endpoint.host.parse().ok());
-        Self { endpoint, authority, ip, tls, api_key }
+        Self { endpoint, authority, ip, tls, api_key, engine: EngineKind::Vllm, metrics_port: None }
     }
 
     /// The address of a configured backend and the means of connecting to it.
     pub fn of(backend: &Backend) -> Self {
-        Self::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone())
+        let address = Self::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone());
+        Self { engine: backend.engine, metrics_port: backend.metrics_port, ..address }
+    }
+
+    /// The address of the metrics page, on a separate port or the same; `None`: there is no page.
+    pub fn of_metrics(&self) -> Option<Cow<'_, Self>> {
+        let port = self.metrics_port.or(self.engine.rules().metrics.as_ref()?.port);
+        let Some(port) = port.filter(|port| *port != self.endpoint.port) else { return Some(Cow::Borrowed(self)) };
+        let endpoint = Endpoint { port, prefix: String::new(), ..self.endpoint.clone() };
+        Some(Cow::Owned(Self { engine: self.engine, ..Self::new(endpoint, self.tls.clone(), self.api_key.clone()) }))
     }
 }

@@ -19,6 +19,7 @@ use super::setting::{FreeValue, Setting, Shown, list, quote};
 use super::table::table;
 use super::value::{Endpoint, check_name};
 use crate::tls::ClientTls;
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flags::value::FlagValue;
 use sluice_core::vllm::secrets::{is_secret_flag, is_secret_key};
 
@@ -36,6 +37,9 @@ table! {
         /// Bearer token that the gateway sends to the engine, if the engine was started with
         /// --api-key: "env:NAME" or "file:PATH".
         pub(super) api_key: Option<Secret> = optional("none").example("env:GPU0_API_KEY");
+        /// Port of the engine's metrics page, if it is not the port of requests.
+        pub(super) metrics_port: Option<u16> =
+            optional("8002 with engine = \"triton\", otherwise the port of requests").example("8002");
         /// TLS to this engine, in place of the table of the pool.
         pub(super) tls: Option<UpstreamTls> = optional("as the pool");
         /// How the gateway runs the engine on this machine, in place of `url`.
@@ -106,6 +110,10 @@ pub struct Backend {
     pub connection: Option<ClientTls>,
     /// Whether the backend gets no new requests, because the pod is being deleted or is not ready.
     pub cordoned: bool,
+    /// The kind of engine, which the pool names.
+    pub engine: EngineKind,
+    /// The port of the metrics page, if the backend names one.
+    pub metrics_port: Option<u16>,
 }
 
 /// The address of a backend, and who runs the engine.
@@ -208,7 +216,7 @@ impl Setting for Backend {
     const SHAPE: Shape = BackendTable::SHAPE;
 
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
-        let BackendTable { name, url, weight, api_key, tls, launch, control } =
+        let BackendTable { name, url, weight, api_key, metrics_port, tls, launch, control } =
             BackendTable::read(written, place, key, report)?;
         let is_written = |key: &str| report.is_written(&format!("{}.{key}", place.path));
         let problem = match (is_written("url"), is_written("launch")) {
@@ -229,18 +237,19 @@ impl Setting for Backend {
             (None, Some(control), url) => Target::Control(url, control),
             (None, None, url) => Target::Url(url),
         };
-        Some(Self { name, target, weight, api_key, tls, connection: None, cordoned: false })
+        let engine = EngineKind::default();
+        Some(Self { name, target, weight, api_key, tls, connection: None, cordoned: false, engine, metrics_port })
     }
 
     fn show(&self, names: &Names) -> Shown {
-        let Self { name, target, weight, api_key, tls, connection: _, cordoned: _ } = self.clone();
+        let Self { name, target, weight, api_key, metrics_port, tls, .. } = self.clone();
         let identity = format!("{name} {}", target.endpoint());
         let (url, launch, control) = match target {
             Target::Url(url) | Target::Pod(url, _) => (Some(url), None, None),
             Target::Launch(launch) => (None, Some(launch), None),
             Target::Control(url, control) => (Some(url), None, Some(control)),
         };
-        let mut shown = BackendTable { name, url, weight, api_key, tls, launch, control }.show(names);
+        let mut shown = BackendTable { name, url, weight, api_key, metrics_port, tls, launch, control }.show(names);
         if let Shown::Table(table) = &mut shown {
             table.identity = identity;
         }

@@ -60,6 +60,10 @@ pub(super) const TOKENS: &str = "1000000M";
 pub(super) const COUNT: &str = "4294967295";
 /// Bytes of a name (pool, backend, key): they become metric labels and response headers.
 pub const MAX_NAME_BYTES: usize = 64;
+/// Fields whose product is the cost of a job.
+pub const MAX_COST_FIELDS: usize = 8;
+/// Paths that a pool names.
+pub const MAX_ROUTES: usize = 32;
 /// Bytes of a model name: repository paths are longer than other names.
 pub const MAX_MODEL_NAME_BYTES: usize = 256;
 /// Bytes of a configuration file, and of a file that a `file:` reference names.

@@ -10,6 +10,7 @@ use super::backend::{ArgValue, Backend, PodEngine, Target};
 use super::secret::Secret;
 use super::table::table;
 use super::value::{Endpoint, not_empty};
+use sluice_core::engines::EngineKind;
 
 table! {
     /// Backends that are pods of a Kubernetes cluster.
@@ -52,8 +53,8 @@ pub struct FoundPod {
 }
 
 impl Pods {
-    /// The backend for a pod.
-    pub fn backend(&self, pod: &FoundPod) -> Backend {
+    /// The backend for a pod with this kind of engine.
+    pub fn backend(&self, pod: &FoundPod, engine: EngineKind) -> Backend {
         let endpoint = Endpoint { https: false, host: pod.ip.clone(), port: self.port, prefix: String::new() };
         let target = match &self.statefulset {
             None => Target::Url(endpoint),
@@ -69,6 +70,16 @@ impl Pods {
             ),
         };
         let (name, weight, api_key) = (pod.name.clone(), self.weight, self.api_key.clone());
-        Backend { name, target, weight, api_key, tls: None, connection: None, cordoned: pod.cordoned }
+        Backend {
+            name,
+            target,
+            weight,
+            api_key,
+            tls: None,
+            connection: None,
+            cordoned: pod.cordoned,
+            engine,
+            metrics_port: None,
+        }
     }
 }

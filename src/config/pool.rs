@@ -16,6 +16,7 @@ use super::backend::Backend;
 use super::certificates::UpstreamTls;
 use super::fair::Fair;
 use super::file::Entry;
+use super::job::{Cost, check_path};
 use super::key::KeySpec;
 use super::limits;
 use super::model::ModelScope;
@@ -23,10 +24,11 @@ use super::pods::Pods;
 use super::problem::{Situation, Suggestion};
 use super::report::{Names, Place, Report};
 use super::server::Slo;
-use super::setting::{Setting, Shown, elements, list, quote};
+use super::setting::{Scalar, Setting, Shown, elements, list, quote};
 use super::table::table;
 use super::value::{check_name, words};
 use sluice_core::base::{PoolId, Tokens};
+use sluice_core::engines::EngineKind;
 
 table! {
     /// Backends that may answer the same requests.
@@ -51,8 +53,15 @@ table! {
         /// nginx's least_conn), two_choices (the backend with fewer in flight of two random ones;
         /// nginx's random two least_conn), round_robin. All respect `weight`.
         pub policy: Policy = default("least_work");
+        /// Kind of engine of all backends: its health page, metrics, routes and limits. "openai" is
+        /// any other server with the API of OpenAI, such as trtllm-serve or vLLM-Omni. "triton" is
+        /// Triton with the protocol of KServe. "serial" is a process that does one job at a time
+        /// (speech, images, a Flask program), one backend for each process.
+        pub engine: EngineKind = default("vllm");
         /// Limit of sequences in flight per backend. A request takes its prompts or inputs times n,
         /// and gets 400 if that is more than the limit. Lower it when the engine's own queue grows.
+        /// Engines that report fewer slots (llama.cpp, SGLang) get no more than they report. The
+        /// default is 1 with engine = "serial".
         pub slots: u32 = default("256").within("1", "65536");
         /// Limit of outstanding prompt and output tokens per backend, such as the size of the
         /// engine's KV cache. A request that alone demands more (prompt and min_tokens) gets 400.
@@ -60,6 +69,16 @@ table! {
         /// Limit of prompt tokens in prefill per backend, that is, of requests that still wait for
         /// the first token. A prompt above the limit runs when no other prompt is in prefill.
         pub prefill_tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("16k");
+        /// Paths of the engines besides those of the API, such as ["/synthesize"], with engine =
+        /// "serial" and one model. Their
+        /// bodies are passed on without being read.
+        pub routes: Vec<String> = default("[]").check(check_path).at_most(limits::MAX_ROUTES);
+        /// Cost of a request in place of its prompt tokens, if tokens do not measure the work.
+        pub cost: Option<Cost> = optional("1 for each request that is not counted in tokens");
+        /// Time without a byte after which a backend with running requests counts as hung, whatever
+        /// its counters say. The only sign of a hang where an engine has no counters (serial,
+        /// openai, triton); write more than the longest job takes.
+        pub deadline: Option<Duration> = optional_duration("none; the engine's counters alone, as health.stall says").example("5m");
         /// Whether requests come to this pool only if an arm of an experiment names it. The pool's
         /// prompt_tokens then have no effect, and the pool does not make models available.
         pub arms_only: bool = default("false");
@@ -224,6 +243,23 @@ words! {
         Continuous = "continuous",
         /// Nothing is injected; tokens are counted by events.
         Off = "off",
+    }
+}
+
+impl Scalar for EngineKind {
+    const WORDS: &'static [&'static str] = &EngineKind::LABELS;
+
+    fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
+        let found = String::parse(written, report)?;
+        let kind = Self::ALL.into_iter().find(|kind| kind.label() == found);
+        kind.ok_or_else(|| {
+            let suggestion = Suggestion::for_name(&found, Self::LABELS);
+            Situation::UnknownChoice { found, suggestion }
+        })
+    }
+
+    fn text(&self, _: &Names) -> String {
+        self.label().to_owned()
     }
 }
 

@@ -118,6 +118,10 @@ pub enum Situation {
         "prompts of {threshold} tokens and more belong to this pool but could never run here; give it at least 1 slot"
     )]
     LongNeverRuns { threshold: String },
+    #[error("'{found}' is no path that a pool can name; write one such as \"/synthesize\", and none of the API")]
+    RoutePath { found: String },
+    #[error("only a pool with engine = \"serial\" and with exactly one model can name paths")]
+    RoutesOfPool,
     #[error("no pool is called '{name}'; {suggestion}")]
     UnknownPool { name: String, suggestion: Suggestion },
     #[error("a pool cannot spill to itself; remove it from the list")]
@@ -335,9 +339,10 @@ impl Situation {
             | Self::Duplicate { .. } => Topic::Names,
             Self::UnknownModel { .. } | Self::UnknownPool { .. } | Self::UnknownBackend { .. } => Topic::Names,
             Self::UnknownKeyName { .. } | Self::NoModelDeclared { .. } | Self::FlagName { .. } => Topic::Names,
+            Self::RoutePath { .. } => Topic::Names,
             Self::NoPool | Self::NoBackend | Self::WithoutKubernetes | Self::PodsAndBackends => Topic::Pools,
             Self::ArgsWithoutStatefulset | Self::SecretInPodArgs | Self::LongNeverRuns { .. } => Topic::Pools,
-            Self::AutoscaleWithoutEngines | Self::NoEngineForOthers => Topic::Pools,
+            Self::AutoscaleWithoutEngines | Self::NoEngineForOthers | Self::RoutesOfPool => Topic::Pools,
             Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => Topic::Pools,
             Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } => Topic::Pools,
             Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::FairWithoutKeys => Topic::Pools,

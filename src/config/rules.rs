@@ -18,7 +18,7 @@ use super::class;
 use super::cluster::ClusterLeader;
 use super::fair::Fair;
 use super::limits;
-use super::model::Model;
+use super::model::{Model, ModelScope};
 use super::pool::Pool;
 use super::problem::Situation;
 use super::put_pods;
@@ -27,9 +27,11 @@ use super::root::Config;
 use super::server::{AccessLog, LogTarget, Server, Slo};
 use super::value::Endpoint;
 use sluice_core::base::{ModelId, Period};
+use sluice_core::openai::Route;
 
 /// Applies every rule. Sets values that depend on several keys: the objectives that pools inherit
-/// from `slo`, the TLS settings of backends, and the default of `server.max_body_memory`.
+/// from `slo`, the kinds of engines and their slots, the TLS settings of backends, and the default
+/// of `server.max_body_memory`.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     let Config {
         server, health, fleet, models, auth, pools, slo, classes, access_log, records, tracing, cluster, ..
@@ -69,9 +71,14 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         if pool.queue.fair == Some(Fair::Key) && auth.keys.is_empty() && report.is_sound("auth.keys") {
             report.add_at(&format!("{path}.queue.fair"), Situation::FairWithoutKeys);
         }
+        if !report.is_written(&format!("{path}.slots")) {
+            pool.slots = pool.engine.rules().slots;
+        }
+        pool.backends.iter_mut().for_each(|backend| backend.engine = pool.engine);
         inherit_objectives(&mut pool.slo, slo, &path, report);
         connect_with_tls(pool, &path, report);
     }
+    check_routes(pools, report);
     class::check(classes, report);
     if classes.is_empty() && report.is_sound("class") {
         *classes = class::derived(pools);
@@ -247,6 +254,31 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
         names.claim(&backend.name, format!("{path}.name"), report);
         check_commands(backend, &path, report);
         check_flags(backend, &path, report);
+    }
+}
+
+/// Checks the paths of all pools: the engines serve them, one model has them, and none is named
+/// twice.
+fn check_routes(pools: &[Pool], report: &mut Report<'_>) {
+    let mut first: Vec<(&str, String)> = Vec::new();
+    for (index, pool) in pools.iter().enumerate() {
+        let at = format!("pool[{index}].routes");
+        if pool.routes.is_empty() || !report.is_sound(&at) {
+            continue;
+        }
+        let has_one_model = matches!(&pool.models, ModelScope::Only(models) if models.len() == 1);
+        if !has_one_model || !(pool.engine.rules().serves)(Route::Custom) {
+            report.add_at(&at, Situation::RoutesOfPool);
+        }
+        for (number, path) in pool.routes.iter().enumerate() {
+            let place = format!("{at}[{number}]");
+            match first.iter().find(|(known, _)| known == path) {
+                Some((_, first)) => {
+                    report.add_at(&place, Situation::Duplicate { name: path.clone(), first: first.clone() });
+                }
+                None => first.push((path, place)),
+            }
+        }
     }
 }
 

@@ -9,4 +9,5 @@ pub mod base;
 pub mod stats;
 pub mod openai;
 pub mod vllm;
+pub mod engines;
 pub mod meter;

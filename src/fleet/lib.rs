@@ -1,6 +1,6 @@
 //! Probes of all backends, and the engines that the gateway runs itself.
 //!
-//! The [prober](Prober) reads `/health` and `/v1/models`, and the counters of an engine that is
+//! The [prober](Prober) reads health pages and `/v1/models`, and the counters of an engine that is
 //! silent although it has requests. A [`driver`] starts and stops engines. `engine` is the life
 //! cycle of one engine; each step is written to the journal before it begins. `coordinator` is the
 //! [`Fleet`]: changes and restarts over all engines. A tuner's [trial engines](TrialEngines) have
@@ -13,6 +13,7 @@ mod detached;
 pub mod discovery;
 pub mod driver;
 mod engine;
+mod engine_health;
 mod http;
 mod launch;
 mod lead;
@@ -37,6 +38,7 @@ pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
 pub use engine::preflight::check_settings;
 pub use engine::spec::EngineSpec;
 pub use engine::view::{EngineView, LastChange};
+pub use engine_health::{Unhealthy, contradiction, read_health};
 pub use http::{FetchError, exchange, fetch, post};
 pub use launch::{adapter_rank, check_values};
 pub use lead::Lead;

@@ -4,11 +4,12 @@
 //!
 //! | request | reads | when |
 //! |---|---|---|
-//! | `/health` | a 2xx status: the API server runs | always |
+//! | `/health` | a 2xx status: the API server runs | always; path and rule are the kind's |
 //! | `/v1/models` | names, context limit | after a start or recovery; every [`MODELS_INTERVAL`] |
 //! | | | while a caller waits for a model; after an unexpected refusal |
 //! | `/openapi.json` | routes | after a refused route, at most every [`MODELS_INTERVAL`] |
 //! | `/metrics` | prefix cache, adapter slots | after a start or recovery; with LoRA adapters |
+//! | slots page | sequences that run at once | with the models, if the kind has such a page |
 //!
 //! vLLM's API server answers `/health` without asking the engine core. A result is dropped if a
 //! reload has meanwhile given the id of the probed backend to another one.
@@ -17,10 +18,14 @@
 //! suspect, whose `/metrics` each probe reads. If no work counter changes for a third of
 //! `health.stall`, or there is no response, it is *hung*: it is ejected, and the streams are
 //! closed. A long response that is not streamed changes counters, and a long prefill uses KV
-//! blocks. An engine without vLLM's counters (`--disable-log-stats`) never counts as hung; the time
-//! limits of requests still apply.
+//! blocks. An engine without counters (`--disable-log-stats`) never counts as hung; the time limits
+//! of requests still apply.
 //!
-//! Bounds: [`HEALTH_BYTES`], [`METRICS_BYTES`]; one probe per backend at a time.
+//! In a pool with a `deadline`, a backend with requests that sent no byte for this time is hung
+//! without a look at counters.
+//!
+//! `core/engines` has the pages of each kind of engine. Bounds: [`SLOTS_BYTES`], [`METRICS_BYTES`];
+//! one probe per backend at a time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,18 +34,20 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::engine_health::{Unhealthy, contradiction, read_health};
 use super::http::fetch;
 use super::models::{ModelList, ReportedModels, Unreadable, read_models, read_routes};
 use sluice_config::{Address, Health};
 use sluice_core::base::BackendId;
+use sluice_core::engines::{EngineKind, SlotsPage};
 use sluice_core::vllm::metrics;
-use sluice_gateway::pool::{Admission, Cordon, Phase, RefusedGateway, RouteSet};
+use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, PoolView, RefusedGateway, RouteSet, Served};
 
 /// Time between readings of the models of a backend that is up; minimum time between readings of
 /// the routes.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
-/// Largest body of `/health` that is accepted, bytes.
-const HEALTH_BYTES: usize = 1 << 20;
+/// Largest page of slots that is accepted, bytes.
+const SLOTS_BYTES: usize = 1 << 20;
 /// Largest body of `/metrics` that is accepted, bytes.
 const METRICS_BYTES: usize = 8 << 20;
 
@@ -48,6 +55,8 @@ const METRICS_BYTES: usize = 8 << 20;
 struct ProbeState {
     models_at: Option<Instant>,
     failed: bool,
+    /// The kind that the engine says it is, if that contradicts the pool.
+    contradiction: Option<EngineKind>,
     /// When the routes were read since the backend came up.
     routes_at: Option<Instant>,
     /// Since when a suspect shows these counters, or does not respond (`None`).
@@ -67,7 +76,7 @@ struct WorkCounters {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Activity {
     Counters(WorkCounters),
-    /// A page without vLLM's counters.
+    /// A page without counters.
     NoCounters,
     NoResponse,
 }
@@ -104,7 +113,7 @@ struct ProbeResult {
     name: Arc<str>,
     address: Arc<Address>,
     begun: Instant,
-    up: Result<(), String>,
+    up: Result<(), Unhealthy>,
     models: Option<Result<ModelList, Unreadable>>,
     /// `Some(None)`: the engine does not describe routes.
     routes: Option<Option<RouteSet>>,
@@ -112,6 +121,8 @@ struct ProbeResult {
     cache_tokens: Option<u64>,
     /// Different LoRA adapters that one step can use.
     adapter_slots: Option<u64>,
+    /// Sequences that the engine runs at once.
+    slots: Option<u32>,
     activity: Option<Activity>,
 }
 
@@ -126,6 +137,8 @@ pub struct Prober {
     /// Whether clients send keys for the engines: then a backend without an `api_key` that refuses
     /// a probe may still serve clients.
     pub forwards_keys: bool,
+    /// The longest silence of a backend with requests, of pools that have one.
+    pub deadlines: HashMap<Arc<str>, Duration>,
     /// The set of model names has changed since the last completed round; kept when a round is
     /// cancelled.
     changed: bool,
@@ -142,6 +155,7 @@ impl Prober {
             states: HashMap::new(),
             await_models: false,
             forwards_keys: false,
+            deadlines: HashMap::new(),
             changed: false,
             differences: HashMap::new(),
         }
@@ -160,6 +174,7 @@ impl Prober {
         let mut probes = JoinSet::new();
         let mut known = Vec::new();
         let pools = self.admission.view();
+        self.end_overdue(&pools, now);
         for backend in pools.iter().flat_map(|pool| &pool.backends) {
             known.push(backend.id);
             let state = self.states.entry(backend.id).or_default();
@@ -187,6 +202,17 @@ impl Prober {
         }
         self.log_differences();
         std::mem::take(&mut self.changed)
+    }
+
+    /// Ejects the backends that were silent for the deadline of their pool.
+    fn end_overdue(&self, pools: &[PoolView], now: Instant) {
+        for (pool, deadline) in pools.iter().filter_map(|pool| Some((pool, self.deadlines.get(&pool.name)?))) {
+            let silent = self.admission.silent_backends(*deadline, now);
+            for backend in pool.backends.iter().filter(|backend| silent.contains(&backend.id)) {
+                tracing::warn!(backend = %backend.name, ?deadline, "ejected: it has requests and sent no byte within the deadline of the pool");
+                self.admission.mark_hung(backend.id, now);
+            }
+        }
     }
 
     fn log_differences(&mut self) {
@@ -222,14 +248,16 @@ impl Prober {
             Some(Err(Unreadable::Status(status @ (401 | 403)))) => Some(*status),
             _ => None,
         };
+        let engine = result.address.engine;
         let names_changed =
-            result.models.is_some_and(|list| self.note_models((result.id, &result.name), list, result.begun));
+            result.models.is_some_and(|list| self.note_models((result.id, &result.name, engine), list, result.begun));
         let is_restarting = result.up.is_err() && self.is_restarting(result.id);
+        let is_loading = result.up == Err(Unhealthy::Loading);
         let moved = self.admission.record_probe(result.id, result.up.is_ok(), now);
         if let Some((before, after)) = moved {
-            let why = result.up.as_ref().err().map_or("its probe succeeded", String::as_str);
+            let why = result.up.as_ref().err().map_or_else(|| "its probe succeeded".to_owned(), Unhealthy::to_string);
             let (from, to) = (before.label(), after.label());
-            match after == Phase::Down && !is_restarting {
+            match after == Phase::Down && !is_restarting && !is_loading {
                 true => tracing::warn!(backend = %result.name, from, to, why, "backend changed"),
                 false => tracing::info!(backend = %result.name, from, to, why, "backend changed"),
             }
@@ -239,10 +267,17 @@ impl Prober {
             (state.models_at, state.routes_at) = (None, None);
             // Once per series of failures; a change of state is logged above.
             if !std::mem::replace(&mut state.failed, true) && moved.is_none() && !is_restarting {
-                tracing::warn!(backend = %result.name, why, "probe failed");
+                match is_loading {
+                    true => tracing::info!(backend = %result.name, "{why}"),
+                    false => tracing::warn!(backend = %result.name, %why, "probe failed"),
+                }
             }
         } else {
             state.failed = false;
+        }
+        if !engine.rules().lists_models && result.up.is_ok() && state.models_at.is_none() {
+            state.models_at = Some(now);
+            self.admission.set_served(result.id, Served::unreadable(), None, result.begun);
         }
         // Routes count after health, because a recovery clears the known routes.
         if let Some(routes) = result.routes {
@@ -271,6 +306,9 @@ impl Prober {
         if is_read {
             self.admission.accepted_probe(result.id);
         }
+        if let Some(slots) = result.slots {
+            self.admission.set_bounds([(result.id, Bound::Ceiling(Some(slots)))]);
+        }
         if let Some(slots) = result.adapter_slots {
             self.admission.set_adapter_slots(result.id, slots as usize);
         }
@@ -280,12 +318,23 @@ impl Prober {
     /// Records the models of a probe that began at `begun`; returns whether the names changed.
     fn note_models(
         &mut self,
-        (id, name): (BackendId, &str),
+        (id, name, engine): (BackendId, &str, EngineKind),
         list: Result<ModelList, Unreadable>,
         begun: Instant,
     ) -> bool {
         if let Ok(list) = &list {
             self.admission.set_roots(id, list.roots());
+        }
+        let other = list.as_ref().ok().and_then(|list| contradiction(engine, &list.cards));
+        if let Some(state) = self.states.get_mut(&id).filter(|state| state.contradiction != other) {
+            state.contradiction = other;
+            if let Some(other) = other {
+                let (engine, other) = (engine.label(), other.label());
+                tracing::warn!(
+                    backend = name,
+                    "it says that it is {other}, and the pool says {engine}: set engine = \"{other}\""
+                );
+            }
         }
         let reading = self.reported.read(id, list);
         match reading.readable {
@@ -320,17 +369,17 @@ async fn probe(
     due: Due,
     suspect: bool,
 ) -> ProbeResult {
-    let begun = Instant::now();
-    let up = match fetch(&address, "/health", limit, HEALTH_BYTES).await {
-        Ok((status, _)) if status.is_success() => Ok(()),
-        Ok((status, _)) => Err(format!("/health responds with status {status}")),
-        Err(error) => Err(error.to_string()),
-    };
-    let models = match due.models && up.is_ok() {
+    let (begun, rules) = (Instant::now(), address.engine.rules());
+    let up = read_health(&address, limit).await;
+    let models = match due.models && up.is_ok() && rules.lists_models {
         true => Some(read_models(&address, limit).await),
         false => None,
     };
-    let routes = match due.routes && up.is_ok() {
+    let slots = match &rules.slots_page {
+        Some(page) if due.models && up.is_ok() => read_slots(&address, page, limit).await,
+        _ => None,
+    };
+    let routes = match due.routes && up.is_ok() && rules.describes_routes {
         true => Some(read_routes(&address, limit).await),
         false => None,
     };
@@ -343,10 +392,18 @@ async fn probe(
         true => Some(read_activity(&address, limit).await),
         false => None,
     };
-    ProbeResult { id, name, address, begun, up, models, routes, cache_tokens, adapter_slots, activity }
+    ProbeResult { id, name, address, begun, up, models, routes, cache_tokens, adapter_slots, slots, activity }
+}
+
+async fn read_slots(address: &Address, page: &SlotsPage, limit: Duration) -> Option<u32> {
+    let (status, body) = fetch(address, page.path, limit, SLOTS_BYTES).await.ok()?;
+    (page.read)(&body).filter(|_| status.is_success())
 }
 
 async fn read_activity(address: &Address, limit: Duration) -> Activity {
+    if !address.engine.rules().metrics.as_ref().is_some_and(|page| page.shows_steps) {
+        return Activity::NoCounters;
+    }
     match read_metrics(address, limit).await {
         Err(()) => Activity::NoResponse,
         Ok(None) => Activity::NoCounters,
@@ -354,15 +411,17 @@ async fn read_activity(address: &Address, limit: Duration) -> Activity {
     }
 }
 
-/// vLLM's metrics, read from an engine within `limit`; `None` if it shows none.
+/// The metrics of an engine, by the names of vLLM, read within `limit`; `None` if it shows none.
 pub async fn scrape(address: &Address, limit: Duration) -> Option<metrics::MetricsSnapshot> {
     read_metrics(address, limit).await.ok().flatten()
 }
 
 /// `None`: the page shows no metrics; an error: no response.
 async fn read_metrics(address: &Address, limit: Duration) -> Result<Option<metrics::MetricsSnapshot>, ()> {
-    let (status, body) = fetch(address, "/metrics", limit, METRICS_BYTES).await.map_err(drop)?;
-    let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&body).unwrap_or_default());
+    let Some(rules) = &address.engine.rules().metrics else { return Ok(None) };
+    let Some(address) = address.of_metrics() else { return Ok(None) };
+    let (status, body) = fetch(&address, "/metrics", limit, METRICS_BYTES).await.map_err(drop)?;
+    let page = (rules.read)(std::str::from_utf8(&body).unwrap_or_default());
     Ok(Some(page).filter(|page| status.is_success() && page.samples > 0))
 }
 

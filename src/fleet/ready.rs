@@ -1,8 +1,9 @@
 //! Waits until a started engine is ready, with any driver.
 //!
-//! Ready means: `/health` responds with a 2xx status, `/v1/models` lists every expected model and
-//! adapter, and the server is the one that was started. vLLM binds its port with SO_REUSEPORT, so
-//! an older server on the same port may respond instead, even with the right models.
+//! Ready means: the engine is healthy by the rule of its kind, `/v1/models` lists every expected
+//! model and adapter (if engines of the kind list models), and the server is the one that was
+//! started. vLLM binds its port with SO_REUSEPORT, so an older server on the same port may respond
+//! instead, even with the right models.
 //!
 //! Each phase of the start that the log shows may make no progress for [`StartPhase::stall_limit`].
 //! Without a log, [`ReadyRules::blind`] limits the start; [`ReadyRules::total`] always does. The
@@ -17,6 +18,7 @@ use tokio::time::{Instant, sleep};
 
 use super::driver::{Driver, DriverKind, EngineFailure, EngineStatus, PortOwner};
 use super::driver::{ENDED_READINGS, STATUS_INTERVAL};
+use super::engine_health::{Unhealthy, read_health};
 use super::http::fetch;
 use sluice_config::Address;
 use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass};
@@ -77,6 +79,7 @@ pub async fn wait_until_ready(
     rules: ReadyRules,
 ) -> Result<Ready, EngineFailure> {
     let started = Instant::now();
+    let mut said = started;
     let mut serving_since: Option<Instant> = None;
     let mut exit_watch = ExitWatch::default();
     loop {
@@ -96,6 +99,10 @@ pub async fn wait_until_ready(
             PortOwner::Free => Readiness::NotReady,
             _ => check_readiness(address, rules.answer).await,
         };
+        // A server that says so makes progress, even without a log.
+        if matches!(served, Readiness::Loading) {
+            said = Instant::now();
+        }
         if let Readiness::Unauthorized(status) = served {
             let cause = format!(
                 "{} responds to /v1/models with {status}: set api_key of this backend to the engine's --api-key (or \
@@ -123,7 +130,7 @@ pub async fn wait_until_ready(
             ));
         }
         if missing.is_none()
-            && let Some(why) = overdue(driver, started, rules)
+            && let Some(why) = overdue(driver, (started, said), rules)
         {
             return Err(at_phase(driver, FailureClass::Timeout, why));
         }
@@ -160,18 +167,19 @@ impl ExitWatch {
     }
 }
 
-fn overdue(driver: &dyn Driver, started: Instant, rules: ReadyRules) -> Option<String> {
+/// Why the start takes too long, if it does. `said`: when the server last said that it loads.
+fn overdue(driver: &dyn Driver, (started, said): (Instant, Instant), rules: ReadyRules) -> Option<String> {
     let all = started.elapsed();
     if all > rules.total {
         return Some(format!("not ready after {} s", all.as_secs()));
     }
     let Some(progress) = driver.progress() else {
-        return (all > rules.blind.mul_f64(rules.start_timeout_scale))
+        return (said.elapsed() > rules.blind.mul_f64(rules.start_timeout_scale))
             .then(|| format!("not ready after {} s, and there is no log to follow", all.as_secs()));
     };
     let progress = progress.borrow();
     // In an adopted engine's log the last progress may be older than this wait.
-    let stalled = progress.moved.max(started).elapsed();
+    let stalled = progress.moved.max(said).elapsed();
     if stalled <= progress.phase.stall_limit().mul_f64(rules.start_timeout_scale) {
         return None;
     }
@@ -187,6 +195,13 @@ fn at_phase(driver: &dyn Driver, class: FailureClass, cause: String) -> EngineFa
 #[derive(Debug, Deserialize)]
 struct ModelList {
     data: Vec<Model>,
+    /// Whether the engine lists models at all.
+    #[serde(default = "listed")]
+    is_known: bool,
+}
+
+fn listed() -> bool {
+    true
 }
 
 #[derive(Debug, Deserialize)]
@@ -198,7 +213,7 @@ struct Model {
 impl ModelList {
     fn missing(&self, expected: &[String]) -> Vec<String> {
         let served: HashSet<&str> = self.data.iter().map(|model| model.id.as_str()).collect();
-        expected.iter().filter(|name| !served.contains(name.as_str())).cloned().collect()
+        expected.iter().filter(|name| self.is_known && !served.contains(name.as_str())).cloned().collect()
     }
 
     fn into_parts(self) -> (Vec<String>, Option<u64>) {
@@ -211,6 +226,8 @@ impl ModelList {
 enum Readiness {
     /// Not healthy, or the list cannot be read.
     NotReady,
+    /// The server listens, and says that it loads the model.
+    Loading,
     /// Healthy, but requires another API key.
     Unauthorized(StatusCode),
     /// Healthy, with this list.
@@ -219,9 +236,13 @@ enum Readiness {
 
 /// vLLM requires an API key on `/v1` only.
 async fn check_readiness(address: &Address, limit: Duration) -> Readiness {
-    match fetch(address, "/health", limit, BODY_MAX).await {
-        Ok((status, _)) if status.is_success() => {}
-        _ => return Readiness::NotReady,
+    match read_health(address, limit).await {
+        Ok(()) => {}
+        Err(Unhealthy::Loading) => return Readiness::Loading,
+        Err(Unhealthy::Down(_)) => return Readiness::NotReady,
+    }
+    if !address.engine.rules().lists_models {
+        return Readiness::Serves(ModelList { data: Vec::new(), is_known: false });
     }
     match fetch(address, "/v1/models", limit, BODY_MAX).await {
         Ok((status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN), _)) => Readiness::Unauthorized(status),
@@ -282,8 +303,9 @@ mod tests {
         let (driver, started) = (ExternalDriver::new("a/b"), Instant::now());
         let rules = ReadyRules { blind: Duration::from_secs(10), start_timeout_scale: 3.0, ..ReadyRules::default() };
         tokio::time::advance(Duration::from_secs(29)).await;
-        assert_eq!(overdue(&driver, started, rules), None);
+        assert_eq!(overdue(&driver, (started, started), rules), None);
         tokio::time::advance(Duration::from_secs(2)).await;
-        assert!(overdue(&driver, started, rules).is_some_and(|why| why.contains("not ready after 31 s")));
+        assert!(overdue(&driver, (started, started), rules).is_some_and(|why| why.contains("not ready after 31 s")));
+        assert_eq!(overdue(&driver, (started, Instant::now()), rules), None, "the server said that it loads");
     }
 }

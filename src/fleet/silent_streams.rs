@@ -1,7 +1,8 @@
 //! Reads the counters of engines whose streams are silent: does such an engine work?
 //!
 //! The `/metrics` of an engine are read every [`LOOK_INTERVAL`] while it has a silent stream;
-//! otherwise never, because a page takes vLLM's API server milliseconds. `pool/engine_work.rs`
+//! otherwise never, because a page takes vLLM's API server milliseconds. Nothing is read from kinds
+//! of engines that count tokens only at the end of a response. `pool/engine_work.rs`
 //! defines work.
 
 use std::sync::Arc;
@@ -26,7 +27,11 @@ pub async fn watch_silent_streams(admission: Arc<Admission>, limit: impl Fn() ->
         }
         let (mut looks, limit) = (JoinSet::new(), limit());
         for (backend, address) in watched {
-            looks.spawn(async move { (backend, scrape(&address, limit).await, address) });
+            looks.spawn(async move {
+                let counts = address.engine.rules().metrics.as_ref().is_some_and(|page| page.counts_tokens);
+                let page = if counts { scrape(&address, limit).await } else { None };
+                (backend, page, address)
+            });
         }
         while let Some(look) = looks.join_next().await {
             if let Ok((backend, page, address)) = look {

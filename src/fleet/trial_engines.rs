@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::driver::{Driver, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, ProcessDriver, StopRules};
 use crate::engine::journal::{Journal, JournalError, JournalLine, Setup};
 use crate::engine::lifecycle::{Lifecycle, Step};
-use crate::http::fetch;
+use crate::engine_health::read_health;
 use crate::ready::{ReadyRules, wait_until_ready};
 use crate::state_folder;
 use sluice_config::{Address, Launch, Target, Words};
@@ -26,8 +26,6 @@ use sluice_core::vllm::failure::FailureClass;
 
 /// Limit of a health check; a busy engine responds late.
 const HEALTH_LIMIT: Duration = Duration::from_secs(10);
-/// Largest body of a health check that is accepted, bytes.
-const HEALTH_BYTES: usize = 1 << 16;
 /// Time for an engine to end after a failed health check.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -220,8 +218,7 @@ impl TrialEngines {
     /// then the log shows the reason.
     pub async fn ill(&self) -> Option<TrialFailure> {
         for engine in self.engines.iter().filter(|engine| engine.running.is_some()) {
-            let health = fetch(&engine.spec.address, "/health", HEALTH_LIMIT, HEALTH_BYTES).await;
-            if health.is_ok_and(|(status, _)| status.is_success()) {
+            if read_health(&engine.spec.address, HEALTH_LIMIT).await.is_ok() {
                 continue;
             }
             let exit = tokio::time::timeout(END_LIMIT, engine.driver.wait_for_exit()).await;

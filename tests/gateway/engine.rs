@@ -5,6 +5,7 @@
 //! returns for the number of the request. While a step waits, the connection is watched: a gateway
 //! that closes it is counted at once, as vLLM would abort.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -73,6 +74,8 @@ struct Inside {
     models: Mutex<Vec<String>>,
     /// The response to `/v1/models`, in place of the list of `models`.
     list: Mutex<Option<(u16, String)>>,
+    /// The responses to paths that take no script.
+    pages: Mutex<HashMap<String, (u16, String)>>,
     connections: AtomicUsize,
     left: AtomicUsize,
     gate: Semaphore,
@@ -120,6 +123,11 @@ impl Engine {
         *self.inside.list.lock() = Some((status, body.to_owned()));
     }
 
+    /// Sets the response to GET requests for `path`, query included.
+    pub(crate) fn set_page(&self, path: &str, status: u16, body: &str) {
+        self.inside.pages.lock().insert(path.to_owned(), (status, body.to_owned()));
+    }
+
     pub(crate) async fn at(
         address: SocketAddr,
         script: impl Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync + 'static,
@@ -145,6 +153,7 @@ impl Engine {
             healthy: AtomicBool::new(true),
             models: Mutex::new(vec!["m".to_owned()]),
             list: Mutex::default(),
+            pages: Mutex::default(),
             connections: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
             gate: Semaphore::new(0),
@@ -268,6 +277,9 @@ async fn receive(
 /// The responses to the gateway's own requests: probes, model list, metrics.
 fn own_response(head: &str, inside: &Inside) -> Vec<u8> {
     let path = head.split(' ').nth(1).unwrap_or("/");
+    if let Some((status, body)) = inside.pages.lock().get(path) {
+        return response(*status, "text/plain", body.as_bytes());
+    }
     match path {
         "/health" if !inside.healthy.load(SeqCst) => response(503, "text/plain", b""),
         "/health" => response(200, "text/plain", b""),

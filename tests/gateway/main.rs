@@ -9,8 +9,9 @@
 //! - clients: `admin`, `browsers`, `credentials`, `encoded`, `errors`, `fair`, `forms`, `hostile`,
 //!   `http2`, `input`, `key_limits`, `leaving`, `limits`, `origins`, `paths`, `priority`,
 //!   `proxies`, `shares`, `slow_readers`, `stored`, `stream_options`, `wide`
-//! - engines: `bodies`, `broken`, `continued`, `early`, `elsewhere`, `failing`, `failover`,
-//!   `health`, `length`, `models`, `requests`, `tls` (`tunnel.rs` adds TLS to plain text)
+//! - engines: `bodies`, `broken`, `continued`, `early`, `elsewhere`, `engines`, `failing`,
+//!   `failover`, `health`, `length`, `models`, `requests`, `tls` (`tunnel.rs` adds TLS to plain
+//!   text)
 //! - operation: `access_log`, `added_experiments`, `checks`, `commands`, `counting`, `cut`,
 //!   `engine_metrics`, `experiments`, `fleet`, `records`, `reload`, `reload_keys`, `secrets`,
 //!   `shadow`, `state_owner`, `stop`, `traces`, `tuner`, `upgrade`, `upgrade_faults`
@@ -38,6 +39,7 @@ mod cut;
 mod early;
 mod elsewhere;
 mod encoded;
+mod engines;
 mod engine_metrics;
 mod errors;
 mod experiments;

@@ -141,7 +141,11 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
         Ok((status, _)) => Err(refusal(path, status.as_u16(), question.address.api_key.is_some())),
         Err(error) => Err(error.to_string()),
     };
-    get("/health").await?;
+    let engine = question.address.engine;
+    sluice_fleet::read_health(&question.address, limit).await.map_err(|why| why.to_string())?;
+    if !engine.rules().lists_models {
+        return Ok(format!("{}, healthy", engine.label()));
+    }
     let has_key = question.address.api_key.is_some();
     *cards = match sluice_fleet::read_models(&question.address, limit).await {
         Ok(list) => list.cards,
@@ -154,7 +158,14 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
     if !missing.is_empty() {
         return Err(format!("does not serve {}; it serves {}", names(&missing), names(&served)));
     }
-    let version = get("/version").await.ok().and_then(|body| version_of(&body));
+    if let Some(other) = sluice_fleet::contradiction(engine, cards) {
+        let (engine, other) = (engine.label(), other.label());
+        return Err(format!("says that it is {other}, and the pool says {engine}: set engine = \"{other}\""));
+    }
+    let Some(page) = engine.rules().version else {
+        return Ok(format!("{}, serves {}", engine.label(), names(&served)));
+    };
+    let version = get(page).await.ok().and_then(|body| version_of(&body));
     match version {
         Some(version) if version < Version::OLDEST => {
             Err(format!("runs vLLM {version}; the gateway supports {} and later", Version::OLDEST))

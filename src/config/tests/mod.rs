@@ -11,6 +11,7 @@ mod cluster;
 mod cors;
 mod problems;
 mod priorities;
+mod engines;
 mod experiments;
 mod proxies;
 mod samples;

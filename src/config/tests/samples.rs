@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
+use sluice_core::engines::EngineKind;
 
 use super::{read, read_with, surroundings, valid};
 use crate::tls::testing::Authority;
@@ -60,6 +61,22 @@ fn every_sample_is_valid() {
     for name in names {
         load(&name);
     }
+}
+
+#[test]
+fn there_is_a_sample_of_every_kind_of_engine() {
+    let mut kinds = vec![EngineKind::Vllm];
+    for file in folder().join("engines").read_dir().unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        let config = load(&format!("engines/{name}")).config;
+        let pool = &config.pools[0];
+        assert_eq!(pool.backends[0].engine, pool.engine, "{name}");
+        assert_eq!(name, format!("{}.toml", pool.engine.label().replace('.', "-")));
+        kinds.push(pool.engine);
+    }
+    assert!(EngineKind::ALL.iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
+    let serial = load("engines/serial.toml").config;
+    assert!(serial.pools.iter().all(|pool| pool.slots == 1), "the default of a serial worker");
 }
 
 #[test]

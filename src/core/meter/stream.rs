@@ -35,7 +35,7 @@ use crate::openai::sse::{RawEvent, Scanned, SseScanner};
 ///
 /// A stream is complete when the end was seen (`[DONE]`, `message_stop`, a terminal response), or
 /// when the body ends in order and every choice that began has a finish reason
-/// ([`StreamMeter::end_of_body`]).
+/// ([`StreamMeter::end_of_body`]). The end of the body always completes a stream of a job.
 #[derive(Clone, Debug)]
 pub struct StreamMeter {
     sse: SseScanner,
@@ -293,6 +293,7 @@ fn read<'a>(
         Scanned::Event(raw) => {
             let event = match raw.oversize && raw.split {
                 false => chunk::read_next(dialect, raw.bytes, memo),
+                true if dialect == Dialect::Plain => chunk::plain(end_of_long(long, memo), raw.bytes.len()),
                 true => end_of_long(long, memo),
             };
             take(&raw, event);
@@ -364,6 +365,7 @@ impl Tally {
             Dialect::Choices => memo.choices().have_finished(),
             Dialect::Messages | Dialect::Cohere => self.stats.finished,
             Dialect::Responses => false,
+            Dialect::Plain => true,
         };
     }
 

@@ -42,7 +42,19 @@ pub fn read_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent
     {
         return event;
     }
+    if dialect == Dialect::Plain {
+        return plain(scan_next(dialect, event, memo), event.len());
+    }
     scan_next(dialect, event, memo)
+}
+
+/// An event of [`Dialect::Plain`] with this many bytes: output, unless it is an error, a ping or an
+/// end.
+pub(crate) fn plain(event: StreamEvent, bytes: usize) -> StreamEvent {
+    match event.kind {
+        EventKind::Error | EventKind::Ping | EventKind::Done => event,
+        _ => StreamEvent { kind: EventKind::Content, text: bytes as u64, ..StreamEvent::default() },
+    }
 }
 
 /// Reads one event without the fast path, for comparison in tests and benches.
@@ -110,7 +122,7 @@ pub fn usage_member(event: &[u8]) -> Option<Span> {
 impl EventReader {
     pub(super) fn new(dialect: Dialect) -> Self {
         match dialect {
-            Dialect::Choices => Self::Choices(ChoicesReader::default()),
+            Dialect::Choices | Dialect::Plain => Self::Choices(ChoicesReader::default()),
             _ => Self::Typed(dialect, Box::default()),
         }
     }
@@ -144,7 +156,7 @@ impl EventReader {
                 match dialect {
                     Dialect::Responses => typed.response(),
                     Dialect::Cohere => typed.cohere(),
-                    Dialect::Messages | Dialect::Choices => typed.message(),
+                    Dialect::Messages | Dialect::Choices | Dialect::Plain => typed.message(),
                 }
             }
         }

@@ -17,6 +17,9 @@ pub enum Dialect {
     Messages,
     /// Cohere's chat: typed events such as `content-delta`, ended by `message-end` and `[DONE]`.
     Cohere,
+    /// Every event is output, and the body ends the stream: KServe's `generate_stream`, and streams
+    /// of other jobs.
+    Plain,
 }
 
 impl Dialect {
@@ -27,6 +30,7 @@ impl Dialect {
             Route::Responses | Route::StoredResponse | Route::CancelResponse => Self::Responses,
             Route::Messages => Self::Messages,
             Route::CohereChat => Self::Cohere,
+            route if route.is_job() => Self::Plain,
             _ => Self::Choices,
         }
     }

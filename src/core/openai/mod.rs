@@ -8,7 +8,8 @@
 //! [`fast`] read an event · [`condense`], [`long_event`] read any size piece by piece · [`choices`]
 //! open choices of a stream · [`kept_text`] the answer so far · [`not_continued`] why another
 //! engine cannot continue it · [`response`] usage, error and output bytes of a whole response ·
-//! [`error`] refusals as HTTP, with [`limit`]s and a [`route_hint`].
+//! [`error`] refusals as HTTP, with [`limit`]s and a [`route_hint`] · [`kserve`] paths that name a
+//! model · [`job_cost`] work that is not counted in tokens.
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
 
@@ -19,6 +20,7 @@ pub mod chunk;
 pub mod condense;
 pub mod limit;
 pub mod long_event;
+pub mod kserve;
 pub mod route;
 pub mod route_hint;
 pub mod error;
@@ -36,6 +38,7 @@ pub mod request;
 pub mod request_error;
 pub mod rewrite;
 pub mod scan;
+pub mod job_cost;
 pub mod shape;
 pub mod sse;
 

@@ -200,11 +200,8 @@ fn field(route: Route, key: &[u8]) -> Option<(&'static str, Field)> {
         Route::GenerativeScoring => &["query", "items"],
         Route::Decisions => &["state", "questions", "instructions", "images", "audio", "videos"],
         Route::Score => &["text_1", "text_2", "queries", "documents", "items", "data_1", "data_2", "query"],
-        Route::StoredResponse
-        | Route::CancelResponse
-        | Route::Transcriptions
-        | Route::Translations
-        | Route::Invocations => &[],
+        // Of a path, a form, or a job, whose cost is not counted in tokens.
+        _ => &[],
     };
     names.contains(&found.0).then_some(found)
 }

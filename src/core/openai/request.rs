@@ -87,7 +87,8 @@ pub struct RequestView<'a> {
 }
 
 impl<'a> RequestView<'a> {
-    pub(super) fn empty(route: Route) -> Self {
+    /// A request whose body was not read.
+    pub fn empty(route: Route) -> Self {
         Self {
             route,
             model: None,
@@ -120,7 +121,7 @@ impl<'a> RequestView<'a> {
     /// bounds it.
     pub fn output_bound(&self) -> Option<u64> {
         match self.route {
-            route if !route.generates() => Some(0),
+            route if !route.generates() || route.is_job() => Some(0),
             Route::Completions => self.max_output.or(Some(COMPLETIONS_DEFAULT_OUTPUT)),
             _ => self.max_output,
         }
@@ -129,7 +130,7 @@ impl<'a> RequestView<'a> {
     /// Sequences that the engine decodes for this request: prompts times `n`. One on routes that do
     /// not generate: all inputs leave the engine after one step, and only their tokens are work.
     pub fn sequences(&self) -> u64 {
-        match self.route.generates() {
+        match self.route.generates() && !self.route.is_job() {
             true => u64::from(self.prompts) * u64::from(self.n),
             false => 1,
         }

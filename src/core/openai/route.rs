@@ -18,7 +18,11 @@
 //! | `/v1/responses/{id}`, `/v1/responses/{id}/cancel` | by the backend that made the response |
 //! | `*/render`, `*/derender`, `/inference/v1/*` | no: behind flags, or without clients |
 //! | `/v1/realtime` | no: a WebSocket |
-//! | everything else | no: control of the engine |
+//!
+//! Other engines than vLLM have further routes, which are [jobs](Route::is_job): speech, images,
+//! videos, the paths of [KServe](super::kserve), and paths that a pool names (`pool.routes`).
+//!
+//! Everything else is control of an engine, and not served.
 //!
 //! The gateway itself serves `/v1/models`, `/v1/models/{id}`, `/health`, `/ready` and `/ping`.
 
@@ -26,6 +30,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use memchr::{memchr, memchr_iter};
+
+use super::kserve;
 
 /// The longest id of a stored response, bytes. vLLM's ids have 37.
 pub const MAX_RESPONSE_ID: usize = 128;
@@ -96,17 +102,39 @@ routes! {
     Decisions = "decisions" "/v1/decisions" "/v1/systemone",
     /// SageMaker, any of the other routes, by the body:
     Invocations = "invocations" "/invocations",
+    Speech = "speech" "/v1/audio/speech",
+    ImageGenerations = "image_generations" "/v1/images/generations",
+    /// A form, or JSON:
+    ImageEdits = "image_edits" "/v1/images/edits",
+    /// A form, or JSON:
+    Videos = "videos" "/v1/videos",
+    /// `/v2/models/NAME/infer`
+    Infer = "infer",
+    /// `/v2/models/NAME/generate`
+    Generate = "generate",
+    /// `/v2/models/NAME/generate_stream`
+    GenerateStream = "generate_stream",
+    /// A path that a pool names.
+    Custom = "custom",
 }
 
 impl Route {
     /// The route of `path`, which must come without its query string.
     pub fn from_path(path: &str) -> Option<Self> {
         let fixed = Self::ALL.into_iter().find(|route| route.paths().contains(&path));
-        fixed.or_else(|| stored_response(path).map(|(_, route)| route))
+        let fixed = fixed.or_else(|| stored_response(path).map(|(_, route)| route));
+        fixed.or_else(|| {
+            Some(match kserve::model_and_verb(path)?.1 {
+                "infer" => Self::Infer,
+                "generate" => Self::Generate,
+                _ => Self::GenerateStream,
+            })
+        })
     }
 
     /// The path by which an engine is known to have or to lack the route; `None` if the path names
-    /// a response. An engine with this path may lack the other spellings, and `/invocations`.
+    /// a response or a model, or a pool names the path. An engine with this path may lack the other
+    /// spellings, and `/invocations`.
     pub fn path(self) -> Option<&'static str> {
         self.paths().first().copied()
     }
@@ -129,9 +157,34 @@ impl Route {
         Self::ALL.into_iter().find(|route| route.label() == label)
     }
 
-    /// Whether the response is generated token by token (decode work, possibly streamed). The only
-    /// definition: only such requests count in latencies, objectives, reports and replays.
+    /// Whether the response is generated: token by token (decode work, possibly streamed), or by a
+    /// job. The only definition: only such requests count in latencies, objectives, reports and
+    /// replays.
     pub const fn generates(self) -> bool {
+        self.generates_tokens() || self.is_job()
+    }
+
+    /// Whether the request is one piece of work that is not counted in tokens.
+    pub const fn is_job(self) -> bool {
+        self.makes_media() || self.is_kserve() || matches!(self, Self::Custom)
+    }
+
+    /// Whether the response is sound, an image or a video.
+    pub const fn makes_media(self) -> bool {
+        matches!(self, Self::Speech | Self::ImageGenerations | Self::ImageEdits | Self::Videos)
+    }
+
+    /// Whether the route is one of KServe, whose path names the model.
+    pub const fn is_kserve(self) -> bool {
+        matches!(self, Self::Infer | Self::Generate | Self::GenerateStream)
+    }
+
+    /// Whether the body is passed on without being read: its format is that of the engine.
+    pub const fn is_opaque(self) -> bool {
+        self.is_kserve() || matches!(self, Self::Custom)
+    }
+
+    const fn generates_tokens(self) -> bool {
         matches!(
             self,
             Self::ChatCompletions
@@ -249,7 +302,8 @@ mod tests {
         for route in Route::ALL {
             let found = route.path().map(Route::from_path);
             assert!(found.is_none_or(|found| found == Some(route)), "{route}");
-            assert_eq!(route.path().is_none(), matches!(route, Route::StoredResponse | Route::CancelResponse));
+            let is_named = matches!(route, Route::StoredResponse | Route::CancelResponse) || route.is_opaque();
+            assert_eq!(route.path().is_none(), is_named);
         }
     }
 

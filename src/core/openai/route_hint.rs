@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use super::kserve;
 use super::route::Route;
 
 /// Most differing letters of a near miss.
@@ -25,6 +26,10 @@ pub enum RouteHint {
     Near(&'static str),
     /// A path of the admin port.
     AdminPort,
+    /// The path names a model of KServe in a spelling that is not served.
+    Kserve,
+    /// The engines of the model, of this kind, lack the path.
+    Engine(&'static str),
 }
 
 impl RouteHint {
@@ -32,6 +37,9 @@ impl RouteHint {
     pub fn of(path: &str) -> Option<Self> {
         if matches!(path, "/" | "/metrics" | "/metrics/" | "/admin") || path.starts_with("/admin/") {
             return Some(Self::AdminPort);
+        }
+        if kserve::is_below_models(path) {
+            return Some(Self::Kserve);
         }
         if path.len() > LONGEST {
             return None;
@@ -51,6 +59,10 @@ impl fmt::Display for RouteHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Near(path) => write!(f, "did you mean {path}?"),
+            Self::Kserve => f.write_str(
+                "write /v2/models/NAME/infer, generate or generate_stream; NAME has letters, digits and ._- only, unescaped",
+            ),
+            Self::Engine(kind) => write!(f, "the model runs on {kind}, which does not serve it"),
             Self::AdminPort => f.write_str("metrics, dashboard and admin API are on the admin port (server.admin)"),
         }
     }

@@ -29,6 +29,10 @@ pub const SCHEDULER: [&str; 5] = [
     "num_preemptions_total",
 ];
 
+/// The name to which the size of the KV cache in tokens is translated, for engines that report it
+/// as a number.
+pub const KV_TOKENS: &str = "kv_cache_tokens";
+
 /// Bounds of buckets of `iteration_tokens_total`, tokens.
 pub const STEP_TOKENS: [f64; 5] = [256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
 /// For each of [`STEP_TOKENS`], the lowest bound of a bucket of prompt lengths that is not below.
@@ -132,20 +136,26 @@ pub struct Success {
 }
 
 impl MetricsSnapshot {
-    /// Reads a page.
+    /// Reads a page of vLLM.
     pub fn parse(page: &str) -> Self {
+        Self::read(page, own_name)
+    }
+
+    /// Reads a page of an engine whose names `name` translates to names of vLLM without prefix. A
+    /// line whose name is not translated is skipped.
+    pub fn read<'a>(page: &'a str, name: impl Fn(&'a str) -> Option<&'a str> + Copy) -> Self {
         let mut end = page.len().min(MAX_PAGE);
         while !page.is_char_boundary(end) {
             end -= 1;
         }
         let page = &page[..end];
-        let new_names: Vec<&str> = ALIASES.iter().map(|(_, new)| *new).filter(|new| shows(page, new)).collect();
+        let new_names: Vec<&str> = ALIASES.iter().map(|(_, new)| *new).filter(|new| shows(page, new, name)).collect();
         let mut snapshot = Self::default();
         for line in page.lines() {
             // No number of an engine is negative; one negative sample would hide the others in a
             // sum.
-            if let Some((name, labels, value)) = sample(line).filter(|(_, _, value)| value.is_finite() && *value >= 0.0)
-            {
+            let read = sample(line).and_then(|(written, labels, value)| Some((name(written)?, labels, value)));
+            if let Some((name, labels, value)) = read.filter(|(_, _, value)| *value >= 0.0) {
                 let name = match ALIASES.iter().find(|(old, _)| family_matches(name, old)) {
                     Some((_, new)) if new_names.contains(new) => continue,
                     Some((old, new)) => [new, &name[old.len()..]].concat(),
@@ -200,6 +210,7 @@ impl MetricsSnapshot {
             "num_requests_waiting_by_reason" if label(labels, "reason") == Some("deferred") => {
                 self.deferred = Some(self.deferred.unwrap_or_default() + value);
             }
+            KV_TOKENS => self.cache_tokens = Some(value as u64),
             "lora_requests_info" => self.add_adapters(labels, value),
             "cache_config_info" => {
                 let blocks = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse::<u64>().ok());
@@ -245,8 +256,13 @@ impl MetricsSnapshot {
 }
 
 /// Whether the family `name` (without suffix) occurs on the page.
-fn shows(page: &str, name: &str) -> bool {
-    page.lines().any(|line| sample(line).is_some_and(|(found, ..)| family_matches(found, name)))
+fn shows<'a>(page: &'a str, family: &str, name: impl Fn(&'a str) -> Option<&'a str>) -> bool {
+    page.lines().filter_map(|line| name(sample(line)?.0)).any(|found| family_matches(found, family))
+}
+
+/// The name of a sample of vLLM without prefix.
+fn own_name(written: &str) -> Option<&str> {
+    written.strip_prefix("vllm:").or_else(|| written.strip_prefix("vllm_"))
 }
 
 /// Whether `name` is the family or one of its histogram samples.
@@ -269,11 +285,12 @@ fn moves_only_with_work(name: &str) -> bool {
     counts && ENGINE.iter().any(|family| name.starts_with(family))
 }
 
-/// Name without prefix, labels without braces, value. `None` for comments and for metrics of other
-/// programs.
+/// Name, labels without braces, value. `None` for comments and for numbers that are not finite.
 fn sample(line: &str) -> Option<(&str, &str, f64)> {
-    let line = line.trim();
-    let rest = line.strip_prefix("vllm:").or_else(|| line.strip_prefix("vllm_"))?;
+    let rest = line.trim();
+    if rest.starts_with('#') {
+        return None;
+    }
     let (name, labels, value) = match rest.find('{') {
         Some(open) => {
             let close = open + rest[open..].rfind('}')?;

@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 
 use super::context::EngineContext;
 use super::lifecycle::StepFailure;
-use crate::{fetch, post};
+use crate::{fetch, post, scrape};
 use sluice_config::Address;
-use sluice_core::vllm::metrics;
 
 /// Limit of a request that may generate: a fresh engine may compile during the first ones.
 pub(super) const GENERATION_TIMEOUT: Duration = Duration::from_secs(120);
@@ -21,9 +20,8 @@ pub(super) const RESPONSE_BYTES: usize = 8 << 20;
 /// Running and waiting requests by the engine's own count; `None` without metrics.
 pub(super) async fn running_requests(context: &EngineContext) -> Option<f64> {
     let spec = context.spec();
-    let (status, page) = fetch(&spec.address, "/metrics", spec.request_timeout, RESPONSE_BYTES).await.ok()?;
-    let page = metrics::MetricsSnapshot::parse(std::str::from_utf8(&page).ok()?);
-    (status.is_success() && page.samples > 0).then_some(page.running + page.waiting)
+    let page = scrape(&spec.address, spec.request_timeout).await?;
+    Some(page.running + page.waiting)
 }
 
 /// A model or adapter that an engine serves.

@@ -14,11 +14,8 @@ use super::lifecycle::{Difference, Lifecycle, Recovery, Survivor};
 use super::spec::EngineSpec;
 use super::view::flag_line;
 use crate::driver::{DriverKind, EngineIdentity};
-use crate::fetch;
+use crate::read_health;
 use sluice_config::OnStart;
-
-/// Largest body of `/health` that is accepted, bytes.
-const HEALTH_BYTES: usize = 1 << 16;
 
 /// Looks for an engine of an earlier gateway, and decides how the life cycle continues.
 pub(super) async fn recover(context: &EngineContext) {
@@ -131,6 +128,5 @@ async fn find(context: &EngineContext, recorded: Option<&EngineIdentity>) -> Opt
 
 async fn is_healthy(context: &EngineContext) -> bool {
     let spec = context.spec();
-    let response = fetch(&spec.address, "/health", spec.request_timeout, HEALTH_BYTES).await;
-    response.is_ok_and(|(status, _)| status.is_success())
+    read_health(&spec.address, spec.request_timeout).await.is_ok()
 }

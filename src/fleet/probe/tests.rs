@@ -138,6 +138,7 @@ async fn a_result_is_dropped_when_another_backend_has_the_id() {
         routes: None,
         cache_tokens: None,
         adapter_slots: None,
+        slots: None,
         activity: None,
     };
     prober.apply(result, Duration::ZERO);

@@ -14,6 +14,8 @@ use smallvec::SmallVec;
 use super::routing_table::{ModelRoute, PoolRoute, RoutingTable};
 use crate::pool::AdmissionRequest;
 use sluice_core::base::{PoolId, Tokens};
+use sluice_core::engines::EngineKind;
+use sluice_core::openai::Route;
 
 /// The pools of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,15 @@ pub fn place(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> Option<Pl
     let serves = |index: &&usize| model.pools.contains(index);
     let spill = table.pools[home].spill.iter().filter(serves).map(|index| table.pools[*index].id).collect();
     Some(Placement { home, spill })
+}
+
+/// Whether the engines of the home pool have the route. Pools to which the request may spill, but
+/// whose engines lack the route, are dropped.
+pub fn keep_serving(table: &RoutingTable, placement: &mut Placement, route: Route) -> Result<(), EngineKind> {
+    let serves = |pool: &PoolRoute| (pool.engine.rules().serves)(route);
+    placement.spill.retain(|id| table.pools.iter().any(|pool| pool.id == *id && serves(pool)));
+    let home = &table.pools[placement.home];
+    if serves(home) { Ok(()) } else { Err(home.engine) }
 }
 
 /// The placement of a request that only the pool `name` can serve. `None` if that pool does not

@@ -48,7 +48,7 @@ impl CopyQueue {
 
     /// Copies a request for the shadow arms of the experiment that the request is in.
     pub(super) fn copies_of(&self, incoming: &IncomingRequest, assigned: Option<&Assigned>) -> PendingCopies {
-        let is_copied = incoming.route.generates() && incoming.route != Route::Responses;
+        let is_copied = incoming.route.generates() && incoming.route != Route::Responses && !incoming.route.is_job();
         let Some(assigned) = assigned.filter(|_| is_copied && self.0.get().is_some()) else {
             return PendingCopies::new();
         };

@@ -115,7 +115,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         incoming.body = Bytes::new();
         let request = UpstreamRequest {
             method: incoming.method.clone(),
-            path: std::mem::take(&mut incoming.path),
+            path: prepared.path.take().unwrap_or_else(|| std::mem::take(&mut incoming.path)),
             headers: std::mem::take(&mut incoming.headers),
             body: std::mem::take(&mut prepared.body),
             body_without_arm: prepared.body_without_arm.take(),

@@ -16,6 +16,7 @@ use super::classify::{self, PlacedRequest, Placement};
 use super::continuation;
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
+use super::job;
 use super::keys::{ApiKey, InFlight, KeyLimitExceeded, KeyNeedError};
 use super::owner::owner;
 use super::priority::RequestPriority;
@@ -28,7 +29,10 @@ use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEsti
 use crate::pool::{Admission, AdmissionRequest, Asks, ModelKey, Need};
 use sluice_config::UsageInjection;
 use sluice_config::limits::MAX_TOKENS;
-use sluice_core::openai::{EditedBody, Edits, NotContinued, PromptPrefix, Refusal, RequestView, multipart, request};
+use sluice_core::engines::EngineKind;
+use sluice_core::openai::{
+    EditedBody, Edits, NotContinued, PromptPrefix, Refusal, RequestView, Route, RouteHint, kserve, multipart, request,
+};
 
 #[derive(Debug)]
 pub(super) struct PreparedRequest {
@@ -39,6 +43,8 @@ pub(super) struct PreparedRequest {
     pub(super) stream: bool,
     pub(super) prompts: u32,
     pub(super) body: EditedBody,
+    /// The path to send, if it names another model than the client's.
+    pub(super) path: Option<String>,
     /// The body to send without the experiment, if the arm sends another model name.
     pub(super) body_without_arm: Option<EditedBody>,
     /// The experiment's arm, if it serves the request otherwise than without the experiment.
@@ -57,8 +63,7 @@ pub(super) async fn prepare<R: Recorder>(
     incoming: &IncomingRequest,
     record: &mut RecordGuard<'_, R>,
 ) -> Result<PreparedRequest, Refusal> {
-    let begun = Instant::now();
-    let (table, key) = (&*incoming.routing, incoming.key.as_ref());
+    let (begun, table, key) = (Instant::now(), &*incoming.routing, incoming.key.as_ref());
     record.key = key.map(|key| Arc::clone(key.name()));
     let view = read(incoming)?;
     let name = view.model.as_deref().or_else(|| only_model(table, key)).ok_or(Refusal::NoModel)?;
@@ -75,8 +80,8 @@ pub(super) async fn prepare<R: Recorder>(
     // The engine puts the whole stored conversation into the prompt.
     let estimate = estimate.behind(continued.as_ref().map_or(0, |owner| owner.tokens));
     record.estimate = Some(estimate);
-    let placement = place(table, model.route, estimate.tokens, continued.as_ref())
-        .ok_or_else(|| unknown_model(table, key, name))?;
+    let placement = place(table, model.route, (incoming.route, estimate.tokens), continued.as_ref())
+        .map_err(|lacking| lacking.unwrap_or_else(|| unknown_model(table, key, name)))?;
     let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
     let need =
         need(model.route, &view, (prompt.client, estimate), sequences(&view), limits.into_iter().flatten().min());
@@ -86,9 +91,9 @@ pub(super) async fn prepare<R: Recorder>(
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
     record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
-    // Only the backend that stores a response can continue it, so no experiment assigns it.
+    // Only one backend can continue a stored response, and a job's path may name the model.
     let assign = || assign::assign(incoming, &view, model.route, placement.home, record);
-    let assigned = continued.is_none().then(assign).flatten();
+    let assigned = (continued.is_none() && !incoming.route.is_job()).then(assign).flatten();
     let pinned = assigned.as_ref().is_some_and(|assigned| assigned.arm().pool.is_some());
     let target = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
     let (arm, placement) = target.map_or((None, placement), |(arm, placement)| (Some(arm), placement));
@@ -123,11 +128,12 @@ pub(super) async fn prepare<R: Recorder>(
         stream: view.stream,
         prompts: view.prompts,
         body,
+        path: own_name.and_then(|name| path_for(incoming, name)),
         body_without_arm,
         arm,
         injected,
         include_usage: view.include_usage,
-        continuation: continuation::check(incoming, &view),
+        continuation: continuation::check(incoming, &view, home.engine),
         feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),
     })
 }
@@ -138,7 +144,13 @@ fn edited(
     model: Option<&str>,
     injected: InjectedUsage,
 ) -> EditedBody {
+    let model = model.filter(|_| !incoming.route.is_opaque());
     EditedBody::new(&incoming.body, &view.edits, Edits { model, usage: injected.edit() })
+}
+
+/// The path to send for the model `name`, if the path names the model.
+fn path_for(incoming: &IncomingRequest, name: &str) -> Option<String> {
+    kserve::with_model(&incoming.path, name).filter(|_| incoming.route.is_kserve())
 }
 
 fn kind(model: &ModelRoute, incoming: &IncomingRequest, tokens: u64) -> Kind {
@@ -177,6 +189,7 @@ fn feedback(
         estimator: Arc::clone(&model.estimator),
         comparable: !is_copy
             && incoming.route.generates()
+            && !incoming.route.is_job()
             && view.prompts == 1
             && view.shape.media_parts == 0
             && !view.shape.has_tensors
@@ -199,17 +212,22 @@ fn sequences(view: &RequestView<'_>) -> u32 {
 }
 
 /// The pools for the prompt's length. A request that continues a stored response has only the pool
-/// of the backend that stores it.
+/// of the backend that stores it. An error: no pool serves the model, or the engines of the pool
+/// lack the route, which is a refusal.
 fn place(
     table: &RoutingTable,
     model: &ModelRoute,
-    tokens: u64,
+    (route, tokens): (Route, u64),
     continued: Option<&ResponseOwner>,
-) -> Option<Placement> {
-    match continued {
+) -> Result<Placement, Option<Refusal>> {
+    let placement = match continued {
         None => classify::place(table, model, tokens),
         Some(owner) => classify::place_in(table, model, &owner.pool),
-    }
+    };
+    let mut placement = placement.ok_or(None)?;
+    let lacks = |engine: EngineKind| Refusal::UnknownRoute { hint: Some(RouteHint::Engine(engine.label())) };
+    classify::keep_serving(table, &mut placement, route).map_err(lacks)?;
+    Ok(placement)
 }
 
 fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
@@ -217,7 +235,11 @@ fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
         let message = "Content-Type was sent twice; send it once".to_owned();
         return Err(Refusal::BadRequest { message, param: None });
     }
-    let view = match incoming.route.is_multipart() {
+    if incoming.route.is_opaque() {
+        return Ok(job::opaque(incoming));
+    }
+    let is_form = incoming.route.makes_media() && incoming.content_type.starts_with("multipart/form-data");
+    let view = match incoming.route.is_multipart() || is_form {
         true => multipart::read(incoming.route, &incoming.content_type, &incoming.body)?,
         false => request::read(incoming.route, &incoming.body)?,
     };
@@ -275,6 +297,9 @@ async fn estimate(
     prompt: &Prompt,
     incoming: &IncomingRequest,
 ) -> (PromptEstimate, Option<ExactCount>) {
+    if let Some(cost) = job::cost(table, model, incoming) {
+        return (PromptEstimate::exact(cost), None);
+    }
     let estimate = model.estimator.estimate(prompt, incoming.arrived);
     let Some(counter) = &model.exact else { return (estimate, None) };
     let low = estimate.tokens.saturating_sub((estimate.tokens as f64 * estimate.spread) as u64);
@@ -312,7 +337,10 @@ fn need(
     let (bounds, limit) = (OutputBounds::of(view), limit.unwrap_or(u64::MAX));
     let of_all = |tokens: u64| tokens.saturating_mul(sequences.into()).min(MAX_TOKENS.0);
     let demanded = of_all(bounds.min.min(bounds.max.unwrap_or(u64::MAX)));
-    let expected = of_all(model.estimator.expect_output(client, bounds));
+    let expected = match view.route.is_job() {
+        true => 0,
+        false => of_all(model.estimator.expect_output(client, bounds)),
+    };
     let estimated = estimate.tokens.min(MAX_TOKENS.0);
     let certain = (estimated as f64 / (1.0 + DEVIATIONS * estimate.spread.max(0.0))) as u64;
     let prompt_tokens = estimated.min(limit.saturating_sub(demanded)).max(certain);

@@ -145,7 +145,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             }
             ResponseMeter::stream(context.incoming.route, context.incoming.arrived, context.prepared.injected.strip())
         } else {
-            ResponseMeter::body(context.incoming.arrived)
+            ResponseMeter::body(context.incoming.route, context.incoming.arrived)
         };
         let meter = meter.within(context.prepared.feedback.bounds.at_engine(lease.max_model_len()));
         // The head of a stream says nothing of the engine: vLLM's API server sends it before the

@@ -1,7 +1,9 @@
 //! The meter of one response: a stream of events, or a body that arrives at once.
 //!
 //! One small enum, so that the pump has one path. Both kinds report in the same form; a body has no
-//! TTFT, ITL and TPOT. Time is a parameter.
+//! TTFT, ITL and TPOT, except that the first byte of a job counts as TTFT. Time is a parameter.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -20,6 +22,8 @@ pub(super) enum ResponseMeter {
 pub(super) struct MeteredBody {
     meter: BodyMeter,
     is_timed: bool,
+    /// When the request arrived, if the response is that of a job, and the time to the first byte.
+    job: Option<(Instant, Option<Duration>)>,
     stats: Option<StreamStats>,
 }
 
@@ -28,8 +32,9 @@ impl ResponseMeter {
         Self::Stream(Box::new(StreamMeter::new(Dialect::of(route), arrived, strip)))
     }
 
-    pub(super) fn body(arrived: Instant) -> Self {
-        Self::Body(Box::new(MeteredBody { meter: BodyMeter::new(arrived), is_timed: true, stats: None }))
+    pub(super) fn body(route: Route, arrived: Instant) -> Self {
+        let job = route.is_job().then_some((arrived, None));
+        Self::Body(Box::new(MeteredBody { meter: BodyMeter::new(arrived), is_timed: true, job, stats: None }))
     }
 
     /// Believes the engine's usage within these bounds only. Limits, records and metrics all get
@@ -67,6 +72,9 @@ impl ResponseMeter {
             Self::Stream(meter) => meter.feed(chunk, now),
             Self::Body(body) => {
                 body.meter.feed(&chunk);
+                if let Some((arrived, first)) = &mut body.job {
+                    first.get_or_insert_with(|| now.saturating_duration_since(*arrived));
+                }
                 let mut forward = Forward::new();
                 forward.push(chunk);
                 forward
@@ -96,6 +104,7 @@ impl ResponseMeter {
             Self::Body(body) => {
                 let measured = body.meter.finish(now);
                 body.stats = Some(StreamStats {
+                    ttft: body.job.and_then(|(_, first)| first),
                     e2el: body.is_timed.then_some(measured.e2el),
                     usage: measured.usage,
                     token_events: measured.estimated,

@@ -11,6 +11,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
@@ -20,9 +21,12 @@ use super::keys::{ApiKey, KeyUsage, Keyring};
 use crate::estimate::{ExactCounter, ModelEstimator};
 use crate::experiment::{ExperimentSet, Experiments};
 use crate::pool::{Admission, BackendLimits, LongPrefix, ModelKey, PoolLayout};
-use sluice_config::{Config, Fair, PromptRange, Timeouts, UsageInjection, limits};
+use sluice_config::{Config, Fair, ModelScope, PromptRange, Timeouts, UsageInjection, limits};
 use sluice_core::base::{BackendId, ModelId, PoolId};
+use sluice_core::engines::EngineKind;
 use sluice_core::meter::slo::Objectives;
+use sluice_core::openai::Route;
+use sluice_core::openai::job_cost::CostRule;
 
 /// The label of models that are neither declared nor reported.
 pub const OTHER: &str = "other";
@@ -45,6 +49,8 @@ pub struct RoutingTable {
     models: Vec<ModelRoute>,
     by_name: HashMap<String, usize, RandomState>,
     other: Option<usize>,
+    /// The paths that pools name, and the position of the model of each.
+    paths: HashMap<String, usize, RandomState>,
 }
 
 /// One pool.
@@ -68,6 +74,21 @@ pub struct PoolRoute {
     pub objectives: Box<[Objectives]>,
     /// The owners that take turns in the pool's queue.
     pub fair: Fair,
+    /// The kind of the pool's engines.
+    pub engine: EngineKind,
+    /// The cost of a request, if it is not counted in tokens.
+    pub cost: Option<JobCost>,
+}
+
+/// The cost of the requests of a pool.
+#[derive(Debug)]
+pub struct JobCost {
+    /// The rule.
+    pub rule: CostRule,
+    /// The name of the unit.
+    pub unit: Arc<str>,
+    /// Whether a job without a field was logged.
+    pub was_logged: AtomicBool,
 }
 
 /// One model.
@@ -166,12 +187,12 @@ impl RoutingTable {
         let pools = config.pools.iter().map(|pool| PoolRoute::new(pool, &config)).collect();
         let keys = Keyring::new(&config.auth, &learned.key_usage);
         let experiments = learned.experiments.configure(&config);
-        let (models, by_name, other, layout) = (Vec::new(), HashMap::default(), None, 0);
+        let (models, by_name, paths, other, layout) = (Vec::new(), HashMap::default(), HashMap::default(), None, 0);
         let classes = Classes::of(&config);
-        let mut table = Self { pools, classes, keys, experiments, models, by_name, other, config, layout };
+        let mut table = Self { pools, classes, keys, experiments, models, by_name, other, paths, config, layout };
         table.declare(counters, learned);
         let open: Vec<usize> = (0..table.pools.len())
-            .filter(|index| table.config.pools[*index].models == sluice_config::ModelScope::All)
+            .filter(|index| table.config.pools[*index].models == ModelScope::All)
             .filter(|index| !table.config.pools[*index].arms_only)
             .collect();
         if !open.is_empty() {
@@ -192,6 +213,16 @@ impl RoutingTable {
         let index = self.by_name.get(name).copied().or(self.other)?;
         let route = &self.models[index];
         Some(ModelMatch { route, is_alias: route.declared.is_some() && *route.name != *name })
+    }
+
+    /// The route of a path without query.
+    pub fn route(&self, path: &str) -> Option<Route> {
+        Route::from_path(path).or_else(|| self.paths.contains_key(path).then_some(Route::Custom))
+    }
+
+    /// The model of a path (without query) that a pool names.
+    pub fn model_of_path(&self, path: &str) -> Option<&ModelRoute> {
+        self.paths.get(path).map(|index| &self.models[*index])
     }
 
     /// The models that a client may use, declared or reported, for error messages and `/v1/models`.
@@ -245,6 +276,12 @@ impl RoutingTable {
                 self.by_name.insert(name.clone(), index);
             }
         }
+        for pool in &self.config.pools {
+            // Only a pool with one model names paths.
+            let ModelScope::Only(models) = &pool.models else { continue };
+            let model = models.first().map_or(0, |model| model.index());
+            self.paths.extend(pool.routes.iter().map(|path| (path.clone(), model)));
+        }
     }
 }
 
@@ -277,6 +314,12 @@ impl PoolRoute {
             usage: pool.usage,
             objectives: Classes::objectives(config, pool),
             fair: pool.queue.fair.clone().unwrap_or(usual),
+            engine: pool.engine,
+            cost: pool.cost.as_ref().map(|cost| JobCost {
+                rule: cost.rule(),
+                unit: cost.unit.as_str().into(),
+                was_logged: AtomicBool::new(false),
+            }),
         }
     }
 }

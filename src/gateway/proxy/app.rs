@@ -120,7 +120,7 @@ impl Gateway {
         let sent = session.req_header().uri.path_and_query().map_or("/", |path| path.as_str());
         let path = canonical(sent).into_owned();
         let bare = path.split('?').next().unwrap_or("/");
-        let route = Route::from_path(bare);
+        let route = table.route(bare);
         let begun = Instant::now();
         let mut checked = head::check(session).map_err(Rejected::Unreadable);
         let client = self.client(session, &table);

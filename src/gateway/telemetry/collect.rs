@@ -55,6 +55,7 @@ use crate::flow::{Outcome, Record, Recorder};
 use sluice_config::{Config, Model};
 use sluice_core::base::ModelId;
 use sluice_core::meter::StreamStats;
+use sluice_core::openai::Route;
 
 /// Takes records and renders pages.
 pub struct Telemetry {
@@ -467,7 +468,8 @@ fn retried(record: &Record, pool: &PoolSeries) {
 }
 
 fn measured(record: &Record, stats: &StreamStats, series: &Series) {
-    if record.stream && record.generates() {
+    let is_job = record.route.is_some_and(Route::is_job);
+    if (record.stream && record.generates()) || is_job {
         if let Some(ttft) = stats.ttft {
             series.ttft.observe(seconds(ttft), record);
         }

@@ -38,7 +38,10 @@ impl Core {
 
     /// Slow work (many keys) runs on a thread that may block.
     pub(crate) async fn probe(self: &Arc<Self>, prober: &mut Prober) {
-        let rules = self.config.load().health.clone();
+        let config = self.config.load_full();
+        let rules = config.health.clone();
+        prober.deadlines =
+            config.pools.iter().filter_map(|pool| Some((pool.name.as_str().into(), pool.deadline?))).collect();
         prober.forwards_keys = !self.flow.routing_table().keys.is_required();
         prober.await_models = self.learned.experiments.is_any_waiting();
         let changed = prober.probe_all(&rules).await;

@@ -198,11 +198,13 @@ impl Followers {
 }
 
 async fn prepare(config: &Config, pool: &str, query: &PodQuery, job: &Job) -> (Result<(), String>, Result<(), String>) {
-    let pods = config.pools.iter().find(|own| own.name == pool).and_then(|own| own.kubernetes.as_ref());
-    let Some(pods) = pods else { return (Err("its pool is gone".to_owned()), Ok(())) };
+    let pool = config.pools.iter().find(|own| own.name == pool);
+    let Some((pods, engine)) = pool.and_then(|own| Some((own.kubernetes.as_ref()?, own.engine))) else {
+        return (Err("its pool is gone".to_owned()), Ok(()));
+    };
     if job.warm_up {
         let pod = FoundPod { name: job.name.clone(), ip: job.ip.clone(), cordoned: false };
-        let address = Arc::new(Address::of(&pods.backend(&pod)));
+        let address = Arc::new(Address::of(&pods.backend(&pod, engine)));
         let warmed = warm_up_external(&address, config.health.probe_timeout, config.fleet.warm_up).await;
         if warmed.is_err() {
             return (warmed, Ok(()));

@@ -3,6 +3,7 @@
 //! Each result must be independent of how the bytes are cut into chunks.
 
 use super::*;
+use crate::openai::Route;
 use proptest::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -328,4 +329,21 @@ fn usage_outside_the_bounds_counts_nowhere() {
     assert_eq!(stats.usage.completion, None, "5,000 bytes are more than 5 tokens");
     let (_, stats) = metered(&[with(&"long ".repeat(1_000), 1_100)]);
     assert_eq!(stats.usage.completion, Some(1_100), "the output has so many bytes");
+}
+
+#[test]
+fn a_stream_of_a_job_ends_with_its_body() {
+    let now = Instant::now();
+    let mut meter = StreamMeter::new(Dialect::of(Route::GenerateStream), now, Strip::Nothing);
+    meter.feed(Bytes::from_static(b"data: {\"model_name\":\"m\",\"text_output\":\"a\"}\n\ndata: plain\n\n"), now);
+    assert!(!meter.is_done());
+    meter.end_of_body(now);
+    meter.finish();
+    let stats = meter.stats();
+    assert_eq!((stats.content_events, stats.is_complete(), stats.ttft), (2, true, Some(Duration::ZERO)));
+    let mut failed = StreamMeter::new(Dialect::Plain, now, Strip::Nothing);
+    failed.feed(Bytes::from_static(b"data: {\"error\":\"no GPU\"}\n\n"), now);
+    failed.end_of_body(now);
+    failed.finish();
+    assert!(!failed.stats().is_complete() && failed.stats().error.is_some());
 }

@@ -6,11 +6,17 @@
 
 use super::super::incoming::IncomingRequest;
 use sluice_config::Continue;
+use sluice_core::engines::EngineKind;
 use sluice_core::openai::{NotContinued, RequestView, Route};
 
 /// Whether the answer to the request may be continued, judged before it is sent.
-pub(in crate::flow) fn check(incoming: &IncomingRequest, view: &RequestView<'_>) -> Result<(), NotContinued> {
-    let is_route = matches!(view.route, Route::ChatCompletions | Route::Completions);
+pub(in crate::flow) fn check(
+    incoming: &IncomingRequest,
+    view: &RequestView<'_>,
+    engine: EngineKind,
+) -> Result<(), NotContinued> {
+    // Whether an engine goes on exactly behind a given text was shown for the kinds that say so.
+    let is_route = engine.rules().continues && matches!(view.route, Route::ChatCompletions | Route::Completions);
     let of_key = incoming.key.as_ref().and_then(|key| key.key.on_failure);
     Err(match () {
         () if of_key.unwrap_or(incoming.routing.config.retry.on_failure) == Continue::Off => NotContinued::Off,

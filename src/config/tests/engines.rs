@@ -1,0 +1,53 @@
+//! The keys about kinds of engines.
+//!
+//! Unknown kinds, paths that a pool cannot name, and defaults of a kind.
+
+use super::problems::one_in;
+use super::read_with;
+
+const SERIAL: &str = "[[model]]\nname = \"m\"\n[[pool]]\nname = \"only\"\nmodels = [\"m\"]\nengine = \"serial\"\n\
+    [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:1\"\n";
+
+#[track_caller]
+fn one(sets: &[&str], path: &str, part: &str) {
+    one_in(SERIAL, sets, path, part);
+}
+
+#[test]
+fn an_unknown_kind_is_an_error() {
+    one(&["pool.only.engine=sglan"], "pool[0].engine", "did you mean 'sglang'?");
+    one(&["pool.only.engine=tgi"], "pool[0].engine", "known: vllm, sglang, llama.cpp, triton, openai, serial");
+}
+
+#[test]
+fn a_pool_names_only_paths_with_one_spelling_that_are_no_other_route() {
+    for path in [
+        "synthesize",
+        "/",
+        "/a/../b",
+        "/a//b",
+        "/a/",
+        "/a%2Fb",
+        "/a?b",
+        "/health",
+        "/v1/models",
+        "/v1/models/x",
+        "/v1/chat/completions",
+        "/v2/models/a/infer",
+        "/v2/models/a/load",
+    ] {
+        one(&[&format!("pool.only.routes=[\"{path}\"]")], "pool[0].routes[0]", "is no path that a pool can name");
+    }
+    one(&["pool.only.routes=[\"/a\"]", "pool.only.engine=openai"], "pool[0].routes", "engine = \"serial\"");
+    one(&["pool.only.routes=[\"/a\"]", "pool.only.models=[\"*\"]"], "pool[0].routes", "exactly one model");
+    one(&["pool.only.routes=[\"/a\", \"/a\"]"], "pool[0].routes[1]", "/a");
+    one(&["pool.only.cost={ per = 0.0 }"], "pool[0].cost.per", "is outside");
+}
+
+#[test]
+fn the_kind_gives_the_default_of_slots() {
+    let slots = |sets: &[&str]| read_with(SERIAL, sets).unwrap().config.pools[0].slots;
+    assert_eq!(slots(&[]), 1);
+    assert_eq!(slots(&["pool.only.slots=4"]), 4);
+    assert_eq!(slots(&["pool.only.engine=triton"]), 256);
+}

@@ -1,0 +1,24 @@
+//! A process that does one job at a time: speech, images, a Flask or FastAPI program.
+//!
+//! A second job would wait inside the process, where nothing orders it; so a backend gets one, and
+//! the pool's queue has the others. Several processes are several backends. Such a server may have
+//! no health page: any answer below 500 shows that it accepts requests. It has no counters, so only
+//! the `deadline` of the pool shows that it hangs.
+
+use super::rules::{EngineRules, Health};
+use crate::openai::Route;
+
+pub(super) const RULES: EngineRules = EngineRules {
+    health: "/health",
+    judge: |status, _| if status < 500 { Health::Up } else { Health::Down },
+    lists_models: false,
+    owner: None,
+    describes_routes: false,
+    version: None,
+    metrics: None,
+    slots_page: None,
+    slots: 1,
+    serves: |route| route.makes_media() || matches!(route, Route::Transcriptions | Route::Translations | Route::Custom),
+    does_jobs: true,
+    continues: false,
+};

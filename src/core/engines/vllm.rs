@@ -1,0 +1,24 @@
+//! vLLM, the kind of engine for which the gateway was made.
+//!
+//! The facts of flags, logs and metrics are in [`vllm`](crate::vllm); this file has the part that
+//! other kinds have, too. vLLM's API server answers `/health` without asking the engine core, so
+//! the counters show whether the engine works. Routes for speech, images and videos are those of
+//! vLLM-Omni, which `openai` serves.
+
+use super::rules::{BATCH_SLOTS, EngineRules, Health, MetricsPage};
+use crate::vllm::metrics::MetricsSnapshot;
+
+pub(super) const RULES: EngineRules = EngineRules {
+    health: "/health",
+    judge: |status, _| Health::of_status(status),
+    lists_models: true,
+    owner: Some("vllm"),
+    describes_routes: true,
+    version: Some("/version"),
+    metrics: Some(MetricsPage { port: None, read: MetricsSnapshot::parse, shows_steps: true, counts_tokens: true }),
+    slots_page: None,
+    slots: BATCH_SLOTS,
+    serves: |route| !route.is_job(),
+    does_jobs: false,
+    continues: true,
+};

@@ -1,0 +1,68 @@
+//! Asks an engine whether it serves requests, on the page and by the rule of its kind.
+//!
+//! The kinds and their pages are in `core/engines`. A page of another kind of server is recognised
+//! by a missing health page (404), or later by the owner in the list of models
+//! ([`contradiction`]). Bound: [`HEALTH_BYTES`] of a response are read.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::http::fetch;
+use super::models::ModelCard;
+use sluice_config::Address;
+use sluice_core::engines::{EngineKind, Health};
+
+/// Largest body of a health page that is accepted, bytes.
+const HEALTH_BYTES: usize = 1 << 20;
+
+/// Why an engine does not serve requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unhealthy {
+    /// It loads the model.
+    Loading,
+    /// Anything else, in words.
+    Down(String),
+}
+
+impl std::fmt::Display for Unhealthy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Loading => f.write_str("it is starting and loads its model"),
+            Self::Down(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Asks an engine for its health, within `limit`.
+///
+/// # Errors
+/// The engine does not serve requests, or there is no response.
+pub async fn read_health(address: &Address, limit: Duration) -> Result<(), Unhealthy> {
+    let rules = address.engine.rules();
+    let (status, body) =
+        fetch(address, rules.health, limit, HEALTH_BYTES).await.map_err(|error| Unhealthy::Down(error.to_string()))?;
+    let (path, status) = (rules.health, status.as_u16());
+    match (rules.judge)(status, &body) {
+        Health::Up => Ok(()),
+        Health::Loading => Err(Unhealthy::Loading),
+        Health::Down if status == 404 && address.engine != EngineKind::Vllm => Err(Unhealthy::Down(format!(
+            "{path} responds with status 404: this server is probably no {} (engine of the pool)",
+            address.engine.label()
+        ))),
+        Health::Down => Err(Unhealthy::Down(format!("{path} responds with status {status}"))),
+    }
+}
+
+/// The kind of server that lists these models, if it contradicts the pool's `engine`.
+pub fn contradiction(engine: EngineKind, cards: &[ModelCard]) -> Option<EngineKind> {
+    #[derive(Deserialize)]
+    struct Card<'a> {
+        owned_by: &'a str,
+    }
+    let owner = |card: &ModelCard| {
+        let card: Card<'_> = serde_json::from_str(card.json.get()).ok()?;
+        engine.contradicted_by(card.owned_by)
+    };
+    cards.iter().find_map(owner)
+}
