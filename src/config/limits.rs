@@ -29,7 +29,7 @@ pub const MAX_ARMS: usize = 8;
 /// Steps of a ramp.
 pub const MAX_RAMP_STEPS: usize = 32;
 /// Flags of engines that the online tuner can change.
-pub const MAX_TUNER_FLAGS: usize = 5;
+pub const MAX_TUNER_FLAGS: usize = 6;
 /// Times of day at which the online tuner may restart engines.
 pub const MAX_WINDOWS: usize = 16;
 /// Names of the admin port: each is compared with the host of every admin request.

@@ -176,7 +176,8 @@ pub enum Situation {
     Window { found: String },
     #[error(
         "the tuner does not change \"{found}\"; it can change max-num-seqs, max-num-batched-tokens, \
-         long-prefill-token-threshold, max-cudagraph-capture-size and gpu-memory-utilization"
+         long-prefill-token-threshold, prefill-schedule-interval, max-cudagraph-capture-size and \
+         gpu-memory-utilization"
     )]
     TunerFlag { found: String },
 

@@ -26,10 +26,11 @@ table! {
         pub mode: TunerMode = default("advise");
         /// Flags of engines that the tuner may change where limits no longer help, by restarting
         /// one engine after the other: max-num-seqs, max-num-batched-tokens,
-        /// long-prefill-token-threshold, max-cudagraph-capture-size, gpu-memory-utilization. It
-        /// changes them only in pools of two or more engines that the gateway runs (launch or
-        /// control) with the same flags. The first engine serves copies of requests, then a share
-        /// of the requests, before the other engines follow.
+        /// long-prefill-token-threshold, prefill-schedule-interval (vLLM 0.33 or later),
+        /// max-cudagraph-capture-size, gpu-memory-utilization. It changes them only in pools of two
+        /// or more engines that the gateway runs (launch or control) with the same flags. The first
+        /// engine serves copies of requests, then a share of the requests, before the other engines
+        /// follow.
         pub flags: Vec<String> = default("[\"max-num-seqs\", \"max-num-batched-tokens\", \"long-prefill-token-threshold\"]")
             .check(check_flag).at_most(limits::MAX_TUNER_FLAGS);
         /// Time for which objectives must be missed, although no limit helps, before engines are
@@ -112,6 +113,7 @@ pub const TUNER_FLAGS: [&str; limits::MAX_TUNER_FLAGS] = [
     "max-num-seqs",
     "max-num-batched-tokens",
     "long-prefill-token-threshold",
+    "prefill-schedule-interval",
     "max-cudagraph-capture-size",
     "gpu-memory-utilization",
 ];

@@ -386,7 +386,11 @@ async fn probe(
     let list = models.as_ref().and_then(|list| list.as_ref().ok());
     let has_adapters = list.is_some_and(|models| models.cards.iter().any(|card| card.is_adapter));
     let page = if (due.cache && up.is_ok()) || has_adapters { scrape(&address, limit).await } else { None };
-    let cache_tokens = page.as_ref().filter(|_| due.cache).and_then(|page| page.cache_tokens);
+    let shown = page.as_ref().filter(|_| due.cache);
+    if let Some(doubt) = shown.and_then(|page| page.cache_doubt) {
+        tracing::warn!(backend = %name, "the engine states a size of the KV cache that cannot be true: {doubt}; its blocks count");
+    }
+    let cache_tokens = shown.and_then(metrics::MetricsSnapshot::prefix_tokens);
     let adapter_slots = page.and_then(|page| page.adapters).map(|adapters| adapters.slots);
     let activity = match suspect {
         true => Some(read_activity(&address, limit).await),

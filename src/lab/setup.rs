@@ -308,6 +308,7 @@ impl EngineSetup {
             (EngineFlag::MaxNumSeqs, f64::from(engine.max_num_seqs)),
             (EngineFlag::MaxNumBatchedTokens, f64::from(engine.max_num_batched_tokens)),
             (EngineFlag::LongPrefillTokenThreshold, f64::from(engine.long_prefill_token_threshold)),
+            (EngineFlag::PrefillScheduleInterval, f64::from(engine.prefill_schedule_interval)),
             (EngineFlag::MaxCudagraphCaptureSize, f64::from(sim.graphs.largest())),
             (EngineFlag::GpuMemoryUtilization, (sim.utilisation * 100.0).round() / 100.0),
         ])

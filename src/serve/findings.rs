@@ -76,6 +76,12 @@ impl FindingsService {
             if let Ok((id, Some(page))) = read
                 && page.lacks().next().is_none()
             {
+                // A tier in host memory shows its size from the first step on, after the probe.
+                if page.offloaded_tokens > 0
+                    && let Some(tokens) = page.prefix_tokens()
+                {
+                    self.core.admission.set_cache_size(id, tokens);
+                }
                 self.pages.lock().insert(id, (Instant::now(), PageFacts::from(&page)));
             }
         }

@@ -2,14 +2,15 @@
 """Records the decisions of vLLM's own scheduler, step by step: the reference for the simulator's
 step loop.
 
-Runs vLLM's scheduler alone (no model, no worker; it needs no GPU and no weights), feeds it random
+Runs the scheduler of vLLM 0.33 alone (no model, no worker; it needs no GPU and no weights), feeds it random
 requests and aborts under random limits, and records for every step which requests it scheduled,
 admitted, found in the prefix cache and preempted, and how many blocks were free.
 `src/sim/engine/tests/traces.rs` replays the same requests and must decide the same.
 
   tests/real/setup                                            # once
   ROOT=~/.cache/sluice/vllm-0.32.0 PYTHON=$ROOT/venv/bin/python
-  $PYTHON tests/real/scheduler.py --model $ROOT/tiny > tests/fixtures/vllm-0.32/scheduler.jsonl
+  unzip -q vllm-0.33.0-*.whl 'vllm/*.py' -d /tmp/vllm-0.33 && export PYTHONPATH=/tmp/vllm-0.33
+  $PYTHON tests/real/scheduler.py --model $ROOT/tiny > tests/fixtures/vllm-0.33/scheduler.jsonl
   $PYTHON tests/real/scheduler.py --model ... --cases 2000 --seed 7 > /tmp/more.jsonl
   SLUICE_SCHEDULER_TRACES=/tmp/more.jsonl cargo test --lib engine::tests::traces
 
@@ -19,8 +20,8 @@ nothing is left to do), and the steps: free blocks before it, [id, tokens] of re
 of work is that of vLLM's engine loop with a queue of two batches (asynchronous scheduling) or of
 one.
 
-With adapters asynchronous scheduling is left out: 0.32 counts the adapters of scheduled requests,
-0.33 of all running ones.
+There is no wheel of 0.33 for CPUs. The scheduler is plain Python, so the environment of 0.32 runs
+the files of 0.33.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def token(text, position):
 class Case:
     def __init__(self, rng, model):
         asynchronous = rng.random() < 0.6
-        adapters = not asynchronous and rng.random() < 0.4
+        adapters = rng.random() < 0.3
         budget = rng.choice([32, 64, 128, 256])
         seqs = rng.randint(1, min(10, budget))
         self.limits = {
@@ -68,7 +69,7 @@ class Case:
             "max_num_active_seqs": rng.randint(1, seqs) if rng.random() < 0.2 else None,
             "long_prefill_token_threshold": rng.choice([0, 0, 8, 24]),
             "adaptive": rng.random() < 0.3,
-            "interval": rng.choice([1, 1, 1, 3]),
+            "interval": rng.choice([1, 1, 2, 3, 5]),
             "chunked_prefill": rng.random() < 0.9,
             "reserve_full_isl": rng.random() < 0.7,
             "prefix_caching": rng.random() < 0.8,
@@ -116,6 +117,7 @@ class Case:
             enable_chunked_prefill=limits["chunked_prefill"], is_encoder_decoder=False,
             policy="priority" if limits["priority"] else "fcfs", watermark=limits["watermark"],
             scheduler_reserve_full_isl=limits["reserve_full_isl"], async_scheduling=limits["async"],
+            prefill_schedule_interval=limits["interval"],
         )
         cache_config = CacheConfig(block_size=BLOCK, enable_prefix_caching=limits["prefix_caching"])
         lora = LoRAConfig(max_loras=limits["max_loras"], max_cpu_loras=3) if limits["max_loras"] else None
@@ -127,9 +129,12 @@ class Case:
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         kv = KVCacheConfig(limits["num_blocks"], [], [KVCacheGroupSpec(["layer"], spec)])
         kind = AsyncScheduler if limits["async"] else Scheduler
-        return kind(
+        scheduler = kind(
             vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK, log_stats=True)
+        if getattr(scheduler, "local_prefill_interval", None) != limits["interval"]:
+            sys.exit("this is not the scheduler of vLLM 0.33: set PYTHONPATH to its files")
+        return scheduler
 
     # The fields of a request.
 
@@ -153,7 +158,7 @@ class Case:
     def run(self):
         self.entries = {f"{e['id']:06}": e for batch in self.batches for e in batch["add"]}
         self.generated = {name: 0 for name in self.entries}
-        self.since_idle, self.batch, self.preempted = 0, 0, 0
+        self.batch, self.preempted = 0, 0
         (self.run_ahead if self.limits["async"] else self.run_plain)()
 
     def take_batch(self):
@@ -181,12 +186,10 @@ class Case:
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         before = {name: request.num_preemptions for name, request in scheduler.requests.items()}
         running = {request.request_id for request in scheduler.running}
-        interval = self.limits["interval"]
-        output = scheduler.schedule(self.since_idle % interval != 0)
+        output = scheduler.schedule()
         count = output.total_num_scheduled_tokens
         output.samples = {
             name: not scheduler.requests[name].is_prefill_chunk for name in output.num_scheduled_tokens}
-        self.since_idle = self.since_idle + 1 if count else 0
         preempted = sum(
             request.num_preemptions - before[name] for name, request in scheduler.requests.items() if name in before)
         # A step plan may only preempt; the next one covers both.
@@ -237,7 +240,7 @@ class Case:
             if self.batch >= len(self.batches):
                 break
             self.add(self.take_batch())
-            empty = self.since_idle = 0
+            empty = 0
         assert not self.scheduler.has_unfinished_requests(), "blocked for good"
 
     def run_ahead(self):
@@ -254,7 +257,6 @@ class Case:
                 if self.batch >= len(self.batches):
                     break
                 self.add(self.take_batch())
-                self.since_idle = 0
                 continue
             output, executed = queue.pop()
             added = self.take_batch() if executed else []

@@ -98,11 +98,10 @@ pub fn run(args: Vec<String>) -> ExitCode {
         Err(error) => return usage("vllm serve", &format!("{error:#}")),
     };
     let settled = |config: SimConfig| SimConfig {
-        version: flags.version,
         speed: flags.speed,
         seed: flags.seed,
         fault: flags.fault,
-        ..config
+        ..config.imitating(flags.version)
     };
     match SimConfig::with_occupied(&args, profile.clone(), occupied).map(settled) {
         Err(refusal @ (Refusal::NoModel | Refusal::Argument(_))) => usage("vllm serve", &refusal.to_string()),
@@ -112,7 +111,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
             start::run(settled(nearest), &args, &flags, Some(refusal))
         }
         Ok(config) => {
-            let idle = without_effect(&args);
+            let idle = without_effect(&args, flags.version);
             if !idle.is_empty() {
                 eprintln!("accepted without effect on the simulation: --{}", idle.join(" --"));
             }

@@ -7,6 +7,8 @@
 //! Lines that cannot be parsed are skipped. [`MetricsSnapshot::samples`] counts the lines of vLLM
 //! that were read; 0 means that the page is not vLLM's. Bound: at most [`MAX_PAGE`] bytes are read.
 
+use super::kv_size::{KvDoubt, KvSize};
+
 /// Largest number of adapter names that are read from a page.
 pub const MAX_ADAPTERS: usize = 64;
 /// Longest page that is read, bytes; a real one has about 100 kB.
@@ -91,9 +93,14 @@ pub struct MetricsSnapshot {
     pub itl: (f64, f64),
     /// Value of `num_gpu_blocks`, if the page shows it.
     pub gpu_blocks: Option<u64>,
-    /// Tokens that the prefix cache of one engine holds, if the page shows it: the size of the KV
-    /// cache, 0 if prefix caching is off.
+    /// Tokens that the prefix cache of one engine holds in GPU memory, if the page shows it: the
+    /// size of the KV cache, 0 if prefix caching is off.
     pub cache_tokens: Option<u64>,
+    /// Why the stated size of a KV cache does not count.
+    pub cache_doubt: Option<KvDoubt>,
+    /// Tokens that one engine keeps in host memory; 0 without that tier, or if the page does not
+    /// show its size in tokens. vLLM 0.33 shows the size of its own tier from the first step on.
+    pub offloaded_tokens: u64,
     /// Requests that wait for a passing condition, such as a free adapter slot; `None` before 0.20.
     pub deferred: Option<f64>,
     /// Adapters with requests, if the engine serves adapters and has had a request for one.
@@ -214,17 +221,29 @@ impl MetricsSnapshot {
             "lora_requests_info" => self.add_adapters(labels, value),
             "cache_config_info" => {
                 let blocks = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse::<u64>().ok());
-                let size = label(labels, "block_size").and_then(|size| size.parse::<u64>().ok());
+                let size = KvSize::read(|name| label(labels, name));
                 let on = label(labels, "enable_prefix_caching") != Some("False");
-                let tokens = blocks.zip(size).map(|(blocks, size)| if on { blocks.saturating_mul(size) } else { 0 });
+                let tokens = size.tokens.map(|tokens| if on { tokens } else { 0 });
                 self.cache_tokens = self.cache_tokens.or(tokens);
+                self.cache_doubt = self.cache_doubt.or(size.doubt);
                 self.gpu_blocks = match (self.gpu_blocks, blocks) {
                     (Some(sum), Some(more)) => Some(sum.saturating_add(more)),
                     (known, new) => known.or(new),
                 };
             }
+            "kv_offload_config_info" => {
+                let tokens = label(labels, "cpu_kv_cache_size_tokens").and_then(|tokens| tokens.parse().ok());
+                self.offloaded_tokens = self.offloaded_tokens.max(tokens.unwrap_or(0));
+            }
             _ => {}
         }
+    }
+
+    /// Tokens whose prefix one engine finds again, on the GPU or in host memory. The tier in host
+    /// memory gets a copy of every block when the block is computed, so the larger of the two sizes
+    /// counts, not the sum.
+    pub fn prefix_tokens(&self) -> Option<u64> {
+        self.cache_tokens.map(|tokens| if tokens == 0 { 0 } else { tokens.max(self.offloaded_tokens) })
     }
 
     fn add_adapters(&mut self, labels: &str, at: f64) {
@@ -348,6 +367,28 @@ mod tests {
             "vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\",num_gpu_blocks=\"9\"} 1.0\n";
         assert_eq!(MetricsSnapshot::parse(off).cache_tokens, Some(0));
         assert_eq!(snapshot.progress(), 9.0);
+    }
+
+    #[test]
+    fn the_stated_size_of_the_cache_and_a_tier_in_host_memory_count() {
+        let gpu = |on: &str| {
+            format!(
+                "vllm:cache_config_info{{block_size=\"16\",enable_prefix_caching=\"{on}\",engine=\"0\",\
+                 kv_cache_size_tokens=\"9000\",num_gpu_blocks=\"1000\"}} 1.0\n"
+            )
+        };
+        let tier = |tokens: &str| {
+            format!("vllm:kv_offload_config_info{{cpu_kv_cache_size_tokens=\"{tokens}\",engine=\"0\"}} 1.0\n")
+        };
+        let prefix = |page: String| MetricsSnapshot::parse(&page).prefix_tokens();
+        assert_eq!(prefix(gpu("True")), Some(9_000));
+        assert_eq!(prefix(gpu("True") + &tier("40000")), Some(40_000));
+        assert_eq!(prefix(gpu("True") + &tier("500")), Some(9_000), "the tier has copies of the same blocks");
+        for unknown in ["None", "", "-5", "lots"] {
+            assert_eq!(prefix(gpu("True") + &tier(unknown)), Some(9_000), "{unknown}");
+        }
+        assert_eq!(prefix(gpu("False") + &tier("40000")), Some(0), "prefix caching is off");
+        assert_eq!(prefix(tier("40000")), None);
     }
 
     #[test]

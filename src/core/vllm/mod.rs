@@ -11,4 +11,5 @@ pub mod args;
 pub mod secrets;
 pub mod failure;
 pub mod logs;
+pub mod kv_size;
 pub mod metrics;

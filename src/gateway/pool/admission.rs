@@ -150,8 +150,8 @@ impl Admission {
         self.shared.change(backend, |found| found.health.accepted_probe());
     }
 
-    /// Sets the size of the engine's prefix cache in tokens: the size of the KV cache, or 0 if
-    /// prefix caching is off.
+    /// Sets the size of the engine's prefix cache in tokens: the size of the KV cache or of a
+    /// larger tier in host memory, or 0 if prefix caching is off.
     pub fn set_cache_size(&self, backend: BackendId, tokens: u64) {
         self.shared.change(backend, |found| found.cache.set_size(tokens));
     }

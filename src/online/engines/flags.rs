@@ -19,6 +19,9 @@ pub enum EngineFlag {
     MaxNumBatchedTokens,
     /// The most tokens of one prompt in a step; 0: no limit.
     LongPrefillTokenThreshold,
+    /// Steps from one prefill to the next while something decodes; 1: no limit. Without data
+    /// parallelism, vLLM obeys it since 0.33.
+    PrefillScheduleInterval,
     /// The most tokens of a step with a captured CUDA graph.
     MaxCudagraphCaptureSize,
     /// Share of the GPU's memory that vLLM uses.
@@ -34,10 +37,11 @@ const MEMORY_STEP: f64 = 0.05;
 
 impl EngineFlag {
     /// All flags.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::MaxNumSeqs,
         Self::MaxNumBatchedTokens,
         Self::LongPrefillTokenThreshold,
+        Self::PrefillScheduleInterval,
         Self::MaxCudagraphCaptureSize,
         Self::GpuMemoryUtilization,
     ];
@@ -48,6 +52,7 @@ impl EngineFlag {
             Self::MaxNumSeqs => "max-num-seqs",
             Self::MaxNumBatchedTokens => "max-num-batched-tokens",
             Self::LongPrefillTokenThreshold => "long-prefill-token-threshold",
+            Self::PrefillScheduleInterval => "prefill-schedule-interval",
             Self::MaxCudagraphCaptureSize => "max-cudagraph-capture-size",
             Self::GpuMemoryUtilization => "gpu-memory-utilization",
         }
@@ -79,6 +84,7 @@ impl EngineFlag {
         let (values, least, most): (Vec<f64>, f64, f64) = match self {
             Self::MaxNumSeqs => (powers(value), 1.0, 4_096.0),
             Self::MaxNumBatchedTokens => (powers(value), 64.0, 65_536.0),
+            Self::PrefillScheduleInterval => (powers(value), 1.0, 8.0),
             Self::MaxCudagraphCaptureSize => (powers(value), 8.0, 4_096.0),
             Self::GpuMemoryUtilization => {
                 let step = |by: f64| ((value + by) * 100.0).round() / 100.0;
@@ -139,6 +145,8 @@ mod tests {
         );
         assert_eq!(EngineFlag::LongPrefillTokenThreshold.near(0.0), [256.0, 512.0, 1_024.0, 2_048.0, 4_096.0]);
         assert_eq!(EngineFlag::LongPrefillTokenThreshold.near(300.0), [256.0, 512.0, 0.0]);
+        assert_eq!(EngineFlag::PrefillScheduleInterval.near(1.0), [2.0, 4.0]);
+        assert_eq!(EngineFlag::PrefillScheduleInterval.near(8.0), [2.0, 4.0]);
         assert_eq!(EngineFlag::GpuMemoryUtilization.near(0.92), [0.87]);
         for flag in EngineFlag::ALL {
             assert_eq!(EngineFlag::named(flag.name()), Some(flag));

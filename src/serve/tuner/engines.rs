@@ -132,8 +132,9 @@ impl TunerService {
     fn flags_of(&self, engine: &EngineView, backend: &Backend) -> Flags {
         let given = given(&engine.settings);
         let mut flags = self.setup(backend, &given).map(|setup| setup.flags()).unwrap_or_default();
-        // vLLM's default on every machine.
+        // vLLM's defaults on every machine.
         flags.entry(EngineFlag::LongPrefillTokenThreshold).or_insert(0.0);
+        flags.entry(EngineFlag::PrefillScheduleInterval).or_insert(1.0);
         flags.extend(given);
         flags
     }

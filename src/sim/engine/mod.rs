@@ -10,7 +10,7 @@
 //! at once.
 //!
 //! Pure: no clock, no I/O. The caller bounds the number of requests; every admitted request ends
-//! exactly once. The rules follow vLLM 0.32 and are checked against recordings of its scheduler
+//! exactly once. The rules follow vLLM 0.33 and are checked against recordings of its scheduler
 //! (`tests/traces.rs`). Not simulated: speculative decoding, encoders, KV transfer, sliding
 //! windows.
 

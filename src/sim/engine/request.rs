@@ -33,9 +33,9 @@ pub struct EngineConfig {
     pub long_prefill_token_threshold: u32,
     /// Raises the threshold to the budget divided by the number of running and waiting requests.
     pub long_prefill_token_threshold_adaptive: bool,
-    /// Prefill only in every n-th step while something decodes, unless the last admission left
-    /// requests waiting. 1 turns this off. vLLM 0.32 and 0.33 obey it only with data parallelism of
-    /// mixture-of-experts models: leave it at 1 for other models.
+    /// While something decodes, prefill again this many steps after the last step that carried
+    /// prefill, unless the last admission left requests waiting. 1 turns this off. Before 0.33,
+    /// vLLM obeyed it only with data parallelism of mixture-of-experts models.
     pub prefill_schedule_interval: u32,
     /// Whether a prompt may be split over steps.
     pub chunked_prefill: bool,

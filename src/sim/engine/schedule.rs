@@ -8,6 +8,11 @@
 //!    allow. A request whose adapter would exceed `max_loras` keeps its place and is skipped.
 //!    Admission stops at the first prompt for which too few blocks are free.
 //!
+//! `prefill_schedule_interval` N holds prefills, also running ones, while something decodes: after
+//! a step that carried prefill, the next N - 1 steps carry none. The hold ends early once an
+//! admission leaves requests waiting for room. vLLM has the rule without data parallelism since
+//! 0.33.
+//!
 //! A running long prompt takes the budget before later short ones. The gateway works against this
 //! head-of-line blocking, so the order must match vLLM's.
 
@@ -23,6 +28,8 @@ struct Limits {
     budget: u32,
     cap: u32,
     decode_only: bool,
+    /// Whether the plan carries prefill.
+    prefills: bool,
 }
 
 struct Found {
@@ -40,12 +47,16 @@ impl Engine {
         }
         let mut plan = StepPlan::default();
         let whole = if self.pause == Pause::All { 0 } else { self.config.max_num_batched_tokens };
-        let mut limits = Limits { budget: whole, cap: self.cap(), decode_only: self.skips_prefills() };
+        let mut limits = Limits { budget: whole, cap: self.cap(), decode_only: self.holds_prefills(), prefills: false };
         self.schedule_running(&mut plan, &mut limits);
         if plan.preempted == 0 && self.pause == Pause::No {
             self.schedule_waiting(&mut plan, &mut limits);
         }
         plan.tokens = whole - limits.budget;
+        self.since_prefill = match limits.prefills {
+            true => 0,
+            false => self.since_prefill.saturating_add(u32::from(plan.tokens > 0)),
+        };
         plan
     }
 
@@ -63,15 +74,15 @@ impl Engine {
         }
     }
 
-    fn skips_prefills(&self) -> bool {
-        let interval = u64::from(self.config.prefill_schedule_interval.max(1));
+    fn holds_prefills(&self) -> bool {
+        let is_early = self.since_prefill.saturating_add(1) < self.config.prefill_schedule_interval;
         let decodes = |slot: &Slot| !self.sequences[*slot as usize].prefilling;
-        !self.steps.is_multiple_of(interval) && !self.admission_was_short && self.running.iter().any(decodes)
+        is_early && !self.admission_was_short && self.running.iter().any(decodes)
     }
 
     fn schedule_running(&mut self, plan: &mut StepPlan, limits: &mut Limits) {
         let mut at = 0;
-        while at < self.running.len() && limits.budget > 0 {
+        'sequences: while at < self.running.len() && limits.budget > 0 {
             let slot = self.running[at];
             let sequence = &self.sequences[slot as usize];
             if sequence.ending == Some(Ending::AtLimit) || limits.decode_only && sequence.prefilling {
@@ -91,7 +102,11 @@ impl Engine {
                 limits.budget += self.sequences[chosen as usize].chunk;
                 self.requeue(chosen);
                 if chosen == slot {
-                    return;
+                    // With priorities, the later sequences are more urgent and may still fit.
+                    match self.config.policy {
+                        Policy::Fcfs => return,
+                        Policy::Priority => continue 'sequences,
+                    }
                 }
             }
             let sequence = &mut self.sequences[slot as usize];
@@ -99,6 +114,7 @@ impl Engine {
                 self.blocks.allocate(missing, &mut sequence.blocks);
             }
             sequence.chunk = chunk;
+            limits.prefills |= sequence.prefilling;
             let unknown = u32::from(self.config.async_scheduling && sequence.sampled);
             let known = sequence.tokens() - unknown;
             self.publish(slot, end.min(known));
@@ -198,6 +214,8 @@ impl Engine {
         }
         self.publish(slot, cached + chunk);
         limits.budget -= chunk;
+        // The last token alone is a decode.
+        limits.prefills |= cached < tokens - 1;
         Some(admitted)
     }
 

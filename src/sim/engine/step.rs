@@ -40,9 +40,9 @@ pub struct Engine {
     pub(super) adapters: Adapters,
     pub(super) prefix: PrefixStats,
     pub(super) pause: Pause,
-    /// Steps since the engine was idle, and whether the last admission left requests in the queue
-    /// for lack of room.
-    pub(super) steps: u64,
+    /// Steps since the last one that carried prefill, and whether the last admission left requests
+    /// in the queue for lack of room.
+    pub(super) since_prefill: u32,
     pub(super) admission_was_short: bool,
     /// For tests: free blocks when the step was planned, and the tokens by which each sequence
     /// advanced.
@@ -71,7 +71,7 @@ impl Engine {
             deferred: 0,
             prefix: PrefixStats::default(),
             pause: Pause::No,
-            steps: 0,
+            since_prefill: u32::MAX,
             admission_was_short: false,
             #[cfg(test)]
             observed: Default::default(),
@@ -151,7 +151,6 @@ impl Engine {
         if plan.tokens == 0 {
             // The plan can take all endings and arrivals into account.
             self.remove_ended();
-            self.steps = 0;
             self.stage_all();
             let preempted = plan.preempted;
             plan = self.plan();
@@ -164,7 +163,6 @@ impl Engine {
             );
             return None;
         }
-        self.steps += 1;
         let adapter_loads = self.prepare_adapters();
         let (mut load, emitted) = self.advance();
         (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
@@ -200,7 +198,6 @@ impl Engine {
         }
         if self.running.is_empty() && self.waiting.is_empty() && self.staged.is_empty() {
             // Nothing was planned ahead.
-            self.steps = 0;
             return self.stage_all();
         }
         for slot in self.staged.drain(..) {

@@ -321,6 +321,8 @@ impl Page<'_> {
         let tokens = u64::from(blocks) * BLOCK;
         let caching = if prefix_caching { "True" } else { "False" };
         let parallel = Number((tokens as f64 / f64::from(max_model_len) * 100.0).round() / 100.0);
+        // A new field of the settings in 0.33.
+        let added = if self.version.since(33) { "simple_cpu_offload_num_blocks=\"None\"," } else { "" };
         self.head("cache_config_info", "gauge", "Settings of the KV cache.");
         let _ = writeln!(
             self.out,
@@ -334,7 +336,7 @@ impl Page<'_> {
              mamba_cache_dtype=\"auto\",mamba_cache_mode=\"none\",mamba_page_size_padded=\"None\",\
              mamba_ssm_cache_dtype=\"auto\",num_cpu_blocks=\"None\",num_gpu_blocks=\"{blocks}\",\
              num_gpu_blocks_override=\"None\",prefix_cache_retention_interval=\"0\",prefix_caching_hash_algo=\"sha256\",\
-             prefix_match_unit=\"None\",replayssm_buffer_len=\"16\",skip_page_size_padded=\"None\",sliding_window=\"None\",\
+             prefix_match_unit=\"None\",replayssm_buffer_len=\"16\",{added}skip_page_size_padded=\"None\",sliding_window=\"None\",\
              swa_bounded_replay=\"True\",use_kda_recoverssm=\"False\",use_replayssm=\"False\",\
              user_specified_block_size=\"False\"}} 1.0"
         );
@@ -384,6 +386,9 @@ mod tests {
             page.contains("vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"m\"} 0.0\n")
         );
         assert!(page.contains("vllm:num_preemptions_created{engine=\"0\",model_name=\"m\"} 1.79525912699e+09\n"));
+        assert!(page.contains(
+            ",kv_cache_max_concurrency=\"1.95\",kv_cache_memory_bytes=\"None\",kv_cache_size_tokens=\"16000\","
+        ));
         assert!(page.contains("le=\"5000.0\"") && !page.contains("le=\"10000.0\""));
     }
 

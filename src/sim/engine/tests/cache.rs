@@ -214,6 +214,26 @@ fn prefills_wait_for_their_step_while_something_decodes() {
 }
 
 #[test]
+fn a_running_prefill_waits_for_its_step_too_unless_requests_wait_for_room() {
+    for (seqs, tokens) in [(3, [100, 1, 1, 100]), (2, [100, 100, 100, 51])] {
+        let mut engine = engine(|config| {
+            (config.prefill_schedule_interval, config.max_num_batched_tokens) = (3, 100);
+            (config.max_num_seqs, config.async_scheduling) = (seqs, false);
+        });
+        engine.add(request(1, 10, 20)).unwrap();
+        for _ in 0..3 {
+            engine.step().unwrap();
+        }
+        engine.add(request(2, 347, 20)).unwrap();
+        if seqs == 2 {
+            engine.add(request(3, 10, 20)).unwrap();
+        }
+        let steps = tokens.map(|_| engine.step().unwrap().load.tokens);
+        assert_eq!(steps, tokens, "{seqs} sequences at once");
+    }
+}
+
+#[test]
 fn a_generated_token_is_findable_when_it_is_known_which_asynchronous_scheduling_learns_late() {
     let chat = |id, prompt, output| Request {
         content: Content::Text { head: 9, tokens: u32::MAX, tail: 0 },

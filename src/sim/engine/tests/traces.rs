@@ -1,6 +1,6 @@
 //! Compares every step with the decisions of vLLM's own scheduler.
 //!
-//! `tests/real/scheduler.py` runs the scheduler of vLLM 0.32 alone, under random limits and load,
+//! `tests/real/scheduler.py` runs the scheduler of vLLM 0.33 alone, under random limits and load,
 //! and records its decisions and the number of free blocks in every step. The engine must decide
 //! the same. `SLUICE_SCHEDULER_TRACES` names a file with more cases.
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::*;
 
-const TRACES: &str = include_str!("../../../../tests/fixtures/vllm-0.32/scheduler.jsonl");
+const TRACES: &str = include_str!("../../../../tests/fixtures/vllm-0.33/scheduler.jsonl");
 
 #[derive(Deserialize)]
 struct Limits {

@@ -6,6 +6,7 @@
 use super::compilation;
 use crate::process::refusal::Refusal;
 use sluice_core::vllm::args::ServeArgs;
+use sluice_core::vllm::version::Version;
 
 /// Flags of vLLM that have an effect in the simulator, in alphabetical order. Other flags are
 /// accepted without effect.
@@ -17,15 +18,20 @@ const SIMULATED: &str = "api-key api-server-count async-scheduling compilation-c
     long-prefill-token-threshold long-prefill-token-threshold-adaptive lora-modules max-cpu-loras \
     max-cudagraph-capture-size max-logprobs max-lora-rank max-loras max-model-len max-num-active-seqs \
     max-num-batched-tokens max-num-queued-reqs max-num-queued-tokens max-num-seqs model \
-    num-gpu-blocks-override optimization-level performance-mode port profiler-config quantization runner \
+    num-gpu-blocks-override optimization-level performance-mode port prefill-schedule-interval \
+    profiler-config quantization runner \
     scheduler-reserve-full-isl scheduling-policy served-model-name show-hidden-metrics-for-version \
     shutdown-timeout sse-keep-alive-interval stream-interval tensor-parallel-size tool-call-parser \
     uvicorn-log-level watermark";
 
-/// The given flags, and keys of the compilation config, on which the simulator does not act; for a
-/// warning.
-pub fn without_effect(args: &ServeArgs) -> Vec<String> {
-    let flags = args.flags().filter(|flag| !SIMULATED.split(' ').any(|known| known == *flag)).map(str::to_owned);
+/// A flag that vLLM obeys since 0.33 only, without data parallelism of mixture-of-experts models.
+const SINCE_33: &str = "prefill-schedule-interval";
+
+/// The given flags, and keys of the compilation config, on which the simulator does not act as
+/// `version`; for a warning.
+pub fn without_effect(args: &ServeArgs, version: Version) -> Vec<String> {
+    let acts = |flag: &str| SIMULATED.split(' ').any(|known| known == flag) && (flag != SINCE_33 || version.since(33));
+    let flags = args.flags().filter(|flag| !acts(flag)).map(str::to_owned);
     flags.chain(compilation::without_effect(args)).collect()
 }
 

@@ -200,9 +200,7 @@ impl SimConfig {
         }
         engine.long_prefill_token_threshold_adaptive =
             args.switch("long-prefill-token-threshold-adaptive").unwrap_or(false);
-        // Only checked: the interval has an effect only on mixture-of-experts models with data
-        // parallelism.
-        at_least(args, CLASS, "prefill_schedule_interval", 1, 1)?;
+        engine.prefill_schedule_interval = at_least(args, CLASS, "prefill_schedule_interval", 1, 1)?;
         engine.scheduler_reserve_full_isl = args.switch("scheduler-reserve-full-isl").unwrap_or(true);
         engine.prefix_caching = args.switch("enable-prefix-caching").unwrap_or(true);
         engine.policy =

@@ -177,6 +177,17 @@ impl SimConfig {
         }
     }
 
+    /// The same settings on a server of `version`. Before 0.33, `--prefill-schedule-interval` has
+    /// no effect without data parallelism.
+    #[must_use]
+    pub fn imitating(mut self, version: Version) -> Self {
+        self.version = version;
+        if !version.since(33) {
+            self.engine.prefill_schedule_interval = 1;
+        }
+        self
+    }
+
     /// The virtual server with these settings. The id of an adapter is its index in `adapters`.
     pub fn virtual_server(&self) -> VirtualServer {
         self.virtual_server_with((0..).take(self.adapters.len()))

@@ -143,10 +143,23 @@ fn a_small_card_refuses_a_large_model_and_takes_it_in_fp8() {
 #[test]
 fn flags_that_change_nothing_are_named() {
     let args = ServeArgs::parse(&["m", "--port", "1", "--load-format", "dummy", "--stream-interval", "4"]).unwrap();
-    assert_eq!(without_effect(&args), ["load-format"]);
+    assert_eq!(without_effect(&args, Version::COMPARED), ["load-format"]);
     let config = r#"{"cudagraph_mode": "FULL", "mode": 3, "pass_config": {"fuse_norm_quant": false}}"#;
     let args = ServeArgs::parse(&["m", "-O1", "--compilation-config", config]).unwrap();
-    assert_eq!(without_effect(&args), ["compilation-config.pass_config"]);
+    assert_eq!(without_effect(&args, Version::COMPARED), ["compilation-config.pass_config"]);
+}
+
+#[test]
+fn prefills_are_held_by_the_interval_since_vllm_0_33() {
+    let flags = ["m", "--prefill-schedule-interval", "3"];
+    let args = ServeArgs::parse(&flags).unwrap();
+    for (version, interval, idle) in
+        [(Version::COMPARED, 1, vec!["prefill-schedule-interval"]), (Version::new(0, 33, 0), 3, vec![])]
+    {
+        assert_eq!(config(&flags).unwrap().imitating(version).engine.prefill_schedule_interval, interval);
+        assert_eq!(without_effect(&args, version), idle);
+    }
+    assert!(config(&["m", "--prefill-schedule-interval", "0"]).is_err());
 }
 
 #[test]
