@@ -11,8 +11,9 @@
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle
 //! connections after 5 s), not a fault: the next attempt uses a new connection to the same backend.
 //! The first delivery still counts as an attempt, because the engine may have read the request and
-//! died of it. Only a move to another engine (`moves.rs`) and a fall back from an arm
-//! (`fall_back.rs`) may exceed `retry.attempts`.
+//! died of it. The second does not count if no connection was established: no engine has seen it.
+//! Only a move to another engine (`moves.rs`) and a fall back from an arm (`fall_back.rs`) may
+//! exceed `retry.attempts`.
 
 mod address;
 mod copy;
@@ -77,6 +78,8 @@ pub(super) struct Attempts<'a, U> {
     /// The request as it is sent; dropped when it can no longer be sent again.
     request: UpstreamRequest,
     made: u32,
+    /// Attempts behind a stale connection that reached no engine.
+    undelivered: u32,
     /// Attempts that ended because the engine does not serve such a request.
     moves: u32,
     /// The model, route or length that the engine of the last attempt does not serve.
@@ -128,6 +131,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             deaths: 0,
             request,
             made: 0,
+            undelivered: 0,
             moves: 0,
             refused: None,
             is_head_sent: false,
@@ -218,7 +222,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
     }
 
     fn may_try_again(&self) -> bool {
-        self.made - self.moves < self.prepared.placed.table.config.retry.attempts
+        self.made - self.moves - self.undelivered < self.prepared.placed.table.config.retry.attempts
     }
 
     /// Waits for a lease on a backend that has not failed this request, in the pools where the
@@ -274,6 +278,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                     connection = Connection::New;
                 }
                 Err(error) => {
+                    let is_refused = matches!(error, WaitError::Broken(ExchangeError::Connect(_)));
+                    self.undelivered += u32::from(record.is_lost && is_refused);
                     record.is_lost |= matches!(error, WaitError::Broken(ExchangeError::Closed(_)));
                     return error.into_result(lease, &record.request_id);
                 }

@@ -44,6 +44,19 @@ async fn deliveries_are_attempts_and_each_has_an_id_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stale_connection_to_an_engine_that_is_gone_leaves_an_attempt_for_another_engine() {
+    let test = TestFlow::new(vec![Script::StaleAndGone], vec![good()]);
+    let (client, record) = test.request(STREAM).await;
+    assert_eq!(record.outcome, Outcome::Completed, "{client:?}", client = client.body);
+    assert_eq!(record.retries.as_slice(), [RetryReason::StaleConnection, RetryReason::Connect]);
+    assert_eq!(test.asked().len(), 3);
+    let both = TestFlow::new(vec![Script::StaleAndGone], vec![Script::StaleAndGone]);
+    let (_, record) = both.request(STREAM).await;
+    assert!(matches!(record.outcome, Outcome::UpstreamError(_)), "{:?}", record.outcome);
+    assert_eq!(both.asked().len(), 3, "two deliveries, and one connection that was refused");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stale_connection_is_no_fault_even_where_no_attempt_is_left() {
     let test = TestFlow::new(vec![Script::Stale(200, "{}")], vec![good()]);
     test.set_attempts(1);

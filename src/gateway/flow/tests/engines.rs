@@ -14,6 +14,8 @@ use super::*;
 pub(super) enum Script {
     NoConnection,
     StaleConnection,
+    /// A reused connection is closed without a byte; a new one is refused.
+    StaleAndGone,
     CloseBeforeHead,
     NeverAnswers,
     StopsReading,
@@ -100,6 +102,8 @@ impl Upstream for Engines {
             Script::StaleConnection if connection == Connection::Any => {
                 served(Err(closed()), vec![], false, true, true)
             }
+            Script::StaleAndGone if connection == Connection::Any => served(Err(closed()), vec![], false, true, true),
+            Script::StaleAndGone => Err(ExchangeError::Connect("refused".to_owned())),
             Script::StaleConnection => served(head(200, "text/event-stream"), script_of(good()), true, true, false),
             Script::Stale(..) if connection == Connection::Any => served(Err(closed()), vec![], false, true, true),
             Script::Stale(status, body) => served(head(status, "application/json"), vec![(1, body)], true, true, false),
