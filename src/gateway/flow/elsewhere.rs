@@ -11,13 +11,14 @@
 //! | 503, as status or in an event | the engine's admission control | no |
 //! | 429, as status or in an event | the engine's limit for its callers | no |
 //! | 500 in an event | the engine failed at this request | yes |
+//! | 500 that says so | the engine core has died (`refused_here.rs`) | yes |
 //! | 401 to the gateway's credentials | refuses the gateway | no: a state of the backend |
 //! | 403 to the gateway's credentials | refuses gateway or request | no; a state if a probe fails |
 //! | 404, 405 or 400 that says so | lacks model, route or length | no (`refused_here.rs`) |
 //!
-//! A 500 as the status of a head goes to the client: the engine fails at this request, and another
-//! engine would fail at it as well. A 401 or 403 to credentials of the client goes to the client,
-//! who sent them.
+//! Any other 500 as the status of a head goes to the client: the engine fails at this request, and
+//! another engine would fail at it as well. A 401 or 403 to credentials of the client goes to the
+//! client, who sent them.
 
 use http::StatusCode;
 
@@ -55,7 +56,7 @@ pub(super) enum Elsewhere {
     Busy,
     /// 429: the engine limits its callers.
     Limited,
-    /// An error event with code 500.
+    /// An error event with code 500, or an engine without its core.
     Failed,
     /// 401: the engine refuses the gateway's credentials.
     GatewayRefused,
@@ -83,7 +84,7 @@ impl EngineAnswer<'_> {
         // status.
         let event = self.error.filter(|_| self.status.is_success()).map(|error| error.code);
         match event.unwrap_or(Some(self.status.as_u16()))? {
-            500 if event.is_some() => Some(Elsewhere::Failed),
+            500 if event.is_some() || self.read.is_some_and(refused_here::is_dead) => Some(Elsewhere::Failed),
             502 if event.is_none() => Some(Elsewhere::Broken),
             503 => Some(Elsewhere::Busy),
             429 => Some(Elsewhere::Limited),
@@ -117,6 +118,22 @@ mod tests {
             assert_eq!(answer(status, Some(b"")), Some(Elsewhere::NotServed(Refused::Route)));
             assert_eq!(answer(status, None), None);
         }
+    }
+
+    #[test]
+    fn a_500_says_that_another_engine_may_serve_the_request_only_if_the_engine_core_has_died() {
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        let answer = |body: &'static str| EngineAnswer {
+            status,
+            read: Some(body.as_bytes()),
+            error: None,
+            credentials: Credentials::Client,
+        };
+        let dead = r#"{"error":{"message":"EngineCore encountered an issue. See stack trace","type":"x","code":500}}"#;
+        let of_the_request = r#"{"error":{"message":"no: EngineCore encountered an issue","type":"x","code":500}}"#;
+        assert_eq!(answer(dead).elsewhere(), Some(Elsewhere::Failed));
+        assert_eq!(answer(of_the_request).elsewhere(), None);
+        assert_eq!(answer("Internal Server Error").elsewhere(), None);
     }
 
     #[test]

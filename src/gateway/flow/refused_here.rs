@@ -29,8 +29,14 @@ pub(super) enum Refused {
 
 /// Whether a response with this head may say that another engine could serve the request.
 pub(super) fn may_be(head: &ResponseHead) -> bool {
-    matches!(head.status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::BAD_REQUEST)
-        && !head.is_coded()
+    let known = [404, 405, 400, 500];
+    known.contains(&head.status.as_u16()) && !head.is_coded()
+}
+
+/// Whether a body of status 500 says that the engine core has died: vLLM's API server outlives it
+/// for a moment. Any other 500 may be the request's fault.
+pub(super) fn is_dead(body: &[u8]) -> bool {
+    EngineError::read(body).message.starts_with("EngineCore encountered an issue")
 }
 
 /// The property that the engine lacks, according to the response.
