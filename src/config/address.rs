@@ -28,7 +28,7 @@ pub struct Address {
     pub api_key: Option<Secret>,
     /// The kind of engine that listens there.
     pub engine: EngineKind,
-    /// The port of the engine's metrics page, if it is not that of the endpoint.
+    /// The port of the engine's metrics page, if it differs from the port of the endpoint.
     pub metrics_port: Option<u16>,
 }
 

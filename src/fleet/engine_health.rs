@@ -46,7 +46,7 @@ pub async fn read_health(address: &Address, limit: Duration) -> Result<(), Unhea
     match (rules.judge)(status, &body) {
         Health::Up => Ok(()),
         Health::Loading => Err(Unhealthy::Loading),
-        Health::Down if status == 404 && address.engine != EngineKind::Vllm => Err(Unhealthy::Down(format!(
+        Health::Down if status == 404 => Err(Unhealthy::Down(format!(
             "{path} responds with status 404: this server is probably no {} (engine of the pool)",
             address.engine.label()
         ))),

@@ -1,4 +1,4 @@
-//! What an engine's refusal of one setting implies for others.
+//! Conclusions from an engine's refusal of one setting about other settings.
 //!
 //! If the KV cache is too small for one request of `max-model-len`, vLLM reports the largest length
 //! that fits. With no more memory for the cache, it refuses every longer one too, so such settings

@@ -1,7 +1,7 @@
 //! Any server with the API of OpenAI: `trtllm-serve`, vLLM-Omni, a proxy, a service.
 //!
 //! Only `/health` and `/v1/models` are asked. Such a server never counts as hung by counters, and
-//! the limits are those of the pool. Every route of the API is passed on; a route that the server
+//! only the pool limits it. Every route of the API is passed on; a route that the server
 //! lacks is learned from the refusal.
 
 use super::rules::{BATCH_SLOTS, EngineRules, Health};

@@ -60,7 +60,7 @@ impl Health {
 pub struct MetricsPage {
     /// The port of the page, unless a backend names another one; `None`: the port of requests.
     pub port: Option<u16>,
-    /// Reads the page. The names of the values are those of vLLM.
+    /// Reads the page. The values have vLLM's names.
     pub read: fn(&str) -> MetricsSnapshot,
     /// Whether the counters move with every step, so that an engine whose counters stand still is
     /// hung.

@@ -1,6 +1,6 @@
 //! The rules of each kind, on pages as the servers write them.
 //!
-//! SGLang's names and pages are those of 0.5.23, llama.cpp's those of b10434. Every kind is asked
+//! The pages are of SGLang 0.5.23 and of llama.cpp b10434. Every kind is asked
 //! for the same facts, so that a page of one kind says nothing to another.
 
 use super::{EngineKind, Health};

@@ -2,8 +2,8 @@
 //!
 //! The facts of flags, logs and metrics are in [`vllm`](crate::vllm); this file has the part that
 //! other kinds have, too. vLLM's API server answers `/health` without asking the engine core, so
-//! the counters show whether the engine works. Routes for speech, images and videos are those of
-//! vLLM-Omni, which `openai` serves.
+//! the counters show whether the engine works. vLLM-Omni has routes for
+//! speech, images and videos; its kind is `openai`.
 
 use super::rules::{BATCH_SLOTS, EngineRules, Health, MetricsPage};
 use crate::vllm::metrics::MetricsSnapshot;

@@ -179,7 +179,7 @@ impl Route {
         matches!(self, Self::Infer | Self::Generate | Self::GenerateStream)
     }
 
-    /// Whether the body is passed on without being read: its format is that of the engine.
+    /// Whether the body is passed on without being read: the engine defines the format.
     pub const fn is_opaque(self) -> bool {
         self.is_kserve() || matches!(self, Self::Custom)
     }

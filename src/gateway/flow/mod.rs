@@ -10,7 +10,7 @@
 //! | estimate, classify | `prepare.rs`, `classify.rs` | prompt length? which pools may serve it? |
 //! | | `classes.rs` | in which class do its latencies count? |
 //! | assign | `assign.rs` | is it in an arm of an experiment? |
-//! | | `job.rs` | what does work cost that is not counted in tokens? |
+//! | | `job.rs` | how much does a job cost, if not tokens? |
 //! | | `priority.rs` | how early is it served, here and by the engine? |
 //! | | `owner.rs` | whose share of the pool does it use? |
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |

@@ -1,5 +1,5 @@
 //! Recognises refusals by one engine that say nothing about other engines: it lacks the model or
-//! the route, or has a shorter context limit.
+//! the route, has a shorter context limit, or its engine core has died.
 //!
 //! A refusal is recognised by status and by the texts of vLLM since 0.6 and of other
 //! OpenAI-compatible servers. An engine may repeat text of the client, so only texts count that
@@ -13,6 +13,7 @@ use http::StatusCode;
 use serde::Deserialize;
 
 use super::exchange::ResponseHead;
+use sluice_core::vllm::failure::CORE_DIED;
 
 /// The most bytes of a refusal that are read before it is judged.
 pub(super) const PEEK_BYTES: usize = 64 << 10;
@@ -36,7 +37,7 @@ pub(super) fn may_be(head: &ResponseHead) -> bool {
 /// Whether a body of status 500 says that the engine core has died: vLLM's API server outlives it
 /// for a moment. Any other 500 may be the request's fault.
 pub(super) fn is_dead(body: &[u8]) -> bool {
-    EngineError::read(body).message.starts_with("EngineCore encountered an issue")
+    EngineError::read(body).message.starts_with(CORE_DIED)
 }
 
 /// The property that the engine lacks, according to the response.

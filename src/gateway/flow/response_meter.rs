@@ -22,7 +22,7 @@ pub(super) enum ResponseMeter {
 pub(super) struct MeteredBody {
     meter: BodyMeter,
     is_timed: bool,
-    /// When the request arrived, if the response is that of a job, and the time to the first byte.
+    /// When the request arrived, if it is a job, and the time to the first byte.
     job: Option<(Instant, Option<Duration>)>,
     stats: Option<StreamStats>,
 }

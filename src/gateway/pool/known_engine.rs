@@ -37,8 +37,8 @@ pub(super) struct KnownEngine {
 impl KnownEngine {
     /// The same engine under another name or pool.
     pub(super) fn inherited(&self) -> Self {
-        let Self { facts, by_priority, routes, .. } = self.clone();
-        Self { facts, by_priority, routes, ..Self::default() }
+        let Self { facts, by_priority, routes, roots, .. } = self.clone();
+        Self { facts, by_priority, routes, roots, ..Self::default() }
     }
 
     /// The engine was replaced. The old names stay until the new engine is read; then waiters for

@@ -135,7 +135,7 @@ impl LastMinute {
     }
 }
 
-/// What one look changed.
+/// The changes of one look.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change {
     /// New findings.

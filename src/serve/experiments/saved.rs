@@ -16,7 +16,7 @@ const FILE: &str = "added_experiments.json";
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Added {
     pub(crate) active: Vec<AddedExperiment>,
-    /// Those that do not fit the configuration, with the reason.
+    /// Experiments that do not fit the configuration, with the reason.
     left_out: Vec<(AddedExperiment, String)>,
 }
 

@@ -137,11 +137,14 @@ const PATTERNS: &[(&str, FailureClass)] = &[
 /// Texts which show that the host must not use a model hub, so an unreachable hub is no outage.
 const OFFLINE: &[&str] = &["outgoing traffic has been disabled", "HF_HUB_OFFLINE", "OfflineModeIsEnabled"];
 
+/// The beginning of the message with which an API server answers after its engine core has died.
+pub const CORE_DIED: &str = "EngineCore encountered an issue";
+
 /// Exceptions that only pass on another exception.
 const CONSEQUENCES: &[&str] = &[
     "Engine core initialization failed",
     "EngineDeadError",
-    "EngineCore encountered an issue",
+    CORE_DIED,
     "Worker failed with error",
     "WorkerProc initialization failed",
     "Executor failed.",
