@@ -112,6 +112,18 @@ async fn usage_that_the_client_requested_is_that_of_the_whole() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn only_kinds_of_engines_that_continue_a_message_are_asked_to() {
+    for (engine, continued) in [("vllm", 1), ("sglang", 0), ("openai", 0)] {
+        let key = format!("engine = \"{engine}\"");
+        let test = TestFlow::with(vec![dying(1, &["a"])], vec![completing(2, &[" b"], 9)], &key);
+        let (_, record) = test.request(STREAM).await;
+        assert_eq!(record.continued, continued, "{engine}");
+        assert_eq!(record.not_continued.is_some(), continued == 0, "{engine}");
+        assert_eq!(test.asked().len(), 1 + continued as usize, "{engine}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_engine_that_has_loaded_the_model_from_another_place_does_not_continue_it() {
     for (roots, adapters, continues) in
         [(["org/m", "org/m"], ["/a", "/b"], true), (["org/m", "org/m-2"], ["/a", "/a"], false)]

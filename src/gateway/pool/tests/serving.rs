@@ -151,6 +151,23 @@ fn a_request_spills_only_to_engines_that_serve_it() {
 }
 
 #[test]
+fn engines_with_another_root_of_a_model_are_known_also_after_a_reload_that_moves_them() {
+    let fixture = pool_of(&[&["m"], &["m"], &["m"]]);
+    let others = |layout: &PoolLayout, name| {
+        fixture.admission.of_another_root(layout.backends[0][0], ModelKey::of(name)).to_vec()
+    };
+    let backends = &fixture.layout.backends[0];
+    fixture.admission.set_roots(backends[0], [("m", "org/m")]);
+    assert_eq!(others(&fixture.layout, "m"), [], "the roots of the others are unknown");
+    fixture.admission.set_roots(backends[1], [("a", "/a"), ("m", "org/m-2")]);
+    fixture.admission.set_roots(backends[2], [("m", "org/m")]);
+    assert_eq!(others(&fixture.layout, "m"), [backends[1]]);
+    assert_eq!(others(&fixture.layout, "a"), [], "the first engine has no such model");
+    let moved = fixture.admission.apply(&[spec("two", 3, limits(1, 1), vec![])], RULES, fixture.now);
+    assert_eq!(others(&moved, "m"), [moved.backends[0][1]]);
+}
+
+#[test]
 fn a_reload_that_removes_the_only_engine_of_a_model_frees_those_that_wait_for_it() {
     let fixture = pool_of(&[&["x"], &["y"]]);
     let held = fixture.lease("x");
