@@ -29,11 +29,15 @@ impl OpenChoices {
         }
     }
 
+    /// Whether a choice has begun.
+    pub fn have_begun(&self) -> bool {
+        self.begun.iter().any(|word| *word != 0)
+    }
+
     /// Whether at least one choice has begun, and every choice that began has a finish reason.
     pub fn have_finished(&self) -> bool {
         let finished = |word: usize| self.finished.get(word).copied().unwrap_or_default();
-        self.begun.iter().any(|word| *word != 0)
-            && self.begun.iter().enumerate().all(|(at, word)| word & !finished(at) == 0)
+        self.have_begun() && self.begun.iter().enumerate().all(|(at, word)| word & !finished(at) == 0)
     }
 }
 

@@ -19,9 +19,12 @@ use super::fast;
 pub use super::fast::Memo;
 use super::not_continued::NotContinued;
 use super::patch::MemberSpan;
-use super::response::{self, Answer, FinishReason, FlatError, TokenUsage, UpstreamError};
+use super::response::{self, Answer, FinishReason, FlatError, UpstreamError};
 use super::scan::{JsonKind, ScanError, Scanner, Span};
 use super::sse::Fields;
+use typed::Typed;
+
+mod typed;
 
 /// The last event of the choices dialect.
 const DONE: &[u8] = b"[DONE]";
@@ -77,13 +80,20 @@ fn scan_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
     }
     let output = reader.output();
     let read = reader.event(fields.name.unwrap_or_default(), memo);
+    let is_of_answer = match read.kind {
+        EventKind::Content | EventKind::Empty => true,
+        // The beginning of a message has the identity; other parts end the text.
+        EventKind::Lifecycle | EventKind::Part => dialect == Dialect::Messages,
+        _ => false,
+    };
     if let (Some(kept), Some(output)) = (memo.kept_mut(), output)
-        && matches!(read.kind, EventKind::Content | EventKind::Empty)
+        && is_of_answer
         && !read.aborted
     {
         kept.note_first(event);
         match output {
             Ok(span) => kept.push(&data[span.start..span.end]),
+            Err(NotContinued::UsageUnknown) => kept.close(),
             Err(why) => kept.drop_for(why),
         }
     }
@@ -140,7 +150,8 @@ impl EventReader {
     /// The place of the text in the only part, or why the event has more than a text.
     fn output(&self) -> Option<Result<Span, NotContinued>> {
         match self {
-            Self::Choices(reader) => Some(reader.output.why_not.map_or(Ok(reader.output.text), Err)),
+            Self::Choices(reader) => Some(reader.output.known()),
+            Self::Typed(Dialect::Messages, typed) => Some(typed.output().known()),
             Self::Typed(..) => None,
         }
     }
@@ -156,7 +167,13 @@ impl EventReader {
                 match dialect {
                     Dialect::Responses => typed.response(),
                     Dialect::Cohere => typed.cohere(),
-                    Dialect::Messages | Dialect::Choices | Dialect::Plain => typed.message(),
+                    Dialect::Messages | Dialect::Choices | Dialect::Plain => {
+                        let event = typed.message();
+                        if event.kind == EventKind::Part || event.text > 0 || event.finish {
+                            memo.note(0, event.text > 0, event.finish);
+                        }
+                        event
+                    }
                 }
             }
         }
@@ -245,6 +262,10 @@ struct Output {
 }
 
 impl Output {
+    fn known(self) -> Result<Span, NotContinued> {
+        self.why_not.map_or(Ok(self.text), Err)
+    }
+
     fn set_text(&mut self, text: Span) {
         if !self.text.is_empty() {
             self.why_not.get_or_insert(NotContinued::Unreadable);
@@ -319,8 +340,7 @@ impl Choice {
         }
         let text = scanner.text()?.raw.len();
         if text > 0 {
-            let end = scanner.position() - 1;
-            self.output.set_text(Span { start: end - text, end });
+            self.output.set_text(place(scanner, text));
             self.text += text as u64;
         }
         Ok(())
@@ -336,6 +356,12 @@ impl Choice {
     }
 }
 
+/// The place of the text in the string that the scanner has just taken.
+fn place(scanner: &Scanner<'_>, bytes: usize) -> Span {
+    let end = scanner.position() - 1;
+    Span { start: end - bytes, end }
+}
+
 /// Takes a value. Returns the length as written if it is a string, list or object that is not
 /// empty, otherwise 0.
 fn output(scanner: &mut Scanner<'_>) -> Result<u64, ScanError> {
@@ -348,150 +374,6 @@ fn output(scanner: &mut Scanner<'_>) -> Result<u64, ScanError> {
         }
         _ => scanner.skip().map(|_| 0)?,
     })
-}
-
-/// The members of an event with a type (Responses, Messages, Cohere).
-#[derive(Clone, Debug, Default)]
-pub(super) struct Typed {
-    name: String,
-    /// Bytes of output.
-    text: u64,
-    stopped: Option<FinishReason>,
-    usage: Option<TokenUsage>,
-    error: Option<UpstreamError>,
-    flat: FlatError,
-}
-
-impl Typed {
-    fn read(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
-        scanner.object(|scanner, key| {
-            let key = key.bytes();
-            match &*key {
-                b"type" if scanner.kind()? == JsonKind::String => self.name = scanner.text()?.decode().into_owned(),
-                b"delta" => delta(scanner, self)?,
-                b"usage" => self.usage = response::usage(scanner)?.or(self.usage),
-                b"error" => self.error = response::error(scanner)?,
-                b"response" | b"message" if scanner.kind()? == JsonKind::Object => {
-                    scanner.object(|scanner, key| {
-                        match &*key.bytes() {
-                            b"usage" => self.usage = response::usage(scanner)?.or(self.usage),
-                            b"error" => self.error = response::error(scanner)?,
-                            _ => drop(scanner.skip()?),
-                        }
-                        Ok::<_, ScanError>(())
-                    })?;
-                }
-                key => self.flat.member(scanner, key)?,
-            }
-            Ok::<_, ScanError>(())
-        })?;
-        Ok(())
-    }
-}
-
-/// Reads `delta`: a string (Responses) or an object with text, thinking, partial JSON or a stop
-/// reason (Messages, Cohere).
-fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> {
-    if scanner.kind()? != JsonKind::Object {
-        typed.text += output(scanner)?;
-        return Ok(());
-    }
-    scanner.object(|scanner, key| {
-        match &*key.bytes() {
-            b"text" | b"thinking" | b"partial_json" => typed.text += output(scanner)?,
-            // Cohere: text, thinking, plan or tool call.
-            b"message" => typed.text += output(scanner)?,
-            b"usage" => typed.usage = response::usage(scanner)?.or(typed.usage),
-            b"stop_reason" | b"finish_reason" if scanner.kind()? == JsonKind::String => {
-                let reason = scanner.text()?.raw;
-                typed.stopped = (!reason.is_empty()).then(|| FinishReason::of(reason)).or(typed.stopped);
-            }
-            _ => drop(scanner.skip()?),
-        }
-        Ok::<_, ScanError>(())
-    })?;
-    Ok(())
-}
-
-impl Typed {
-    fn response(self) -> StreamEvent {
-        let (usage, text) = (self.usage, self.text);
-        let mut answer = Answer { refused: self.name == "response.refusal.delta" && text > 0, ..Answer::default() };
-        match self.name.as_str() {
-            "response.completed" | "response.incomplete" => {
-                // The usual reason for an incomplete response. The other reason is a content
-                // filter, which vLLM lacks.
-                let reason = if self.name == "response.completed" { FinishReason::Stop } else { FinishReason::Length };
-                answer.finished(reason);
-                StreamEvent { kind: EventKind::Usage, finish: true, answer, usage, ..StreamEvent::default() }
-            }
-            "response.failed" | "error" => self.failed(),
-            name if name.ends_with(".delta") && text > 0 => {
-                StreamEvent { kind: EventKind::Content, text, answer, usage, ..StreamEvent::default() }
-            }
-            _ if self.error.is_some() => self.failed(),
-            name => {
-                let kind = match name {
-                    "response.created" | "response.in_progress" | "response.queued" => EventKind::Lifecycle,
-                    name if PINGS.contains(&name) => EventKind::Ping,
-                    name if name.starts_with("response.") && name.ends_with(".delta") => EventKind::Empty,
-                    name if name.starts_with("response.") => EventKind::Part,
-                    _ => EventKind::Other,
-                };
-                StreamEvent { kind, ..StreamEvent::default() }
-            }
-        }
-    }
-
-    fn message(self) -> StreamEvent {
-        let (usage, text) = (self.usage, self.text);
-        let mut answer = Answer::default();
-        if let Some(reason) = self.stopped {
-            answer.finished(reason);
-        }
-        let event = |kind, finish| StreamEvent { kind, finish, text, answer, usage, ..StreamEvent::default() };
-        match self.name.as_str() {
-            "content_block_delta" if text > 0 => event(EventKind::Content, false),
-            "message_start" => event(EventKind::Lifecycle, false),
-            "content_block_delta" => event(EventKind::Empty, false),
-            "content_block_start" | "content_block_stop" => event(EventKind::Part, false),
-            "message_delta" => event(EventKind::Usage, self.stopped.is_some()),
-            "message_stop" => event(EventKind::Done, false),
-            _ if self.name == "error" || self.error.is_some() => self.failed(),
-            name if PINGS.contains(&name) => event(EventKind::Ping, false),
-            _ => StreamEvent::default(),
-        }
-    }
-
-    fn cohere(self) -> StreamEvent {
-        let (usage, text) = (self.usage, self.text);
-        let mut answer = Answer::default();
-        if let Some(reason) = self.stopped {
-            answer.finished(reason);
-        }
-        let event = |kind, finish| StreamEvent { kind, finish, text, answer, usage, ..StreamEvent::default() };
-        match self.name.as_str() {
-            _ if self.error.is_some() => self.failed(),
-            "content-delta" | "tool-plan-delta" | "tool-call-start" | "tool-call-delta" if text > 0 => {
-                event(EventKind::Content, false)
-            }
-            "message-end" => event(EventKind::Usage, true),
-            "message-start" => event(EventKind::Lifecycle, false),
-            "content-delta" | "tool-plan-delta" | "tool-call-delta" => event(EventKind::Empty, false),
-            name if name.ends_with("-start") || name.ends_with("-end") => event(EventKind::Part, false),
-            _ => StreamEvent::default(),
-        }
-    }
-
-    fn failed(self) -> StreamEvent {
-        let error = self.error.unwrap_or_else(|| self.flat.into_fields());
-        StreamEvent {
-            kind: EventKind::Error,
-            usage: self.usage,
-            error: Some(Box::new(error)),
-            ..StreamEvent::default()
-        }
-    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub struct KeptText {
     pieces: u32,
     ends: [u32; ENDS],
     why_not: Option<NotContinued>,
+    /// The engine has ended the text, but not the answer.
+    is_closed: bool,
 }
 
 impl KeptText {
@@ -38,7 +40,13 @@ impl KeptText {
 
     /// The text so far, as in a JSON string, or the reason why it is not known.
     pub fn raw(&self) -> Result<&[u8], NotContinued> {
-        self.why_not.map_or(Ok(&self.raw), Err)
+        let why_not = self.why_not.or(self.is_closed.then_some(NotContinued::UsageUnknown));
+        why_not.map_or(Ok(&self.raw), Err)
+    }
+
+    /// Notes that only usage and the end of the answer are missing.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
     }
 
     /// The first event; empty if there was none yet.
@@ -192,5 +200,39 @@ mod tests {
     fn the_text_of_an_event_that_aborts_is_not_kept() {
         let abort = chat("{\"content\":\"x\"}").replace("\"finish_reason\":null", "\"finish_reason\":\"abort\"");
         assert_eq!(kept(&[chat("{\"content\":\"abc\"}"), abort], 12).raw().unwrap(), b"abc");
+    }
+
+    #[test]
+    fn the_text_of_a_message_is_kept_until_its_block_ends() {
+        let message = |events: &[&str]| {
+            let mut memo = Memo::default();
+            memo.keep_text(12);
+            for event in events {
+                chunk::read_next(Dialect::Messages, event.as_bytes(), &mut memo);
+            }
+            (memo.kept().unwrap().raw().map(<[u8]>::to_vec), memo.kept().unwrap().first().to_vec())
+        };
+        let start = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"i\"}}\n\n";
+        let block = |kind: &str| {
+            format!("event: content_block_start\ndata: {{\"content_block\":{{\"type\":\"{kind}\",\"text\":\"\"}}}}\n\n")
+        };
+        let delta = |delta: &str| {
+            format!("event: content_block_delta\ndata: {{\"type\":\"content_block_delta\",\"delta\":{{{delta}}}}}\n\n")
+        };
+        let (text, word) = (block("text"), delta(r#""type":"text_delta","text":"a\n水""#));
+        assert_eq!(message(&[start, &text, &word, &word]), (Ok("a\\n水a\\n水".into()), start.into()));
+        for (other, why) in [
+            (block("thinking"), NotContinued::Reasoning),
+            (block("tool_use"), NotContinued::ToolCall),
+            (delta(r#""thinking":"hm""#), NotContinued::Reasoning),
+            (delta(r#""partial_json":"{""#), NotContinued::ToolCall),
+            (delta(r#""text":"0123456789""#), NotContinued::TooLong),
+            (
+                "event: content_block_stop\ndata: {\"type\":\"content_block_stop\"}\n\n".to_owned(),
+                NotContinued::UsageUnknown,
+            ),
+        ] {
+            assert_eq!(message(&[start, &text, &word, &other]).0, Err(why), "{other}");
+        }
     }
 }

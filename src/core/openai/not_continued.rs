@@ -5,8 +5,8 @@
 //! is a reason why that is not so, or why nothing was tried; its label is in the log and in the
 //! metric. The client then gets the error event that ends a broken stream.
 //!
-//! Eligible is the rest: one streamed answer in plain text to a chat or to a completion of one text
-//! prompt, also with tools of which none is called yet. Stop strings are exact as well, because an
+//! Eligible is the rest: one streamed answer in plain text to a chat, to a message of Anthropic's
+//! form that has only texts, or to a completion of one text prompt; also with tools of which none is called yet. Stop strings are exact as well, because an
 //! engine holds back the characters in which one may begin; only a text that ends like the
 //! beginning of a stop string is refused.
 //!
@@ -28,7 +28,7 @@ labels! {
         Off = "off",
         /// The client sent `x-sluice-no-continue`.
         Header = "header",
-        /// The route is neither chats nor completions, or the request is a copy for a shadow arm.
+        /// The route is neither chats, completions nor Messages, or the request is a copy for a shadow arm.
         Route = "route",
         /// The response is not streamed.
         NotStreamed = "not_streamed",
@@ -62,6 +62,8 @@ labels! {
         ThinkingBudget = "thinking_budget",
         /// Extensions of the engine whose state is not known: transferred caches, extra arguments.
         Extensions = "extensions",
+        /// A message of Anthropic's form with more than texts, which has no exact form as a chat.
+        Translation = "translation",
         /// A tool call has begun.
         ToolCall = "tool_call",
         /// Reasoning has begun, which chat templates drop from earlier messages.
@@ -128,6 +130,28 @@ pub(super) fn of_member(key: &[u8], scanner: &mut Scanner<'_>) -> Result<Option<
         _ => return Ok(None),
     };
     Ok((!is_harmless).then_some(why))
+}
+
+/// As [`of_member`], for a member of Anthropic's Messages. Only chats can be continued, so the
+/// request must have an exact form as a chat.
+pub(super) fn of_message_member(key: &[u8], scanner: &mut Scanner<'_>) -> Result<Option<NotContinued>, ScanError> {
+    let is_harmless = match key {
+        b"model"
+        | b"messages"
+        | b"system"
+        | b"stream"
+        | b"max_tokens"
+        | b"stop_sequences"
+        | b"temperature"
+        | b"top_p"
+        | b"top_k"
+        | b"cache_salt"
+        | b"chat_template_kwargs"
+        | b"metadata"
+        | b"service_tier" => true,
+        _ => is_empty(scanner)?,
+    };
+    Ok((!is_harmless).then_some(NotContinued::Translation))
 }
 
 fn is_null(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {

@@ -168,6 +168,9 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
         let (before, before_ids, mut prompts) = (view.shape.text, view.shape.token_ids, 1);
         scanner.kind()?;
         let start = scanner.position();
+        if route == Route::Messages && view.not_continued.is_none() {
+            view.not_continued = not_continued::of_message_member(&key, &mut scanner.clone())?;
+        }
         let is_prompt = prompt::member(scanner, route, &key, &mut view.shape, &mut prompts)?;
         if !is_prompt {
             field(scanner, &key, &mut view, &mut limits)?;

@@ -31,6 +31,7 @@ mod elsewhere;
 mod not_served;
 mod deaths;
 mod continued;
+mod continued_messages;
 mod moved;
 mod key_limits;
 

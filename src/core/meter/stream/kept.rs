@@ -17,7 +17,7 @@ impl StreamMeter {
     /// behind it are withheld: see [`StreamMeter::take_withheld`]. The caller passes them on if no
     /// other engine continues the stream.
     pub fn keep_text(&mut self, most: usize) {
-        if self.tally.dialect == Dialect::Choices {
+        if matches!(self.tally.dialect, Dialect::Choices | Dialect::Messages) {
             self.memo.keep_text(most);
             self.stripper = self.stripper.take().or_else(|| Stripper::new(Strip::PartsOnly));
         }
@@ -48,6 +48,11 @@ impl StreamMeter {
     /// Whether every choice that began has a finish reason, and none was aborted.
     pub fn have_choices_finished(&self) -> bool {
         self.memo.choices().have_finished() && self.tally.stats.error.is_none()
+    }
+
+    /// Whether a choice, or a block of a message, has begun.
+    pub fn have_choices_begun(&self) -> bool {
+        self.memo.choices().have_begun()
     }
 
     /// Prepares the meter for the bytes of another engine that continues the text. An unfinished

@@ -3,6 +3,7 @@
 //!
 //! Events are generated, to cover every combination of fields that an engine may send.
 
+use super::super::response::TokenUsage;
 use super::*;
 use proptest::prelude::*;
 use serde_json::Value;

@@ -7,6 +7,8 @@ use sluice_core::openai::scan::{JsonKind, ScanError, Scanner};
 use sluice_core::openai::sse::Fields;
 use sluice_core::openai::{KeptText, NotContinued, Route};
 
+use super::messages::Begun;
+
 /// Beginnings and ends of reasoning inside a text. Templates treat such a text as more than text.
 const REASONING: [&str; 7] = ["<think", "</think", "[THINK]", "[/THINK]", "<|channel|>", "<seed:think>", "<reasoning>"];
 
@@ -28,7 +30,7 @@ impl Answer {
     /// Reads the text that was kept. `tokens`: of the whole text.
     pub(in crate::flow) fn of(kept: &KeptText, tokens: u64, route: Route) -> Result<Self, NotContinued> {
         let raw = std::str::from_utf8(kept.raw()?).map_err(|_| NotContinued::Unreadable)?;
-        let is_chat = route == Route::ChatCompletions;
+        let is_chat = route != Route::Completions;
         let end = if is_chat { without_blanks(raw) } else { raw.len() };
         let decoded =
             |raw: &str| serde_json::from_str::<String>(&format!("\"{raw}\"")).map_err(|_| NotContinued::Unreadable);
@@ -81,11 +83,17 @@ pub(in crate::flow) struct Identity {
     pub(super) object: String,
     pub(super) created: String,
     pub(super) model: String,
+    /// Of a message of Anthropic's form.
+    pub(super) message: Option<Begun>,
 }
 
 impl Identity {
-    /// Reads the first event of an answer.
-    pub(in crate::flow) fn of(kept: &KeptText) -> Result<Self, NotContinued> {
+    /// Reads the first event of an answer. `has_block`: whether a block of a message has begun.
+    pub(in crate::flow) fn of(kept: &KeptText, route: Route, has_block: bool) -> Result<Self, NotContinued> {
+        if route == Route::Messages {
+            let (id, model, begun) = Begun::of(kept.first(), has_block)?;
+            return Ok(Self { id, model, message: Some(begun), ..Self::default() });
+        }
         let mut found = Self::default();
         let fields = Fields::of(kept.first());
         let data = fields.data.ok_or(NotContinued::Unreadable)?;
@@ -176,9 +184,9 @@ pub(super) mod tests {
 
     #[test]
     fn the_identity_is_that_of_the_first_event() {
-        let identity = Identity::of(&kept(&["a", "b"])).unwrap();
+        let identity = Identity::of(&kept(&["a", "b"]), Route::ChatCompletions, true).unwrap();
         assert_eq!((identity.id.as_str(), identity.created.as_str()), ("\"c-1\"", "7"));
         assert_eq!(identity.model, "\"m\"");
-        assert_eq!(Identity::of(&KeptText::default()), Err(NotContinued::Unreadable));
+        assert_eq!(Identity::of(&KeptText::default(), Route::ChatCompletions, true), Err(NotContinued::Unreadable));
     }
 }

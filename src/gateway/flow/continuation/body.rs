@@ -10,6 +10,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::answer::{Answer, Identity};
+use super::messages;
 use sluice_core::openai::patch::{self, Patches};
 use sluice_core::openai::request::{self, COMPLETIONS_DEFAULT_OUTPUT};
 use sluice_core::openai::scan::{JsonKind, ScanError, Scanner, Span};
@@ -45,8 +46,12 @@ enum Limit {
     Least,
 }
 
-/// The step that continues `answer`, the answer to the request `body`.
+/// The step that continues `answer`, the answer to the request `body`. A message of Anthropic's
+/// form is continued as a chat.
 pub(in crate::flow) fn next(route: Route, body: &Bytes, answer: &Answer) -> Result<Next, NotContinued> {
+    if route == Route::Messages {
+        return next(Route::ChatCompletions, &messages::as_chat(body)?, answer);
+    }
     let members = members(body).map_err(|_| NotContinued::Unreadable)?;
     if members.stops.iter().any(|stop| answer.ends_within(stop)) {
         return Err(NotContinued::StopPrefix);
@@ -162,7 +167,12 @@ pub(in crate::flow) struct Ended {
 impl Ended {
     /// The events for the client.
     pub(in crate::flow) fn events(self, route: Route, identity: &Identity) -> Bytes {
-        let Identity { id, object, created, model } = identity;
+        let Identity { id, object, created, model, message } = identity;
+        if let Some(message) = message {
+            let end = |usage| message.end("max_tokens", &serde_json::Value::Null, usage);
+            let end = self.usage.filter(|_| self.at_limit).map(end);
+            return Bytes::from(end.unwrap_or_default() + &messages::stop());
+        }
         let head =
             format!("data: {{\"id\":{id},\"object\":{object},\"created\":{created},\"model\":{model},\"choices\":[");
         let mut events = String::new();
@@ -272,7 +282,7 @@ mod tests {
 
     #[test]
     fn the_gateway_ends_an_answer_with_finish_reason_usage_and_end() {
-        let identity = Identity::of(&kept(&["a"])).unwrap();
+        let identity = Identity::of(&kept(&["a"]), Route::ChatCompletions, true).unwrap();
         let ended = Ended { at_limit: true, usage: Some((9, 5)) };
         let mut meter = StreamMeter::new(Dialect::Choices, tokio::time::Instant::now(), Strip::Nothing);
         meter.feed(ended.events(Route::ChatCompletions, &identity), tokio::time::Instant::now());

@@ -16,7 +16,8 @@ pub(in crate::flow) fn check(
     engine: EngineKind,
 ) -> Result<(), NotContinued> {
     // Whether an engine goes on exactly behind a given text was shown for the kinds that say so.
-    let is_route = engine.rules().continues && matches!(view.route, Route::ChatCompletions | Route::Completions);
+    let is_route =
+        matches!(view.route, Route::ChatCompletions | Route::Completions | Route::Messages) && engine.rules().continues;
     let of_key = incoming.key.as_ref().and_then(|key| key.key.on_failure);
     Err(match () {
         () if of_key.unwrap_or(incoming.routing.config.retry.on_failure) == Continue::Off => NotContinued::Off,

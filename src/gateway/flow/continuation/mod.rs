@@ -7,6 +7,7 @@
 //! | how much is kept for it, and how much is prefilled again? | `limits.rs` |
 //! | which text does the client have, and under which identity? | `answer.rs` |
 //! | which request continues it? | `body.rs` |
+//! | how is a message of Anthropic's form continued as a chat? | `messages.rs` |
 //! | how do the new engine's events become a part of the old answer? | `seam.rs` |
 //!
 //! `pump/resume.rs` keeps the text and passes the rest of the answer on; `forward/go_on.rs` decides
@@ -23,6 +24,7 @@ mod answer;
 mod body;
 mod eligible;
 mod limits;
+mod messages;
 mod seam;
 
 pub(super) use answer::{Answer, Identity};

@@ -4,6 +4,7 @@
 //! - `id` and `created` become the first answer's; `model` must be equal.
 //! - The role is left out, because the client has it.
 //! - Blanks that the request left out (`answer.rs`) are taken off the beginning.
+//! - A message of Anthropic's form gets events of its own form (`messages.rs`).
 //! - `usage` counts the whole: the prompt as the client sent it, and the tokens of both engines.
 //!
 //! The meter reads the events after this, so the answer is measured as one. All other bytes pass
@@ -12,6 +13,7 @@
 use bytes::Bytes;
 
 use super::answer::{Answer, Identity};
+use super::messages;
 use sluice_core::openai::NotContinued;
 use sluice_core::openai::patch::{self, MemberSpan, Patches};
 use sluice_core::openai::scan::{JsonKind, ScanError, Scanner, Span};
@@ -30,6 +32,8 @@ pub(in crate::flow) struct Seam {
     /// Prompt tokens of the request as the client sent it, if an engine has counted them.
     prompt: Option<u64>,
     has_token: bool,
+    /// The client gets the events of a message of Anthropic's form.
+    messages: Option<messages::Events>,
 }
 
 /// An event behind the seam.
@@ -65,7 +69,17 @@ impl Seam {
     pub(in crate::flow) fn new(identity: Identity, answer: Answer, prompt: Option<u64>) -> Self {
         let Answer { blanks, tokens, has_part, .. } = answer;
         let in_prompt = tokens + u64::from(has_part);
-        Self { identity, sse: SseScanner::new(), expected: blanks, spent: tokens, in_prompt, prompt, has_token: false }
+        let messages = identity.message.clone().map(messages::Events::new);
+        Self {
+            identity,
+            sse: SseScanner::new(),
+            expected: blanks,
+            spent: tokens,
+            in_prompt,
+            prompt,
+            has_token: false,
+            messages,
+        }
     }
 
     pub(in crate::flow) fn prompt(&self) -> Option<u64> {
@@ -107,7 +121,16 @@ impl Seam {
             Some(b'{') => self.rewritten(data),
             _ => Ok(Event::Unchanged),
         };
-        match changed? {
+        let changed = changed?;
+        if let Some(messages) = self.messages.as_mut().filter(|_| fields.data.is_some()) {
+            match &changed {
+                Event::LeftOut => {}
+                Event::Unchanged => out.extend_from_slice(messages.of(data)?.as_bytes()),
+                Event::Changed(data) => out.extend_from_slice(messages.of(data)?.as_bytes()),
+            }
+            return Ok(());
+        }
+        match changed {
             Event::LeftOut => {}
             Event::Unchanged => out.extend_from_slice(raw.bytes),
             Event::Changed(data) => {
@@ -144,8 +167,10 @@ impl Seam {
         Scanner::new(data).object(|scanner, key| {
             let kind = scanner.kind()?;
             match (&*key.bytes(), kind) {
-                (b"id", JsonKind::String) => reading.patches.push((scanner.skip()?, self.identity.id.clone())),
-                (b"created", JsonKind::Number) => {
+                (b"id", JsonKind::String) if self.messages.is_none() => {
+                    reading.patches.push((scanner.skip()?, self.identity.id.clone()))
+                }
+                (b"created", JsonKind::Number) if self.messages.is_none() => {
                     reading.patches.push((scanner.skip()?, self.identity.created.clone()));
                 }
                 (b"model", JsonKind::String) => {
@@ -269,10 +294,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Value, json};
+    use sluice_core::openai::Route;
 
     fn seam(blanks: &str) -> Seam {
         let answer = Answer { text: "a".to_owned(), blanks: blanks.to_owned(), tokens: 5, has_part: false };
-        Seam::new(Identity::of(&kept(&["a"])).unwrap(), answer, None)
+        Seam::new(Identity::of(&kept(&["a"]), Route::ChatCompletions, true).unwrap(), answer, None)
     }
 
     fn event(delta: &Value, finish: &Value) -> Vec<u8> {

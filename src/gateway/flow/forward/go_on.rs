@@ -27,10 +27,12 @@ use crate::flow::record::{Outcome, RecordGuard, Recorder, Stage};
 use crate::flow::suspects::TurnOf;
 use crate::pool::{AdmissionRequest, Lease, Need};
 use sluice_core::meter::StreamMeter;
-use sluice_core::openai::{EditedBody, NotContinued};
+use sluice_core::openai::{EditedBody, NotContinued, Route};
 
 /// How often the answer to one request may be continued.
 const CONTINUATIONS_MAX: u32 = 2;
+/// The route on which vLLM continues a message, also one of Anthropic's form.
+const CHAT_PATH: &str = "/v1/chat/completions";
 
 /// The end of an answer that no other engine continues.
 enum End {
@@ -139,9 +141,10 @@ impl<U: Upstream> Attempts<'_, U> {
         let meter = rest.meter().ok_or(End::Error(None))?;
         let kept = meter.kept().ok_or(error(NotContinued::Unreadable))?;
         let route = self.incoming.route;
-        let identity = Identity::of(kept).map_err(error)?;
-        let usage =
-            || self.prepared.include_usage.then(|| meter.prompt_tokens().map(|prompt| (prompt, meter.tokens())));
+        let identity = Identity::of(kept, route, meter.have_choices_begun()).map_err(error)?;
+        // Anthropic's form has a usage in the last event but one.
+        let wants_usage = self.prepared.include_usage || route == Route::Messages;
+        let usage = || wants_usage.then(|| meter.prompt_tokens().map(|prompt| (prompt, meter.tokens())));
         if meter.have_choices_finished() {
             return Err(self.complete(false, usage(), &identity));
         }
@@ -182,6 +185,9 @@ impl<U: Upstream> Attempts<'_, U> {
     fn follow(&mut self, plan: Plan) -> u64 {
         let Plan { body, need, seam } = plan;
         (self.request.body, self.prepared.placed.request.need) = (body, need);
+        if self.incoming.route == Route::Messages {
+            self.request.path = CHAT_PATH.to_owned();
+        }
         self.seam = Some(seam);
         need.prompt_tokens
     }

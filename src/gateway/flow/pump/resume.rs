@@ -147,9 +147,13 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         if meter.has_sent_part() {
             return Some(NotContinued::InsideEvent);
         }
+        if meter.have_choices_finished() {
+            return None;
+        }
         let kept = meter.kept()?;
-        let answer = Answer::of(kept, meter.text_tokens(), self.context.incoming.route);
-        Identity::of(kept).and_then(|_| answer.map(drop)).err()
+        let route = self.context.incoming.route;
+        let answer = Answer::of(kept, meter.text_tokens(), route);
+        Identity::of(kept, route, meter.have_choices_begun()).and_then(|_| answer.map(drop)).err()
     }
 
     /// Decides about an error in the stream, whose bytes were `withheld`. Returns the bytes that go
