@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use sluice_config::{Address, Backend, Config, Launch, Model, ModelScope, Pool, Target};
+use sluice_config::{Address, Backend, Config, Continue, Launch, Model, ModelScope, Pool, Target};
 use sluice_core::base::BackendId;
 #[cfg(feature = "kubernetes")]
 use sluice_fleet::driver::PodDriver;
@@ -43,6 +43,7 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8
                     .flat_map(|m| m.golden.iter().map(|text| (m.name.clone(), text.clone())))
                     .collect(),
                 rules: config.fleet.clone(),
+                moves_after: (config.retry.on_failure != Continue::Off).then_some(config.drain.move_after),
                 stall: config.health.stall,
                 request_timeout: config.health.probe_timeout,
             });

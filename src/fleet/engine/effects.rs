@@ -106,7 +106,7 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
             if running == 0 {
                 break;
             }
-            context.set_detail(format!("{running} requests in flight"));
+            context.set_detail(context.spec().draining(running));
             sleep(POLL).await;
         }
         // A shutdown waits only for this gateway's requests.

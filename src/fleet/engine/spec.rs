@@ -47,13 +47,27 @@ pub struct EngineSpec {
     pub golden: Vec<(String, String)>,
     /// Limits of start, drain, stop and restarts.
     pub rules: Rules,
+    /// When streams begin to move to other engines during a drain; `None`: never.
+    pub moves_after: Option<Duration>,
     /// It counts as hung after this time without output, progress or a response.
     pub stall: Duration,
     /// Limit of a request for health, models or metrics.
     pub request_timeout: Duration,
 }
 
+fn draining(running: u32, moves_after: Option<Duration>, limit: Duration) -> String {
+    let moves =
+        moves_after.map(|after| format!("streams move after {:.0} s (drain.move_after), ", after.as_secs_f64()));
+    let (moves, limit) = (moves.unwrap_or_default(), limit.as_secs_f64());
+    format!("{running} requests in flight; {moves}given up after {limit:.0} s (fleet.drain)")
+}
+
 impl EngineSpec {
+    /// The state of a drain with this many requests, and both of its limits.
+    pub(crate) fn draining(&self, running: u32) -> String {
+        draining(running, self.moves_after, self.rules.drain)
+    }
+
     pub(crate) fn setup(&self) -> Setup {
         Setup { settings: self.settings.clone(), configured: self.configured.clone() }
     }
@@ -99,5 +113,20 @@ impl EngineSpec {
 
     pub(crate) fn stop_rules(&self) -> StopRules {
         StopRules { grace: self.rules.grace, ..StopRules::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_says_when_streams_move_and_when_it_is_given_up() {
+        let of = |moves| draining(3, moves, Duration::from_secs(300));
+        assert_eq!(
+            of(Some(Duration::from_secs(5))),
+            "3 requests in flight; streams move after 5 s (drain.move_after), given up after 300 s (fleet.drain)"
+        );
+        assert_eq!(of(None), "3 requests in flight; given up after 300 s (fleet.drain)");
     }
 }

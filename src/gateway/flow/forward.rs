@@ -17,7 +17,7 @@
 
 mod address;
 mod copy;
-mod count_prompt;
+mod count_tokens;
 mod deaths;
 mod fall_back;
 mod go_on;

@@ -14,13 +14,14 @@ pub const CHARS_PER_TOKEN: usize = 4;
 /// Ids are below this, like Llama 3's ordinary tokens.
 pub const VOCABULARY: u64 = 128_000;
 
+/// With its blank, each word is one token by the counting rule, so that a text counts as many tokens
+/// in a prompt as it had as an answer.
 pub(super) const WORDS: [&str; 64] = [
-    " the", " a", " and", " of", " to", " in", " that", " it", " is", " was", " for", " on", " with", " as", " at",
-    " by", " from", " this", " which", " water", " gate", " stream", " stone", " mill", " wheel", " slow", " long",
-    " short", " deep", " clear", " river", " bank", " bridge", " light", " wind", " boat", " rope", " lock", " level",
-    " opens", " closes", " rises", " falls", " turns", " runs", " waits", " carries", " holds", " moves", " under",
-    " over", " through", " before", " after", " again", " still", " quiet", " morning", " evening", " field", " road",
-    " house", " hand", " day",
+    " the", " and", " was", " for", " but", " not", " all", " any", " how", " now", " old", " new", " two", " way",
+    " day", " sun", " sky", " sea", " air", " ice", " mud", " bay", " dam", " ebb", " oar", " net", " row", " tow",
+    " tie", " log", " oak", " elm", " fir", " ash", " fox", " owl", " hen", " bee", " dew", " fog", " wet", " dry",
+    " low", " hot", " far", " off", " out", " its", " his", " her", " our", " who", " saw", " ran", " sat", " cut",
+    " dug", " led", " met", " let", " put", " lay", " set", " via",
 ];
 
 fn is_cjk(c: char) -> bool {
@@ -89,6 +90,12 @@ mod tests {
     #[test]
     fn four_characters_or_one_ideogram_make_a_token() {
         assert_eq!(["", "a", "abcd", "abcde", "水門", "水門 gate"].map(count), [0, 1, 1, 2, 2, 4]);
+    }
+
+    #[test]
+    fn an_answer_counts_as_many_tokens_in_a_prompt() {
+        let answer: String = (0..300).map(|position| word(7, position)).collect();
+        assert_eq!((count(&answer), ids(&answer).len()), (300, 300));
     }
 
     #[test]

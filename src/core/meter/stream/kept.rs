@@ -45,6 +45,11 @@ impl StreamMeter {
         self.tally.text_tokens()
     }
 
+    /// Whether the engine has counted the tokens of the text.
+    pub fn has_counted_text(&self) -> bool {
+        self.tally.tokens.is_some()
+    }
+
     /// Whether every choice that began has a finish reason, and none was aborted.
     pub fn have_choices_finished(&self) -> bool {
         self.memo.choices().have_finished() && self.tally.stats.error.is_none()

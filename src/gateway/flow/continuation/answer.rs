@@ -88,6 +88,11 @@ pub(in crate::flow) struct Identity {
 }
 
 impl Identity {
+    /// The name of the model, as JSON.
+    pub(in crate::flow) fn model(&self) -> &str {
+        &self.model
+    }
+
     /// Reads the first event of an answer. `has_block`: whether a block of a message has begun.
     pub(in crate::flow) fn of(kept: &KeptText, route: Route, has_block: bool) -> Result<Self, NotContinued> {
         if route == Route::Messages {

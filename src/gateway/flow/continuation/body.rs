@@ -21,8 +21,8 @@ use sluice_core::openai::{EditedBody, Edits, NotContinued, Route};
 pub(in crate::flow) enum Next {
     /// Another engine gets this body.
     Send(EditedBody),
-    /// The text has reached `max_tokens`.
-    AtLimit,
+    /// The text has reached `max_tokens`: this number.
+    AtLimit(u64),
 }
 
 /// Positions of the members that change.
@@ -62,8 +62,8 @@ pub(in crate::flow) fn next(route: Route, body: &Bytes, answer: &Answer) -> Resu
         true => limit(Limit::CompletionTokens).or(limit(Limit::Tokens)),
         false => limit(Limit::Tokens).or(Some(COMPLETIONS_DEFAULT_OUTPUT)),
     };
-    if most.is_some_and(|most| most <= answer.tokens) {
-        return Ok(Next::AtLimit);
+    if let Some(most) = most.filter(|most| *most <= answer.tokens) {
+        return Ok(Next::AtLimit(most));
     }
     let mut patches = Patches::new();
     let at = |at: usize| Span { start: at, end: at };
@@ -206,7 +206,7 @@ mod tests {
     fn sent(route: Route, body: Value, answer: &Answer) -> Value {
         match next(route, &Bytes::from(body.to_string()), answer).unwrap() {
             Next::Send(body) => serde_json::from_slice(&body.to_bytes()).unwrap(),
-            Next::AtLimit => Value::Null,
+            Next::AtLimit(_) => Value::Null,
         }
     }
 
@@ -247,12 +247,16 @@ mod tests {
 
     #[test]
     fn nothing_is_sent_at_the_limit() {
-        for (route, body, tokens) in [
-            (Route::ChatCompletions, json!({"messages": [], "max_tokens": 5}), 5),
-            (Route::ChatCompletions, json!({"messages": [], "max_tokens": 50, "max_completion_tokens": 4}), 5),
-            (Route::Completions, json!({"prompt": "p"}), COMPLETIONS_DEFAULT_OUTPUT),
+        for (route, body, tokens, limit) in [
+            (Route::ChatCompletions, json!({"messages": [], "max_tokens": 5}), 5, 5),
+            (Route::ChatCompletions, json!({"messages": [], "max_tokens": 50, "max_completion_tokens": 4}), 5, 4),
+            (Route::Completions, json!({"prompt": "p"}), COMPLETIONS_DEFAULT_OUTPUT, COMPLETIONS_DEFAULT_OUTPUT),
         ] {
-            assert_eq!(next(route, &Bytes::from(body.to_string()), &answer("x", tokens)), Ok(Next::AtLimit), "{body}");
+            assert_eq!(
+                next(route, &Bytes::from(body.to_string()), &answer("x", tokens)),
+                Ok(Next::AtLimit(limit)),
+                "{body}"
+            );
         }
     }
 

@@ -35,7 +35,7 @@ const CONTINUATIONS_MAX: u32 = 2;
 const CHAT_PATH: &str = "/v1/chat/completions";
 
 /// The end of an answer that no other engine continues.
-enum End {
+pub(super) enum End {
     Error(Option<NotContinued>),
     /// Nothing is missing but the end: these events.
     Complete(Bytes),
@@ -58,14 +58,35 @@ impl<U: Upstream> Attempts<'_, U> {
         record: &mut RecordGuard<'_, R>,
     ) -> Option<Lease> {
         let place = lease.place();
-        if let Some(mut next) = self.next.take() {
-            lease.release_failed();
-            note_lease(&mut next, record);
-            record.retried(failed.reason, place);
-            record.continued += 1;
-            self.count_prompt(&next).await;
-            return Some(next);
+        let (next, prefilled) = match self.next.take() {
+            Some(mut next) => {
+                lease.release_failed();
+                note_lease(&mut next, record);
+                (next, 0)
+            }
+            None => self.next_engine(&failed, lease, down, record).await?,
+        };
+        record.retried(failed.reason, place);
+        record.continued += 1;
+        record.prefilled_again += prefilled;
+        match self.count_tokens(&next).await {
+            None => Some(next),
+            Some(end) => {
+                self.end(end, failed.outcome, next, down, record).await;
+                None
+            }
         }
+    }
+
+    /// The lease of another engine after a failure, and the tokens that it prefills again. `None`:
+    /// the request is over.
+    async fn next_engine<D: Downstream, R: Recorder>(
+        &mut self,
+        failed: &FailedAttempt<U::Exchange>,
+        mut lease: Lease,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Option<(Lease, u64)> {
         let rest = self.unfinished.take();
         let planned = rest.as_ref().ok_or(End::Error(None)).and_then(|rest| {
             let rest = self.plan(rest, failed.why_not, &lease, record)?;
@@ -86,13 +107,7 @@ impl<U: Upstream> Attempts<'_, U> {
             Err(ClientGone) => Err(AdmitError::ClientGone),
         };
         match next {
-            Ok(next) => {
-                record.retried(failed.reason, place);
-                record.continued += 1;
-                record.prefilled_again += prefilled;
-                self.count_prompt(&next).await;
-                Some(next)
-            }
+            Ok(next) => Some((next, prefilled)),
             Err(AdmitError::ClientGone) => {
                 record.outcome = Outcome::ClientGone;
                 record.stats = self.unfinished.take().and_then(|rest| rest.meter().map(StreamMeter::stats));
@@ -142,11 +157,9 @@ impl<U: Upstream> Attempts<'_, U> {
         let kept = meter.kept().ok_or(error(NotContinued::Unreadable))?;
         let route = self.incoming.route;
         let identity = Identity::of(kept, route, meter.have_choices_begun()).map_err(error)?;
-        // Anthropic's form has a usage in the last event but one.
-        let wants_usage = self.prepared.include_usage || route == Route::Messages;
-        let usage = || wants_usage.then(|| meter.prompt_tokens().map(|prompt| (prompt, meter.tokens())));
+        let usage = self.usage(|| meter.prompt_tokens().map(|prompt| (prompt, meter.tokens())));
         if meter.have_choices_finished() {
-            return Err(self.complete(false, usage(), &identity));
+            return Err(self.complete(false, usage, &identity));
         }
         if let Some(why) = why_not {
             return Err(error(why));
@@ -164,7 +177,7 @@ impl<U: Upstream> Attempts<'_, U> {
         let need = first.need;
         let body = match continuation::next(route, &first.body.to_bytes(), &answer).map_err(error)? {
             Next::Send(body) => body,
-            Next::AtLimit => return Err(self.complete(true, usage(), &identity)),
+            Next::AtLimit(_) => return Err(self.complete(true, usage, &identity)),
         };
         // The text is a part of the prompt now, and was a part of the expected output before.
         let need = Need {
@@ -215,9 +228,14 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
+    /// The usage, if the client wants it. Anthropic's form has one in the last event but one.
+    pub(super) fn usage<T>(&self, usage: impl FnOnce() -> T) -> Option<T> {
+        (self.prepared.include_usage || self.incoming.route == Route::Messages).then(usage)
+    }
+
     /// The end of an answer of which only the end is missing. `usage`: if the client wants it, and
     /// if it is known.
-    fn complete(&self, at_limit: bool, usage: Option<Option<(u64, u64)>>, identity: &Identity) -> End {
+    pub(super) fn complete(&self, at_limit: bool, usage: Option<Option<(u64, u64)>>, identity: &Identity) -> End {
         match usage {
             Some(None) => End::Error(Some(NotContinued::UsageUnknown)),
             usage => {

@@ -143,24 +143,66 @@ async fn an_engine_that_has_loaded_the_model_from_another_place_does_not_continu
 #[tokio::test(start_paused = true)]
 async fn the_next_engine_counts_the_prompt_whose_usage_the_client_requested() {
     let usage = |options: &str| format!(r#"{{"model":"m","stream":true,"messages":[],{options}}}"#).leak();
-    let counted = r#"{"count":8,"max_model_len":99,"tokens":[1,2,3,4,5,6,7,8],"token_strs":null}"#;
+    let counted = Some(Script::Json(200, r#"{"count":8,"max_model_len":99,"tokens":[1,2],"token_strs":null}"#));
     let wanted = r#""stream_options":{"include_usage":true}"#;
-    for (request, answer, calls, prompt) in [
-        (usage(wanted), Script::Json(200, counted), 3, 8),
-        (usage(wanted), Script::Json(404, r#"{"error":{}}"#), 3, 9),
-        (usage(wanted), Script::NeverAnswers, 3, 9),
-        (usage(&format!(r#"{wanted},"reasoning_effort":"low""#)), completing(2, &[" c", " d"], 11), 2, 9),
-        (usage(r#""user":"u""#), completing(2, &[" c", " d"], 11), 2, 9),
+    for (request, answer, counts, prompt) in [
+        (usage(wanted), counted.clone(), 1, 8),
+        (usage(wanted), None, 1, 9),
+        (usage(wanted), Some(Script::NeverAnswers), 1, 9),
+        (usage(&format!(r#"{wanted},"reasoning_effort":"low""#)), counted.clone(), 0, 9),
+        (usage(r#""user":"u""#), counted, 0, 9),
     ] {
-        let test = TestFlow::new(vec![dying(1, &["a", " b"])], vec![answer, completing(2, &[" c", " d"], 11)]);
+        let test = TestFlow::new(vec![dying(1, &["a", " b"])], vec![completing(2, &[" c", " d"], 11)]);
+        *test.flow.upstream().request_count.lock() = answer;
         let (client, record) = test.request(request).await;
-        assert_eq!(test.asked().len(), calls, "{request}");
-        if calls == 3 {
-            assert_eq!(body(&test, 1), body(&test, 0), "as the client sent it");
-        }
+        let bodies = test.flow.upstream().counts.lock().clone();
+        let as_sent = bodies.iter().filter(|counted| *counted == &test.flow.upstream().calls.lock()[0].2);
+        assert_eq!((as_sent.count(), bodies.len()), (counts, counts + 1), "{request}");
         assert_eq!(record.stats.unwrap().usage.prompt, Some(prompt), "{request}");
         assert_eq!(text(&client).contains(&format!("\"prompt_tokens\":{prompt},")), request.contains("include"));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_engine_counts_a_text_whose_events_had_several_tokens() {
+    const LIMITED: &str = r#"{"model":"m","stream":true,"max_tokens":9,"stream_options":{"include_usage":true},
+        "messages":[{"role":"user","content":"hi"}]}"#;
+    let count = |count: u64| Script::Json(200, Box::leak(format!("{{\"count\":{count}}}").into_boxed_str()));
+    for (counted, left, completion) in [
+        (Some(count(5)), Some(4), 7),
+        // Two tokens of the answer can be one of a prompt, so fewer than the events is no news.
+        (Some(count(1)), Some(7), 4),
+        (Some(Script::NeverAnswers), Some(7), 4),
+        (None, Some(7), 4),
+        (Some(count(9)), None, 9),
+        (Some(count(12)), None, 9),
+    ] {
+        let test = TestFlow::new(vec![dying(1, &["a b", " c d e"])], vec![completing(2, &[" f", " g"], 11)]);
+        *test.flow.upstream().text_count.lock() = counted;
+        *test.flow.upstream().request_count.lock() = Some(count(3));
+        let (client, record) = test.request(LIMITED).await;
+        let asked: Value = serde_json::from_slice(&test.flow.upstream().counts.lock()[1]).unwrap();
+        assert_eq!(asked, json!({"model": "m", "prompt": "a b c d e", "add_special_tokens": false}));
+        assert_eq!((record.outcome, record.not_continued), (Outcome::Completed, None));
+        let usage = json!({"prompt_tokens": 3, "total_tokens": 3 + completion, "completion_tokens": completion});
+        assert!(text(&client).contains(&format!("\"usage\":{}", usage_text(&usage))), "{}", text(&client));
+        let sent = test.asked().len() == 2;
+        assert_eq!(sent.then(|| body(&test, 1)["max_tokens"].as_u64().unwrap()), left);
+        assert_eq!(text(&client).contains("\"finish_reason\":\"length\""), left.is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_text_that_the_engine_counted_is_not_counted_again() {
+    let counting = |text: &str, tokens: u64| {
+        let usage = format!(",\"usage\":{{\"prompt_tokens\":3,\"completion_tokens\":{tokens}}}}}\n\n");
+        &*Box::leak((word(1, text).trim_end().strip_suffix('}').unwrap().to_owned() + &usage).into_boxed_str())
+    };
+    let events = vec![(10, role(1)), (5, counting("a b", 2)), (5, counting(" c d e", 5))];
+    let test = TestFlow::new(vec![Script::Stream(events, false)], vec![completing(2, &[" f"], 11)]);
+    let (_, record) = test.request(STREAM).await;
+    assert_eq!((record.continued, record.stats.unwrap().usage.completion), (1, Some(6)));
+    assert!(test.flow.upstream().counts.lock().is_empty());
 }
 
 fn usage_text(usage: &Value) -> String {

@@ -56,6 +56,11 @@ pub(super) struct Engines {
     pub(super) scripts: Mutex<Vec<(u16, VecDeque<Script>)>>,
     pub(super) calls: Mutex<Vec<(u16, String, Bytes)>>,
     pub(super) open: Arc<Mutex<i32>>,
+    /// Requests to `/tokenize`, which are no calls, and the responses to them: of a request that is
+    /// counted, and of a text. None is 404.
+    pub(super) counts: Mutex<Vec<Bytes>>,
+    pub(super) request_count: Mutex<Option<Script>>,
+    pub(super) text_count: Mutex<Option<Script>>,
 }
 
 pub(super) struct Served {
@@ -80,8 +85,14 @@ impl Upstream for Engines {
         connection: Connection,
     ) -> Result<Served, ExchangeError> {
         let id = call.headers["x-request-id"].to_str().unwrap().to_owned();
-        self.calls.lock().push((to.endpoint.port, id, call.body.to_bytes()));
-        let script = {
+        let body = call.body.to_bytes();
+        let script = if call.path == "/tokenize" {
+            let is_text = String::from_utf8_lossy(&body).contains("add_special_tokens");
+            self.counts.lock().push(body);
+            let count = if is_text { &self.text_count } else { &self.request_count };
+            count.lock().clone().unwrap_or(Script::Json(404, "{}"))
+        } else {
+            self.calls.lock().push((to.endpoint.port, id, body));
             let mut scripts = self.scripts.lock();
             let (_, queue) = scripts.iter_mut().find(|(port, _)| *port == to.endpoint.port).unwrap();
             if queue.len() > 1 { queue.pop_front().unwrap() } else { queue[0].clone() }
