@@ -1,14 +1,19 @@
-"""Streams whose real engine is killed are continued on another real engine.
+"""Streams whose real engine is killed are continued on another real engine: chats, completions and
+messages of Anthropic's form.
 
 Usage: continued.py ROOT [ROUNDS [STREAMS]]      (ROOT from ./setup; `./continued` does both steps)
 
 Two vLLM servers serve one pool. Each prompt is first answered without interruption, at temperature
 0. Then, in each round, all prompts are streamed again, one engine gets SIGKILL at a random moment,
-and starts again: all of its processes in two rounds, then its engine core alone in two. A stream may be cut only if the gateway's access log has the reason. Each other
-answer must be whole: one role, one id, one finish reason, `[DONE]`, and the usage of the whole
-(with `usage = "continuous"`, so that the first engine has said how long the prompt is). The program
-prints how many texts equal the uninterrupted ones; at a seam, the second engine tokenizes
-the text anew and can choose other tokens.
+and starts again: all of its processes in two rounds, then its engine core alone in two. A stream
+may be cut only if the gateway's access log has the reason. Each other answer must be whole: one
+role, one id, one finish reason, the last event, and the usage of the whole (with
+`usage = "continuous"`, so that the first engine counts).
+
+A third of the answers is noise. The program prints how many of these equal the uninterrupted ones:
+at a seam, the second engine tokenizes the text anew and can choose other tokens. All others say a
+given text (`parrot.py`), so that every character is compared: emoji and other letters of several
+tokens each, blanks, a stop string behind the text, and a text that ends at `max_tokens`.
 
 The last line is `N passed, N failed`; the exit status is 1 when a round failed. Logs stay in
 ROOT/continued/.
@@ -28,7 +33,9 @@ from engine import Failed, Vllm, until
 from gateway import Gateway, pool
 from wire import Call
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+# Of parrot.py, which needs vLLM to be imported.
+MARK, SEPARATOR = "Repeat after me: ", " <|> "
 STREAMS = int(sys.argv[3]) if len(sys.argv) > 3 else 16
 TOKENS = 300
 WORDS = "water gate stone river night light field house morning letter wall paper".split()
@@ -36,23 +43,42 @@ WORDS = "water gate stone river night light field house morning letter wall pape
 KILL_AFTER = (0.2, 1.5)
 
 
+LETTERS = ["水", "🙂", "👩‍👩‍👧", "é", "ß", "\n\n", "  ", "Ω", "🏳️‍🌈", "ST", "STO", "STOP.", "end"]
+STOP = "STOPPED"
+
+
+def said(rng):
+    """A text of some 200 tokens for `parrot.py`."""
+    return " ".join(rng.choices([*WORDS, *LETTERS], k=70)) + " end"
+
+
 def request(index):
+    """Path and body of a request, and whether its text is given."""
     rng = random.Random(index)
+    body = {"model": "tiny", "temperature": 0, "max_tokens": TOKENS, "stream": True}
+    usage = {"stream_options": {"include_usage": True}}
     prompt = " ".join(rng.choices(WORDS, k=30))
-    body = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": TOKENS, "stream": True,
-            "stream_options": {"include_usage": True}}
-    if index % 2:
-        return TEXT, {**body, "prompt": prompt}
-    return CHAT, {**body, "messages": [{"role": "user", "content": prompt}]}
+    text = said(rng)
+    talk = lambda content: {"messages": [{"role": "user", "content": content}]}
+    kinds = [
+        (CHAT, {**usage, **talk(prompt), "ignore_eos": True}),
+        (TEXT, {**usage, "prompt": prompt, "ignore_eos": True}),
+        (CHAT, {**usage, **talk(MARK + text)}),
+        (CHAT, {**usage, **talk(f"{MARK}{text} {STOP} and more"), "stop": [STOP]}),
+        (TEXT, {**usage, "prompt": MARK + text + SEPARATOR, "max_tokens": 100}),
+        (MESSAGE, {**talk([{"type": "text", "text": MARK + text}]), "system": "Repeat."}),
+    ]
+    path, more = kinds[index % len(kinds)]
+    return path, {**body, **more}, index % len(kinds) > 1
 
 
 class Answered:
     """One streamed answer, read in a thread."""
 
     def __init__(self, url, index):
-        path, body = request(index)
+        self.path, body, self.is_given = request(index)
         self.index, self.failure = index, None
-        self.call = Call(url, "POST", path, body, {"x-request-id": f"stream-{index}-{time.monotonic_ns()}"}, timeout=180)
+        self.call = Call(url, "POST", self.path, body, {"x-request-id": f"stream-{index}-{time.monotonic_ns()}"}, timeout=180)
         self.begun = threading.Event()
         self.thread = threading.Thread(target=self.read)
         self.thread.start()
@@ -70,15 +96,25 @@ class Answered:
         answer = self.call.finish()
         self.status, self.raw = answer.status, answer.text()
         events = answer.events()
-        self.is_done = bool(events) and events[-1] == "[DONE]"
         self.events = [json.loads(event) for event in events if event != "[DONE]"]
+        self.is_cut = any("error" in event for event in self.events) or self.status != 200
+        if self.path == MESSAGE:
+            of = lambda kind: [event for event in self.events if event["type"] == kind]
+            start, ends = of("message_start"), of("message_delta")
+            self.is_done = bool(self.events) and self.events[-1]["type"] == "message_stop"
+            self.text = "".join(event["delta"].get("text", "") for event in of("content_block_delta"))
+            self.finishes = [event["delta"]["stop_reason"] for event in ends]
+            self.roles, self.ids = len(of("content_block_start")), {event["message"]["id"] for event in start}
+            self.usage = [{"prompt_tokens": event["usage"].get("input_tokens"), "completion_tokens": event["usage"]["output_tokens"]}
+                          for event in ends]
+            return self
+        self.is_done = bool(events) and events[-1] == "[DONE]"
         choices = [choice for event in self.events for choice in event.get("choices", [])]
         self.text = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
         self.finishes = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
         self.roles = sum("role" in choice.get("delta", {}) for choice in choices)
         self.ids = {event.get("id") for event in self.events if "id" in event}
         self.usage = [event["usage"] for event in self.events if event.get("usage")]
-        self.is_cut = any("error" in event for event in self.events) or self.status != 200
         return self
 
     def faults(self, reference):
@@ -86,8 +122,10 @@ class Answered:
         found = []
         if self.failure or not self.is_done:
             found.append(f"no end ({self.failure})")
-        if self.finishes != ["length"] or len(self.ids) != 1 or self.roles != (self.index + 1) % 2:
+        if self.finishes != reference.finishes or len(self.ids) != 1 or self.roles != (self.path != TEXT):
             found.append(f"finish {self.finishes}, ids {self.ids}, {self.roles} roles")
+        if self.is_given and self.text != reference.text:
+            found.append(f"{self.path} says {self.text!r}, without interruption {reference.text!r}")
         if [self.usage[-1]["prompt_tokens"] if self.usage else None] != [wanted["prompt_tokens"]]:
             found.append(f"usage {self.usage}, without interruption {wanted}")
         return found
@@ -125,7 +163,7 @@ def play(gate, engines, references, round_number):
     ids = [answer.call.answer.headers.get("x-request-id", "") for answer in answers]
     until("the access log has the streams", lambda: all(one in continued(log) for one in ids), 30)
     records = continued(log)
-    faults, moved, same, cut, counted = [], 0, 0, {}, 0
+    faults, moved, noise, same, cut, counted = [], 0, 0, 0, {}, 0
     for answer, id in zip(answers, ids):
         record = records[id]
         if answer.is_cut:
@@ -136,13 +174,15 @@ def play(gate, engines, references, round_number):
             continue
         faults += [f"stream {answer.index}: {fault}" for fault in answer.faults(references[answer.index])]
         if record.get("continued"):
+            reference = references[answer.index]
             moved += 1
-            same += answer.text == references[answer.index].text
-            counted += bool(answer.usage) and answer.usage[-1]["completion_tokens"] == TOKENS
+            noise += not answer.is_given
+            same += not answer.is_given and answer.text == reference.text
+            counted += bool(answer.usage) and answer.usage[-1]["completion_tokens"] == reference.usage[-1]["completion_tokens"]
         elif answer.text != references[answer.index].text:
             faults.append(f"stream {answer.index} was not interrupted and differs")
-    print(f"  round {round_number}: {moved} of {STREAMS} continued, {same} as without interruption, {counted} with {TOKENS} "
-          f"tokens; cut: {cut or 'none'}", flush=True)
+    print(f"  round {round_number}: {moved} of {STREAMS} continued: {noise} of noise, {same} as without interruption, "
+          f"and {moved - noise} given texts; {counted} with as many tokens; cut: {cut or 'none'}", flush=True)
     for fault in faults:
         print(f"  {fault}", flush=True)
     return moved, not faults
@@ -153,7 +193,9 @@ def main():
     folder = root / "continued"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    engines = [Vllm(f"b{number}", root, folder, 4096) for number in range(2)]
+    start = lambda number, port=None: Vllm(f"b{number}", root, folder, 4096, "--logits-processors", "parrot:Parrot", port=port,
+                                           env={"PYTHONPATH": str(pathlib.Path(__file__).parent)})
+    engines = [start(number) for number in range(2)]
     passed = failed = moved = 0
     gate = None
     try:
@@ -164,11 +206,14 @@ def main():
         gate = Gateway(folder, "gate", [pool("p", backends, models='["tiny"]', slots=64, policy='"round_robin"', usage='"continuous"')], ['[[model]]\nname = "tiny"'], extra)
         gate.folder = folder
         references = [Answered(gate.url, index).end() for index in range(STREAMS)]
+        for answer in references:
+            if not answer.text or answer.is_cut or not answer.usage:
+                raise Failed(f"reference {answer.index}: {answer.raw[-500:]}")
         for number in range(rounds):
             count, is_good = play(gate, engines, references, number)
             moved, passed, failed = moved + count, passed + is_good, failed + (not is_good)
             dead = number % 2
-            engines[dead] = Vllm(f"b{dead}", root, folder, 4096, port=engines[dead].port).healthy()
+            engines[dead] = start(dead, engines[dead].port).healthy()
             # An engine on probation gets few requests, until one succeeds.
             until("both engines serve", lambda: Answered(gate.url, 0).end() and gate.metric("sluice_backend_state", state="ready") == 2, 60)
         if moved == 0:

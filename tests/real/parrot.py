@@ -3,7 +3,10 @@
 An agent needs a model that calls tools and ends its turn; noise does neither. Of the last message
 that is not the system's:
 
-- It says `Repeat after me: TEXT`: the model says TEXT and ends its turn.
+- It says `Repeat after me: TEXT`: the model says TEXT and ends its turn. If the model continues a
+  message, it says the rest of TEXT.
+- It is the prompt `Repeat after me: TEXT <|> BEGINNING` of a completion: the model says the rest of
+  TEXT behind BEGINNING.
 - Only an earlier one does, as before a tool's result: the model says `Done.` and ends its turn.
 - No message says so: the model is left alone.
 
@@ -19,6 +22,8 @@ from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_update
 # The ends of messages and the system's role, as the chat template of `model.py` writes them.
 END, SYSTEM = "<|end|>", "<|system|>"
 MARK, DONE = "Repeat after me: ", "Done."
+# Ends the text in the prompt of a completion.
+SEPARATOR = " <|> "
 
 
 class Parrot(LogitsProcessor):
@@ -37,9 +42,14 @@ class Parrot(LogitsProcessor):
         text = self.tokenizer.decode(prompt or [], skip_special_tokens=False)
         if MARK not in text:
             return None
-        # The answer begins after the last end of a message.
-        messages = [m for m in text.split(END)[:-1] if SYSTEM not in m]
-        say = messages[-1].partition(MARK)[2].strip() if messages else ""
+        if END in text:
+            # The answer begins after the last end of a message.
+            *messages, answer = text.split(END)
+            messages = [m for m in messages if SYSTEM not in m]
+            say, begun = (messages[-1].partition(MARK)[2].strip() if messages else ""), answer.partition("|>")[2]
+        else:
+            say, _, begun = text.partition(MARK)[2].partition(SEPARATOR)
+        say = say.removeprefix(begun)
         return [*self.tokenizer.encode(say or DONE, add_special_tokens=False).ids, self.end], said
 
     def update_state(self, batch_update):

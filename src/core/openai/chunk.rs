@@ -22,15 +22,14 @@ use super::patch::MemberSpan;
 use super::response::{self, Answer, FinishReason, FlatError, UpstreamError};
 use super::scan::{JsonKind, ScanError, Scanner, Span};
 use super::sse::Fields;
+use output::{Output, PINGS, output, place};
 use typed::Typed;
 
+mod output;
 mod typed;
 
 /// The last event of the choices dialect.
 const DONE: &[u8] = b"[DONE]";
-
-/// Names of events that only keep the connection alive.
-const PINGS: [&str; 5] = ["ping", "keepalive", "keep-alive", "keep_alive", "heartbeat"];
 
 /// Reads one event, given as lines (see [`RawEvent::bytes`](super::sse::RawEvent)).
 pub fn read(dialect: Dialect, event: &[u8]) -> StreamEvent {
@@ -210,7 +209,7 @@ impl ChoicesReader {
                         event.finish |= choice.finish;
                         event.aborted |= choice.aborted;
                         event.answer.update(choice.answer);
-                        output.add(&choice);
+                        output.add(choice.index, choice.output);
                         if choice.index < MAX_CHOICES && choices.len() < MAX_CHOICES as usize {
                             choices.push(choice);
                         }
@@ -249,36 +248,6 @@ impl ChoicesReader {
             () => EventKind::Other,
         };
         event
-    }
-}
-
-/// The output of an event, as far as another engine can continue it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Output {
-    /// The text, as in a JSON string: its place in the part.
-    text: Span,
-    /// Why the output is more than this text.
-    why_not: Option<NotContinued>,
-}
-
-impl Output {
-    fn known(self) -> Result<Span, NotContinued> {
-        self.why_not.map_or(Ok(self.text), Err)
-    }
-
-    fn set_text(&mut self, text: Span) {
-        if !self.text.is_empty() {
-            self.why_not.get_or_insert(NotContinued::Unreadable);
-        }
-        self.text = text;
-    }
-
-    fn add(&mut self, choice: &Choice) {
-        let why_not = if choice.index == 0 { choice.output.why_not } else { Some(NotContinued::Choices) };
-        self.why_not = self.why_not.or(why_not);
-        if !choice.output.text.is_empty() {
-            self.set_text(choice.output.text);
-        }
     }
 }
 
@@ -354,26 +323,6 @@ impl Choice {
         }
         Ok(())
     }
-}
-
-/// The place of the text in the string that the scanner has just taken.
-fn place(scanner: &Scanner<'_>, bytes: usize) -> Span {
-    let end = scanner.position() - 1;
-    Span { start: end - bytes, end }
-}
-
-/// Takes a value. Returns the length as written if it is a string, list or object that is not
-/// empty, otherwise 0.
-fn output(scanner: &mut Scanner<'_>) -> Result<u64, ScanError> {
-    Ok(match scanner.kind()? {
-        JsonKind::String => scanner.text()?.raw.len() as u64,
-        JsonKind::Array | JsonKind::Object => {
-            let raw = scanner.skip_raw()?;
-            let is_filled = raw[1..raw.len() - 1].iter().any(|byte| !byte.is_ascii_whitespace());
-            if is_filled { raw.len() as u64 } else { 0 }
-        }
-        _ => scanner.skip().map(|_| 0)?,
-    })
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@
 //! metric. The client then gets the error event that ends a broken stream.
 //!
 //! Eligible is the rest: one streamed answer in plain text to a chat, to a message of Anthropic's
-//! form that has only texts, or to a completion of one text prompt; also with tools of which none is called yet. Stop strings are exact as well, because an
-//! engine holds back the characters in which one may begin; only a text that ends like the
-//! beginning of a stop string is refused.
+//! form that has only texts, or to a completion of one text prompt; also with tools of which none
+//! is called yet. Stop strings are exact as well, because an engine holds back the characters in
+//! which one may begin; only a text that ends like the beginning of a stop string is refused.
 //!
 //! | known from | rows |
 //! |---|---|
@@ -28,7 +28,8 @@ labels! {
         Off = "off",
         /// The client sent `x-sluice-no-continue`.
         Header = "header",
-        /// The route is neither chats, completions nor Messages, or the request is a copy for a shadow arm.
+        /// The route is not chats, completions or Messages, or the request is a copy for a shadow
+        /// arm.
         Route = "route",
         /// The response is not streamed.
         NotStreamed = "not_streamed",

@@ -14,8 +14,8 @@ pub const CHARS_PER_TOKEN: usize = 4;
 /// Ids are below this, like Llama 3's ordinary tokens.
 pub const VOCABULARY: u64 = 128_000;
 
-/// With its blank, each word is one token by the counting rule, so that a text counts as many tokens
-/// in a prompt as it had as an answer.
+/// With its blank, each word is one token by the counting rule, so that a text counts as many
+/// tokens in a prompt as it had as an answer.
 pub(super) const WORDS: [&str; 64] = [
     " the", " and", " was", " for", " but", " not", " all", " any", " how", " now", " old", " new", " two", " way",
     " day", " sun", " sky", " sea", " air", " ice", " mud", " bay", " dam", " ebb", " oar", " net", " row", " tow",

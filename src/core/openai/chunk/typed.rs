@@ -7,7 +7,7 @@ use super::super::event::{EventKind, StreamEvent};
 use super::super::not_continued::NotContinued;
 use super::super::response::{self, Answer, FinishReason, FlatError, TokenUsage, UpstreamError};
 use super::super::scan::{JsonKind, ScanError, Scanner};
-use super::{Output, PINGS, output, place};
+use super::output::{Output, PINGS, output, place};
 
 /// The members of an event with a type (Responses, Messages, Cohere).
 #[derive(Clone, Debug, Default)]

@@ -2,9 +2,9 @@
 //! and itself serves a message as a chat.
 //!
 //! [`as_chat`] makes the chat that vLLM would make of the request. It refuses all but texts: how
-//! tools, images and thinking become a chat differs between versions and templates. [`Events`] makes
-//! the events of a message from the events of the chat. Both run only after an engine has failed or
-//! while it leaves, so they parse whole documents.
+//! tools, images and thinking become a chat differs between versions and templates. [`Events`]
+//! makes the events of a message from the events of the chat. Both run only after an engine has
+//! failed or while it leaves, so they parse whole documents.
 
 use bytes::Bytes;
 use serde::Deserialize;
