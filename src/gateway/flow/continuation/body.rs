@@ -62,9 +62,13 @@ pub(in crate::flow) fn next(route: Route, body: &Bytes, answer: &Answer) -> Resu
         true => limit(Limit::CompletionTokens).or(limit(Limit::Tokens)),
         false => limit(Limit::Tokens).or(Some(COMPLETIONS_DEFAULT_OUTPUT)),
     };
-    if let Some(most) = most.filter(|most| *most <= answer.tokens) {
-        return Ok(Next::AtLimit(most));
-    }
+    // With stop strings, the engine holds text back. The tokens of this text are counted, but the
+    // client does not have it, so the answer is not at the limit yet.
+    let spent = match most {
+        Some(most) if members.stops.is_empty() && most <= answer.tokens => return Ok(Next::AtLimit(most)),
+        Some(most) => answer.tokens.min(most.saturating_sub(1)),
+        None => answer.tokens,
+    };
     let mut patches = Patches::new();
     let at = |at: usize| Span { start: at, end: at };
     let mut front = String::new();
@@ -83,15 +87,23 @@ pub(in crate::flow) fn next(route: Route, body: &Bytes, answer: &Answer) -> Resu
         _ => return Err(NotContinued::Unreadable),
     }
     for (_, span, value) in &members.limits {
-        patches.push((*span, value.saturating_sub(answer.tokens).to_string()));
+        patches.push((*span, value.saturating_sub(spent).to_string()));
     }
     if !is_chat && limit(Limit::Tokens).is_none() {
-        front.push_str(&format!("\"max_tokens\":{},", COMPLETIONS_DEFAULT_OUTPUT - answer.tokens));
+        front.push_str(&format!("\"max_tokens\":{},", COMPLETIONS_DEFAULT_OUTPUT - spent));
     }
     patches.push((at(members.open), front));
     let body = Bytes::from(patch::applied(body, patches));
     let view = request::read(route, &body).map_err(|_| NotContinued::Unreadable)?;
     Ok(Next::Send(EditedBody::new(&body, &view.edits, Edits::default())))
+}
+
+/// Whether the request has stop strings.
+pub(in crate::flow) fn has_stop(route: Route, body: &Bytes) -> bool {
+    match route {
+        Route::Messages => messages::as_chat(body).is_ok_and(|chat| has_stop(Route::ChatCompletions, &chat)),
+        _ => members(body).is_ok_and(|members| !members.stops.is_empty()),
+    }
 }
 
 fn members(body: &[u8]) -> Result<Members, ScanError> {
@@ -258,6 +270,17 @@ mod tests {
                 "{body}"
             );
         }
+    }
+
+    #[test]
+    fn a_text_at_the_limit_goes_on_if_a_stop_string_held_text_back() {
+        let body = json!({"messages": [], "max_tokens": 5, "stop": "END"});
+        assert_eq!(sent(Route::ChatCompletions, body.clone(), &answer("x", 5))["max_tokens"], 1);
+        assert_eq!(sent(Route::ChatCompletions, body.clone(), &answer("x", 3))["max_tokens"], 2);
+        let of = |route, body: Value| has_stop(route, &Bytes::from(body.to_string()));
+        assert!(of(Route::ChatCompletions, body) && !of(Route::Completions, json!({"prompt": "p", "stop": []})));
+        assert!(of(Route::Messages, json!({"messages": [], "stop_sequences": ["END"]})));
+        assert!(!of(Route::Messages, json!({"messages": []})));
     }
 
     #[test]

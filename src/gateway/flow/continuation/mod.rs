@@ -28,7 +28,7 @@ mod messages;
 mod seam;
 
 pub(super) use answer::{Answer, Identity};
-pub(super) use body::{Ended, Next, next};
+pub(super) use body::{Ended, Next, has_stop, next};
 pub(super) use eligible::check;
 pub(super) use limits::{ContinuationLimits, KeptMemory, TEXT_MAX};
 pub(super) use seam::Seam;

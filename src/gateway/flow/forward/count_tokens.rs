@@ -7,6 +7,8 @@
 //!   tokens as a part of a prompt than it was as an answer.
 //! - The text so far, if the engine did not count it: a busy engine puts several tokens into an
 //!   event. The count is used if it is larger than the number of events.
+//! - The text so far, if there are stop strings: the engine counted also the tokens of the text
+//!   that it held back, and the next engine generates these tokens again.
 //!
 //! Without an answer the numbers are estimates: the second prompt less the tokens so far, and one
 //! token for each event. Bounds: [`TIMEOUT`] of additional pause, [`ANSWER_MAX`] bytes of an
@@ -26,6 +28,7 @@ use crate::flow::continuation::{self, Answer, Identity, Next};
 use crate::flow::exchange::{Connection, Exchange, Upstream, UpstreamRequest};
 use crate::pool::Lease;
 use sluice_config::Address;
+use sluice_core::meter::StreamMeter;
 use sluice_core::openai::scan::{ScanError, Scanner};
 
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -39,7 +42,13 @@ struct Tokenized {
     count: u64,
 }
 
-/// A text whose tokens are to be counted.
+/// An answer whose tokens are to be counted.
+struct Text {
+    answer: Answer,
+    identity: Identity,
+    has_stop: bool,
+}
+
 #[derive(serde::Serialize)]
 struct ToTokenize<'a> {
     model: &'a RawValue,
@@ -65,15 +74,15 @@ impl<U: Upstream> Attempts<'_, U> {
             };
             timeout(TIMEOUT, count(upstream, on.address(), &request)).await.ok()?
         };
-        let body = text.as_ref().and_then(|(answer, identity)| to_tokenize(answer, identity));
+        let body = text.as_ref().and_then(|Text { answer, identity, .. }| to_tokenize(answer, identity));
         let (prompt, tokens) = tokio::join!(count(prompt), count(body));
         let (seam, first) = (self.seam.as_mut()?, self.first.as_mut()?);
         if let Some(prompt) = prompt {
             first.prompt = Some(prompt);
             seam.set_prompt(prompt);
         }
-        let (mut answer, identity) = text?;
-        answer.tokens = tokens.filter(|tokens| *tokens > answer.tokens)?;
+        let Text { mut answer, identity, has_stop } = text?;
+        answer.tokens = tokens.filter(|tokens| has_stop || *tokens > answer.tokens)?;
         match continuation::next(self.incoming.route, &first.body.to_bytes(), &answer).ok()? {
             Next::Send(body) => {
                 seam.set_spent(&answer);
@@ -95,12 +104,14 @@ impl<U: Upstream> Attempts<'_, U> {
     }
 
     /// The answer whose tokens are to be counted.
-    fn uncounted_text(&self) -> Option<(Answer, Identity)> {
+    fn uncounted_text(&self) -> Option<Text> {
         let route = self.incoming.route;
-        let meter = self.unfinished.as_ref()?.meter().filter(|meter| !meter.has_counted_text())?;
+        let has_stop = continuation::has_stop(route, &self.first.as_ref()?.body.to_bytes());
+        let is_known = |meter: &&StreamMeter| meter.has_counted_text() && !has_stop;
+        let meter = self.unfinished.as_ref()?.meter().filter(|meter| !is_known(meter))?;
         let answer = Answer::of(meter.kept()?, meter.text_tokens(), route).ok()?;
         let identity = Identity::of(meter.kept()?, route, meter.have_choices_begun()).ok()?;
-        (!answer.text.is_empty()).then_some((answer, identity))
+        (!answer.text.is_empty()).then_some(Text { answer, identity, has_stop })
     }
 }
 

@@ -198,11 +198,18 @@ async fn a_text_that_the_engine_counted_is_not_counted_again() {
         let usage = format!(",\"usage\":{{\"prompt_tokens\":3,\"completion_tokens\":{tokens}}}}}\n\n");
         &*Box::leak((word(1, text).trim_end().strip_suffix('}').unwrap().to_owned() + &usage).into_boxed_str())
     };
-    let events = vec![(10, role(1)), (5, counting("a b", 2)), (5, counting(" c d e", 5))];
-    let test = TestFlow::new(vec![Script::Stream(events, false)], vec![completing(2, &[" f"], 11)]);
-    let (_, record) = test.request(STREAM).await;
-    assert_eq!((record.continued, record.stats.unwrap().usage.completion), (1, Some(6)));
-    assert!(test.flow.upstream().counts.lock().is_empty());
+    // A stop string holds text back, so the text has fewer tokens than the engine has counted.
+    const STOPS: &str =
+        r#"{"model":"m","stream":true,"stop":"END","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}"#;
+    for (request, counts, completion) in [(STREAM, 0, 6), (STOPS, 1, 5)] {
+        let events = vec![(10, role(1)), (5, counting("a b", 2)), (5, counting(" c d e", 5))];
+        let test = TestFlow::new(vec![Script::Stream(events, false)], vec![completing(2, &[" f"], 11)]);
+        *test.flow.upstream().text_count.lock() = Some(Script::Json(200, r#"{"count":4}"#));
+        let (_, record) = test.request(request).await;
+        assert_eq!((record.continued, record.stats.unwrap().usage.completion), (1, Some(completion)));
+        assert_eq!(test.flow.upstream().counts.lock().len(), counts);
+        assert_eq!(body(&test, 1)["max_tokens"].as_u64(), (counts > 0).then_some(5));
+    }
 }
 
 fn usage_text(usage: &Value) -> String {
