@@ -89,7 +89,7 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     fn notes(&self) -> Vec<String>;
 }
 
-/// The search goal of traffic, with enough requests for the rarest group.
+/// The search goal for this traffic. A rare class or adapter raises the number of requests.
 pub(crate) fn search_goal(
     traffic: &[RunPlan],
     attainment: f64,

@@ -1,5 +1,5 @@
-//! Draws the view with ratatui: findings, pools, classes, backends, a reason, a histogram or the
-//! slowest requests, the keys.
+//! Draws the view with ratatui: findings, pools, classes, backends, the reason for the selected
+//! backend's state, a histogram or the slowest requests, the keys.
 //!
 //! Made for 80 columns and 24 rows. On smaller screens the histogram goes first, then rows of
 //! pools; backends scroll. A state is a word and, unless `NO_COLOR` is set, a colour.

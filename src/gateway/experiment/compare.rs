@@ -124,11 +124,11 @@ impl Pair<'_> {
         let expected = arm_all / (all + arm_all);
         let effect = if self.clustered { together([control, arm]) } else { 1.0 };
         let (hits, count) = (arm_events / effect, (events + arm_events) / effect);
-        // Whether events of a unit come together is known only from units that have some.
+        // Only units with events show whether events come in clusters.
         let is_early = self.clustered && control.0.groups_with(arm.0) < GROUPS_MIN;
         let share = always_valid::share(hits, count, self.confidence);
-        // If the arm has the share s of the events, they are s / (1 - s) times as many, for as many
-        // requests in both arms.
+        // If both arms had the same number of requests, an arm with the share s of all events would
+        // have s / (1 - s) times the events of the control.
         let times = |share: f64| share / (1.0 - share) * (1.0 - expected) / expected;
         let rate = |events: f64, all: f64| if all > 0.0 { events / all } else { 0.0 };
         Rates {

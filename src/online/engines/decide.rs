@@ -366,7 +366,8 @@ fn still_applies(question: &EngineQuestion, need: &Need) -> bool {
     need.since.is_some() && question.limits.iter().all(is_in_force)
 }
 
-/// Limits that alone gain at least as much as the best change is certain to gain, and why.
+/// The best limits without a change of flags, and the reason, if their gain reaches `certain`: the
+/// least gain of the best change.
 fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> Option<(PoolLimits, String)> {
     let now = answer.now?;
     let each = question.candidates.iter().zip(&answer.candidates);

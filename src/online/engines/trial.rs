@@ -34,7 +34,8 @@ pub(super) const RECOVERY: Duration = Duration::from_secs(300);
 const COMPARISON_SETTLE: Duration = Duration::from_secs(60);
 /// A comparison ends after requests have waited this long for room on the canary.
 const HELD_UP: Duration = Duration::from_secs(30);
-/// Requests that wait this long raise the bounds of changed engines in recovery and promotion.
+/// In recovery and promotion, changed engines get higher bounds each time that requests have waited
+/// this long.
 const RAMP: Duration = Duration::from_secs(5);
 /// How long an engine may be out of rotation.
 pub(super) const ABSENT: Duration = Duration::from_secs(10);

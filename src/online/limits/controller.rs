@@ -23,7 +23,7 @@ use crate::observe::window::{PoolWindow, Score, Window};
 
 /// Requests that a verdict needs.
 pub(crate) const REQUESTS: f64 = 200.0;
-/// Below this loss, misses are rare and come together, so a verdict waits for [`MEASURED_MAX`].
+/// Below this loss, misses are rare and come in clusters, so a verdict waits for [`MEASURED_MAX`].
 const SMALL_LOSS: f64 = 0.2;
 /// Requests for a first look, which only ends a clearly harmful trial, or finds that nearly all
 /// requests miss.

@@ -130,8 +130,8 @@ mod tests {
     use super::*;
     use sluice_core::base::Rng;
 
-    /// Differences, one a minute, of arms with these probabilities of a miss, in waves that hit
-    /// both.
+    /// One difference per minute between arms that miss objectives with these probabilities. Waves
+    /// of load change both arms.
     fn looks(seed: u64, misses: [f64; 2], minutes: u64) -> Vec<ArmDifference> {
         let (mut arms, mut rng) = (Arms::new(Duration::ZERO), Rng::new(seed));
         let (mut wave, mut found) = (1.0, Vec::new());

@@ -37,7 +37,7 @@ use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
 use sluice_gateway::pool::{PoolView, WaitingRequest};
 
-/// Growth of the shortest seen TPOT with each request, so that an old minimum is forgotten.
+/// Factor by which each request raises the shortest seen TPOT, so that an old minimum is forgotten.
 const FORGET: f64 = 1.0005;
 /// Prompt tokens per second until backends have shown theirs.
 const PREFILL_RATE: f64 = 10_000.0;

@@ -166,7 +166,7 @@ pub struct Score {
     pub attainment_error: f64,
     /// Arrivals per second.
     pub rate: f64,
-    /// The largest mean loss of two adjacent batches: misses come together.
+    /// The largest mean loss of two adjacent batches: misses come in clusters.
     pub peak: f64,
 }
 

@@ -193,8 +193,8 @@ impl Tuner {
         self.after_engines(engines, orders, observer, now)
     }
 
-    /// Undoes a trial of limits where engines begin to change, which was simulated without it.
-    /// Returns whether other limits must be put in force.
+    /// Undoes a trial of limits in a pool whose engines begin to change, because the change was
+    /// simulated without the trial. Returns whether other limits must be put in force.
     fn end_trial(&mut self, observer: &Observer, now: Duration) -> bool {
         let Some(pool) = self.engines.change().map(|change| &change.pool) else { return false };
         let tries = |group: &&mut Group| group.controller.names().contains(pool) && group.controller.is_trying();
