@@ -1,6 +1,7 @@
-//! TLS for https addresses: the accepted certificates, and the handshake. ¶ Accepted CAs are the
-//! machine's, or the ones in `SSL_CERT_FILE` and `SSL_CERT_DIR`. Reading them takes milliseconds,
-//! so it happens at the first https address.
+//! TLS for https addresses: the accepted certificates, and the handshake.
+//!
+//! Accepted CAs are the machine's, or the ones in `SSL_CERT_FILE` and `SSL_CERT_DIR`. Reading them
+//! takes milliseconds, so it happens at the first https address.
 //!
 //! [`Trust::Anyone`] accepts every certificate, like `--insecure` of `vllm bench serve`.
 

@@ -175,7 +175,7 @@ impl Arrival {
     /// The due times, ascending; empty for a closed loop.
     ///
     /// # Errors
-    /// As [`Arrival::check`]; or a bound of this file is exceeded.
+    /// As [`Arrival::check`]; or the schedule exceeds a bound of this file.
     pub fn schedule(&self, extent: Extent, seed: u64) -> Result<Vec<Duration>, BenchError> {
         self.check()?;
         let expected = match (self, extent) {

@@ -1,6 +1,7 @@
-//! One conversation: each turn is a request that contains the whole conversation so far. ¶ A turn
-//! includes the server's earlier responses, so the prefix cache is used as by real users. All turns
-//! have the same class and adapter.
+//! One conversation: each turn is a request that contains the whole conversation so far.
+//!
+//! A turn includes the server's earlier responses, so the prefix cache is used as by real users.
+//! All turns have the same class and adapter.
 //!
 //! Prompts are text, because responses carry no token ids. Conversations begin with a class's
 //! prefix of fixed length as a system prompt. Bounds: [`MAX_TURNS`].

@@ -2,8 +2,9 @@
 //!
 //! A line that is not a record is an error, because a report on half of a day would mislead. The
 //! exception is a last line without a line feed: it is being written, or a crash cut it off. Copies
-//! for shadow arms and requests that generate no text are left out and counted. ¶ Bounds:
-//! [`LINE_MAX`], [`ENTRIES_MAX`], [`NAMES_MAX`].
+//! for shadow arms and requests that generate no text are left out and counted.
+//!
+//! Bounds: [`LINE_MAX`], [`ENTRIES_MAX`], [`NAMES_MAX`].
 
 use std::borrow::Cow;
 use std::collections::HashSet;

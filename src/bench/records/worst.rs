@@ -1,7 +1,8 @@
-//! The worst period of some records, on which to try other settings. ¶ It has the most requests
-//! that failed or missed an objective; without any, the longest P99 of TTFT (E2EL if not streamed).
-//! Periods of [`PERIOD`] begin half a period apart; those with fewer than [`REQUESTS_MIN`] requests
-//! count only if all are that small.
+//! The worst period of some records, on which to try other settings.
+//!
+//! It has the most requests that failed or missed an objective; without any, the longest P99 of
+//! TTFT (E2EL if not streamed). Periods of [`PERIOD`] begin half a period apart; those with fewer
+//! than [`REQUESTS_MIN`] requests count only if all are that small.
 
 use super::Entry;
 use super::table::{count, quantile};

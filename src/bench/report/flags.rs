@@ -2,9 +2,10 @@
 //!
 //! A flag is covered if a field of the result states the value, or if the flag only chooses the
 //! output. Some other flags are known to leave the requests and their arrivals unchanged. Every
-//! remaining flag is part of the load, even if it is unknown here. ¶ Flags are compared by meaning:
-//! an alias counts as the flag, a missing flag as the default, `1.0` as `1`. A test of the command
-//! line checks [`ALIASES`] and [`defaults`].
+//! remaining flag is part of the load, even if it is unknown here.
+//!
+//! Flags are compared by meaning: an alias counts as the flag, a missing flag as the default, `1.0`
+//! as `1`. A test of the command line checks [`ALIASES`] and [`defaults`].
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,8 +2,9 @@
 //!
 //! A page of one run has numbers, distributions and plots over time. A page of several runs has
 //! common plots, a table, and a folded section for each run. Runs that differ in concurrency or
-//! rate are a sweep, whose plots of throughput and latency mark the knee. ¶ Every plot is drawn for
-//! wide screens and for phones; the page shows the one that fits.
+//! rate are a sweep, whose plots of throughput and latency mark the knee.
+//!
+//! Every plot is drawn for wide screens and for phones; the page shows the one that fits.
 
 use std::fmt::Write as _;
 

@@ -6,8 +6,9 @@
 //!
 //! Times are seconds as `f64`; points in time count from the start of the run. The clock of a
 //! request starts when it is sent, after any wait for `--max-concurrency`, as in `vllm bench
-//! serve`. Earlier times are separate fields (`due`, `queued`). ¶ Bounds: about 300 bytes a
-//! request, 8 for each gap between tokens, and the texts, if kept.
+//! serve`. Earlier times are separate fields (`due`, `queued`).
+//!
+//! Bounds: about 300 bytes a request, 8 for each gap between tokens, and the texts, if kept.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -2,7 +2,8 @@
 //!
 //! A task sleeps for [`PERIOD`] again and again and records how late it wakes up. Above 1 ms, the
 //! resolution of tokio's timers, the machine was busy, and every measured time may be too long by
-//! that amount. CPU time is of the whole process; in the demo it includes engines and gateway. ¶
+//! that amount. CPU time is of the whole process; in the demo it includes engines and gateway.
+//!
 //! Bounds: 8 bytes a tick, [`MAX_TICKS`] ticks; later ones count for the maximum only.
 
 use std::time::Duration;

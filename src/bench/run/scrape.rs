@@ -2,7 +2,8 @@
 //!
 //! Differences of counters over the run give the hit rate of the prefix cache and the preemptions.
 //! Samples give the usage of the KV cache and the running and waiting requests; their peaks are
-//! lower bounds. A server whose first page cannot be read, or is not vLLM's, is not sampled. ¶
+//! lower bounds. A server whose first page cannot be read, or is not vLLM's, is not sampled.
+//!
 //! Bounds: [`MAX_SAMPLES`]; later samples count for the peaks only.
 
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! The coarse phase: from a given rate it goes up or down until one rate holds and a higher one
-//! fails, then tries the geometric middle. ¶ Short trials may be wrong by a few percent near the
-//! boundary, so the bracket is not narrowed below [`COARSE`]. Bounds: the search gives up at
-//! [`GIVE_UP`] of the rate of single requests.
+//! fails, then tries the geometric middle.
+//!
+//! Short trials may be wrong by a few percent near the boundary, so the bracket is not narrowed
+//! below [`COARSE`]. Bounds: the search gives up at [`GIVE_UP`] of the rate of single requests.
 
 use super::trial::TrialVerdict;
 

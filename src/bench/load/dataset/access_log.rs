@@ -4,7 +4,9 @@
 //! are the engine's count, otherwise the gateway's estimate. Failed requests are replayed, too,
 //! with the median of the known output lengths. Requests that generate no text are left out, and
 //! copies for shadow arms, because a replay makes new copies. Models other than the run's become
-//! adapters. ¶ The log holds no prompts, so prompts of the recorded lengths are generated.
+//! adapters.
+//!
+//! The log holds no prompts, so prompts of the recorded lengths are generated.
 //!
 //! The gateway's records ([records]) add hashes of the beginnings of prompts, so that requests
 //! share prefixes as they did. A beginning ends every [`STEP`] bytes (less often in long prompts),

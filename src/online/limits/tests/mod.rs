@@ -1,5 +1,4 @@
-//! The controller against a model of a load: which changes it keeps or undoes, and that it comes to
-//! rest.
+//! The controller against a model of a load: kept and undone changes, and that it comes to rest.
 
 mod steps;
 
@@ -43,7 +42,6 @@ impl<'a> Plant<'a> {
         Self { controller, window, now: Duration::ZERO, rng: Rng::new(seed), load, usage, changes: Vec::new() }
     }
 
-    /// Ten requests a second.
     fn run(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now += SECOND;
@@ -122,7 +120,7 @@ fn what_does_harm_is_undone_within_seconds() {
     let worse =
         |now: &Limits, _: Duration, draw| (missing(if *now == limits() { 0.05 } else { 0.9 }, draw), Cause::Queue);
     let mut plant = Plant::new(&worse, Acting::Acts, 3);
-    // Requests may take long and still count, but the ended requests leave no doubt.
+    // The ended requests leave no doubt.
     let names = vec!["all".to_owned()];
     plant.controller = Controller::new(names, limits(), 0.99, Duration::from_secs(20), Acting::Acts);
     plant.run(1_200);
