@@ -1,9 +1,8 @@
 //! Reads a request body, within bounds on size and time, and on the memory of all bodies together.
 //!
 //! A body whose declared size is over the limit, or over the memory that is free now, is refused
-//! before a byte is read. A body without a declared size is refused when it exceeds either. Memory
-//! is allocated as bytes arrive, not for the declared size. A body must arrive at a minimum rate,
-//! which is checked in each period ([`MinRate`]).
+//! before a byte is read; one without a declared size, when it exceeds either. Memory is allocated
+//! as bytes arrive. A body must arrive at a minimum rate, checked in each period ([`MinRate`]).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -17,27 +16,25 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::clients::CountedBytes;
 
 /// The most bytes that are allocated for a declared size before they arrive. Above that, a buffer
-/// is at most twice as large as the bytes received. Allocators hand out memory that was used
-/// before, so the part of a declared size that is never sent would be resident without being
-/// counted.
+/// is at most twice as large as the bytes received: memory that was used before would be resident
+/// without being counted.
 const INITIAL_CAPACITY: usize = 128 << 10;
 
-/// Average size, in bytes, from which pieces are kept as they are: the overhead of their
-/// allocations is not counted.
+/// Average size, in bytes, from which pieces are kept: the overhead of their allocations is not
+/// counted.
 const PIECE_MIN: usize = 4 << 10;
-/// Number of pieces that may be smaller. The first one is, because it was read together with the
-/// head.
+/// Number of pieces that may be smaller. The first one is: it came with the head.
 const SMALL_PIECES: usize = 8;
 
-/// Bytes of a body after which the task yields, if the client sends faster than the body is read.
+/// Bytes after which the task yields, if the client sends faster than the body is read.
 const YIELD_AFTER: usize = 512 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyError {
     TooLarge,
     TooSlow,
-    /// The bodies of all requests together would exceed `max_body_memory`, or this body gave way to
-    /// the body of another client.
+    /// All bodies together would exceed `max_body_memory`, or this body gave way to another
+    /// client's.
     NoMemory,
     Malformed,
     Stopping,
@@ -69,15 +66,13 @@ struct Reading<'a> {
     min_rate: MinRate,
     counted: CountedBytes,
     received: usize,
-    /// End of the current period, until which `wanted` bytes in all must have arrived.
+    /// Until then, `wanted` bytes in all must have arrived.
     deadline: Instant,
     wanted: usize,
-    /// Number of received bytes at which the task yields.
     yield_at: usize,
 }
 
 impl Reading<'_> {
-    /// The next piece; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
         // Polled only when there is nothing to read, so that a piece that has arrived costs
         // nothing.
@@ -103,8 +98,8 @@ impl Reading<'_> {
         if !counted {
             return Err(BodyError::NoMemory);
         }
-        // Bytes that arrive early do not extend the time. Otherwise a client could send most of a
-        // body fast and then pause.
+        // Bytes that arrive early do not extend the time: a client could send most of a body fast
+        // and then pause.
         if self.received >= self.wanted {
             self.deadline = Instant::now() + self.min_rate.period;
             self.wanted = self.received + self.min_rate.bytes;
@@ -163,8 +158,8 @@ pub(super) async fn read(
     Ok(reading.counted.keep_buffer(body.buffer))
 }
 
-/// Reads and drops the rest of a body, at most `most` bytes. Returns early if the client ends or
-/// resets the body, or sends nothing for `pause`.
+/// Reads and drops the rest of a body, at most `most` bytes, until the client ends or resets it or
+/// sends nothing for `pause`.
 pub(super) async fn discard(session: &mut ServerSession, most: usize, pause: Duration) {
     let (mut received, mut yield_at) = (0, YIELD_AFTER);
     while received < most
@@ -182,10 +177,9 @@ pub(super) async fn discard(session: &mut ServerSession, most: usize, pause: Dur
 /// The received part of a body.
 ///
 /// The first half of a long body is kept in pieces, and then moves into a buffer of the declared
-/// size. So each byte is copied once.
+/// size: each byte is copied once.
 #[derive(Default)]
 struct BodyBuffer {
-    /// Expected number of bytes in all.
     expected: usize,
     /// The pieces so far; empty once there is a buffer.
     pieces: Vec<Bytes>,
@@ -194,7 +188,7 @@ struct BodyBuffer {
 }
 
 impl BodyBuffer {
-    /// `spare`: returns a left-over buffer for a body of the given size.
+    /// `spare` returns a left-over buffer for a body of the given size.
     fn append(&mut self, piece: Bytes, spare: impl FnOnce(usize) -> Option<BytesMut>) {
         let received = self.held + self.buffer.len() + piece.len();
         let pieces_max = SMALL_PIECES + received / PIECE_MIN;
@@ -225,7 +219,7 @@ fn cause(error: &pingora::Error) -> BodyError {
     use pingora::ErrorType::{ConnectionClosed, ReadError};
     match error.etype() {
         ConnectionClosed | ReadError => BodyError::ClientGone,
-        // The body ended before the declared length; pingora does not export this constant.
+        // pingora does not export this constant.
         other if other.as_str() == "PrematureBodyEnd" => BodyError::ClientGone,
         _ => BodyError::Malformed,
     }
@@ -274,7 +268,7 @@ mod tests {
             });
         }
         assert_eq!((asked, body.buffer.capacity()), (vec![400_000], 450_000));
-        // A body that grows beyond the expected size moves to a larger buffer, which is new.
+        // A larger buffer is new.
         body.append(Bytes::from(vec![1; 66_667]), |_| panic!("bytes are there already"));
         assert_eq!(body.buffer.len(), 7 * 66_667);
     }

@@ -1,8 +1,5 @@
-//! Requests over sockets on several loopback addresses, which a resolver of the test returns for
-//! one name.
-//!
-//! The tests move the name from one address to another and check where the next requests go, with
-//! and without idle connections.
+//! Requests over sockets on several loopback addresses, between which a resolver of the test moves
+//! one name, with and without idle connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -73,7 +70,6 @@ impl Rig {
         SocketAddr::new(ip.parse().unwrap(), self.port)
     }
 
-    /// The address that served a request, and whether the connection was reused.
     async fn ask(&self) -> Result<(String, bool), ExchangeError> {
         let request = UpstreamRequest { method: Method::GET, path: "/".to_owned(), ..UpstreamRequest::default() };
         let mut connection = Connection::Any;
@@ -118,7 +114,7 @@ async fn an_idle_connection_does_not_pin_an_address_that_the_name_has_no_more() 
     let _other = serve(TcpListener::bind(rig.at("127.0.0.3")).await.unwrap());
     assert_eq!(rig.ask().await.unwrap(), ("127.0.0.2".to_owned(), false));
     rig.resolves_to(&["127.0.0.3"]);
-    // The old engine still runs and the connection is open; the name is due for resolution.
+    // The name is due for resolution.
     rig.engines.connector.distrust(&rig.to);
     let deadline = Instant::now() + Duration::from_secs(10);
     while rig.ask().await.unwrap().0 != "127.0.0.3" {
