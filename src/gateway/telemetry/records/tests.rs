@@ -1,7 +1,6 @@
 //! The content of records, and rotation, which must lose and tear no line.
 //!
-//! The files hold at most 1,000 bytes, so that a few lines fill them. Every read checks that each
-//! file is within that bound and ends with a whole line.
+//! Files are so small that a few lines fill them.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
@@ -69,8 +68,7 @@ fn rotation_loses_and_tears_no_line_and_keeps_to_its_bounds() {
     all.sort();
     assert_eq!(all, (0..80).map(line).collect::<Vec<_>>());
     assert!(names.len() > 4, "{names:?}");
-    // Another start continues the file, and keeps fewer files: the others go with the next
-    // rotation.
+    // The others go with the next rotation.
     let before = fs::metadata(&path).unwrap().len();
     let mut files = RotatedFile::open(&config(&path, 1)).unwrap();
     files.write(b"more\n", false).unwrap();
