@@ -1,10 +1,9 @@
 //! Follows the pods of pools with a `kubernetes` table: warms up new pods, sets their readiness
 //! gate, and puts them in force.
 //!
-//! One task serves all pools; [`Members`] decides about each pod. The pods of a pool stay in force
-//! while the API server is unreachable, and after a change of the selector until its pods were
-//! listed. Bounds: [`AT_ONCE`] pods are prepared at once. Failed preparations are repeated every
-//! [`RETRY`].
+//! [`Members`] decides about each pod. The pods of a pool stay in force while the API server is
+//! unreachable, and after a change of the selector until its pods were listed. Bounds: [`AT_ONCE`]
+//! pods are prepared at once. Failed preparations are repeated every [`RETRY`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use sluice_config::{Address, Config, FoundPod};
 use sluice_fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
 use sluice_fleet::warm_up_external;
 
-/// Longest pause between looks: engines and configurations change without a notification.
+/// Engines and configurations change without a notification.
 const LOOK: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 8;
@@ -43,7 +42,7 @@ impl Drop for Follower {
     }
 }
 
-/// A prepared pod: the pool, the job, and the outcomes of the warm-up and of the readiness gate.
+/// The pool, the job, and the outcomes of the warm-up and of the readiness gate.
 type Prepared = (String, Job, Result<(), String>, Result<(), String>);
 
 #[derive(Debug)]
