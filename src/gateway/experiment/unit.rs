@@ -7,11 +7,6 @@
 //! - The *place* in the layer, in `[0, 1)`: the experiment owns a part of the layer, and units
 //!   below the current share of the ramp in that part take part. A ramp only raises the share, so
 //!   units only join.
-//! - The *draw*, salted, in `[0, 1)`: each arm owns a fixed range as wide as the arm's weight. The
-//!   ramp does not move the ranges, so a unit keeps the arm in which it joined.
-//!
-//! Both are XXH3 with different seeds, stable across versions and machines. It is not
-//! cryptographic: a client that chooses a user name can choose an arm.
 
 use twox_hash::XxHash3_64;
 
@@ -58,8 +53,7 @@ impl UnitHash {
         share_of(XxHash3_64::oneshot_with_seed(self.salt, &unit.0.to_le_bytes()))
     }
 
-    /// The cell of a unit: one of [`CELLS`], independent of the arm. Among few units, hardly any
-    /// share a cell.
+    /// One of [`CELLS`], independent of the arm. Among few units, hardly any share a cell.
     pub fn cell(&self, unit: Unit) -> u16 {
         XxHash3_64::oneshot_with_seed(!self.salt, &unit.0.to_le_bytes()) as u16
     }

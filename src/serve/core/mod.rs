@@ -72,6 +72,7 @@ pub struct Core {
     pub(crate) loaded: Mutex<Loaded>,
     /// Held from reading the file until the configuration is in force.
     pub(crate) replacing: Mutex<()>,
+    /// Adapters that are being loaded for experiments.
     pub(crate) loading: Mutex<Vec<(BackendId, Arc<str>)>>,
     /// Starts a round of probes at once: requests may wait for backends that a reload added.
     pub(crate) probe_now: Notify,

@@ -15,7 +15,7 @@ const MOST: u32 = 98;
 const LEAST: u32 = 90;
 
 pub(super) struct Script {
-    /// Settings of the grid, the next one last.
+    /// The next one is last.
     left: Vec<Setting>,
     last: Setting,
     memory: Memory,
