@@ -1,9 +1,8 @@
 //! `POST /admin/backends/{pool}/{backend}/restart`: the options of a restart.
 //!
-//! Subcommands write and the port reads a JSON object with `set` (flags and values), `reset`,
-//! `hold` and `cut`; no body restarts with the present settings. A text is read as in `--set
-//! FLAG=VALUE`, other values as they are. An unknown key is an error, because a misspelt `hold`
-//! must not be ignored.
+//! The body is a JSON object with `set` (flags and values), `reset`, `hold` and `cut`; no body
+//! restarts with the present settings. A text is read as in `--set FLAG=VALUE`, other values as
+//! they are. An unknown key is an error, because a misspelt `hold` must not be ignored.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +74,7 @@ pub fn flag(text: &str) -> Result<(String, ArgValue), RestartOptionsError> {
     Ok((name, value))
 }
 
-/// The name of a flag with dashes in place of underscores; `None`: no name.
+/// With dashes in place of underscores; `None`: no name.
 fn flag_name(text: &str) -> Option<String> {
     let name = dashed(text.trim().trim_start_matches("--"));
     let is_name = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);

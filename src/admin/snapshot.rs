@@ -11,9 +11,8 @@
 //! Each event is a JSON object that replaces the previous one of its kind, made once for all
 //! listeners.
 //!
-//! Bounds: the backends, pools, models and experiments of the configuration; other parts are
-//! bounded separately. With 200 backends in ten pools, a `status` has about 100 KiB
-//! (`event_tests.rs`).
+//! Bounds: the backends, pools, models and experiments of the configuration. With 200 backends in
+//! ten pools, a `status` has about 100 KiB (`event_tests.rs`).
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -75,14 +74,14 @@ impl RequestLists {
 
 pub(super) const KINDS: usize = 4;
 
-/// The latest event of each kind as shared bytes, with the turn in which it was made.
+/// As shared bytes, with the turn in which each was made.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Frames {
     pub(super) events: [(u64, Bytes); KINDS],
 }
 
 impl Frames {
-    /// The events after `turn`, which counts from 1. Events that are not due stay.
+    /// The events after `turn`, which counts from 1; events that are not due stay.
     pub(super) fn next(mut self, control: &dyn Control, turn: u64) -> Self {
         let [status, report, minute, hour] = &mut self.events;
         let due = |every: u64| (turn - 1).is_multiple_of(every);

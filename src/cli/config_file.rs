@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The file that is read if none is named and it exists.
+/// The file if none is named and it exists.
 const DEFAULT_FILE: &str = "sluice.toml";
 
 /// The flags that name the configuration file.
@@ -20,7 +20,6 @@ pub(super) struct ConfigFile {
     config: Option<PathBuf>,
 }
 
-/// No file is named, and there is no default file.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no ./{DEFAULT_FILE}; name a configuration file{instead} (--help says more)")]
 pub(super) struct NoFile {

@@ -1,8 +1,8 @@
 //! The progress of a load generator on the terminal; nothing if stderr is not a terminal.
 //!
 //! Shows a bar; counts of sent, open and failed requests; and from the last ten seconds the
-//! completed requests per second and a histogram of TTFT. The lines are redrawn in place every
-//! [`REFRESH`] and cleared at the end. A screen of few rows has no histogram.
+//! completed requests per second and a histogram of TTFT, if there is room. The lines are redrawn
+//! in place every [`REFRESH`].
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Stderr};
@@ -20,21 +20,18 @@ use sluice_bench::{Distribution, Extent, Progress};
 const REFRESH: Duration = Duration::from_millis(200);
 const BAR: usize = 20;
 const BINS: usize = 8;
-/// Least rows of a screen with a histogram.
 const ROWS_MIN: usize = 16;
-/// Columns of the histogram besides the bars: bounds and counts.
+/// Bounds and counts.
 const BESIDE_BARS: usize = 28;
 
 type Live = Arc<Mutex<Option<LiveLines<Stderr>>>>;
 
-/// The lines; cleared when ended or dropped.
 pub(super) struct Line {
     live: Live,
     task: Option<JoinHandle<()>>,
 }
 
 impl Line {
-    /// Starts to show `progress` under `title`.
     pub(super) fn start(title: &str, extent: Extent, progress: Arc<Progress>) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self { live: Live::default(), task: None };
@@ -133,7 +130,7 @@ fn histogram(times: Vec<f64>, width: usize) -> Vec<String> {
     if times.count() == 0 || width == 0 {
         return Vec::new();
     }
-    // Times of 0 are possible where the clock is coarse.
+    // Where the clock is coarse.
     let (low, high) = (times.percentile(0.0).max(1e-6), times.max().max(1e-6));
     let ratio = (high / low).powf(1.0 / BINS as f64).max(1.0 + 1e-9);
     let mut counts = [0usize; BINS];
@@ -146,7 +143,7 @@ fn histogram(times: Vec<f64>, width: usize) -> Vec<String> {
     let mut lines = vec![format!("  TTFT of the last 10 s: P50 {}, {} requests", ms(median), times.count())];
     for (bin, count) in counts.into_iter().enumerate() {
         let bound = low * ratio.powi(i32::try_from(bin + 1).unwrap_or(i32::MAX));
-        // Rounded up, so that a bin with any value has a bar.
+        // A bin with any value has a bar.
         let bar = "■".repeat((count * width).div_ceil(most));
         lines.push(format!("  {:>10} |{bar} {count}", format!("{:.1} ms", bound * 1e3)));
     }

@@ -86,13 +86,12 @@ enum Command {
     Man(generate::ManArgs),
 }
 
-/// The version, with the commit if the build names one in the variable `SLUICE_COMMIT`.
+/// With the commit if the build names one in the variable `SLUICE_COMMIT`.
 static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("SLUICE_COMMIT") {
     Some(commit) if !commit.is_empty() => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
     _ => env!("CARGO_PKG_VERSION").to_owned(),
 });
 
-/// The command line with the examples of each subcommand.
 fn command() -> clap::Command {
     examples::add(Cli::command().version(VERSION.as_str()))
 }

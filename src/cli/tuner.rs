@@ -80,7 +80,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     };
     let report: TunerReport = client.post(&path).await?;
     let Command::Approve { id } = command else { return print(&text(&report, events)) };
-    // The report is from before the change, which the tuner makes within seconds.
+    // From before the change, which the tuner makes within seconds.
     let proposal = asked.proposals().find(|proposal| proposal.id == *id);
     let what = proposal.map_or_else(String::new, |one| format!(": {} = {} (is {})", one.key, one.to, one.from));
     print(&format!("proposal {id} is approved{what}; the change is made within seconds, sluice tuner show says when"))
@@ -149,7 +149,6 @@ fn of_proposal(proposal: &ProposalReport) -> String {
     format!("  proposal {id}{state}: {key} = {to} (is {from}): {why}\n")
 }
 
-/// A measured change of engines, and the forecast.
 fn of_change(change: &Realised) -> String {
     let (from, to) = (change.flag.show(change.values.0), change.flag.show(change.values.1));
     let forecast = change.forecast.map_or_else(|| "none".to_owned(), |gain| format!("{gain:.3}"));

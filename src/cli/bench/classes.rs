@@ -4,7 +4,7 @@
 //! They come from the first of these sources: `--by-class`; `/admin/status` of a gateway at
 //! `--metrics-url`, with the token in `SLUICE_ADMIN_TOKEN`; the classes of the load (`--class`, or
 //! the classes in records of a gateway); the classes of a gateway that treats all lengths alike.
-//! Bound: [`STATUS_TIMEOUT`] for each gateway that is asked.
+//! Bound: [`STATUS_TIMEOUT`] for each gateway.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use sluice_bench::RunResult;
 use sluice_config::{Class, Config};
 use sluice_lab::classes;
 
-/// Timeout of a question to a gateway; a result can do without the answer.
+/// A result can do without the answer.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The classes of the gateway; none if the classes of the load are shown.

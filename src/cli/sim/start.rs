@@ -26,10 +26,10 @@ use sluice_sim::observe::log::{Level, Log, LogSource};
 use sluice_sim::process::startup::{Event, Surroundings, length, plan, refused};
 use sluice_sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
 
-/// Interval at which vLLM's watchdog checks the engine; it ends the server when the engine is dead.
+/// vLLM's watchdog ends the server when the engine is dead.
 const WATCHDOG: Duration = Duration::from_secs(5);
 const STATS_EVERY: Duration = Duration::from_secs(10);
-/// Clients that may wait to be accepted, as in uvicorn.
+/// As in uvicorn.
 const BACKLOG: u32 = 2048;
 
 /// Starts, serves and shuts down. With `refusal` the start fails with that error.
@@ -46,7 +46,7 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
         }
     };
     runtime.block_on(async {
-        // Registered before anything else: a signal during the registration is lost.
+        // A signal during the registration is lost.
         let mut signals = match Signals::new() {
             Ok(signals) => signals,
             Err(error) => {
@@ -107,7 +107,6 @@ struct SimProcess {
 }
 
 impl SimProcess {
-    /// Carries out the events of a start.
     async fn start(&mut self, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> Result<Handle, String> {
         let folder = cache::folder(&self.config);
         let host = args.text("host").unwrap_or("0.0.0.0").to_owned();
@@ -209,7 +208,7 @@ impl SimProcess {
         Ok(())
     }
 
-    /// Shuts down after a stop signal: at once, or after the requests in flight have ended.
+    /// At once, or after the requests in flight have ended.
     async fn shut_down(&mut self, handle: Handle) {
         let (log, timeout) = (self.config.log, self.config.shutdown_timeout);
         let mode = if timeout.is_zero() { "abort" } else { "drain" };
@@ -245,7 +244,7 @@ impl SimProcess {
         log.uvicorn("Application shutdown complete.");
     }
 
-    /// Ends the server after the engine's death: requests fail until the watchdog acts.
+    /// Requests fail until the watchdog acts.
     async fn end_after_engine_death(&mut self, handle: Handle) {
         let log = self.config.log;
         let error = |source, text: &str| log.line(LogSource::ApiServer, Level::Error, source, text);

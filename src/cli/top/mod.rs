@@ -1,9 +1,8 @@
 //! `sluice top`: a live view of a running gateway in the terminal.
 //!
-//! Reads `/admin/status`, `/metrics`, `/admin/history` and `/admin/requests` of the admin port once
-//! a second. While the gateway does not respond, the view says so and retries. `--once` prints one
-//! frame to stdout, for scripts. The terminal is restored at the end, after Ctrl-C or a signal, and
-//! if the program panics.
+//! Reads the admin port once a second. While the gateway does not respond, the view says so and
+//! retries. `--once` prints one frame to stdout, for scripts. The terminal is restored at the end,
+//! after Ctrl-C or a signal, and if the program panics.
 //!
 //! Exit codes: 0 ended by the operator, or the frame is printed; 1 no valid response with `--once`,
 //! or the terminal failed; 2 wrong usage. Bounds: one request at a time, [`KEYS_MAX`] waiting keys.
@@ -43,7 +42,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which the thread that reads keys checks whether the view has ended.
 const KEY_INTERVAL: Duration = Duration::from_millis(100);
 const KEYS_MAX: usize = 32;
-/// Columns of a frame that is printed without a terminal.
+/// Of a frame that is printed without a terminal.
 const COLUMNS: usize = 80;
 /// Rows of a printed frame without backends, findings and classes; most rows with them.
 const FRAME_ROWS: usize = 20;
@@ -91,7 +90,6 @@ fn frame(sample: Sample, columns: usize) -> String {
     let rows = FRAME_ROWS + state.backends().count() + view::FINDING_ROWS_MAX + view::class_rows(&state);
     let rows = rows.min(FRAME_ROWS_MAX);
     let size = [columns, rows].map(|size| u16::try_from(size).unwrap_or(u16::MAX));
-    // Drawing into memory cannot fail.
     let mut terminal = match Terminal::new(TestBackend::new(size[0], size[1])) {
         Ok(terminal) => terminal,
         Err(never) => match never {},
@@ -104,7 +102,6 @@ fn frame(sample: Sample, columns: usize) -> String {
     }
 }
 
-/// The characters of a buffer, without blanks at the ends of lines.
 fn text(buffer: &Buffer) -> String {
     let mut text = String::new();
     for row in 0..buffer.area.height {
@@ -116,8 +113,7 @@ fn text(buffer: &Buffer) -> String {
     text
 }
 
-/// The terminal in raw mode on its second screen; restored when dropped. ratatui's panic hook
-/// restores it, too.
+/// In raw mode on its second screen; restored when dropped, and by ratatui's panic hook.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -145,7 +141,6 @@ async fn live(client: &AdminClient) -> ExitCode {
     exit_code(shown.map_err(|error| format!("the terminal failed: {error}; try sluice top --once")))
 }
 
-/// The meaning of a key for the view; `None` for other keys.
 fn order(key: KeyEvent) -> Option<Wanted> {
     if key.kind == KeyEventKind::Release {
         return None;
@@ -175,7 +170,7 @@ enum Wanted {
     Redraw,
 }
 
-/// Reads keys on a separate thread, because reading blocks. The thread ends after the view.
+/// Reading blocks, so it has a separate thread, which ends after the view.
 fn keys() -> mpsc::Receiver<Wanted> {
     let (sender, receiver) = mpsc::channel(KEYS_MAX);
     std::thread::spawn(move || {
@@ -198,7 +193,7 @@ fn keys() -> mpsc::Receiver<Wanted> {
     receiver
 }
 
-/// Shows the gateway until the operator quits, a signal arrives, or the terminal ends.
+/// Until the operator quits, a signal arrives, or the terminal ends.
 async fn show(client: &AdminClient, mut screen: Screen) -> std::io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

@@ -1,9 +1,9 @@
 //! The progress of a tuning on stderr: a line for each ended trial, with the best so far and the
 //! time left.
 //!
-//! The reason of an engine that does not start is shortened to [`REASON`] characters; the report
-//! has all of it. The time left is the mean time of the trials so far times the number of trials
-//! that the budget or a grid leaves. A search that ends earlier or leaves settings out needs less.
+//! The report has the whole reason of an engine that does not start. The time left is the mean time
+//! of the trials so far times the number of trials that the budget or a grid leaves. A search that
+//! ends earlier or leaves settings out needs less.
 
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,10 @@ use sluice_tune::{Budget, Effort, Method, Outcome, Plan, Progress, Trial};
 /// Longest reason in a line, characters.
 const REASON: usize = 100;
 
-/// The state of the progress lines.
 #[derive(Debug)]
 pub(super) struct Shown {
     budget: Budget,
-    /// Whether engines are real, so that trials take long enough to show their steps.
+    /// Real trials take long enough to show their steps.
     real: bool,
     /// Most trials of the search.
     most: Option<usize>,
@@ -32,7 +31,7 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Progress of a tuning of `settings` settings. `replayed`: trials that are in the journal.
+    /// `replayed`: trials that are in the journal.
     pub(super) fn new(plan: &Plan, settings: usize, replayed: usize, real: bool) -> Self {
         let grid = matches!(plan.method, Method::Race | Method::Random | Method::AutoTune).then_some(settings);
         let most = plan.budget.trials.into_iter().chain(grid).min();
@@ -73,7 +72,7 @@ impl Shown {
         line
     }
 
-    /// The longest time that the search may still take, without the confirmations.
+    /// Without the confirmations.
     fn left(&self, elapsed: Duration) -> Option<Duration> {
         let fresh = self.count.checked_sub(self.replayed).filter(|fresh| *fresh > 0)?;
         let by_trials = self.most.map(|most| elapsed.mul_f64(most.saturating_sub(self.count) as f64 / fresh as f64));
@@ -87,7 +86,6 @@ impl Shown {
     }
 }
 
-/// The outcome of a trial in a few words.
 fn what(trial: &Trial) -> String {
     match &trial.outcome {
         Outcome::Measured { value, .. } => number(value.value),
@@ -105,7 +103,7 @@ fn what(trial: &Trial) -> String {
     }
 }
 
-/// The first line of a reason, cut at a word.
+/// Cut at a word.
 fn shortened(reason: &str) -> String {
     let line = reason.lines().next().unwrap_or_default();
     if line.chars().count() <= REASON {
