@@ -31,7 +31,6 @@ use crate::ports::free_port;
 
 const LEDGER: &str = "sluice-ledger";
 
-/// How the store in this process treats a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Mood {
     #[default]
@@ -61,7 +60,6 @@ impl State {
     }
 }
 
-/// The store in this process.
 #[derive(Debug)]
 pub(crate) struct Fake {
     pub(crate) url: String,
@@ -92,23 +90,21 @@ impl Fake {
         self.state.lock().mood = mood;
     }
 
-    /// The value of the ledger.
     pub(crate) fn value(&self) -> Option<Value> {
         self.value_of(LEDGER)
     }
 
-    /// The value of a key.
     pub(crate) fn value_of(&self, key: &str) -> Option<Value> {
         let state = self.state.lock();
         serde_json::from_slice(&state.values.get(&STANDARD.encode(key))?.0).ok()
     }
 
-    /// Writes the ledger, as another program would.
+    /// As another program would.
     pub(crate) fn put(&self, value: &[u8]) {
         self.put_at(LEDGER, value);
     }
 
-    /// Writes the value of a key, as another program would.
+    /// As another program would.
     pub(crate) fn put_at(&self, key: &str, value: &[u8]) {
         let mut state = self.state.lock();
         state.put(STANDARD.encode(key), value.to_owned());
@@ -158,7 +154,6 @@ fn txn(state: &mut State, body: &Value) -> Value {
     answer
 }
 
-/// A real etcd, as a process.
 pub(crate) struct Real {
     pub(crate) url: String,
     peer: String,
@@ -174,7 +169,7 @@ impl Real {
         etcd
     }
 
-    /// Starts etcd, also a second time with its data on disk, and waits until it answers.
+    /// A second time with its data on disk; waits until it answers.
     pub(crate) async fn run(&mut self) {
         let program = std::env::var_os("SLUICE_ETCD").map_or_else(|| PathBuf::from("etcd"), PathBuf::from);
         let mut command = Command::new(program);
@@ -197,7 +192,6 @@ impl Real {
         }
     }
 
-    /// The value of a key.
     pub(crate) async fn value_of(&self, key: &str) -> Option<Value> {
         let body = json!({ "key": STANDARD.encode(key) }).to_string();
         let request = format!(

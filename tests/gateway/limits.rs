@@ -18,17 +18,15 @@ async fn plain(sets: &[&str]) -> (Engine, TestGateway) {
     (engine, gateway)
 }
 
-/// Bytes of bodies that the gateway counts.
 async fn counted(gateway: &TestGateway) -> f64 {
     gateway.metric("sluice_body_bytes", &[]).await
 }
 
-/// A valid body of about this many bytes.
 fn long(bytes: usize) -> String {
     CHAT.replace("hi", &"long ".repeat(bytes / 5))
 }
 
-/// Begins a request with a body of `announced` bytes and sends `sent` bytes of it.
+/// Sends `sent` bytes of the body.
 async fn begin(gateway: &TestGateway, announced: usize, sent: usize) -> TestClient {
     let mut client = gateway.client().await;
     let head =

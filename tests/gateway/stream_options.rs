@@ -76,7 +76,6 @@ async fn ask(client: &mut TestClient, path: &str, body: &str) -> (u16, String) {
     (response.status(), without_identity(&response.text()))
 }
 
-/// The text with every id and time replaced.
 fn without_identity(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -89,7 +88,6 @@ fn without_identity(text: &str) -> String {
     }
 }
 
-/// The responses of the engine itself to each body.
 async fn directly(engine: SocketAddr, bodies: &[(&'static str, String)]) -> Vec<(u16, String)> {
     let mut client = TestClient::to(engine).await;
     let mut responses = Vec::new();
@@ -135,7 +133,7 @@ fn reported(body: &Value) -> Option<(bool, bool)> {
     Some((at_end, truth(&options["continuous_usage_stats"])? && at_end))
 }
 
-/// Responds as vLLM 0.32 did when the fixtures were captured.
+/// As vLLM 0.32 did when the fixtures were captured.
 fn captured(seen: &ReceivedRequest) -> Vec<Step> {
     let body: Value = serde_json::from_slice(&seen.body).unwrap();
     let Some((at_end, continuous)) = reported(&body) else {

@@ -38,7 +38,6 @@ impl Home {
         self.folder.path().join(".sluice/upgrade.sock")
     }
 
-    /// Starts a gateway, and waits until its backend is ready.
     pub(crate) async fn start(&self) -> Program {
         let program = Program::start(&self.config()).await;
         ready(&program).await;
@@ -52,7 +51,7 @@ async fn ready(program: &Program) {
     eventually("its backend was probed", ready).await;
 }
 
-/// Starts a gateway that takes over from `old`; both must have the same addresses.
+/// Both must have the same addresses.
 pub(crate) async fn upgrade(home: &Home, old: &mut Program) -> Program {
     let new = Program::upgrade(&home.config()).serving().await;
     old.line("handed over").await;
@@ -60,7 +59,6 @@ pub(crate) async fn upgrade(home: &Home, old: &mut Program) -> Program {
     new
 }
 
-/// Checks that an upgrade succeeds and that `old` ends.
 async fn is_replaced(home: &Home, mut old: Program) {
     let mut new = upgrade(home, &mut old).await;
     assert_eq!(old.code().await, Some(0), "{}", old.log);
@@ -187,7 +185,6 @@ async fn upgrades_may_follow_one_another_while_requests_run() {
     }
 }
 
-/// Sends a message of a newer gateway.
 pub(crate) async fn say(stream: &mut UnixStream, json: &str) {
     let length = u32::try_from(json.len()).unwrap().to_le_bytes();
     stream.write_all(&[&length[..], json.as_bytes()].concat()).await.unwrap();

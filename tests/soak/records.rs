@@ -13,16 +13,13 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use twox_hash::XxHash3_64;
 
-/// Sums over the lines of one model.
 #[derive(Default, Debug)]
 pub(crate) struct Records {
     /// Lines by outcome; shed ones also by reason.
     pub(crate) outcomes: BTreeMap<String, u64>,
-    /// Clients that left while they queued.
     pub(crate) gone_queued: u64,
     /// Clients that left after a backend was chosen and before the response began.
     pub(crate) gone_waiting: u64,
-    /// Clients that left during the response.
     pub(crate) gone_answered: u64,
     /// Requests that were queued for longer than a millisecond.
     pub(crate) queued: u64,
@@ -51,7 +48,6 @@ impl Records {
         self.outcomes.values().sum()
     }
 
-    /// Lines of an outcome, for any reason.
     pub(crate) fn outcome(&self, outcome: &str) -> u64 {
         self.outcomes.iter().filter(|(key, _)| key.split(' ').next() == Some(outcome)).map(|(_, n)| n).sum()
     }
