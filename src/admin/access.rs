@@ -161,7 +161,7 @@ fn digest(token: &[u8]) -> [u8; 32] {
     Sha256::digest(token).into()
 }
 
-/// As browsers do.
+/// Whether no header marks the request as cross-origin, as browsers do.
 fn same_origin(headers: &HeaderMap) -> bool {
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("null"));
     let site = text(HeaderName::from_static("sec-fetch-site")).unwrap_or("none");

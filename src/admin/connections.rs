@@ -21,9 +21,9 @@ use tokio::time::Instant;
 
 /// Enough for a few scrapers, and a few browsers with six connections each.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// Above common scrape intervals (15 to 60 s).
+/// Longer than common scrape intervals (15 to 60 s), so that scrapers keep their connections.
 const IDLE_MAX: Duration = Duration::from_secs(75);
-/// From the first byte.
+/// Time limit of a request head, from the first byte.
 const HEADER_MAX: Duration = Duration::from_secs(10);
 /// Prometheus' default scrape timeout.
 const WRITE_MAX: Duration = Duration::from_secs(10);

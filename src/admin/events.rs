@@ -64,7 +64,7 @@ impl Events {
         for turn in 1.. {
             clock.tick().await;
             {
-                // No listener joins a task that is ending.
+                // The lock keeps a listener from joining a task that is ending.
                 let mut current = self.current.lock();
                 if sender.receiver_count() == 0 || self.control.access().token != token {
                     *current = None;

@@ -241,7 +241,7 @@ async fn begin(
     Ok((running, door))
 }
 
-/// At SIGUSR2.
+/// Whether the running gateway started this process, at SIGUSR2.
 fn was_started_by(pid: u32) -> bool {
     std::env::var(STARTED_BY).is_ok_and(|by| by == pid.to_string())
 }

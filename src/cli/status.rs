@@ -188,7 +188,7 @@ fn leader_line(cluster: &ClusterStatus) -> String {
     format!("leader: {who}, for {:.0} s{why}\n", leader.seconds)
 }
 
-/// If they are less than the limits.
+/// This gateway's parts of a backend's limits, if they are less than the limits.
 fn share(backend: &BackendStatus) -> Option<String> {
     let limits = [
         ("slots", "slots", backend.slots),

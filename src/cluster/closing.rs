@@ -21,7 +21,7 @@ pub(crate) struct Closing {
     backends: BTreeMap<String, Option<Others>>,
 }
 
-/// In view of one closed backend.
+/// The other gateways, in view of one closed backend.
 #[derive(Clone, Debug)]
 struct Others {
     /// Gateways that may not know of the closing, with their beats then.

@@ -99,12 +99,12 @@ impl Fake {
         serde_json::from_slice(&state.values.get(&STANDARD.encode(key))?.0).ok()
     }
 
-    /// As another program would.
+    /// Writes the ledger, as another program would.
     pub(crate) fn put(&self, value: &[u8]) {
         self.put_at(LEDGER, value);
     }
 
-    /// As another program would.
+    /// Writes the value of a key, as another program would.
     pub(crate) fn put_at(&self, key: &str, value: &[u8]) {
         let mut state = self.state.lock();
         state.put(STANDARD.encode(key), value.to_owned());

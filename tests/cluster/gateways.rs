@@ -172,7 +172,8 @@ pub(crate) async fn exchange(port: u16, request: &str) -> Option<String> {
     timeout(TIMEOUT, talk).await.ok()?
 }
 
-/// Whether the whole answer to a streamed request with `n` sequences of `tokens` tokens came.
+/// Whether the whole answer to one streamed request with `sequences` sequences of `tokens` tokens
+/// came.
 pub(crate) async fn complete(port: u16, sequences: u32, tokens: u64) -> bool {
     let body = format!(r#"{{"model":"m","prompt":"a","stream":true,"max_tokens":{tokens},"n":{sequences}}}"#);
     let length = body.len();

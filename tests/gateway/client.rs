@@ -179,7 +179,7 @@ impl TestClient {
         }
     }
 
-    /// As soon as it has arrived.
+    /// The head of the next response, as soon as it has arrived.
     pub(crate) async fn head(&mut self) -> Head {
         loop {
             if let Some((head, length)) = parse_head(&self.unread) {

@@ -114,7 +114,7 @@ impl Engine {
         *self.inside.list.lock() = Some((status, body.to_owned()));
     }
 
-    /// For `path`, query included.
+    /// Sets the response to GET requests for `path`, query included.
     pub(crate) fn set_page(&self, path: &str, status: u16, body: &str) {
         self.inside.pages.lock().insert(path.to_owned(), (status, body.to_owned()));
     }
@@ -168,7 +168,7 @@ impl Engine {
         format!("http://{}", self.address)
     }
 
-    /// Without the gateway's own.
+    /// Recorded requests, without the gateway's own.
     pub(crate) fn seen(&self) -> Vec<ReceivedRequest> {
         self.inside.seen.lock().clone()
     }

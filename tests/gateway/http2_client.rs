@@ -105,7 +105,7 @@ pub(crate) async fn until(body: &mut RecvStream, text: &str) -> String {
     read
 }
 
-/// With the reason if the stream was reset.
+/// The rest of a body, with the reason if the stream was reset.
 pub(crate) async fn rest(mut body: RecvStream) -> (String, Option<Reason>) {
     let mut read = String::new();
     while let Some(bytes) = next(&mut body).await {

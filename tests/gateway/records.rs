@@ -30,7 +30,7 @@ fn stream(begin: &str, end: &str) -> Vec<u8> {
     post("/v1/chat/completions", HEADERS, body.as_bytes())
 }
 
-/// In the order in which the requests arrived.
+/// The records of a text in the order in which the requests arrived.
 fn records(text: &str) -> Vec<Value> {
     let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let arrived = |line: &Value| {

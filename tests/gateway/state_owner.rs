@@ -66,7 +66,7 @@ impl Foreign {
         Self(Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// In clock ticks since boot.
+    /// Start of the process, in clock ticks since boot.
     fn started(&self) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap()

@@ -77,12 +77,12 @@ impl TestGateway {
         self.running.app().admission().load()
     }
 
-    /// On the first backend of the first pool.
+    /// Slots in use on the first backend of the first pool.
     pub(crate) fn slots(&self) -> u32 {
         self.running.app().admission().view()[0].backends[0].used.slots
     }
 
-    /// Of the first backend of the first pool.
+    /// Slots of the first backend of the first pool.
     pub(crate) fn slots_limit(&self) -> u32 {
         self.running.app().admission().view()[0].backends[0].limits.slots
     }

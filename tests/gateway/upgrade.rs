@@ -51,7 +51,7 @@ async fn ready(program: &Program) {
     eventually("its backend was probed", ready).await;
 }
 
-/// Both must have the same addresses.
+/// Starts a gateway that takes over from `old`; both must have the same addresses.
 pub(crate) async fn upgrade(home: &Home, old: &mut Program) -> Program {
     let new = Program::upgrade(&home.config()).serving().await;
     old.line("handed over").await;

@@ -212,7 +212,7 @@ fn text([port, admin]: [u16; 2], engines: &[u16], settings: &Settings) -> String
     text
 }
 
-/// For short (0) or long (1) prompts.
+/// Adds the pool for short (0) or long (1) prompts.
 fn pool(text: &mut String, settings: &Settings, model: &str, which: usize, range: &str, ports: &[u16]) {
     let names = [model.to_owned(), format!("{model}-long")];
     let spill = if settings.spill[which] { format!("{:?}", names[1 - which]) } else { String::new() };

@@ -17,7 +17,7 @@ use sluice_core::base::Rng;
 
 /// Different words in a text.
 const MAX_WORDS: usize = 512;
-/// With fewer longer words, single letters are words, too.
+/// If a vocabulary has fewer longer words, single letters are words, too.
 const FEW_WORDS: usize = 64;
 const REPEATED: usize = 8;
 const SAMPLE: u32 = 2_048;
@@ -117,8 +117,8 @@ impl ExactText {
     pub(crate) fn push_prompt(&self, text: &mut String, parts: &mut [PromptPart]) {
         let mut excess = self.added;
         let all: u32 = parts.iter().map(|part| part.count).sum();
-        // From the end, because the beginning is shared. One token of each part stays as long as
-        // any part has more.
+        // Shortens the last parts first, because the beginning is shared. The first round leaves
+        // one token of each part.
         for least in [1, 0] {
             for part in parts.iter_mut().rev() {
                 let less = excess.min(part.count.saturating_sub(least));

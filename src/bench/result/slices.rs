@@ -35,8 +35,8 @@ pub enum SliceBy {
 impl SliceBy {
     const ALL: [Self; 6] = [Self::Class, Self::Load, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
 
-    /// The properties by which a report on `result` is divided: not by the load's classes if they
-    /// are the gateway's.
+    /// The properties by which a report on `result` is divided, without [`Self::Load`] if the
+    /// load's classes are the gateway's.
     pub fn shown(result: &RunResult) -> impl Iterator<Item = Self> {
         let differs = |record: &Record| Self::Class.of(record, result) != Self::Load.of(record, result);
         let has_both = result.config.classes.len() > 1 && result.requests.iter().any(differs);

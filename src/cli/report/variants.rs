@@ -18,7 +18,7 @@ const ENGINE_SLOTS: u32 = 256;
 const FACTORS: [u32; 2] = [2, 8];
 const SLOTS_MAX: u32 = 65_536;
 
-/// If limits could hold requests back.
+/// Settings that raise the limits of a pool, if limits could hold requests back.
 fn raised(pool: &Pool, factor: u32) -> Vec<String> {
     let set = |key: &str, value: u64| format!("pool.{}.{key}={value}", pool.name);
     let mut sets = Vec::new();

@@ -30,7 +30,7 @@ const DEVICE: &str = "SLUICE_SIM_DEVICE";
 const BYTES: &str = "SLUICE_SIM_BYTES";
 const WORKERS: &str = "SLUICE_SIM_WORKERS";
 const ORPHAN: &str = "SLUICE_SIM_ORPHAN";
-/// To stdout when the child holds the device.
+/// The child writes this to stdout when it holds the device.
 const READY: &[u8] = b"ready\n";
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for the child to report that it is ready.
@@ -150,7 +150,7 @@ fn engine() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// As in vLLM, until the engine's process ends.
+/// Runs a worker until the engine's process ends, as in vLLM.
 fn worker() -> ExitCode {
     while !is_orphan() {
         std::thread::sleep(CHECK_INTERVAL);

@@ -21,7 +21,7 @@ const STARTUP: f64 = 1.0;
 pub(super) enum Startup {
     /// A cold start takes this long in real time; a warm start takes proportionally less.
     Cold(Duration),
-    /// As long as on the GPU.
+    /// A start takes as long as on the GPU.
     Real,
 }
 

@@ -29,7 +29,7 @@ use sluice_sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
 /// vLLM's watchdog ends the server when the engine is dead.
 const WATCHDOG: Duration = Duration::from_secs(5);
 const STATS_EVERY: Duration = Duration::from_secs(10);
-/// As in uvicorn.
+/// Clients that may wait to be accepted, as in uvicorn.
 const BACKLOG: u32 = 2048;
 
 /// Starts, serves and shuts down. With `refusal` the start fails with that error.

@@ -121,7 +121,7 @@ pub(super) fn class_rows(state: &State) -> usize {
     if state.classes.is_empty() { 0 } else { state.classes.len().min(CLASSES_MAX) + 1 }
 }
 
-/// At most a sixth of the screen.
+/// The findings, on at most a sixth of the screen.
 fn findings(state: &State, area: Rect) -> Vec<Line<'static>> {
     let all = state.status.iter().flat_map(|status| &status.findings);
     let most = FINDING_ROWS_MAX.min(usize::from(area.height / 6));

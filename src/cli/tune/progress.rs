@@ -72,7 +72,7 @@ impl Shown {
         line
     }
 
-    /// Without the confirmations.
+    /// The longest time that the search may still take, without the confirmations.
     fn left(&self, elapsed: Duration) -> Option<Duration> {
         let fresh = self.count.checked_sub(self.replayed).filter(|fresh| *fresh > 0)?;
         let by_trials = self.most.map(|most| elapsed.mul_f64(most.saturating_sub(self.count) as f64 / fresh as f64));
@@ -103,7 +103,7 @@ fn what(trial: &Trial) -> String {
     }
 }
 
-/// Cut at a word.
+/// The first line of a reason, cut at a word.
 fn shortened(reason: &str) -> String {
     let line = reason.lines().next().unwrap_or_default();
     if line.chars().count() <= REASON {

@@ -17,7 +17,7 @@ use sluice_serve::{Running, Source, start};
 use sluice_tune::{Journal, OwnGateway, Plan, RealEngines, Report, Trial, TuneError, tune};
 use tokio::time::{Instant, sleep};
 
-/// For the gateway; the engines serve already.
+/// Time for the backends to be ready in the gateway; their engines serve already.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 const READY_POLL: Duration = Duration::from_millis(20);
 
@@ -104,7 +104,7 @@ impl OwnGateway for PrivateGateway {
     }
 }
 
-/// Once every backend is ready.
+/// The address of a gateway, once every backend is ready.
 async fn ready(gateway: &Running) -> Result<String, String> {
     let deadline = Instant::now() + READY_LIMIT;
     loop {

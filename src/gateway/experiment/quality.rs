@@ -22,9 +22,9 @@ pub const RATEABLE: usize = 65_536;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Quality {
     pub(super) answers: Counts,
-    /// Cut off at their token limit.
+    /// Answers that were cut off at their token limit.
     pub(super) truncated: Counts,
-    /// Marked as refusals.
+    /// Answers that are marked as refusals.
     pub(super) refused: Counts,
     pub(super) rated: Counts,
     pub(super) bad: Counts,

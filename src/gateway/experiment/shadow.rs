@@ -55,7 +55,7 @@ impl CopyOutcome {
 pub(super) struct ArmCopies {
     in_flight: AtomicU32,
     due: Mutex<Option<Instant>>,
-    /// By outcome, in the order of [`CopyOutcome::ALL`].
+    /// Ended copies by outcome, in the order of [`CopyOutcome::ALL`].
     ended: [AtomicU64; CopyOutcome::ALL.len()],
 }
 

@@ -111,7 +111,7 @@ pub struct ExperimentState {
     copies: Vec<Arc<ArmCopies>>,
     recent: Mutex<AnswerIds>,
     progress: Mutex<Progress>,
-    /// Of each arm; locked after `progress`.
+    /// The origins of each arm's requests; locked after `progress`.
     origins: Mutex<Vec<ArmOrigins>>,
 }
 

@@ -2,8 +2,8 @@
 //! vLLM does not decode bodies.
 //!
 //! It reads gzip (also of several members), deflate (in zlib's format, or raw as some clients send
-//! it) and zstd; no client library uses brotli. Any other coding gets 415 with `Accept-Encoding`,
-//! before the body is read.
+//! it) and zstd; no client library compresses requests with brotli. Any other coding gets 415 with
+//! `Accept-Encoding`, before the body is read.
 //!
 //! Bounds: a decoded body is at most `server.max_body`, and above [`EXPANDS_FREE`] at most
 //! [`EXPANDS_MAX`] times as large as the sent one. Together with the compressed body and the

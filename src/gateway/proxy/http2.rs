@@ -54,7 +54,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pauses {
-    /// Until the end of the client's settings.
+    /// From the first byte to the end of the client's settings.
     pub(super) preface: Duration,
     /// Without an open request.
     pub(super) idle: Duration,

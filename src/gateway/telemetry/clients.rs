@@ -54,7 +54,7 @@ pub enum ProxyFault {
 
 /// The number of faults.
 pub const PROXY_FAULTS: usize = 5;
-/// In the order of [`ProxyFault`].
+/// Label values, in the order of [`ProxyFault`].
 const FAULTS: [&str; PROXY_FAULTS] = ["untrusted", "missing", "malformed", "timeout", "forwarded_untrusted"];
 
 type Count = fn(&ClientView) -> u64;

@@ -61,7 +61,7 @@ impl TraceKeys {
 }
 
 impl Default for TraceKeys {
-    /// As `timed_trace` of `vllm bench serve`.
+    /// The keys of `timed_trace` of `vllm bench serve`: seconds, blocks of 16.
     fn default() -> Self {
         Self {
             timestamp: "timestamp".into(),

@@ -22,7 +22,7 @@ struct Scenario {
     max_num_seqs: u32,
     prompt: (u32, u32),
     output: (u32, u32),
-    /// Of ten.
+    /// Requests of the second length among ten.
     long_of_ten: usize,
     /// Bounds on TTFT and E2EL, seconds.
     ttft: f64,
