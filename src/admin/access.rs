@@ -112,7 +112,7 @@ impl Access {
         }
     }
 
-    /// The flag has no leading dashes.
+    /// Whether a restart may change this flag, given without leading dashes.
     pub(super) fn check_flag(&self, flag: &str) -> Result<(), Denied> {
         let flag = dashed(flag);
         let effect = FlagEffect::of(&flag);
@@ -128,7 +128,7 @@ impl Access {
         let mut sent = request.headers().get_all(HOST).iter();
         let host = match (sent.next(), sent.next()) {
             (Some(host), None) => Some(host.as_bytes()),
-            // No browser: every browser sends Host.
+            // HTTP/1.0 without Host is no browser: every browser sends Host.
             (None, _) if request.version() < Version::HTTP_11 => None,
             _ => return Err(Denied::NoHost),
         };

@@ -159,7 +159,7 @@ impl AsyncWrite for WatchedSocket {
         self.socket.is_write_vectored()
     }
 
-    /// All bytes of a response are written.
+    /// A flush shows that all bytes of a response are written.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
         self.progress.enter_from(Phase::Writing, Phase::Idle);

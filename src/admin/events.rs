@@ -24,14 +24,14 @@ use super::connections::{Phase, Progress};
 use super::control::Control;
 use super::snapshot::{Frames, KINDS};
 
-/// Leaves connections to scrapes and changes.
+/// A quarter of the connections, so that scrapes and changes find room.
 pub(super) const STREAMS_MAX: usize = 16;
 const EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct Events {
     control: Arc<dyn Control>,
     room: Arc<Semaphore>,
-    /// Exists while there are listeners.
+    /// The channel of events, while there are listeners.
     current: Mutex<Option<watch::Sender<Frames>>>,
 }
 
@@ -113,7 +113,7 @@ impl EventStream {
         self.progress = Some(progress);
     }
 
-    /// `None` at the end of the stream.
+    /// The next event; `None` at the end of the stream.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             if let Some(event) = self.pending.pop_front() {

@@ -74,7 +74,7 @@ pub fn flag(text: &str) -> Result<(String, ArgValue), RestartOptionsError> {
     Ok((name, value))
 }
 
-/// With dashes in place of underscores; `None`: no name.
+/// The name of a flag with dashes in place of underscores; `None`: no name.
 fn flag_name(text: &str) -> Option<String> {
     let name = dashed(text.trim().trim_start_matches("--"));
     let is_name = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);

@@ -24,7 +24,7 @@ use super::route::{Action, Ask, Route, TakesBody};
 /// An experiment with many keys has a few KiB.
 const BODY_MAX: usize = 64 << 10;
 const BODY_TIME: Duration = Duration::from_secs(10);
-/// Of one kind at once; further requests wait on their connections.
+/// Handlers of one kind at once; further requests wait on their connections.
 const HANDLERS_MAX: usize = 16;
 
 /// The admin API of one gateway.

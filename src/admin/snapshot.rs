@@ -74,7 +74,7 @@ impl RequestLists {
 
 pub(super) const KINDS: usize = 4;
 
-/// As shared bytes, with the turn in which each was made.
+/// The latest event of each kind as shared bytes, with the turn in which it was made.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Frames {
     pub(super) events: [(u64, Bytes); KINDS],

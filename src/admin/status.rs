@@ -62,7 +62,8 @@ pub struct Diagnosis {
 const KEYS_IN_EVENT: usize = 256;
 
 impl Diagnosis {
-    /// The keys with most tokens, and no findings, which the status has.
+    /// The part for the live page: the keys with most tokens, and no findings, which the status
+    /// has.
     pub(super) fn for_page(mut self) -> Self {
         self.findings.clear();
         self.keys.truncate(KEYS_IN_EVENT);

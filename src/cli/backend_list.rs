@@ -69,7 +69,7 @@ fn backends(status: &Status, width: Option<usize>, address_column: bool) -> Tabl
     table
 }
 
-/// No address is broken, and no name of up to [`NAME_WIDTH`] characters.
+/// The columns in which no address is broken, and no name of up to [`NAME_WIDTH`] characters.
 fn name_column(status: &Status) -> u16 {
     let needed = all(status).map(|(pool, backend)| {
         let name = pool.chars().count() + 1 + backend.name.chars().count();
@@ -161,7 +161,7 @@ fn doing(engine: &EngineView) -> String {
 
 fn note(engine: &EngineView) -> Option<String> {
     match (engine.step.as_str(), engine.detail.as_str(), &engine.why, &engine.waits) {
-        // On a separate line, so that it can be copied.
+        // The command is on a separate line, so that it can be copied.
         ("hold", ..) => Some(format!("hold: {}\nwhen the cause is fixed: {}", why(engine), enable(engine))),
         ("ramp" | "serve", "", _, None) => None,
         ("ramp" | "serve", "", _, Some(_)) => Some(activity(engine)),
@@ -172,7 +172,7 @@ fn note(engine: &EngineView) -> Option<String> {
     }
 }
 
-/// Such as `start: loading weights, 12 s (20 s in all)`.
+/// The activity of an engine, such as `start: loading weights, 12 s (20 s in all)`.
 pub(super) fn activity(engine: &EngineView) -> String {
     let step = &engine.step;
     match (engine.detail.as_str(), &engine.why, &engine.waits) {
@@ -184,7 +184,7 @@ pub(super) fn activity(engine: &EngineView) -> String {
     }
 }
 
-/// With the failure after which the engine does not serve yet.
+/// The activity of an engine, and the failure after which it does not serve yet.
 pub(super) fn activity_and_failure(engine: &EngineView) -> String {
     let activity = activity(engine);
     match &engine.why {

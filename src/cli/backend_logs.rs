@@ -73,7 +73,7 @@ fn print(lines: &[String]) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Without terminal control sequences and control characters.
+/// The text without terminal control sequences and control characters.
 fn plain(line: &str) -> String {
     let (mut out, mut letters) = (String::with_capacity(line.len()), line.chars().peekable());
     while let Some(letter) = letters.next() {

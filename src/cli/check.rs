@@ -91,7 +91,7 @@ fn checked(loaded: &Loaded) -> Result<Vec<String>, Problems> {
     }
 }
 
-/// Warnings, the configuration unless the backends are queried instead, and "ok".
+/// Writes warnings, the configuration unless the backends are queried instead, and "ok".
 fn report(args: &CheckArgs, loaded: &Loaded, out: &mut dyn Write, err: &mut dyn Write) {
     let mut warnings = String::new();
     let _ = Problems::write_warnings(&mut warnings, &loaded.source, &loaded.warnings);

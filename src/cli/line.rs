@@ -21,7 +21,7 @@ const REFRESH: Duration = Duration::from_millis(200);
 const BAR: usize = 20;
 const BINS: usize = 8;
 const ROWS_MIN: usize = 16;
-/// Bounds and counts.
+/// Columns of the histogram besides the bars: bounds and counts.
 const BESIDE_BARS: usize = 28;
 
 type Live = Arc<Mutex<Option<LiveLines<Stderr>>>>;
@@ -130,7 +130,7 @@ fn histogram(times: Vec<f64>, width: usize) -> Vec<String> {
     if times.count() == 0 || width == 0 {
         return Vec::new();
     }
-    // Where the clock is coarse.
+    // Times of 0 are possible where the clock is coarse.
     let (low, high) = (times.percentile(0.0).max(1e-6), times.max().max(1e-6));
     let ratio = (high / low).powf(1.0 / BINS as f64).max(1.0 + 1e-9);
     let mut counts = [0usize; BINS];
@@ -143,7 +143,7 @@ fn histogram(times: Vec<f64>, width: usize) -> Vec<String> {
     let mut lines = vec![format!("  TTFT of the last 10 s: P50 {}, {} requests", ms(median), times.count())];
     for (bin, count) in counts.into_iter().enumerate() {
         let bound = low * ratio.powi(i32::try_from(bin + 1).unwrap_or(i32::MAX));
-        // A bin with any value has a bar.
+        // Rounded up, so that a bin with any value has a bar.
         let bar = "■".repeat((count * width).div_ceil(most));
         lines.push(format!("  {:>10} |{bar} {count}", format!("{:.1} ms", bound * 1e3)));
     }

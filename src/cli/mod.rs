@@ -86,7 +86,7 @@ enum Command {
     Man(generate::ManArgs),
 }
 
-/// With the commit if the build names one in the variable `SLUICE_COMMIT`.
+/// The version, with the commit if the build names one in the variable `SLUICE_COMMIT`.
 static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("SLUICE_COMMIT") {
     Some(commit) if !commit.is_empty() => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
     _ => env!("CARGO_PKG_VERSION").to_owned(),

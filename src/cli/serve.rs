@@ -133,7 +133,8 @@ fn survive_signals() -> std::io::Result<()> {
     signal(SignalKind::user_defined2()).map(drop)
 }
 
-/// With the whole path: a relative one does not name the folder.
+/// The name of the configuration in the log: a file has the whole path, because a relative one does
+/// not name the folder.
 fn whole_path(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
@@ -256,7 +257,7 @@ fn open_door(folder: &Path) -> Option<Door> {
     }
 }
 
-/// Every connection takes a descriptor.
+/// Raises the limit on open files to the allowed maximum: every connection takes a descriptor.
 pub(super) fn raise_file_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)

@@ -244,7 +244,7 @@ fn headline(pool: &PoolStatus) -> String {
 /// If it does not fit the terminal, it has no addresses; `sluice backend list` shows addresses in
 /// every width.
 fn table(status: &Status, style: Style) -> Table {
-    // Colours are characters, too.
+    // Colours are characters, too, so the plain table is measured.
     let plain = table_with(status, Style { colours: false, ..style }, true);
     let wide = plain.lines().map(|line| line.chars().count()).max().unwrap_or(0);
     table_with(status, style, style.width.is_none_or(|width| wide <= width))

@@ -27,7 +27,8 @@ pub(super) fn print_to_stdout(text: &str) -> std::io::Result<()> {
     }
 }
 
-/// For a table that is divided if it is too wide: of the terminal, else `COLUMNS`, else 80.
+/// The columns for a table that is divided if it is too wide: of the terminal, else `COLUMNS`, else
+/// 80.
 pub(super) fn table_width() -> usize {
     stdout_width().unwrap_or_else(|| columns_of(std::env::var("COLUMNS").ok().as_deref()))
 }
@@ -42,7 +43,7 @@ pub(super) fn size() -> (usize, usize) {
     (or(columns, USUAL.0), or(rows, USUAL.1))
 }
 
-/// Drawn in place; cleared when dropped.
+/// Lines on a terminal that are drawn in place; cleared when dropped.
 #[derive(Debug)]
 pub(super) struct LiveLines<W: Write> {
     out: W,
@@ -82,12 +83,13 @@ impl<W: Write> Drop for LiveLines<W> {
     }
 }
 
-/// Wrapped if stdout is a terminal. Colours would count as characters.
+/// The text for stdout, wrapped if stdout is a terminal. Colours would count as characters.
 pub(super) fn fitted(text: &str) -> String {
     stdout_width().map_or_else(|| text.to_owned(), |width| wrapped(text, width))
 }
 
-/// Line feeds replace blanks, so that no line is longer than `width` unless one word is.
+/// The text with line feeds in place of blanks, so that no line is longer than `width` unless one
+/// word is.
 pub(super) fn wrapped(text: &str, width: usize) -> String {
     let wrap = |line: &str| {
         let (mut out, mut used) = (String::new(), 0);

@@ -17,7 +17,7 @@ use crate::ledger::{Entry, Ledger, is_gateway};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closing {
-    /// By backend; `None`: the closing is not written yet.
+    /// The other gateways, by backend; `None`: the closing is not written yet.
     backends: BTreeMap<String, Option<Others>>,
 }
 

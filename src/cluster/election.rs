@@ -189,7 +189,7 @@ impl Candidate {
         }
     }
 
-    /// Rounded up, and above a released record's.
+    /// The lease in seconds, rounded up, and above a released record's.
     fn seconds(&self) -> u32 {
         let whole = self.lease.as_secs() + u64::from(self.lease.subsec_nanos() > 0);
         u32::try_from(whole).unwrap_or(u32::MAX).max(RELEASED + 1)

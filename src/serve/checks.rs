@@ -50,7 +50,7 @@ pub enum Purpose<'c> {
 /// Checks a configuration whose text is valid. Returns remarks, each with the key that it is about.
 ///
 /// # Errors
-/// Every problem that refuses the configuration.
+/// Every problem for which the configuration would be refused.
 pub async fn check(loaded: &Loaded, purpose: Purpose<'_>) -> Result<Vec<String>, Problems> {
     let looks = matches!(purpose, Purpose::Look);
     let mut config = loaded.config.clone();

@@ -24,7 +24,7 @@ use sluice_fleet::Lead;
 use sluice_gateway::pool::Bound;
 use sluice_online::engines::change::EXPERIMENT;
 
-/// The previous leader may still have locked the journal.
+/// Pause between attempts to open the journal, which the previous leader may still have locked.
 const JOURNAL_PAUSE: Duration = Duration::from_millis(100);
 /// Longest wait until the store shows that this gateway has given up the lead.
 const RELEASE_MAX: Duration = Duration::from_secs(5);

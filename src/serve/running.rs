@@ -40,7 +40,7 @@ pub struct Running {
     pub(crate) tasks: Vec<JoinHandle<()>>,
     /// `None` while another gateway decides, and if a leader is elected.
     pub(crate) deciders: Option<Deciders>,
-    /// If a leader is elected, who then has the deciders.
+    /// This gateway's part in the election, if a leader is elected, who has the deciders.
     pub(crate) leading: Option<Leading>,
     pub(crate) taking_back: Option<JoinHandle<()>>,
     /// Duplicates of the listening sockets, with the configured addresses. While one is open, the

@@ -45,7 +45,7 @@ use crate::setting::Setting;
 use sluice_config::ArgValue;
 use sluice_lab::{LabFile, Scenario};
 
-/// Every request is admitted.
+/// Without a configuration of a gateway, every request is admitted.
 const UNLIMITED: [&str; 2] = ["pool.all.slots=8192", "pool.all.queue.length=8192"];
 
 /// A parsed file.

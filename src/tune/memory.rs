@@ -60,7 +60,7 @@ impl Bisection {
     }
 }
 
-/// The setting with most sequences, then most tokens in a step, and so on.
+/// The setting that needs most memory: most sequences, then most tokens in a step, and so on.
 pub(crate) fn hungriest(settings: &[Setting]) -> Setting {
     let need = |setting: &Setting| HUNGRY.map(|key| setting.get(key).and_then(ArgValue::number).unwrap_or(0.0));
     let larger =

@@ -46,7 +46,7 @@ pub(crate) const HOLDOUT: u64 = 1 << 24;
 pub(crate) struct Incumbent {
     pub(crate) value: Option<f64>,
     pub(crate) runs: Vec<f64>,
-    /// Of each run, for every member of a front.
+    /// Both measures of each run, for every member of a front.
     pub(crate) front: Vec<[Vec<f64>; 2]>,
 }
 
@@ -93,7 +93,7 @@ pub(crate) async fn judge<B: Backend>(
         && let Outcome::Measured { certified, .. } = &trial.outcome
     {
         let traced = system.profile(certified.map(|certified| certified.rate)).await;
-        // Even if the engine ends while it is traced.
+        // Measured values stay, even if the engine ends while it is traced.
         trial.notes.extend(traced.unwrap_or_else(|error| Some(format!("no trace was recorded: {error}"))));
     }
     Ok(trial)

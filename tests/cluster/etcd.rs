@@ -169,7 +169,7 @@ impl Real {
         etcd
     }
 
-    /// A second time with its data on disk; waits until it answers.
+    /// Starts etcd, also a second time with its data on disk, and waits until it answers.
     pub(crate) async fn run(&mut self) {
         let program = std::env::var_os("SLUICE_ETCD").map_or_else(|| PathBuf::from("etcd"), PathBuf::from);
         let mut command = Command::new(program);

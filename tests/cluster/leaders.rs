@@ -149,7 +149,8 @@ fn add(count: &AtomicU64) {
     count.fetch_add(1, Relaxed);
 }
 
-/// Behind a load balancer. A request is lost if no gateway has served it within [`TIMEOUT`].
+/// Clients behind a load balancer. A request is lost if no gateway has served it within
+/// [`TIMEOUT`].
 struct Clients {
     counts: Arc<Counts>,
     tasks: JoinSet<()>,

@@ -180,7 +180,7 @@ async fn a_head_without_end_is_refused_before_it_fills_the_memory() {
     gateway.settled().await;
 }
 
-/// Until there is a response. Returns the number of bytes sent.
+/// Sends bytes with pauses until there is a response. Returns the number of bytes sent.
 async fn drip(client: &mut TestClient, count: usize, pause: std::time::Duration) -> usize {
     for sent in 0..count {
         if client.has_response().await || client.try_send(b"x").await.is_err() {

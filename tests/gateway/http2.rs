@@ -288,8 +288,8 @@ fn post_head(stream: u32) -> Vec<u8> {
     frame(1, 4, stream, &block)
 }
 
-/// As fast as the gateway takes them. Returns the gateway's frames (kind, stream, payload) until it
-/// closed the connection or `enough` is true.
+/// Sends frames as fast as the gateway takes them. Returns the gateway's frames (kind, stream,
+/// payload) until it closed the connection or `enough` is true.
 async fn raw(
     gateway: &TestGateway,
     frames: Vec<u8>,

@@ -26,7 +26,7 @@ fn long(bytes: usize) -> String {
     CHAT.replace("hi", &"long ".repeat(bytes / 5))
 }
 
-/// Sends `sent` bytes of the body.
+/// Begins a request with a body of `announced` bytes and sends `sent` bytes of it.
 async fn begin(gateway: &TestGateway, announced: usize, sent: usize) -> TestClient {
     let mut client = gateway.client().await;
     let head =

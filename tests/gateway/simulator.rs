@@ -79,7 +79,7 @@ impl Sim {
         fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
-    /// Empty when no process listens.
+    /// A response as text; empty when no process listens.
     fn get(&self, path: &str) -> String {
         self.send(&format!("GET {path} HTTP/1.1\r\nhost: sim\r\nconnection: close\r\n\r\n")).unwrap_or_default()
     }

@@ -133,7 +133,7 @@ fn reported(body: &Value) -> Option<(bool, bool)> {
     Some((at_end, truth(&options["continuous_usage_stats"])? && at_end))
 }
 
-/// As vLLM 0.32 did when the fixtures were captured.
+/// Responds as vLLM 0.32 did when the fixtures were captured.
 fn captured(seen: &ReceivedRequest) -> Vec<Step> {
     let body: Value = serde_json::from_slice(&seen.body).unwrap();
     let Some((at_end, continuous)) = reported(&body) else {

@@ -16,7 +16,7 @@ use crate::report::sections::Section;
 
 const SLOWEST: usize = 20;
 const REASONS: usize = 50;
-/// Multiple of the median of the range of lengths from which an engine's time is unusual.
+/// An engine's time is unusual from this multiple of the median for the range of lengths.
 const UNUSUAL: f64 = 3.0;
 
 /// From this many unfinished earlier prompts on, they are the cause: in a burst the usual time is

@@ -107,7 +107,7 @@ fn settings(config: &RunConfig) -> [(bool, &'static str, String); 17] {
     );
     // Files of other tools do not hold the seed.
     let seed = if config.version.is_empty() { String::new() } else { config.seed.to_string() };
-    // Then it is the length of the queue.
+    // The number of requests is then the length of the queue.
     let many = config.arrival == "at once";
     [
         (false, "model", config.model.clone()),

@@ -114,7 +114,8 @@ fn default_of(name: &str) -> Option<&'static str> {
     defaults().find(|(flag, _)| *flag == name).map(|(_, default)| default)
 }
 
-/// The values of each flag in one spelling, without defaults; all values of a repeated flag.
+/// The values of each flag in one spelling, without defaults. Values of a repeated flag are
+/// together.
 fn by_flag(arguments: &[String]) -> BTreeMap<String, Vec<String>> {
     let (mut flags, mut last) = (BTreeMap::<String, Vec<String>>::new(), None);
     for argument in arguments {

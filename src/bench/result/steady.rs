@@ -21,7 +21,7 @@ use crate::result::record::{Record, RunConfig, RunResult};
 pub const THRESHOLD: f64 = 0.95;
 /// Slots over which requests in flight of an open loop are averaged.
 pub const SLOTS: usize = 100;
-/// A window below this or a tenth of the run gets a note, seconds.
+/// A window below this, or below a tenth of the run, gets a note; seconds.
 pub const SHORT: f64 = 10.0;
 /// The fewest requests that can show growth.
 const TREND_REQUESTS: usize = 50;
@@ -79,8 +79,8 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
     if length <= 0.0 {
         return None;
     }
-    // A closed loop's window ends outside, when the load falls, an open loop's with a send, which
-    // is inside.
+    // In a closed loop, the window ends when the load falls, so the end is outside. In an open
+    // loop, it ends with a send, which is inside.
     let inside = |moment: f64| start <= moment && (moment < end || (closed.is_none() && moment <= end));
     let completed = || result.requests.iter().filter(|record| record.is_completed());
     let started = completed().filter(|record| inside(record.sent));

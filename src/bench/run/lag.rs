@@ -80,7 +80,7 @@ mod tests {
     async fn a_thread_that_is_held_up_shows_in_the_lag() {
         let monitor = LagMonitor::start();
         tokio::time::sleep(PERIOD * 3).await;
-        // The only thread is busy.
+        // The runtime has one thread, so nothing else runs meanwhile.
         let busy = std::time::Instant::now();
         while busy.elapsed() < Duration::from_millis(60) {}
         tokio::time::sleep(PERIOD * 3).await;

@@ -35,7 +35,7 @@ impl Bracket {
             (None, None) => Some(self.first),
             (Some(low), None) => Some(low * UP),
             (None, Some(high)) => {
-                // The rate of single requests holds.
+                // Single requests meet the objectives: their rate is the lower end.
                 let rate = (self.one_stream * high).sqrt().clamp(high / DOWN, high / 1.3);
                 (!self.is_hopeless()).then_some(rate)
             }

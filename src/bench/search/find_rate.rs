@@ -50,7 +50,7 @@ const DRAIN_LOW_LIMIT: f64 = 0.98;
 const PROOF_RESERVE: usize = 8;
 /// Rates of samples, as quantiles of the boundary: different ones, for the slope.
 const SAMPLE_QUANTILES: [f64; 3] = [0.5, 0.2, 0.8];
-/// Highest next rate after a failed proof, as a share of it.
+/// Bound on the next rate after a failed proof, as a share of the failed rate.
 const STEP_DOWN: f64 = 0.985;
 
 /// The highest rate at which `system` meets the objectives of `goal`.
@@ -96,7 +96,7 @@ pub async fn resume_rate<S: SystemUnderTest>(
 pub struct TrialRecord {
     /// The report of the trial.
     pub report: TrialReport,
-    /// The counts of each group for the curve, except of a look.
+    /// The counts of each group for the curve; none for a look.
     pub points: Vec<RatePoint>,
 }
 

@@ -48,10 +48,10 @@ use sluice_bench::{LoadClient, Progress, RequestFailure, RunPlan, RunResult};
 
 const READY_EVERY: Duration = Duration::from_millis(500);
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
-/// A result can do without the server's version.
+/// Timeout of a query for the server's version; a result can do without it.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_VERSION: usize = 4 << 10;
-/// For a dry run without the name of a model.
+/// The name in the body that a dry run shows, if no model is named.
 const UNKNOWN_MODEL: &str = "MODEL";
 const MAX_MODEL_LIST: usize = 4 << 20;
 

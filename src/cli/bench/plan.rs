@@ -96,7 +96,7 @@ impl Setup {
         })
     }
 
-    /// Name and plan of each run; a sweep varies the name.
+    /// Name and plan of each run. The name is the value that a sweep varies.
     pub(super) fn runs(&self) -> Vec<(String, RunPlan)> {
         let load = &self.args.load;
         if !load.sweep_max_concurrency.is_empty() {

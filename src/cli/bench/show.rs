@@ -125,7 +125,7 @@ fn now() -> String {
     jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string()
 }
 
-/// `openai-8qps-concurrency4-model-20260102-030405.json`.
+/// The name of a result's file: `openai-8qps-concurrency4-model-20260102-030405.json`.
 fn file_name(args: &BenchArgs, plan: &RunPlan, time: &str) -> String {
     let label = args.output.label.as_deref().unwrap_or(args.server.backend.name());
     let load = match (&args.load.ramp_up_strategy, args.load.request_rate.finite()) {

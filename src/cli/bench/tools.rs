@@ -147,7 +147,7 @@ struct ResultPair {
     b: RunResult,
 }
 
-/// One result from each file, or two sweeps, run by run.
+/// The results to compare: one from each file, or two sweeps, run by run.
 fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<ResultPair>> {
     let (a, mut b) = (file::load(&args.a)?, file::load(&args.b)?);
     if let ([a], [b]) = (&a[..], &b[..]) {

@@ -90,7 +90,7 @@ impl FromStr for Goodput {
 }
 
 impl Goodput {
-    /// All objectives; the last one of a key counts.
+    /// All objectives in one; the last one of a key counts.
     pub(super) fn all(goodput: &[Self]) -> Slo {
         goodput.iter().fold(Slo::default(), |all, Self(one)| Slo {
             ttft: one.ttft.or(all.ttft),

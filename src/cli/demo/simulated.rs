@@ -16,7 +16,7 @@ use sluice_bench::RunPlan;
 use sluice_config::{Config, Surroundings};
 use sluice_lab::{EngineSetup, Lab};
 
-/// About 1,800 short and 120 long requests of each arrangement.
+/// Simulated seconds of each arrangement: about 1,800 short and 120 long requests.
 pub(super) const SECONDS: f64 = 60.0;
 
 /// Simulates all arrangements under the load of `plan`.

@@ -100,7 +100,7 @@ pub(super) fn answer(
     Ok(Answer { section, sentences: format!("{TITLE} in the worst 5 minutes (simulated): {sentences}") })
 }
 
-/// `1 setting`, `2 settings`.
+/// A number with a noun: `1 setting`, `2 settings`.
 fn counted((noun, count): (&str, usize)) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

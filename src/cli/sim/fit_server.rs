@@ -26,7 +26,7 @@ use sluice_sim::calibrate::rows::{Load, Server};
 const LIMIT: Duration = Duration::from_secs(30);
 const REPEATS: u64 = 3;
 
-/// Name, prompt and output tokens, streams, requests.
+/// One load: name, prompt and output tokens, streams, requests.
 type SmallLoad = (&'static str, u32, u32, u32, u32);
 
 pub(super) const LOADS: [SmallLoad; 6] = [
@@ -84,7 +84,7 @@ async fn served(client: &LoadClient) -> Option<String> {
     Some(list.get("data")?.get(0)?.get("id")?.as_str()?.to_owned())
 }
 
-/// Requests per second, then median TTFT, mean TPOT and mean E2EL in milliseconds.
+/// One run: requests per second, then median TTFT, mean TPOT and mean E2EL in milliseconds.
 async fn run(client: &Arc<LoadClient>, model: &str, row: &Row, seed: u64) -> anyhow::Result<[f64; 4]> {
     let Load::Closed { streams, requests } = row.load else { bail!("{}: not a closed loop", row.name) };
     let class = Class::new(&row.name, Length::Exactly(row.prompt), Length::Exactly(row.output), 1.0);

@@ -25,7 +25,7 @@ pub(super) enum Startup {
     Real,
 }
 
-/// The header of [`super`] has their meaning and defaults.
+/// The values of the flags; the header of [`super`] has their meaning and defaults.
 #[derive(Clone, Debug)]
 pub(super) struct SimFlags {
     pub(super) gpu: String,

@@ -26,7 +26,7 @@ use sluice_sim::observe::log::{Level, Log, LogSource};
 use sluice_sim::process::startup::{Event, Surroundings, length, plan, refused};
 use sluice_sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
 
-/// vLLM's watchdog ends the server when the engine is dead.
+/// Interval at which vLLM's watchdog checks the engine; it ends the server when the engine is dead.
 const WATCHDOG: Duration = Duration::from_secs(5);
 const STATS_EVERY: Duration = Duration::from_secs(10);
 /// Clients that may wait to be accepted, as in uvicorn.
@@ -208,7 +208,7 @@ impl SimProcess {
         Ok(())
     }
 
-    /// At once, or after the requests in flight have ended.
+    /// Shuts down at once, or after the requests in flight have ended.
     async fn shut_down(&mut self, handle: Handle) {
         let (log, timeout) = (self.config.log, self.config.shutdown_timeout);
         let mode = if timeout.is_zero() { "abort" } else { "drain" };

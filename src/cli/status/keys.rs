@@ -7,7 +7,7 @@ use sluice_admin::status::{KeyStatus, Status, Used};
 /// Most keys with a line; `--json` has more keys.
 const KEYS_SHOWN: usize = 20;
 
-/// Keys nearest to a limit first.
+/// The lines, keys nearest to a limit first.
 pub(super) fn lines(status: &Status) -> impl Iterator<Item = String> {
     status.keys.iter().filter_map(line).take(KEYS_SHOWN)
 }
@@ -23,7 +23,7 @@ fn line(key: &KeyStatus) -> Option<String> {
     (!near.is_empty()).then(|| format!("key {}: {}\n", key.name, near.join("; ")))
 }
 
-/// In thousands (k) from ten thousand on, in millions (M) from ten million on.
+/// The value; in thousands (k) from ten thousand on, in millions (M) from ten million on.
 pub(super) fn short(value: u64) -> String {
     match value {
         0..10_000 => value.to_string(),

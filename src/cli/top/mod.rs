@@ -42,7 +42,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which the thread that reads keys checks whether the view has ended.
 const KEY_INTERVAL: Duration = Duration::from_millis(100);
 const KEYS_MAX: usize = 32;
-/// Of a frame that is printed without a terminal.
+/// Columns of a frame that is printed without a terminal.
 const COLUMNS: usize = 80;
 /// Rows of a printed frame without backends, findings and classes; most rows with them.
 const FRAME_ROWS: usize = 20;
@@ -113,7 +113,8 @@ fn text(buffer: &Buffer) -> String {
     text
 }
 
-/// In raw mode on its second screen; restored when dropped, and by ratatui's panic hook.
+/// The terminal in raw mode on its second screen; restored when dropped, and by ratatui's panic
+/// hook.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -170,7 +171,7 @@ enum Wanted {
     Redraw,
 }
 
-/// Reading blocks, so it has a separate thread, which ends after the view.
+/// Reads keys on a separate thread, because reading blocks. The thread ends after the view.
 fn keys() -> mpsc::Receiver<Wanted> {
     let (sender, receiver) = mpsc::channel(KEYS_MAX);
     std::thread::spawn(move || {
@@ -193,7 +194,7 @@ fn keys() -> mpsc::Receiver<Wanted> {
     receiver
 }
 
-/// Until the operator quits, a signal arrives, or the terminal ends.
+/// Shows the gateway until the operator quits, a signal arrives, or the terminal ends.
 async fn show(client: &AdminClient, mut screen: Screen) -> std::io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

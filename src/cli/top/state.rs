@@ -13,7 +13,7 @@ use sluice_admin::snapshot::RequestLists;
 use sluice_admin::status::{BackendStatus, PoolStatus};
 use sluice_gateway::telemetry::{HistoryReport, HistoryRow};
 
-/// The latest, and ten seconds before it.
+/// Samples whose histograms are kept: the latest, and ten seconds before it.
 const SAMPLES_MAX: usize = 11;
 
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ impl State {
     pub(super) fn fail(&mut self, why: String) {
         let attempts = self.failure.as_ref().map_or(0, |(_, attempts)| *attempts);
         self.failure = Some((why, attempts + 1));
-        // The histogram would cover more than the shown seconds.
+        // After a gap, the histogram would cover more than the shown seconds.
         self.histograms.clear();
     }
 

@@ -198,8 +198,8 @@ fn name(pool: &PoolStatus, backend: &BackendStatus) -> String {
     format!("{}/{}", pool.name, backend.name)
 }
 
-/// At most `room` characters. Names mostly differ at the end, such as in a port, so a long name
-/// keeps twice as much of the end as of the beginning.
+/// The name in at most `room` characters. Names mostly differ at the end, such as in a port, so a
+/// long name keeps twice as much of the end as of the beginning.
 fn without_middle(name: &str, room: usize) -> String {
     let length = name.chars().count();
     if length <= room {

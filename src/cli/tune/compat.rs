@@ -115,7 +115,7 @@ impl Compat {
     }
 }
 
-/// Tags sort by time.
+/// The folder of the latest run; tags sort by time.
 fn newest(all: &Path) -> Option<PathBuf> {
     let folders = std::fs::read_dir(all).ok()?.flatten().map(|entry| entry.path());
     folders.filter(|folder| folder.join("tune.toml").is_file()).max()

@@ -42,7 +42,7 @@ struct AdminEngine {
     client: AdminClient,
     path: Path,
     url: String,
-    /// When the tuning began.
+    /// The flags of the engine when the tuning began.
     own: Flags,
     /// The gateway's count of unplanned restarts after the last planned one: if it grows, the
     /// engine has ended.

@@ -19,7 +19,7 @@ const REASON: usize = 100;
 #[derive(Debug)]
 pub(super) struct Shown {
     budget: Budget,
-    /// Real trials take long enough to show their steps.
+    /// Whether engines are real, so that trials take long enough to show their steps.
     real: bool,
     /// Most trials of the search.
     most: Option<usize>,

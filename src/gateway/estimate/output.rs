@@ -69,7 +69,7 @@ impl OutputEstimator {
         let share = 1.0 / (self.samples as f64).min(MEMORY);
         let off = tokens as f64 - self.mean;
         self.mean += share * off;
-        // Welford's update, decayed.
+        // The decayed form of Welford's update.
         self.variance = (1.0 - share) * (self.variance + share * off * off);
     }
 }

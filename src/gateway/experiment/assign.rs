@@ -76,11 +76,11 @@ pub struct Assigned {
     pub arm: usize,
     unit: Unit,
     pub(crate) stratum: usize,
-    /// Not after an arm was promoted.
+    /// Whether the request is measured: not after an arm was promoted.
     measured: bool,
     /// The arm could not serve the request, so it was served as without the experiment.
     pub fell_back: bool,
-    /// The reason was a lack of room.
+    /// The arm could not serve the request for lack of room.
     pub lacked_room: bool,
 }
 

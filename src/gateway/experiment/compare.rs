@@ -161,7 +161,7 @@ fn ratio(control: &ByStratum, arm: &ByStratum, effect: f64, confidence: f64) -> 
     Ratio { change, variance, freedom }
 }
 
-/// The weight of each stratum that both arms have: the share of the requests of both arms.
+/// The weight of each stratum that both arms have: the share of both arms' requests that are in it.
 fn weights(control: &ByStratum, arm: &ByStratum) -> [f64; STRATA] {
     let mut counts = [0.0; STRATA];
     for (stratum, sums) in control.all() {

@@ -38,7 +38,7 @@ pub(super) struct UnitCells(Vec<u64>);
 
 impl UnitCells {
     pub(super) fn insert(&mut self, cell: u16) {
-        // Most experiments never need it.
+        // Allocated late, because most experiments never need it.
         self.0.resize(CELLS / 64, 0);
         self.0[usize::from(cell) / 64] |= 1 << (cell % 64);
     }

@@ -48,7 +48,7 @@ impl OriginShares {
         self.origins.iter().find(|(known, _)| *known == origin).map_or(Tally::default(), |(_, tally)| *tally)
     }
 
-    /// Counts an ended request. Returns whether it counts among several origins.
+    /// Counts an ended request. Returns whether it counts when there are several origins.
     pub fn note(&mut self, origin: Origin, bad: bool) -> bool {
         let own = self.of(origin);
         let others = Tally { all: self.total.all - own.all, bad: self.total.bad - own.bad };

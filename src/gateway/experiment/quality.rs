@@ -66,7 +66,7 @@ impl Quality {
 
 #[derive(Clone, Copy, Debug)]
 struct Rateable {
-    /// Wraps around.
+    /// The number of the answer; wraps around.
     number: u32,
     arm: u8,
     group: u8,
@@ -83,7 +83,7 @@ pub(super) struct AnswerIds {
 }
 
 impl AnswerIds {
-    /// Notes an answer, to which an id that a client uses again refers.
+    /// Notes an answer. An id that a client uses again refers to the latest answer.
     pub(super) fn note(&mut self, request_id: &str, arm: usize, group: usize) {
         let id = XxHash3_64::oneshot(request_id.as_bytes());
         // There are few arms and 64 groups.

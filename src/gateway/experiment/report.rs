@@ -112,7 +112,7 @@ pub struct QualityReport {
 /// The copies of a shadow arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CopiesReport {
-    /// Share of the requests that take part of which the arm gets copies.
+    /// Of the requests that take part, the share that is copied to the arm.
     pub share: f64,
     /// In flight now.
     pub in_flight: u32,

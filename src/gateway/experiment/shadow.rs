@@ -95,7 +95,7 @@ pub struct CopyInFlight {
 }
 
 impl CopyInFlight {
-    /// A copy for an arm, if the budget allows one now; otherwise counted.
+    /// A copy for an arm; `None` if the budget does not allow one now, which is counted.
     pub(super) fn begin(copies: &Arc<ArmCopies>, budget: &Shadow, now: Instant) -> Option<Self> {
         if !copies.begin(budget, now) {
             copies.count(CopyOutcome::OverBudget);

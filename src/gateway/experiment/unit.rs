@@ -53,7 +53,8 @@ impl UnitHash {
         share_of(XxHash3_64::oneshot_with_seed(self.salt, &unit.0.to_le_bytes()))
     }
 
-    /// One of [`CELLS`], independent of the arm. Among few units, hardly any share a cell.
+    /// The cell of a unit: one of [`CELLS`], independent of the arm. Among few units, hardly any
+    /// share a cell.
     pub fn cell(&self, unit: Unit) -> u16 {
         XxHash3_64::oneshot_with_seed(!self.salt, &unit.0.to_le_bytes()) as u16
     }

@@ -76,7 +76,7 @@ enum Rejected {
     /// Refused, and the connection is closed: the end of the request is unknown, or there are too
     /// many connections.
     Unreadable(Refusal),
-    /// The client left.
+    /// The client left; no response can reach it.
     ClientGone,
 }
 
@@ -415,7 +415,8 @@ fn incoming(
     })
 }
 
-/// The key, or without keys the client's network.
+/// The origin under which the outcome of a request counts: the key, or without keys the client's
+/// network.
 fn request_origin(client: Option<IpAddr>, key: Option<&ApiKey>) -> Origin {
     match key {
         Some(key) => Origin::of_key(key.name()),

@@ -16,8 +16,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::clients::CountedBytes;
 
 /// The most bytes that are allocated for a declared size before they arrive. Above that, a buffer
-/// is at most twice as large as the bytes received: memory that was used before would be resident
-/// without being counted.
+/// is at most twice as large as the bytes received. Allocators hand out memory that was used
+/// before, so the part of a declared size that is never sent would be resident without being
+/// counted.
 const INITIAL_CAPACITY: usize = 128 << 10;
 
 /// Average size, in bytes, from which pieces are kept: the overhead of their allocations is not
@@ -66,7 +67,7 @@ struct Reading<'a> {
     min_rate: MinRate,
     counted: CountedBytes,
     received: usize,
-    /// Until then, `wanted` bytes in all must have arrived.
+    /// End of the current period, until which `wanted` bytes in all must have arrived.
     deadline: Instant,
     wanted: usize,
     yield_at: usize,
@@ -219,7 +220,7 @@ fn cause(error: &pingora::Error) -> BodyError {
     use pingora::ErrorType::{ConnectionClosed, ReadError};
     match error.etype() {
         ConnectionClosed | ReadError => BodyError::ClientGone,
-        // pingora does not export this constant.
+        // The body ended before the declared length; pingora does not export this constant.
         other if other.as_str() == "PrematureBodyEnd" => BodyError::ClientGone,
         _ => BodyError::Malformed,
     }
@@ -268,7 +269,7 @@ mod tests {
             });
         }
         assert_eq!((asked, body.buffer.capacity()), (vec![400_000], 450_000));
-        // A larger buffer is new.
+        // A body that grows beyond the expected size moves to a new buffer.
         body.append(Bytes::from(vec![1; 66_667]), |_| panic!("bytes are there already"));
         assert_eq!(body.buffer.len(), 7 * 66_667);
     }

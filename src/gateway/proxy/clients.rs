@@ -358,7 +358,7 @@ impl CountedBytes {
 
 struct CountedBody {
     body: Bytes,
-    /// Dropped after the bytes.
+    /// The count, dropped after the bytes.
     _counted: CountedBytes,
 }
 

@@ -52,7 +52,7 @@ enum Allow {
     No,
     /// The page may read the response; the value of `Access-Control-Allow-Origin`.
     Yes(HeaderValue),
-    /// By the engines' answer about this origin at the time of the response.
+    /// Decided by the engines' answer about this origin at the time of the response.
     ByEngines(Arc<EngineOrigins>, HeaderValue),
 }
 

@@ -69,7 +69,7 @@ impl Ends {
     }
 }
 
-/// `wait_for` returns a guard that is not `Send`.
+/// A separate function, because the guard that `wait_for` returns is not `Send`.
 async fn turned(signal: &mut watch::Receiver<bool>) {
     let _ = signal.wait_for(|set| *set).await;
 }

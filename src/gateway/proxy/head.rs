@@ -77,7 +77,7 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
     let read = {
         let mut reading = pin!(session.read_request());
         loop {
-            // Polling `reading` sets the flag.
+            // Polling `reading` sets the flag, so the flag is checked in the same poll.
             let first = poll_fn(|_| if state.has_begun() { Poll::Ready(()) } else { Poll::Pending });
             tokio::select! {
                 biased;

@@ -39,7 +39,8 @@ use sluice_config::limits;
 const STREAMS_MAX: u32 = 128;
 /// Refused or malformed streams on one connection before GOAWAY.
 const REFUSED_MAX: u32 = 1_000;
-/// Bytes of request bodies before they are read: a long prompt needs few round trips.
+/// Bytes of request bodies that a client may send before they are read: a long prompt needs few
+/// round trips.
 const WINDOW: u32 = 1 << 20;
 /// Buffered bytes of one response; less than the initial flow-control window of HTTP/2 (64 KiB).
 const SEND_BUFFER: usize = 32 << 10;
@@ -93,7 +94,7 @@ pub(super) async fn serve<A: HttpServerApp + Send + Sync + 'static>(
     // `TaskTracker::wait` returns only on a closed tracker; tasks can still be added.
     streams.close();
     drive(app, socket, counted, naming, pauses, ends, &streams).await;
-    // Each request notices that the client has disconnected.
+    // The connection has ended, so each request notices that the client has disconnected.
     streams.wait().await;
 }
 
@@ -137,7 +138,8 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
                 continue;
             }
             accepted = next_stream(&mut connection, &digest, pauses.send / 4) => accepted,
-            // The client opens a new connection with the next request.
+            // Another client needs the place. This client opens a new connection with the next
+            // request.
             () = without_place(streams, counted), if !leaving => {
                 connection.graceful_shutdown();
                 leaving = true;

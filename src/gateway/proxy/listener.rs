@@ -52,7 +52,7 @@ const BACKLOG: u32 = 4_096;
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 /// Time between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// Unanswered probes of a broken connection: 60 s after the client's last packet.
+/// Unanswered probes after which the connection is broken: 60 s after the client's last packet.
 const PROBES: u32 = 3;
 /// Unsent bytes up to which a socket accepts more (tcp(7), TCP_NOTSENT_LOWAT), and again once a
 /// third of them is sent. Otherwise the kernel keeps up to `net.ipv4.tcp_wmem` for each client that
@@ -75,7 +75,7 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Accepted connections inherit these options.
+/// Sets the options that accepted connections inherit.
 fn set_options(socket: &impl std::os::fd::AsFd) -> std::io::Result<()> {
     let socket = SockRef::from(socket);
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL).with_retries(PROBES);
@@ -206,7 +206,7 @@ async fn serve_connection(
     let counted = Arc::new(counted);
     match protocol {
         Protocol::Http1 => serve_http1(gateway, transport, counted, &ends.stop).await,
-        // Over the limit, and each request would have to be refused.
+        // Over the limit, each request would have to be refused, so the connection is closed.
         Protocol::Http2 if counted.refused => {}
         // Boxed, so that connections of HTTP/1.1 have no room for its state.
         Protocol::Http2 => {

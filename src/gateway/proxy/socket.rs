@@ -47,7 +47,7 @@ const LINGER_PIECE: usize = 16 << 10;
 /// System calls in a row. With [`LINGER_PAUSE`], a refused client can make the gateway discard 25
 /// MiB/s.
 const LINGER_PIECES: usize = 16;
-/// Pause after these calls: a client that sends without end does not keep a thread busy.
+/// Pause after these calls, so that a client that sends without end does not keep a thread busy.
 const LINGER_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
@@ -72,7 +72,7 @@ struct FrameWatch {
     pause: Duration,
 }
 
-/// The request path's view while pingora owns the socket.
+/// State that the request path shares with the socket while pingora owns the socket.
 #[derive(Debug)]
 pub(super) struct SocketState {
     corked: AtomicBool,
@@ -195,7 +195,7 @@ impl<'a> ClientHandle<'a> {
     }
 }
 
-/// Keeps the buffer out of the future.
+/// A separate function, so that the buffer is not part of the future.
 fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
     // The kernel drops the bytes without copying them (tcp(7), MSG_TRUNC).
     tcp.try_io(Interest::READABLE, || {
@@ -206,7 +206,8 @@ fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
 impl ClientSocket {
     pub(super) fn new(stream: Transport, connection: Arc<CountedConnection>) -> Self {
         let socket = SocketDigest::from_raw_fd(stream.descriptor());
-        // The port is not needed. It cannot be set already.
+        // The address that a PROXY header has named; the port is not needed. It cannot be set
+        // already.
         let _ = socket.peer_addr.set(Some(SocketAddr::Inet((connection.address(), 0).into())));
         let socket = Arc::new(socket);
         Self {
@@ -325,7 +326,7 @@ impl AsyncWrite for ClientSocket {
 #[async_trait]
 impl Shutdown for ClientSocket {
     async fn shutdown(&mut self) {
-        // The client has already disconnected.
+        // An error means that the client has already disconnected.
         let _ = AsyncWriteExt::shutdown(self).await;
     }
 }

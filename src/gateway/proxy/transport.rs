@@ -77,8 +77,8 @@ impl Transport {
         let Either::Left(stream) = &mut self.stream else { return Ok(Protocol::Http1) };
         let mut deadline = Instant::now() + idle;
         loop {
-            // Thousands of silent connections have no buffer. A spurious wake-up must not leave one
-            // behind.
+            // Waits without a buffer, because thousands of connections may be silent. A spurious
+            // wake-up must not leave a buffer behind.
             timeout_at(deadline, stream.readable()).await??;
             self.first.reserve(FIRST_READ);
             match stream.try_read_buf(&mut self.first) {

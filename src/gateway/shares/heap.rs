@@ -17,7 +17,7 @@ impl Heap {
         self.tree.first().map(|(_, owner)| *owner)
     }
 
-    /// `None` takes the owner out.
+    /// Sets the key of an owner; `None` takes the owner out.
     pub(super) fn set(&mut self, owner: u32, key: Option<u64>) {
         if self.places.len() <= owner as usize {
             if key.is_none() {

@@ -39,7 +39,7 @@ const LINGER: Duration = Duration::from_millis(100);
 const ROTATION_CHECK: Duration = Duration::from_secs(1);
 /// The longest time that [`AccessLogWriter::flush`] waits for the disk.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
-/// For the operator and their group, because lines name keys and models.
+/// Readable only by the operator and their group, because lines name keys and models.
 const FILE_MODE: u32 = 0o640;
 
 /// An error that leaves the gateway without an access log.

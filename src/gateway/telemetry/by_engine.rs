@@ -202,7 +202,7 @@ impl ByEngine {
             }
         });
         series.outcomes[outcome_index(record.outcome)].inc();
-        // The client held the engine up.
+        // While the engine was not read, the client held it up.
         if !record.generates() || record.held_up {
             return;
         }

@@ -251,7 +251,7 @@ impl Telemetry {
             let of_classes = config.classes.iter().filter(|class| !class.objectives_in(pool).is_empty());
             let targets: Vec<_> = of_classes.map(|class| (&class.name, class.attainment_in(pool))).collect();
             let series = self.table.pool(Some(&pool.name.as_str().into()));
-            // A pool that returns has a new rate.
+            // A pool that returns after a while is a new pool, with a separate rate.
             if !before.is_empty() && !before.contains(&pool.name) {
                 series.recent.restart(Instant::now());
             }

@@ -40,7 +40,7 @@ pub(super) fn pairs(family: &Family, values: &[&str]) -> Vec<LabelPair> {
     pairs
 }
 
-/// A family with metrics; `None` without, since an empty family is not valid text.
+/// A family with metrics; `None` without metrics, since an empty family is not valid text.
 pub(super) fn family_of(family: &Family, metrics: Vec<Metric>) -> Option<MetricFamily> {
     if metrics.is_empty() {
         return None;

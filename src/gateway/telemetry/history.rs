@@ -52,7 +52,8 @@ impl Resolution {
 }
 
 impl History {
-    /// Counts a request that ended at `at`, or at the last time if that is later.
+    /// Counts a request that ended at `at`. An earlier time than the last one counts as the last
+    /// one.
     pub(super) fn add(&mut self, record: &Record, at: Duration) {
         let number = Resolution::Fine.number(at);
         if self.fine.back().is_none_or(|(last, _)| *last < number) {

@@ -107,8 +107,9 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Adds hashes of the prompt; removes texts of the client (ids, paths, names of unknown models)
-    /// and data that identifies the client (the key; ids that lead to the access log and traces).
+    /// Converts the line to a record: adds hashes of the prompt; removes texts of the client (ids,
+    /// paths, names of unknown models) and data that identifies the client (the key; ids that lead
+    /// to the access log and traces).
     fn into_record(self, record: &Record, salt: &Salt) -> Self {
         let prefix = record.prefix.as_ref();
         Self {
@@ -129,7 +130,7 @@ impl Line<'_> {
 #[derive(Default)]
 pub(super) struct Shown {
     pub(super) client: bool,
-    /// Key of the prompt's hashes, in a record.
+    /// Key of the prompt's hashes; set if the line is a record.
     pub(super) salt: Option<Salt>,
 }
 

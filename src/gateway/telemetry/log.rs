@@ -60,7 +60,7 @@ pub fn init_warnings(of: &str) -> Result<(), LogError> {
     Ok(())
 }
 
-/// `RUST_LOG` if it is not empty, otherwise the filter for `level`.
+/// The filter in force: `RUST_LOG` if it is not empty, otherwise the filter for `level`.
 fn filter(level: LogLevel, variable: Option<&str>) -> Result<EnvFilter, ParseError> {
     match variable {
         Some(directives) if !directives.trim().is_empty() => EnvFilter::try_new(directives),

@@ -86,7 +86,7 @@ struct Window {
 
 #[derive(Clone, Debug)]
 struct Slot {
-    /// Since the epoch. A slot that is used again is cleared.
+    /// The slot's number since the epoch. A slot that is used again is cleared.
     number: u64,
     counts: Counts,
     ttft: [u32; BINS],

@@ -59,8 +59,8 @@ impl RotatedFile {
     }
 
     /// Makes room for a new file. Files move up to the first free name, so that a rotation that
-    /// failed half-way is continued and removes nothing twice. A configuration that kept more files
-    /// left the ones beyond the last name.
+    /// failed half-way is continued and removes nothing twice. Files beyond the last name come from
+    /// a configuration that kept more, and are removed.
     fn rotate(&self) -> io::Result<()> {
         for number in self.kept + 1.. {
             if !remove(self.name(number))? {
@@ -88,8 +88,8 @@ impl Output for RotatedFile {
         }
         let mut size = self.current.file.metadata()?.len();
         if self.is_torn || (size > 0 && size + lines.len() as u64 > self.max_size) {
-            // Another gateway may have renamed it, or a rotation after which the path could not be
-            // opened.
+            // Another gateway may have renamed the file, or a rotation after which the path could
+            // not be opened.
             if !self.current.moved() {
                 self.rotate()?;
             }

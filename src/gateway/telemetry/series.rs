@@ -259,7 +259,7 @@ impl SeriesTable {
         })
     }
 
-    /// Counters of requests by objectives begin at zero, so that a rate sees the first step.
+    /// Creates the counters of requests by objectives at zero, so that a rate sees the first step.
     pub(super) fn start_judging(&self, pool: &str, class: &str, model: &str) {
         for result in ["met", "missed"] {
             self.slo.with_label_values(&[pool, result]);

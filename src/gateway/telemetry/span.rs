@@ -200,7 +200,7 @@ impl Span {
         quantiles(self.e2el.0.iter().copied(), shares, middle)
     }
 
-    /// Milliseconds, interpolated within a bucket.
+    /// Quantiles of ITL, milliseconds, interpolated within a bucket.
     pub(super) fn itl(&self, shares: &[f64]) -> Option<Vec<f64>> {
         quantiles(self.itl.0.iter().copied(), shares, |bucket, inside| {
             let bucket = usize::from(bucket);

@@ -144,8 +144,8 @@ impl Moments {
         spread * count / (count - 1.0) + 0.01 / count
     }
 
-    /// A certainly exceeded factor between the geometric means of `self` and `other`: four standard
-    /// errors below the measured one.
+    /// The factor between the geometric means of `self` and `other` that is exceeded with
+    /// certainty: four standard errors below the measured factor.
     pub fn surely_above(&self, other: &Self) -> f64 {
         let error = (self.variance_of_mean() + other.variance_of_mean()).sqrt();
         let ratio = self.sum / self.weight - other.sum / other.weight;
@@ -217,8 +217,8 @@ impl Totals {
         if let Some((estimate, counted)) = record.estimate.zip(counted) {
             self.estimates.add_weighted(estimate.tokens as f64 / counted as f64, counted as f64);
         }
-        // The client held the engine up; or the first token came from another engine, and the time
-        // per token includes the seam.
+        // The client held the engine up; or the stream was continued, so that the first token came
+        // from another engine, and the time per token includes the seam.
         if record.held_up || record.continued > 0 {
             return;
         }

@@ -49,7 +49,7 @@ pub enum Stage {
 /// A change of one flag on all engines of a pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineChange {
-    /// Unique number.
+    /// The number of the change, different for each.
     pub number: u64,
     /// The pool.
     pub pool: String,

@@ -107,7 +107,7 @@ impl EngineTuner {
         orders.push(TunerOrder::Restart { engine, flag: change.flag, value, crowded });
         self.restarts.push_back(look.now);
         self.with_restart(|own| own.ordered = Some((backend.clone(), look.now)));
-        // A later gateway takes a saved change back.
+        // Saved before the restart, so that a later gateway takes the change back.
         if let Some(trial) = self.trial_mut().filter(|_| !returns) {
             trial.change.changed.push(backend);
         }

@@ -16,9 +16,9 @@ use super::phase::{EngineTrial, Phase, Restart, Step};
 use crate::event::{Event, EventKind};
 use crate::observe::arms::ArmDifference;
 
-/// Least gain as a share of the loss.
+/// Least gain as a share of the loss, ..
 pub(super) const ENGINE_GAIN: f64 = 0.05;
-/// Least gain as a loss.
+/// .. and as a loss.
 pub(super) const ENGINE_GAIN_MIN: f64 = 0.005;
 /// Confidence of the verdict on a canary, at all times together.
 const CANARY_CONFIDENCE: f64 = 0.99;

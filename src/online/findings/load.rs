@@ -116,7 +116,7 @@ fn longer(minute: &Minute<'_>) -> Option<Finding> {
     Some(minute.finding(Cause::LongerPrompts, "", sentence, evidence, advice))
 }
 
-/// A number of arrivals certainly exceeded by the expected one: four standard deviations less.
+/// A number of arrivals that the expected number certainly exceeds: four standard deviations less.
 fn surely(arrivals: f64) -> f64 {
     arrivals - 4.0 * arrivals.max(0.0).sqrt()
 }

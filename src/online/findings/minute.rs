@@ -14,9 +14,9 @@ use sluice_gateway::telemetry::totals::Totals;
 /// Values that a comparison needs.
 pub(super) const VALUES_MIN: f64 = 8.0;
 const SHED_MIN: f64 = 3.0;
-/// Factor above the past mean from which first tokens are late, if
+/// First tokens are late from this factor over the past mean on, ..
 const LATER: f64 = 1.5;
-/// they are also this many seconds later.
+/// .. and this many seconds above the past mean.
 const LATER_S: f64 = 0.03;
 /// KV use up to which an engine has room.
 pub(super) const ROOM: f64 = 0.7;

@@ -145,7 +145,7 @@ impl Traffic {
 }
 
 /// The causes found within two minutes of `plant`, called before each look, after ten minutes of
-/// good traffic without any. They go with `plant`.
+/// good traffic, which has none. They go with `plant`.
 fn found(engines: usize, plant: impl FnMut(&mut Traffic)) -> Vec<(Cause, String)> {
     found_in(Traffic::new(engines), plant)
 }

@@ -18,21 +18,22 @@ use crate::observe::lengths::Lengths;
 use crate::observe::loss::Cause;
 use crate::observe::window::{PoolWindow, Window};
 
-/// Least share of the lost time of a cause: it limits the gain, and a trial costs requests.
+/// A cause with a smaller share of the lost time is left alone: it limits the gain, and a trial
+/// costs requests.
 const CAUSE_SHARE: f64 = 0.25;
-/// Least share of the prompt tokens of lengths that a threshold separates.
+/// Lengths with a smaller share of the prompt tokens do not matter to a threshold.
 const LENGTHS_SHARE: f64 = 0.05;
 /// Share of a pool's prompt tokens that a boundary's move gives away.
 const BOUNDARY_SHARE: f64 = 0.25;
 /// Largest share of prompts that need a permit.
 const LONG_SHARE: f64 = 0.5;
-/// Share of the moments with a queue from which a limit holds requests up.
+/// A limit holds requests up from this share of the moments with a queue.
 const HELD_UP: f64 = 0.25;
 /// Loss from which a pool gives work to an idle neighbour before its own limits move.
 const MUCH: f64 = 0.05;
 /// Share of the neighbour's loss per request below which a pool is idle.
 const IDLE: f64 = 0.25;
-/// Slots over demand, which varies with the number of requests.
+/// Slots over demand, which varies and grows with the number of requests at once.
 const DEMAND_MARGIN: f64 = 1.5;
 /// Slots stay above this multiple of the demand, ..
 const NEED_MARGIN: f64 = 1.15;
@@ -43,7 +44,7 @@ const NEED_DEVIATIONS: f64 = 2.0;
 const WIDEST_MARGIN: f64 = 2.0;
 /// Largest share of the context of the engines below a boundary, to leave room for output.
 const CONTEXT_SHARE: f64 = 0.5;
-/// Largest share of the pool's loss per request at which the next pool takes work.
+/// The next pool takes work up to this share of the pool's loss per request.
 const LESS: f64 = 0.5;
 
 /// Limits under which a change of flags may help: the configured ones, and these with one permit

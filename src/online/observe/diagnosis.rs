@@ -24,13 +24,13 @@ const SAMPLES: usize = 6;
 /// Share of the samples from which an observation is frequent.
 pub(crate) const OFTEN: f64 = 0.3;
 const PREEMPTIONS: f64 = 1.0;
-/// Use of the KV cache below which it has room.
+/// Use below which the KV cache has room.
 const KV_ROOM: f64 = 0.8;
 /// Share of the peak from which running sequences are at their peak.
 const AT_PEAK: f64 = 0.95;
 /// Share of the lost time, or of missing pages, that counts as "most".
 const MOST: f64 = 0.5;
-/// Share of misses of TPOT above which it has no room.
+/// TPOT has no room if more requests than this miss it.
 const TPOT_MISSED: f64 = 0.01;
 /// Mean sequences below which an engine is idle.
 const HARDLY_ANY: f64 = 1.0;

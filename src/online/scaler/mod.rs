@@ -23,9 +23,9 @@
 //! | in the first minute: as many as are found | they are found one by one |
 //! | unknown capacity: no change, except that a queue adds one | |
 //!
-//! An engine that is to go gets no more requests, and ends without any: this is the caller's task.
-//! Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`], begins a new
-//! minute. Bounds: see [`demand`] and [`capacity`].
+//! The caller ensures that an engine that must go gets no more requests, and ends it when it has
+//! none left. Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`],
+//! begins a new minute. Bounds: see [`demand`] and [`capacity`].
 
 pub mod capacity;
 pub mod demand;

@@ -186,8 +186,8 @@ impl<S: Store> Renewal<S> {
             }
         };
         let pages = self.pages().await;
-        // Before the count of the use: once the count is written, this gateway must send nothing
-        // more to closed backends.
+        // This comes before the count of the use: once the count is written, this gateway must send
+        // nothing more to closed backends.
         if let Some(ledger) = &ledger {
             self.state.read = Some(Instant::now());
             self.close(ledger);

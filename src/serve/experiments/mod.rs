@@ -25,7 +25,7 @@ use sluice_gateway::experiment::{Experiment, ExperimentReport, Experiments, Phas
 
 pub(crate) use saved::{Added, own_lines, restore as restore_added};
 
-/// Steps of a ramp take minutes or more.
+/// A second is enough: steps of a ramp take minutes or more.
 const INTERVAL: Duration = Duration::from_secs(1);
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 const FILE: &str = "experiments.json";

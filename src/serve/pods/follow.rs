@@ -20,7 +20,7 @@ use sluice_config::{Address, Config, FoundPod};
 use sluice_fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
 use sluice_fleet::warm_up_external;
 
-/// Engines and configurations change without a notification.
+/// Longest pause between looks: engines and configurations change without a notification.
 const LOOK: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 8;
@@ -42,7 +42,7 @@ impl Drop for Follower {
     }
 }
 
-/// The pool, the job, and the outcomes of the warm-up and of the readiness gate.
+/// A prepared pod: the pool, the job, and the outcomes of the warm-up and of the readiness gate.
 type Prepared = (String, Job, Result<(), String>, Result<(), String>);
 
 #[derive(Debug)]

@@ -14,7 +14,7 @@ const APPLIED_MAX: usize = 32;
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) last: Option<LastReload>,
-    /// With their titles, newest first.
+    /// Times at which configurations came into force, with their titles, newest first.
     applied: VecDeque<(Instant, Option<String>)>,
 }
 

@@ -64,7 +64,7 @@ impl Reloader {
         let _alone = self.core.alone();
         let result = self.read().and_then(|config| self.apply(config));
         if let Err(refused @ ReloadError::NoFile) = &result {
-            // Not a failed reload.
+            // Nothing was tried: this is not a failed reload.
             tracing::warn!("not reloaded: {refused}");
             return result;
         }

@@ -88,7 +88,8 @@ impl Demand {
             let other = others.map_or_else(OtherLoad::default, |others| others.take(&pool.name));
             tally.merge(&other.tally);
             let own = scaled.entry(pool.name.clone()).or_insert_with(|| {
-                // Not the load of this second: another gateway decided.
+                // Requests that ended while another gateway decided are not the load of this
+                // second.
                 tally = Tally::default();
                 Scaled { scaler: Scaler::new(rules), rules, starts: Starts::default(), wanted: 0 }
             });

@@ -169,7 +169,7 @@ impl TunerService {
             let why = || ended.why.clone().unwrap_or_else(|| ended.outcome.clone());
             return match ended.outcome.as_str() {
                 "done" => Restarted::Done,
-                // Requests took longer than the drain.
+                // Requests took longer than the drain; nothing was changed.
                 "aborted" => Restarted::Blocked(why()),
                 _ => Restarted::Failed(why()),
             };

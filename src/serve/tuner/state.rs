@@ -41,10 +41,10 @@ pub(crate) struct TunerState {
     folder: PathBuf,
     recent: Mutex<VecDeque<TimedEvent>>,
     released: AtomicBool,
-    /// An older state never replaces a newer one.
+    /// Held while the state is saved: an older state never replaces a newer one.
     saving: Mutex<()>,
     counts: [AtomicU64; EventKind::ALL.len()],
-    /// Another leader has the files.
+    /// While another gateway leads, it has the files, and this one saves nothing.
     lead: Arc<Lead>,
 }
 
@@ -152,7 +152,7 @@ impl TunerState {
     /// Saves the kept limits, unless another gateway has the files.
     ///
     /// # Errors
-    /// The earlier file stays.
+    /// The limits cannot be written; the earlier file stays.
     pub(crate) fn save(&self) -> std::io::Result<()> {
         let _alone = self.saving.lock();
         if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {

@@ -189,7 +189,7 @@ impl Predecessor {
             admission.concede(*backend, Share::default());
         }
         self.gateways.store(0, Relaxed);
-        // After an orderly end and after a kill.
+        // The kernel closes the connection after an orderly end and after a kill.
         match ended {
             None => tracing::info!(pid = self.pid, "the gateway before this one has ended"),
             Some(reason) => tracing::info!(pid = self.pid, reason, "the gateway before this one has ended"),
@@ -221,7 +221,7 @@ impl Predecessor {
 
     fn concede(&mut self, claims: Claims, admission: &Admission) -> Conceded {
         self.gateways.store(claims.gateways, Relaxed);
-        // The ledger divides the limits between the two.
+        // A ledger that counts the previous gateway's use divides the limits between the two.
         let by_ledger = claims.in_ledger && admission.is_divided();
         let view = admission.view();
         let places = places(&claims.claims, &view);

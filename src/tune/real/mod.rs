@@ -41,7 +41,7 @@ const WARM_UP: (u64, u32) = (16, 8);
 /// Time limit of a request, unless the file has a `client_timeout`.
 const REQUEST_LIMIT: Duration = Duration::from_secs(600);
 
-/// The gateway of this program, from the caller: starting one is above this crate.
+/// The gateway of this program, which the caller provides: starting one is above this crate.
 pub trait OwnGateway {
     /// Starts with a configuration, or changes to it. Returns the address, `http://host:port`, once
     /// every backend is ready.

@@ -91,7 +91,7 @@ impl<W: Watch> RealSystem<W> {
         self.last.iter().flat_map(|result| &result.servers).collect()
     }
 
-    /// Unmeasured requests: the first ones take longer.
+    /// Sends unmeasured requests, because the first ones take longer.
     pub(super) async fn warm_up(&self, requests: u64, concurrency: u32) -> Result<(), TuneError> {
         let arrival = Arrival::ClosedLoop { concurrency };
         let extent = Extent::Requests(requests);

@@ -247,7 +247,7 @@ pub fn minutes(seconds: f64) -> String {
 /// The whole result as text.
 pub fn text(report: &Report, goal: &Goal) -> String {
     let Table { mut head, mut rows, legend } = Table::of(report, goal);
-    // Not aligned.
+    // Notes are the last column and not aligned.
     let note = head.pop().unwrap_or_default();
     let notes: Vec<String> = rows.iter_mut().filter_map(Vec::pop).collect();
     let head = wrapped(&head, &rows);

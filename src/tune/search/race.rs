@@ -14,7 +14,7 @@ use crate::setting::Setting;
 use sluice_core::base::Rng;
 
 pub(super) struct Race {
-    /// The next one is last.
+    /// Settings to try, the next one last.
     left: Vec<Setting>,
     pruned: Vec<Pruned>,
     check: Check,

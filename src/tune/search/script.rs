@@ -15,7 +15,7 @@ const MOST: u32 = 98;
 const LEAST: u32 = 90;
 
 pub(super) struct Script {
-    /// The next one is last.
+    /// Settings of the grid, the next one last.
     left: Vec<Setting>,
     last: Setting,
     memory: Memory,

@@ -222,7 +222,8 @@ impl EngineExchange {
         self.framing == Framing::Done && self.gunzip.as_ref().is_none_or(|gunzip| gunzip.is_drained())
     }
 
-    /// The regular end of a body without a length, or the error `broken`.
+    /// Handles the end of the connection: the regular end of a body without a length, or the error
+    /// `broken`.
     fn connection_ended(&mut self, broken: ExchangeError) -> Result<bool, ExchangeError> {
         match self.framing {
             Framing::UntilClose => {
@@ -323,7 +324,7 @@ impl Exchange for EngineExchange {
             && self.may_have_more()
             && self.fill_ready().await
         {
-            // The next call returns the error.
+            // Bytes before a malformed chunk are still forwarded; the next call returns the error.
             if let Err(broken) = self.decode(into) {
                 self.ended = Some(broken);
                 self.framing = Framing::Length(u64::MAX);

@@ -18,7 +18,7 @@ const WINDOW_BITS: u8 = 15;
 pub(super) struct Gunzip {
     inflate: Decompress,
     pub(super) coded: BytesMut,
-    /// There may be more output without more input.
+    /// Whether the last step filled the buffer, so there may be more output without more input.
     full: bool,
 }
 

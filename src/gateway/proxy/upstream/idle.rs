@@ -31,7 +31,7 @@ const IDLE_MAX: usize = 4_096;
 
 pub(super) struct EngineConnection {
     pub(super) stream: EngineStream,
-    /// One of the addresses of the engine's name.
+    /// The other end, one of the addresses of the engine's name.
     pub(super) socket: SocketAddr,
     pub(super) key: u64,
     pub(super) reused: bool,
@@ -61,7 +61,7 @@ impl IdleConnections {
     /// Takes an open connection whose address `is_current`, and closes others.
     pub(super) async fn take(&self, key: u64, is_current: impl Fn(SocketAddr) -> bool) -> Option<EngineConnection> {
         loop {
-            // This connection was just closed.
+            // An error means that this connection was just closed; the next one is tried.
             let Ok(mut idle) = self.0.get(&key)?.await else { continue };
             if is_current(idle.socket) && is_quiet(&mut idle.stream) {
                 return Some(EngineConnection { reused: true, ..idle });
@@ -80,7 +80,8 @@ impl IdleConnections {
             tokio::select! {
                 biased;
                 Ok(_) = wanted => {
-                    // The request ended before it received the connection, which is then closed.
+                    // An error means that the request ended before it received the connection,
+                    // which is then closed.
                     let _ = hand_over.send(connection);
                 }
                 () = evicted.notified() => {}

@@ -53,7 +53,7 @@ impl<R: Resolve> UpstreamConnector<R> {
         engines
     }
 
-    /// Changes the timeouts of the future.
+    /// Changes the timeouts of future connections and requests.
     pub fn set_timeouts(&self, timeouts: &Timeouts) {
         let ms = |timeout: Duration| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.send_timeout_ms.store(ms(timeouts.send), Ordering::Relaxed);

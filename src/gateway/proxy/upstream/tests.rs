@@ -114,7 +114,7 @@ async fn an_idle_connection_does_not_pin_an_address_that_the_name_has_no_more() 
     let _other = serve(TcpListener::bind(rig.at("127.0.0.3")).await.unwrap());
     assert_eq!(rig.ask().await.unwrap(), ("127.0.0.2".to_owned(), false));
     rig.resolves_to(&["127.0.0.3"]);
-    // The name is due for resolution.
+    // The old engine still runs and the connection is open; the name is due for resolution.
     rig.engines.connector.distrust(&rig.to);
     let deadline = Instant::now() + Duration::from_secs(10);
     while rig.ask().await.unwrap().0 != "127.0.0.3" {

@@ -51,7 +51,7 @@ pub(super) struct ParsedHead {
 
 /// Removes a head at the front of `input` and parses it; `None`: it is incomplete.
 pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, WireError> {
-    // Saves writing 4 KB for each head.
+    // Not initialized: that would be 4 KB to write for each head.
     let mut lines = [const { MaybeUninit::uninit() }; HEADERS_MAX];
     let mut parsed = httparse::Response::new(&mut []);
     let parser = httparse::ParserConfig::default();
@@ -141,7 +141,7 @@ impl Framing {
     /// Moves the body from `input` to `out` until more input is needed or the body ends
     /// ([`Framing::Done`]). Bytes after the body stay in `input`.
     pub(super) fn decode(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<(), WireError> {
-        // Once for all chunks: each would grow the buffer.
+        // Reserves once for all chunks of a read: otherwise each chunk would grow the buffer.
         if *self != Self::Done {
             out.reserve(input.len());
         }

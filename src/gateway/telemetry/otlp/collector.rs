@@ -124,8 +124,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    // Ends when the sender is dropped or the collector closes the connection; the request gets the
-    // error.
+    // The task ends when the sender is dropped or the collector closes the connection; the request
+    // gets the error.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }
@@ -137,6 +137,6 @@ async fn read<R: Message + Default>(response: Response<Incoming>) -> Result<R, C
     if !status.is_success() {
         return Err(CollectorError::Status(status));
     }
-    // The response may be JSON.
+    // The collector took the request; the response may be JSON.
     Ok(R::decode(body).unwrap_or_default())
 }

@@ -98,7 +98,7 @@ impl MetricsSender {
     }
 }
 
-/// Nanoseconds since 1970.
+/// The times of all points of a request, in nanoseconds since 1970.
 struct Points {
     started: u64,
     now: u64,

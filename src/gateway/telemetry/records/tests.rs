@@ -68,7 +68,8 @@ fn rotation_loses_and_tears_no_line_and_keeps_to_its_bounds() {
     all.sort();
     assert_eq!(all, (0..80).map(line).collect::<Vec<_>>());
     assert!(names.len() > 4, "{names:?}");
-    // The others go with the next rotation.
+    // Another start continues the file, and keeps fewer files: the others go with the next
+    // rotation.
     let before = fs::metadata(&path).unwrap().len();
     let mut files = RotatedFile::open(&config(&path, 1)).unwrap();
     files.write(b"more\n", false).unwrap();

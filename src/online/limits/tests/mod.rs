@@ -120,7 +120,7 @@ fn what_does_harm_is_undone_within_seconds() {
     let worse =
         |now: &Limits, _: Duration, draw| (missing(if *now == limits() { 0.05 } else { 0.9 }, draw), Cause::Queue);
     let mut plant = Plant::new(&worse, Acting::Acts, 3);
-    // The ended requests leave no doubt.
+    // Requests may take long and still count, but the ended requests leave no doubt.
     let names = vec!["all".to_owned()];
     plant.controller = Controller::new(names, limits(), 0.99, Duration::from_secs(20), Acting::Acts);
     plant.run(1_200);
