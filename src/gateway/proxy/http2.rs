@@ -192,8 +192,8 @@ async fn next_stream(
 }
 
 /// Ends a stream whose response is complete. While the client still sends the body, it is read and
-/// dropped, at most [`LINGER_BYTES`], until the client pauses for `pause`, for at most
-/// [`LINGER_PAUSES`] times as long. An unread body would reset the stream, and many clients drop a
+/// dropped: at most [`LINGER_BYTES`], until the client pauses for `pause`, and no longer than
+/// [`LINGER_PAUSES`] times `pause`. An unread body would reset the stream, and many clients drop a
 /// response that arrives with a reset, or read none before they have sent the whole body.
 pub(super) async fn linger(session: &mut ServerSession, pause: Duration) {
     let _ = timeout(pause * LINGER_PAUSES, body::discard(session, LINGER_BYTES, pause)).await;

@@ -12,7 +12,8 @@ use std::ops::RangeInclusive;
 use bytes::BytesMut;
 use parking_lot::Mutex;
 
-/// Sizes of kept buffers, in bytes. The allocator keeps shorter ones; longer ones are rare.
+/// Sizes of kept buffers, in bytes. Of shorter buffers the allocator keeps the memory; longer ones
+/// are rare.
 const SIZES: RangeInclusive<usize> = 64 << 10..=1 << 20;
 /// Bytes of all kept buffers, in addition to buffers in use.
 const KEPT_MAX: usize = 8 << 20;

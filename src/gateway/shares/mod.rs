@@ -1,7 +1,8 @@
 //! Bounded resources that clients share: body memory, responses that wait for slow clients,
 //! connections, handshakes.
 //!
-//! The rule is in [`ledger`]. This file adds the lock, and wakes the task whose holding gave way.
+//! The rule is in [`ledger`]. This file adds the lock, and wakes the task that must give its
+//! holding back.
 //!
 //! ```text
 //!   enter -> (may give way) -- keep -->  (kept) -- drop --> returned

@@ -102,7 +102,7 @@ impl ByEngine {
         self.keep_keys(|[key, _]| keys.contains(text(key)));
     }
 
-    /// Whether classes of backends count together.
+    /// Whether each backend has one series for all classes, because there are too many pairs.
     pub(super) fn merges_classes(&self) -> bool {
         self.merges_classes.load(Ordering::Relaxed)
     }

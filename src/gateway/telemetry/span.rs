@@ -55,7 +55,7 @@ impl<T: Default> Sparse<T> {
     }
 }
 
-/// Requests in one bin of TTFT; sums of seconds.
+/// The requests in one bin of TTFT: their number, and the sums of their times in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct FirstTokens {
     pub(super) count: u32,

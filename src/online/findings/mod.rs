@@ -223,8 +223,8 @@ impl Findings {
         change
     }
 
-    /// Whether the finding about the load is the backlog of another one. A change of the load shows
-    /// next to a state.
+    /// Whether the finding about the load is the backlog of another one. A finding that the load
+    /// changed is shown besides one about its state.
     fn is_backlog(&self, finding: &Finding) -> bool {
         let explains = |seen: &Seen| {
             let earlier = &seen.finding;

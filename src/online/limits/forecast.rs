@@ -44,8 +44,8 @@ pub struct LimitsQuestion {
     pub candidates: Vec<Limits>,
     /// The requests to replay.
     pub requests: Vec<RecentRequest>,
-    /// The number of first requests that already wait at the start. They do not count, because
-    /// their earlier wait is not simulated.
+    /// How many of `requests`, from the first, already wait at the start. They do not count,
+    /// because their earlier wait is not simulated.
     pub waiting: usize,
 }
 

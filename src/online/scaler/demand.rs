@@ -32,7 +32,7 @@ const ERRORS_MIN: usize = 30;
 const QUANTILE: f64 = 0.95;
 /// Decay of the mean errors of the two forecasts in a minute.
 const FORGET: f64 = 0.98;
-/// The largest ratio to the day before, either way.
+/// The largest ratio of the present demand to the demand a day ago; its inverse is the least.
 const RATIO: f64 = 2.0;
 /// Multiple of the slope's error up to which the day before is used: only it knows when a rush
 /// begins.
@@ -156,8 +156,8 @@ impl Demand {
         (level + slope * certain * ahead as f64).max(0.0)
     }
 
-    /// Mean demand a day before `ahead` minutes from now: from `before` minutes earlier to `after`
-    /// later.
+    /// Mean demand around the minute that is `ahead` minutes from now, less a day: over `before`
+    /// minutes before it, and `after` minutes after it.
     fn then(&self, ahead: usize, before: usize, after: usize) -> Option<f64> {
         let at = (self.minutes.len() + ahead).checked_sub(DAY + 1)?;
         let around = self.minutes.range(at.saturating_sub(before)..(at + after + 1).min(self.minutes.len()));

@@ -16,7 +16,7 @@ use sluice_gateway::flow::{RoutingTable, specs};
 use sluice_gateway::pool::PoolLayout;
 
 impl Core {
-    /// Puts a configuration in force. Without `counters`, the running ones stay.
+    /// Puts a configuration in force. If `counters` is `None`, the counters in use stay.
     pub(crate) fn switch(&self, config: Config, counters: Option<Counters>) {
         let config = Arc::new(config);
         let mut loaded = self.loaded.lock();
