@@ -1,6 +1,5 @@
 //! Subcommands that talk to a gateway or to its engines.
 //!
-//! The tests check the output and the exit codes.
 
 use std::process::Stdio;
 

@@ -1,7 +1,5 @@
 //! Backends that respond, or stop reading, before they have received a large request.
 //!
-//! Other tests check how often a request is delivered, and responses with an unexpected content
-//! coding or spelling.
 
 use std::collections::HashSet;
 use std::io::Write;

@@ -1,6 +1,5 @@
 //! A client that speaks HTTP/2.
 //!
-//! Every wait is limited by [`TIMEOUT`].
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};

@@ -1,6 +1,6 @@
 //! A newer gateway takes the place of the running one.
 //!
-//! Both are programs. Other tests check which upgrades are refused.
+//! Both are programs.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,5 @@
 //! Upgrades in which one of the two gateways fails, hangs or gives up.
 //!
-//! Other tests change the engines in an upgrade.
 
 use std::os::fd::AsFd;
 use std::time::Duration;

@@ -7,7 +7,6 @@
 //! fewer slots than clients, so that requests queue, spill and are shed. Every eighth file is
 //! invalid and must change nothing.
 //!
-//! The access log is kept: `records.rs` counts its lines, one per request.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! A metrics page in Prometheus' text format.
 //!
 //! It reads sums of whole numbers over the series with given labels. Types, histograms and escapes
-//! in label values are not supported. A page is fetched over a new connection.
+//! in label values are not supported.
 
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

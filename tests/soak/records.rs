@@ -1,8 +1,8 @@
 //! The gateway's access log after it has stopped: one line per request, and when its client left.
 //!
-//! The metrics count outcomes. The log also shows when a client left: while queued (no backend),
-//! before the first token (a backend but no status) or during the response. The log is read line by
-//! line; only a hash of each request id is kept.
+//! Unlike the metrics, it shows when a client left: while queued (no backend), before the first
+//! token (a backend but no status) or during the response. The log is read line by line; only a
+//! hash of each request id is kept.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;

@@ -1,8 +1,7 @@
 //! Lines and dots of a plot as SVG, with values that appear while the pointer rests on them.
 //!
 //! A page has no script, so each value is the `<title>` of a visible dot, or of an invisible dot on
-//! a line: at most [`TARGETS_MAX`], so that a page stays small. Values that are not finite are left
-//! out.
+//! a line: at most [`TARGETS_MAX`], so that a page stays small.
 
 use std::fmt::Write as _;
 

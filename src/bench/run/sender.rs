@@ -1,8 +1,8 @@
 //! Sends one request of a run and turns the response into a record.
 //!
-//! The clock of a request starts when it is sent. The record also has the due time and the wait for
-//! `max_concurrency`, so the lag of the client is visible. Prompts are built on blocking threads,
-//! so that a long one delays no timing. A failed request is not retried.
+//! The record has the due time and the wait for `max_concurrency`, so the lag of the client is
+//! visible. Prompts are built on blocking threads, so that a long one delays no timing. A failed
+//! request is not retried.
 
 use std::sync::Arc;
 use std::time::Duration;

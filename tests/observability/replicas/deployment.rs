@@ -1,8 +1,7 @@
 //! Two gateways with one configuration in front of the same two simulated engines, and load on
 //! both.
 //!
-//! The first gateway also runs an engine, as only one replica can. Everything listens on loopback
-//! and ends with the test.
+//! The first gateway also runs an engine, as only one replica can.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};

@@ -6,7 +6,7 @@
 //! for both must follow from the two single values as the table says ([`Replicas`]). Then one
 //! engine is killed, and the panels of both replicas together must show one backend less, not two.
 //!
-//! The test takes about half a minute. `SLUICE_BIN` names another build of sluice.
+//! `SLUICE_BIN` names another build of sluice.
 
 mod deployment;
 mod http;

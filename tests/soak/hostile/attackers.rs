@@ -2,8 +2,7 @@
 //! is over.
 //!
 //! Attackers connect from [`ADDRESS`], so that limits per client address apply to them and not to
-//! the honest clients. Responses to attackers are not checked. The test checks the responses to
-//! honest clients and, afterwards, the gateway's metrics.
+//! the honest clients. Responses to attackers are not checked.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
