@@ -1,9 +1,9 @@
 //! Counts the tokens of the prompt as the client sent it, for the usage of a continued answer.
 //!
 //! An engine reports the prompt's tokens at the end of a stream, so an engine that fails takes the
-//! number with it. The next engine reports a prompt that ends with the answer so far, and that text
-//! may have another number of tokens in a prompt than it had as an answer. So the next engine is
-//! asked (`/tokenize`) before it continues an answer whose usage the client requested.
+//! number with it. The prompt that the next engine reports has the text so far in it, and this text
+//! may be other tokens as a part of a prompt than it was as an answer. So the next engine is asked
+//! (`/tokenize`) before it continues an answer whose usage the client requested.
 //!
 //! Without an answer the number is an estimate: the second prompt less the tokens so far. Bounds:
 //! [`TIMEOUT`] of additional pause, [`ANSWER_MAX`] bytes of an answer.
